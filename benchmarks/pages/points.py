@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search, machines
-from levelfield.publish.conversion import rate
+from levelfield.publish.published_rows import rate
 from levelfield.specs.constants import Constants
 from levelfield.specs.figures import PublishedRow, Setting
 from levelfield.specs.tuning import Recompute, Tuning

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from levelfield.predict.links import Machine
+from levelfield.predict.links import MachineRates
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import step_time
 from levelfield.specs.constants import Constants, Pace
@@ -106,7 +106,7 @@ class _Case:
 
     run: Run
     setup: TrainingSetup
-    machine: Machine
+    machine: MachineRates
     pace: Pace
     tokens: float
     chip: str

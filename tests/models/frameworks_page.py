@@ -12,8 +12,18 @@ from pathlib import Path
 from layouts import ROOT
 from levelfield.catalog.framework_versions import runs_path
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.run_currency import ReferenceState, RunCurrency
-from levelfield.catalog.support import HEADINGS, LAYOUTS, PRECISIONS, STATES, WORDS, State, SupportRow, rows
+from levelfield.catalog.support import (
+    HEADINGS,
+    LAYOUTS,
+    PRECISIONS,
+    STATES,
+    WORDS,
+    ReferenceState,
+    RunCurrency,
+    State,
+    SupportRow,
+    rows,
+)
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.tested import LayoutRuns, MatrixRun

@@ -26,7 +26,7 @@ from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, compare, job_of,
 from levelfield.catalog.code_basis import CodeBasis
 from levelfield.catalog.framework_versions import runs_path
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.run_currency import ReferenceState, RunCurrency
+from levelfield.catalog.support import ReferenceState, RunCurrency
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.base import dump, load

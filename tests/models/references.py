@@ -21,7 +21,7 @@ from typing import Any
 from layouts import MODELS, SINGLE, Curve, Variant, compare, job_of, train, trained
 from levelfield.catalog.code_basis import CodeBasis
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.run_currency import REFERENCE, REFERENCES, ReferenceState
+from levelfield.catalog.support import REFERENCE, REFERENCES, ReferenceState
 from levelfield.specs.base import dump
 from levelfield.specs.basis import basis_of, key_of
 from levelfield.specs.reference_curves import CurveFigures, ReferenceCurve, ReferenceCurves

@@ -17,7 +17,7 @@ from layouts import MODELS, SINGLE, Curve, compare, job_of, script_of, trained
 from levelfield.catalog.code_basis import CodeBasis
 from levelfield.catalog.framework_versions import rests_on
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.run_currency import REFERENCES, ReferenceState, RunCurrency
+from levelfield.catalog.support import REFERENCES, ReferenceState, RunCurrency
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump, load
 from levelfield.specs.reference_curves import ReferenceCurves

@@ -10,7 +10,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.testing.check_suite import CHECKS, check, find
 from levelfield.testing.conformance import VendorConformance
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 VENDORS = sorted(Registry().vendors)
 
@@ -21,7 +21,7 @@ FAST = [item for item in CHECKS if not item.whole]
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_vendor_of_the_checkout_passes(vendor: str) -> None:
-    found = list(check(Subject(vendor), fast=True))
+    found = list(check(VendorSubject(vendor), fast=True))
     assert [f"{f.check}: {f.says}" for f in found if not f.is_good] == []
     assert len(found) == len(FAST)
 
@@ -31,13 +31,13 @@ def test_a_vendor_of_the_checkout_passes(vendor: str) -> None:
 )
 def test_a_vendor_of_the_checkout_passes_also_what_trains_and_waits(vendor: str) -> None:
     """Vendors that are only data share the code of these checks: test_example_package.py has one of them each time."""
-    whole = [find(Subject(vendor), item) for item in CHECKS if item.whole]
+    whole = [find(VendorSubject(vendor), item) for item in CHECKS if item.whole]
     assert [f"{f.check}: {f.says}" for f in whole if not f.is_good] == []
     assert len(whole) == len(CHECKS) - len(FAST) > 0
 
 
 def test_only_the_cpu_has_nothing_to_replay() -> None:
-    assert [name for name in VENDORS if not Subject(name).recordings] == ["cpu"]
+    assert [name for name in VENDORS if not VendorSubject(name).recordings] == ["cpu"]
 
 
 class TestAscend(VendorConformance):

@@ -15,7 +15,7 @@ from levelfield.testing import case_plans, tool_checks
 from levelfield.testing.check_suite import CHECKS, check, find
 from levelfield.testing.findings import CheckFinding
 from levelfield.testing.stage import Stage
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 HEAD = """
 import subprocess
@@ -279,7 +279,7 @@ PLANTS = [
 
 
 def found(plugins: Path, name: str) -> CheckFinding:
-    return find(Subject("acme", [plugins]), next(item for item in CHECKS if item.name == name))
+    return find(VendorSubject("acme", [plugins]), next(item for item in CHECKS if item.name == name))
 
 
 def test_there_is_a_plant_for_every_check() -> None:
@@ -289,7 +289,7 @@ def test_there_is_a_plant_for_every_check() -> None:
 def test_the_vendor_is_well_before_it_is_broken(tmp_path: Path) -> None:
     """test_vendor_command.py makes the checks that train, too."""
     write_acme(tmp_path)
-    found = check(Subject("acme", [tmp_path]), fast=True)
+    found = check(VendorSubject("acme", [tmp_path]), fast=True)
     assert [(f.check, f.status, f.says) for f in found if f.status != "ok"] == []
 
 
@@ -390,7 +390,7 @@ def test_versions_that_an_adapter_reads_are_shown(adds: str, status: str, says: 
 
 
 def test_the_driver_of_nvidia_is_recorded() -> None:
-    finding = find(Subject("nvidia"), next(item for item in CHECKS if item.name == "versions"))
+    finding = find(VendorSubject("nvidia"), next(item for item in CHECKS if item.name == "versions"))
     assert finding.status == "ok" and "driver 470.129.06" in finding.says
 
 
@@ -402,7 +402,7 @@ def test_a_container_that_is_shown_all_devices_is_said_to_be(tmp_path: Path) -> 
 
 def test_a_wrong_vendor_yaml_ends_the_suite(tmp_path: Path) -> None:
     replace(write_acme(tmp_path) / "vendor.yaml", "chips:", "chip:")
-    assert [finding.check for finding in check(Subject("acme", [tmp_path]))] == ["schema"]
+    assert [finding.check for finding in check(VendorSubject("acme", [tmp_path]))] == ["schema"]
 
 
 def test_what_is_left_behind_is_ended(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_what_is_left_behind_is_ended(tmp_path: Path) -> None:
     (tmp_path / "vendors/acme/adapter.py").write_text(
         next(p.new for p in PLANTS if p.says == "left behind: process") or ""
     )
-    subject = Subject("acme", [tmp_path])
+    subject = VendorSubject("acme", [tmp_path])
     find(subject, next(item for item in CHECKS if item.name == "cleanup"))
     assert subject.stage.processes() == []
 

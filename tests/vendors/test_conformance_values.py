@@ -11,7 +11,7 @@ from acme_folder import VENDOR, replace, write_acme
 from levelfield.cli.main import main
 from levelfield.testing.check_suite import CHECKS, check, find
 from levelfield.testing.findings import CheckFinding
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/writing-a-vendor.md").read_text()
 OUTPUT, SHOWN = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def found(folder: Path, name: str) -> CheckFinding:
-    subject = Subject(folder.name, [folder.parents[1]])
+    subject = VendorSubject(folder.name, [folder.parents[1]])
     return find(subject, next(item for item in CHECKS if item.name == name))
 
 
@@ -112,4 +112,4 @@ def test_a_number_that_never_had_a_unit_may_stand_without(folder: Path) -> None:
 
 
 def test_all_is_well_before_it_is_broken(folder: Path) -> None:
-    assert [f.says for f in check(Subject("acme", [folder.parents[1]]), fast=True) if f.status != "ok"] == []
+    assert [f.says for f in check(VendorSubject("acme", [folder.parents[1]]), fast=True) if f.status != "ok"] == []

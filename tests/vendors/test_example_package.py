@@ -12,7 +12,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.testing.check_suite import check
 from levelfield.testing.scaffold import new_package, new_vendor
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tests/packages/levelfield-acme"
@@ -79,6 +79,6 @@ def test_the_page_shows_the_example_as_it_is() -> None:
 
 def test_the_page_shows_what_a_new_folder_s_check_says(tmp_path: Path) -> None:
     new_vendor("acme", tmp_path, Registry())
-    finding = next(check(Subject("acme", [tmp_path])))
+    finding = next(check(VendorSubject("acme", [tmp_path])))
     page = " ".join((ROOT / "docs/writing-a-vendor.md").read_text().split())
     assert finding.status == "missing" and finding.says in page and finding.do in page

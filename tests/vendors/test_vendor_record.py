@@ -9,7 +9,7 @@ from acme_folder import MONITOR, replace, write_acme
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.testing.redaction import LABELS, redacted
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 ROOT = Path(__file__).resolve().parents[2]
 Said = pytest.CaptureFixture[str]
@@ -152,14 +152,14 @@ def test_places_on_the_bus_stay() -> None:
 
 def test_a_redaction_that_would_change_what_is_read_is_refused(tmp_path: Path) -> None:
     replace(write_acme(tmp_path) / "vendor.yaml", "identity: {column: 2}", "identity: {column: 5}")
-    tool = Subject("acme", [tmp_path]).spec.monitor
+    tool = VendorSubject("acme", [tmp_path]).spec.monitor
     assert tool is not None
     with pytest.raises(UsageError, match="gives other values without its identities"):
         redacted({"monitor.csv": MONITOR}, {"monitor.csv": tool})
 
 
 def test_identities_that_would_become_one_are_refused(tmp_path: Path) -> None:
-    tool = Subject("acme", [write_acme(tmp_path).parents[1]]).spec.monitor
+    tool = VendorSubject("acme", [write_acme(tmp_path).parents[1]]).spec.monitor
     assert tool is not None
     many = "".join(f"{n}, {chr(65 + n)}, Acme A1, 64, 1, 1, 1C\n" for n in range(7))
     with pytest.raises(UsageError, match="too short for unique masks"):

@@ -14,7 +14,7 @@ UNCHOSEN: dict[str, Any] = {"layout": "chosen for the devices", "threads": "the 
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlace:
     """The place of a run. None: any."""
 
     chip: str | None = None
@@ -47,7 +47,7 @@ class RowChanges:
     changes: tuple[Change, ...]
 
 
-def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: Place) -> Iterator[RowChanges]:
+def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> Iterator[RowChanges]:
     """Return the changes of each row that may apply, to the case and to earlier rows that apply wherever it does."""
     for number, row in enumerate(rows):
         if row.scale != scale or not place.admits(row):
@@ -59,7 +59,7 @@ def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: Plac
         yield RowChanges(number, row, tuple(Change(name, before[name], after[name]) for name in fields))
 
 
-def tuned(case: Case, rows: Sequence[TuningRow], scale: Scale, place: Place) -> dict[str, Any]:
+def tuned(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> dict[str, Any]:
     """Return all free fields with the choices of case and vendor at one place."""
     return _values(case, [row for row in rows if place.meets(row, scale)], scale)
 

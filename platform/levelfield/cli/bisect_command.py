@@ -63,8 +63,7 @@ def execute(options: argparse.Namespace) -> int:
     """Print the first bad build and return 0. Raises RunFailed where the last build is not worse than the first."""
     from levelfield.cli.options import registry_of
     from levelfield.cli.terminal import Terminal
-    from levelfield.nights.bisection import first_bad
-    from levelfield.nights.build_trials import BuildTrials
+    from levelfield.nights.bisection import BuildTrials, first_bad
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
     from levelfield.run.builds import build_of

@@ -19,7 +19,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import Sheet, as_markdown, as_text
 from levelfield.rundir.directory import default_runs
 from levelfield.specs.selector import parse_selector
-from levelfield.studies.run_places import RunPlaces
+from levelfield.studies.compared_runs import RunPlaces
 
 _HELP = """\
 Compare runs: first what makes them comparable, then the figures with their

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option, store_option
 from levelfield.errors import RunFailed, UsageError
-from levelfield.nights.history_chart import event_lines, history_lines
+from levelfield.nights.series_history import event_lines, history_lines
 from levelfield.report.words import wrapped
 from levelfield.specs.record import StoreEvent
 
@@ -124,7 +124,7 @@ def _state(options: argparse.Namespace, kind: str) -> int:
         if kind == "level":
             past = [f for f in past_findings(store) if f.series in ("", found.digest)]
             baseline = held(store.events(found.digest), at)
-            evidence = baselines.Evidence(found.digest, tuple(points), tuple(past), tuple(options.run), baseline)
+            evidence = baselines.LevelEvidence(found.digest, tuple(points), tuple(past), tuple(options.run), baseline)
             event = baselines.accepted_baseline(evidence, who, options.why, at, until)
         elif kind == "step":
             event = baselines.accepted_step(found.digest, points, who, options.why, at, until)

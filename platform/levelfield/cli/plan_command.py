@@ -36,7 +36,7 @@ from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import Chip, VendorFile
 
 if TYPE_CHECKING:
-    from levelfield.studies.rehearsals import Rehearser
+    from levelfield.studies.plan_rehearsals import Rehearser
 
 DESCRIPTION = """\
 Predict every layout that the case, the framework and the devices allow, fastest
@@ -275,7 +275,7 @@ def _question(
         raise UsageError("--precision tf32: a host's processors have no TF32; give an accelerator with --chip")
     # Only a plan for this host runs anything, and what runs takes longer to import than most plans take.
     from levelfield.cli.terminal import Terminal
-    from levelfield.studies.local_question import question_here
+    from levelfield.studies.sweep import question_here
 
     found = lookup.find(registry, Selector(case=options.case, framework=options.framework, target=vendor.name))
     say = Terminal(quiet=options.json).say

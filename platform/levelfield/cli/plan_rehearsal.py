@@ -14,7 +14,7 @@ from levelfield.predict.layout_search import LayoutEstimate, LayoutRanking
 from levelfield.report.words import GIB, NONE, wrapped
 from levelfield.run.interruption import interrupted_once
 from levelfield.specs.vendor import Chip
-from levelfield.studies.rehearsals import Rehearsal, Rehearser
+from levelfield.studies.plan_rehearsals import Rehearser, RowRehearsal
 
 # What changes the question of the planner, and which no run takes.
 PLANNED_ONLY = ("precision", "program", "attention", "explain")
@@ -23,7 +23,7 @@ PLANNED_ONLY = ("precision", "program", "attention", "explain")
 class Rehearsed(NamedTuple):
     number: int
     row: LayoutEstimate
-    found: Rehearsal
+    found: RowRehearsal
 
 
 def rehearser_of(options: argparse.Namespace, chip: Chip, nodes: int, devices: int) -> Rehearser:
@@ -103,7 +103,7 @@ def lines_of(done: Sequence[Rehearsed]) -> Iterator[str]:
     )
 
 
-def _compiled(number: int, found: Rehearsal) -> Iterator[str]:
+def _compiled(number: int, found: RowRehearsal) -> Iterator[str]:
     if found.graph_breaks is None:
         return
     many = sum(found.graph_breaks.values())

@@ -35,7 +35,7 @@ from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.plan.permissions import refuse_unknown
 from levelfield.plan.request import UserRequest
 from levelfield.report.tables import as_json
-from levelfield.run import certification, runner, scheduler
+from levelfield.run import certificate_maker, runner, scheduler
 from levelfield.rundir.directory import default_runs, find_run, read_plan
 from levelfield.specs.base import parse
 from levelfield.specs.derivation import Derivation
@@ -193,7 +193,7 @@ def execute(options: argparse.Namespace) -> int:
         return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
     if options.dry_run:
         stored = (scheduler.with_stored_certificate(job, terminal.say) for job in jobs)
-        known = [certification.foreseen(registry, job, options.no_certificate) for job in stored]
+        known = [certificate_maker.foreseen(registry, job, options.no_certificate) for job in stored]
         return dry_run.show([scheduler.planned(job) for job in known], _runs(options), as_json=options.json)
     certify = _certify(options, registry, terminal)
     return _ended(run_jobs(jobs, _runs(options), terminal, partial(reference_of, registry), certify), options, terminal)
@@ -225,8 +225,8 @@ def _attached(options: argparse.Namespace, terminal: Terminal) -> Result:
 
 def _certify(options: argparse.Namespace, registry: Registry, terminal: Terminal) -> Certify:
     if options.no_certificate:
-        return certification.left_out
-    return certification.CertificateMaker(registry, _runs(options), terminal.listener()).certify
+        return certificate_maker.left_out
+    return certificate_maker.CertificateMaker(registry, _runs(options), terminal.listener()).certify
 
 
 def run_jobs(

@@ -16,7 +16,7 @@ from levelfield.run.scheduler import Job
 from levelfield.specs.bounds import MOST_NODES
 from levelfield.specs.result import Result
 from levelfield.specs.selector import parse_selector
-from levelfield.studies.run_sources import FolderRuns
+from levelfield.studies.compared_runs import FolderRuns
 
 _FORM = "expected numbers of nodes with commas between them, such as 1,2,4"
 

@@ -12,7 +12,7 @@ import yaml
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.tuning_changes import Place, RowChanges, row_changes, tuned
+from levelfield.catalog.tuning_changes import RowChanges, RunPlace, row_changes, tuned
 from levelfield.cli.command_line import Command
 from levelfield.cli.listing import listing
 from levelfield.cli.options import chips_option, json_option, registry_of
@@ -107,7 +107,7 @@ def _extended(registry: Registry, name: str) -> dict[str, object]:
     return {"extends": extension.extends, "changes": {**extension.changes, **{k: v for k, v in beside.items() if v}}}
 
 
-def _place(options: argparse.Namespace, registry: Registry) -> Place:
+def _place(options: argparse.Namespace, registry: Registry) -> RunPlace:
     """Return the place for which rows are selected. Raises UsageError for unknown names, or without a vendor."""
     if options.vendor is None:
         given = {"--diff": options.diff, "--framework": options.framework, "--chip": options.chip}
@@ -116,7 +116,7 @@ def _place(options: argparse.Namespace, registry: Registry) -> Place:
             raise UsageError(
                 f"show: {', '.join(alone)}: found no --vendor; add --vendor NAME; known: {', '.join(registry.vendors)}"
             )
-        return Place()
+        return RunPlace()
     vendor = registry.vendor_file(options.vendor)
     chip = vendor.chip(options.chip) if options.chip else None
     if options.chip and chip is None:
@@ -125,7 +125,7 @@ def _place(options: argparse.Namespace, registry: Registry) -> Place:
         raise UnknownName("framework", options.framework, registry.frameworks)
     if options.devices is not None and options.devices < 1:
         raise UsageError(f"--devices: found {options.devices}, expected 1 or more")
-    return Place(chip.name if chip else None, options.framework, options.devices)
+    return RunPlace(chip.name if chip else None, options.framework, options.devices)
 
 
 def _work(case: Case, scale: Scale) -> dict[str, object]:
@@ -139,7 +139,7 @@ def _work(case: Case, scale: Scale) -> dict[str, object]:
 
 
 def _tuned(
-    vendor: str | None, case: Case, rows: tuple[TuningRow, ...], scale: Scale, place: Place
+    vendor: str | None, case: Case, rows: tuple[TuningRow, ...], scale: Scale, place: RunPlace
 ) -> dict[str, object]:
     """Return the free fields with the vendor's rows that apply, and the conditions of the other rows."""
     if vendor is None:
@@ -154,7 +154,7 @@ def _tuned(
 
 
 def _print_changes(
-    case: Case, vendor: str, rows: Sequence[TuningRow], scales: Sequence[Scale], place: Place, as_json: bool
+    case: Case, vendor: str, rows: Sequence[TuningRow], scales: Sequence[Scale], place: RunPlace, as_json: bool
 ) -> int:
     """Print every row that may apply, with its changes and its reason. Return 0."""
     found = {scale: list(row_changes(case, rows, scale, place)) for scale in scales}

@@ -32,8 +32,7 @@ from levelfield.report.words import GIB, NONE, status, wrapped
 from levelfield.run import scheduler
 from levelfield.rundir.directory import default_runs
 from levelfield.specs.selector import parse_selector
-from levelfield.studies.local_question import question_here
-from levelfield.studies.sweep import PredictedRun, distinct, entries_of
+from levelfield.studies.sweep import PredictedRun, distinct, entries_of, question_here
 
 DESCRIPTION = """\
 Run the best layouts of the plan on this machine's devices, one after another.

@@ -25,7 +25,7 @@ from levelfield.testing.check_suite import check
 from levelfield.testing.findings import CheckFinding
 from levelfield.testing.recorder import record
 from levelfield.testing.scaffold import new_package, new_vendor
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 from levelfield.testing.value_checks import readings
 
 VENDOR = """\
@@ -83,7 +83,7 @@ def _new(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     registry = Registry(options.plugins)
-    subject = Subject(options.name, options.plugins)
+    subject = VendorSubject(options.name, options.plugins)
     for sentence in record(registry.vendor(options.name), subject.folder, options.redact, options.force):
         _say(sentence)
     return 0
@@ -91,7 +91,7 @@ def _record(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     found: list[CheckFinding] = []
-    for finding in check(Subject(options.name, options.plugins), options.fast):
+    for finding in check(VendorSubject(options.name, options.plugins), options.fast):
         if not options.json:
             _show(finding, found)
         found.append(finding)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from levelfield.corpus.entries import check_entries
+import numpy as np
+
 from levelfield.corpus.facts import SUFFIXES, CorpusFacts, Kind, Progress, mark, paths_of, recall, remember
-from levelfield.corpus.scan import scan
 from levelfield.errors import CorpusError
+from levelfield.node.regular_files import open_regular
 from levelfield.worker.corpora import open_corpus
 from levelfield.worker.faults import CorpusError as WorkerCorpusError
+from levelfield.worker.megatron import Index, open_index
+
+_ENTRIES = 1 << 20
+
+_BLOCK_BYTES = 1 << 24
 
 
 def check(
@@ -74,3 +84,112 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
 
 def _silent(done_bytes: int, total_bytes: int) -> None:
     pass
+
+
+def check_entries(kind: Kind, path: Path, tokens: int) -> None:
+    """Check the index at `path` of a corpus with `tokens` tokens. Raises CorpusError at the first wrong entry."""
+    if kind == "paddle":
+        _check_lens(path, tokens)
+        return
+    index = open_index(str(path))
+    _check_sequences(index)
+    _check_documents(index)
+
+
+def _check_sequences(index: Index) -> None:
+    end = 0  # the byte where the sequences so far end
+    for start in range(0, len(index.lengths), _ENTRIES):
+        lengths = index.lengths[start : start + _ENTRIES].astype(np.int64)
+        _check_lengths(f"{index.path}: sequence", lengths, start)
+        ends = end + np.cumsum(lengths) * index.dtype.itemsize
+        expected = np.concatenate([[end], ends[:-1]])
+        pointers = index.pointers[start : start + _ENTRIES]
+        at = _first(pointers != expected)
+        if at is not None:
+            raise CorpusError(
+                f"{index.path}: sequence {start + at} starts at byte {pointers[at]}, expected {expected[at]}, "
+                f"where the sequences before it end"
+            )
+        end = int(ends[-1])
+
+
+def _check_lengths(what: str, lengths: Any, start: int) -> None:
+    at = _first(lengths < 1)
+    if at is not None:
+        raise CorpusError(f"{what} {start + at} has length {lengths[at]}, expected at least 1")
+
+
+def _check_documents(index: Index) -> None:
+    before, most = 0, len(index.lengths)
+    if int(index.documents[0]) != 0:
+        raise CorpusError(f"{index.path}: document 0 starts at sequence {index.documents[0]}, expected 0")
+    for start in range(0, len(index.documents), _ENTRIES):
+        part = index.documents[start : start + _ENTRIES]
+        least = np.concatenate([[before], part[:-1]])
+        at = _first((part < least) | (part > most))
+        if at is not None:
+            raise CorpusError(
+                f"{index.path}: document index {start + at} is {part[at]}, expected {least[at]} (the one before it) "
+                f"to {most} (the number of sequences)"
+            )
+        before = int(part[-1])
+
+
+def _check_lens(path: Path, tokens: int) -> None:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            lens = archive["lens"].astype(np.int64)
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise CorpusError(f"{path}: lens cannot be read whole: {error}") from None
+    _check_lengths(f"{path}: document", lens, 0)
+    total = int(lens.sum())
+    if total != tokens:
+        raise CorpusError(f"{path}: the {len(lens)} lens sum to {total}, expected {tokens}, the number of tokens")
+
+
+def _first(wrong: Any) -> int | None:
+    return int(np.argmax(wrong)) if wrong.any() else None
+
+
+class Scan(NamedTuple):
+    """A read's findings. digest: sha256 over the hexadecimal sha256 of both files, tokens first, one per line."""
+
+    digest: str
+    max_token: int
+
+
+def scan(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: Progress) -> Scan:
+    """Read tokens and index. Raises CorpusError with the place of a negative token; OSError for unreadable files."""
+    sizes = [path.stat().st_size for path in paths]
+    largest = Largest(paths[0], dtype)
+    header_bytes = sizes[0] - tokens * dtype.itemsize
+    first = _digest(paths[0], header_bytes, largest.add, lambda done: progress(done, sum(sizes)))
+    second = _digest(paths[1], 0, lambda block: None, lambda done: progress(sizes[0] + done, sum(sizes)))
+    return Scan("sha256:" + hashlib.sha256(f"{first}\n{second}\n".encode()).hexdigest(), largest.value)
+
+
+class Largest:
+    """The largest token of the blocks added so far."""
+
+    def __init__(self, path: Path, dtype: Any) -> None:
+        self._path, self._dtype, self._seen, self.value = path, dtype, 0, 0
+
+    def add(self, block: bytes) -> None:
+        tokens = np.frombuffer(block, dtype=self._dtype)
+        if int(tokens.min()) < 0:
+            at = int(np.argmax(tokens < 0))
+            raise CorpusError(f"{self._path}: token {self._seen + at} is {tokens[at]}, expected 0 or more")
+        self.value = max(self.value, int(tokens.max()))
+        self._seen += len(tokens)
+
+
+def _digest(path: Path, header_bytes: int, visit: Callable[[bytes], None], progress: Callable[[int], None]) -> str:
+    done = 0
+    with open_regular(path) as file:
+        hasher = hashlib.sha256(file.read(header_bytes))
+        while block := file.read(_BLOCK_BYTES):
+            hasher.update(block)
+            visit(block)
+            done += len(block)
+            progress(header_bytes + done)
+    return hasher.hexdigest()

@@ -12,8 +12,7 @@ import numpy as np
 
 from levelfield.corpus.facts import CorpusFacts, Preparation, Progress, mark, remember
 from levelfield.corpus.integrity import check
-from levelfield.corpus.json_lines import read_lines
-from levelfield.corpus.texts import Piece, find_texts, is_text, pieces_of, read_pieces
+from levelfield.corpus.texts import Piece, find_texts, is_text, pieces_of, read_lines, read_pieces
 from levelfield.corpus.tokenization import Tokenizer, open_tokenizer
 from levelfield.corpus.writer import MegatronWriter, new_corpus
 from levelfield.errors import CorpusError

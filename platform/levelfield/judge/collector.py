@@ -10,16 +10,16 @@ import math
 
 from levelfield.judge.attention_kernel import attention_kernel
 from levelfield.judge.certification import certificate_finding, with_certificate
-from levelfield.judge.disturbance import disturbance, disturbed
 from levelfield.judge.implausibility import unless_implausible
 from levelfield.judge.node_ends import missing_warnings, node_results
 from levelfield.judge.node_figures import device_load, energy, memory
-from levelfield.judge.other_use import other_use
+from levelfield.judge.outlying_steps import disturbance, disturbed
 from levelfield.judge.rank_pace import rank_pace
 from levelfield.judge.recomputation import repeated
 from levelfield.judge.sealing import Redaction, seal_warnings, under_seal, unless_tampered
 from levelfield.judge.status import judge
 from levelfield.judge.uncounted_verdict import under_status
+from levelfield.judge.use_by_others import other_use
 from levelfield.judge.verdict import judged
 from levelfield.measure.expert_load import expert_load
 from levelfield.measure.flops import FORMULAS, Recomputation

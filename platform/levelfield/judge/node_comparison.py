@@ -33,6 +33,8 @@ Rates = Mapping[str, float]
 Earlier = Mapping[str, Sequence[Rates]]  # rates of earlier preflights by node, the oldest first
 NANOSECONDS = 1e9
 
+GROUP = "all nodes together"
+
 
 class DeviceState(NamedTuple):
     """What a vendor's tool shows of a device before the preflight starts on it. load: 0 to 1."""
@@ -249,3 +251,15 @@ def _setting(name: str, given: Mapping[str, Fact]) -> PreflightFinding:
     shown = ", ".join(f"{node}: {given[node]}" for node in odd[:4])
     most = f"; the others: {common}" if known else ""
     return PreflightFinding(kind="setting", nodes=odd, figure=name, sentence=f"{name} differs: {shown}{most}")
+
+
+def group_rates(facts: PreflightFacts) -> dict[str, float]:
+    """Return the bus bandwidth of each collective at its largest size, and of the fastest pair.
+
+    Smaller messages show the latency of busy processors more than the network.
+    """
+    largest = {row.operation: row for row in sorted(facts.collectives, key=lambda row: row.bytes)}
+    rates = {f"{name} of {row.bytes} bytes": row.bus_bytes_per_second for name, row in largest.items()}
+    size = max((pair.bytes for pair in facts.pairs), default=0)
+    pairs = [pair.bytes_per_second for pair in facts.pairs if pair.bytes == size]
+    return rates | ({f"messages of {size} bytes in pairs": max(pairs)} if pairs else {})

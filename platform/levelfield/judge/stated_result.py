@@ -1,27 +1,42 @@
-"""Holds a stated result against the one that was computed again, by the fields that its maker's platform had.
+"""Holds what a bundle states, its result, reference and certificate, against what this checkout has or computes again.
 
-A field that came later cannot be in an older bundle. Each one is marked with the revision of the result that it came
-with. Every other field has to be there, whatever version the bundle claims to be of.
+A result is held by the fields that its maker's platform had. A field that came later cannot be in an older bundle, so
+each is marked with the revision of the result that it came with. Every other field has to be there, whatever version
+the bundle claims to be of.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
+from levelfield.errors import DocumentError
+from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction
+from levelfield.judge.noise import noise_of
+from levelfield.judge.noise_ceiling import is_wider
 from levelfield.judge.packing import leaves
-from levelfield.specs.base import models_of, revision_of
-from levelfield.specs.result import LATER_LAYERS, Result
+from levelfield.judge.sealing import Redaction
+from levelfield.rundir.bundle_reader import RunInBundle, written
+from levelfield.rundir.event_lines import DAMAGED
+from levelfield.specs.base import load, models_of, revision_of
+from levelfield.specs.certificate import Certificate
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.reference import Reference
+from levelfield.specs.result import LATER_LAYERS, Alignment, Result
 
 TOLERANCE = 1e-9  # of a number: another machine's library may round the last digit otherwise
 _ABSENT = "(absent)"
 _PART = re.compile(r"[^.\[\]]+")
+# What a promoted run left. An older reference may lack the last ones.
+_TRAINED = ("identity", "precision", "losses", "grad_norms", "gradients", "weights", "routing", "choices")
+
+CERTIFICATE = "certificate.json"
 
 
 @dataclass(frozen=True)
@@ -104,3 +119,72 @@ def _equal(stated: Any, found: Any) -> bool:
 def _said(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def reference_checked(
+    stated: Reference, ours: Reference, verdict_by: Callable[[Reference], Alignment]
+) -> Iterator[Contradiction | str]:
+    """Yield what differs. verdict_by: judges the run by a reference.
+
+    Noise that this checkout does not have may be of a newer one, so it may stay where it changes no verdict.
+    """
+    theirs, here = verdict_by(stated).verdict, verdict_by(ours).verdict
+    if ours.run_id != stated.run_id:
+        by_ours = f"; by that one the run is {here}" if here != theirs else ""
+        yield f"the reference {stated.name} is of run {stated.run_id}, and this checkout's of {ours.run_id}{by_ours}"
+        return
+    for key in _TRAINED:
+        found, expected = getattr(stated, key), getattr(ours, key)
+        if found != expected and found:
+            of_run = f"of run {stated.run_id}"
+            yield Contradiction(f"reference.json: {key}", of_run, f"this checkout has others of run {ours.run_id}")
+    rows = {row.run_id: row for row in ours.noise}
+    for row in stated.noise:
+        if row.run_id in rows and is_wider(noise_of(row, stated), noise_of(rows[row.run_id], ours)):
+            yield Contradiction(f"reference.json: noise of {row.run_id}", "wider", "this checkout has it narrower")
+    if here != theirs:
+        yield Contradiction("reference.json: verdict by it", theirs, f"{here} by this checkout's {ours.name}")
+    elif more := [row.run_id for row in stated.noise if row.run_id not in rows]:
+        yield f"{len(more)} row(s) of noise in reference.json are not in this checkout's; the verdict is the same by it"
+
+
+def certificate_checked(
+    run: RunInBundle, paths: RunPaths, found: Result, runs: Sequence[RunInBundle]
+) -> Iterator[Contradiction | str]:
+    """Yield what does not follow from the certificate's run. runs: of the bundle. found: what `run` gives here."""
+    if CERTIFICATE not in run.files or not (found.certificate and found.certificate.holds):
+        return  # one that does not hold makes nothing aligned
+    certificate = load(Certificate, paths.certificate)
+    own = next((each for each in runs if each.name == certificate.run_id), None)
+    if own is None:
+        yield (
+            f"{CERTIFICATE} rests on run {certificate.run_id}, which is not in this bundle. Its digest has no key: it "
+            "shows no edit by someone who makes it again. `evidence bundle` both runs to have it recomputed"
+        )
+        return
+    try:
+        with written(own) as folder:
+            result = collect(folder, redaction=Redaction(own.seal, own.listed.software))
+    except (DocumentError, *DAMAGED) as error:
+        yield Contradiction(CERTIFICATE, f"run {own.name}", " ".join(str(error).split())[:120])
+        return
+    yield from _differences(certificate, result)
+
+
+def _differences(certificate: Certificate, result: Result) -> Iterator[Contradiction]:
+    facts = {
+        "the run's word": ("valid", result.status.word),
+        "verdict": (certificate.verdict, result.alignment.verdict),
+        "scale": (certificate.scale, result.scale),
+        "precision": (certificate.precision, result.precision),
+        "framework": (certificate.subject.framework, result.framework),
+        "framework_version": (certificate.framework_version, result.framework_version),
+        "chip": (certificate.subject.chip, result.chip),
+        "work": (certificate.subject.work, result.identity.work),
+        "layers": (certificate.layers, result.alignment.layers),
+    }
+    for name, (stated, ours) in facts.items():
+        if stated != ours:
+            yield Contradiction(
+                f"{CERTIFICATE}: {name}", str(stated)[:120], f"{str(ours)[:120]} by run {result.run_id}"
+            )

@@ -13,12 +13,10 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, LevelfieldError
-from levelfield.judge.bundled_certificate import certificate_checked
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction, CrossChecked, RunFacts, cross_checked
-from levelfield.judge.reference_checks import reference_checked
 from levelfield.judge.sealing import Redaction
-from levelfield.judge.stated_result import StatedResult
+from levelfield.judge.stated_result import StatedResult, certificate_checked, reference_checked
 from levelfield.judge.verdict import judged
 from levelfield.node.code_digest import code_digest
 from levelfield.rundir.bundle_format import Manifest

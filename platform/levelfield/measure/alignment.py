@@ -82,7 +82,7 @@ class AlignmentLimits:
     norms: Limit | None = None
 
 
-class Difference(NamedTuple):
+class PlacedDifference(NamedTuple):
     """One relative difference: what differs, as text, and the place whose limit it has."""
 
     value: float
@@ -184,7 +184,7 @@ def identity(run: TrainingCurve, reference: TrainingCurve) -> AlignmentFinding |
 
 def first_step(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
     """Compare the loss of one forward pass with equal weights and tokens."""
-    found = Difference(relative(run.losses[1], reference.losses[1]), 1, "loss of step 1")
+    found = PlacedDifference(relative(run.losses[1], reference.losses[1]), 1, "loss of step 1")
     return _layer("first step", [found], limits.first_step)
 
 
@@ -206,10 +206,12 @@ def gradients(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLim
     return found
 
 
-def gradient_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Difference]:
+def gradient_differences(run: TrainingCurve, reference: TrainingCurve) -> list[PlacedDifference]:
     """Return the differences at the common steps. Both have the same parameters there. Place: (step, group)."""
     return [
-        Difference(norm_difference(run.gradients[s].get(n, math.inf), norms, n), (s, group_of(n)), f"{n} at step {s}")
+        PlacedDifference(
+            norm_difference(run.gradients[s].get(n, math.inf), norms, n), (s, group_of(n)), f"{n} at step {s}"
+        )
         for s, norms in sorted(reference.gradients.items())
         if s in run.gradients
         for n in norms
@@ -225,15 +227,15 @@ def final_weights(run: TrainingCurve, reference: TrainingCurve, limits: Alignmen
     )
 
 
-def weight_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Difference]:
+def weight_differences(run: TrainingCurve, reference: TrainingCurve) -> list[PlacedDifference]:
     """Return the differences of norm and projections over the norm. Place: (group, "norm" or "projection")."""
     found = []
     for name, expected in reference.weights.items():
         ours, group = run.weights.get(name, ()), group_of(name)
         apart = [abs(a - b) / max(expected[0], 1e-300) for a, b in zip(ours, expected, strict=False)]
         apart = [x if math.isfinite(x) else math.inf for x in apart] if len(ours) == len(expected) else [math.inf] * 2
-        found.append(Difference(apart[0], (group, "norm"), f"norm of {name}"))
-        found += [Difference(x, (group, "projection"), f"a projection of {name}") for x in apart[1:]]
+        found.append(PlacedDifference(apart[0], (group, "norm"), f"norm of {name}"))
+        found += [PlacedDifference(x, (group, "projection"), f"a projection of {name}") for x in apart[1:]]
     return found
 
 
@@ -258,10 +260,10 @@ def curve(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits)
     return _layer("curve", found, limits.curve)
 
 
-def curve_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Difference]:
+def curve_differences(run: TrainingCurve, reference: TrainingCurve) -> list[PlacedDifference]:
     """Return the difference of each step. Place: the step."""
     return [
-        Difference(relative(run.losses[s], loss), s, f"loss of step {s}")
+        PlacedDifference(relative(run.losses[s], loss), s, f"loss of step {s}")
         for s, loss in sorted(reference.losses.items())
     ]
 
@@ -274,10 +276,10 @@ def norms(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits)
     return _layer("norms", norm_differences(run, reference), limits.norms)
 
 
-def norm_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Difference]:
+def norm_differences(run: TrainingCurve, reference: TrainingCurve) -> list[PlacedDifference]:
     """Return the difference of each step's norm. Place: the step."""
     return [
-        Difference(relative(run.grad_norms.get(s, math.inf), norm), s, f"gradient norm of step {s}")
+        PlacedDifference(relative(run.grad_norms.get(s, math.inf), norm), s, f"gradient norm of step {s}")
         for s, norm in sorted(reference.grad_norms.items())
         if s not in run.skipped
     ]
@@ -339,7 +341,7 @@ def limit_at(limit: Limit, place: Place) -> float:
     return limit if isinstance(limit, float | int) else limit.get(place, limit.get(None, 0.0))
 
 
-def _layer(name: str, found: Sequence[Difference], limit: Limit | None) -> Layer:
+def _layer(name: str, found: Sequence[PlacedDifference], limit: Limit | None) -> Layer:
     """Judge a layer by the difference that is the largest part of its limit."""
     if limit is None:
         worst = max(found, key=lambda d: d.value)

@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 from levelfield.measure.alignment import (
     AlignmentLimits,
-    Difference,
     Place,
+    PlacedDifference,
     TrainingCurve,
     curve_differences,
     gradient_differences,
@@ -226,13 +226,13 @@ def _root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(v * v for v in values) / len(values))
 
 
-def _upto(found: Iterable[Difference]) -> Places:
+def _upto(found: Iterable[PlacedDifference]) -> Places:
     """Return the largest difference up to each step."""
     known = list(found)
     return dict(zip((d.place for d in known), accumulate((d.value for d in known), max), strict=True))
 
 
-def _largest(found: Iterable[Difference]) -> dict[Place, float]:
+def _largest(found: Iterable[PlacedDifference]) -> dict[Place, float]:
     largest: dict[Place, float] = {}
     for difference in found:
         largest[difference.place] = max(difference.value, largest.get(difference.place, 0.0))

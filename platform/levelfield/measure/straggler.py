@@ -38,7 +38,7 @@ class Slowness:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RankPace:
     """What was found over some steps. unchecked: why nothing could be looked for."""
 
     steps: int
@@ -46,7 +46,7 @@ class Pace:
     unchecked: str | None = None
 
 
-def stragglers(times: Times, nodes: Mapping[str, Sequence[int]]) -> Pace:
+def stragglers(times: Times, nodes: Mapping[str, Sequence[int]]) -> RankPace:
     """Return the nodes and ranks that the others wait for. nodes: the ranks of each, by name.
 
     A step counts only where every rank has a time that is above zero. A node whose ranks are slow together is named as
@@ -55,7 +55,7 @@ def stragglers(times: Times, nodes: Mapping[str, Sequence[int]]) -> Pace:
     steps = _common_steps(times)
     if len(times) < 2 or len(steps) < FEWEST_STEPS:
         why = "one rank waits for nobody" if len(times) < 2 else f"{len(steps)} steps have a time of every rank"
-        return Pace(len(steps), (), why if len(times) < 2 else f"{why}, at least {FEWEST_STEPS} are needed")
+        return RankPace(len(steps), (), why if len(times) < 2 else f"{why}, at least {FEWEST_STEPS} are needed")
     members = {name: tuple(rank for rank in ranks if rank in times) for name, ranks in nodes.items()}
     members = {name: ranks for name, ranks in members.items() if ranks}
     whole = {name: [median(times[rank][step] for rank in ranks) for step in steps] for name, ranks in members.items()}
@@ -63,7 +63,7 @@ def stragglers(times: Times, nodes: Mapping[str, Sequence[int]]) -> Pace:
     named = {rank for each in slow for rank in each.ranks}
     single = {f"rank {rank}": [own[step] for step in steps] for rank, own in times.items()}
     ranks = _slow(single, {f"rank {rank}": (rank,) for rank in times})
-    return Pace(len(steps), (*slow, *(each for each in ranks if not named.issuperset(each.ranks))))
+    return RankPace(len(steps), (*slow, *(each for each in ranks if not named.issuperset(each.ranks))))
 
 
 def _common_steps(times: Times) -> list[int]:

@@ -6,7 +6,7 @@ Comparisons are written so that NaN fails them: `not x < limit`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,16 +19,20 @@ from levelfield.measure.raw_facts import (
     by_step,
     coordinates,
 )
-from levelfield.measure.schedule import schedule_reasons
 from levelfield.measure.throughput import sequence_reasons
 from levelfield.measure.weights import weight_reasons
-from levelfield.specs.case import Acceptance, Training, Window, Work
+from levelfield.specs.case import Acceptance, Schedule, Training, Window, Work
 from levelfield.specs.layout import Layout
+from levelfield.worker.job import namespace
+from levelfield.worker.schedule import learning_rate
 
 # An all-reduced mean is the same number on every rank, except for the last bits of float32.
 LOSS_AGREEMENT = 1e-6
 MOST_REASONS = 1_000  # of ranks, which may be a million
 _SHOWN = 5
+
+# Relative. A framework may keep the rate in float32, which rounds by 6e-8 at most.
+RATE_AGREEMENT = 1e-6
 
 
 class Reason(NamedTuple):
@@ -209,3 +213,22 @@ def _listed(values: Mapping[int, float]) -> str:
 
 def _shortened(found: list[str]) -> list[str]:
     return found if len(found) <= _SHOWN else [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"]
+
+
+def schedule_reasons(records: Sequence[StepRecord], schedule: Schedule) -> list[str]:
+    """Check that each reported learning rate is the schedule's. A rank that reports one reports one for every step.
+
+    A rank without any passes: the rate of a parameter is the same on all ranks that hold it.
+    """
+    return [reason for own in by_rank(records).values() for reason in _rank_reasons(own, schedule)]
+
+
+def _rank_reasons(own: Sequence[StepRecord], schedule: Schedule) -> Iterator[str]:
+    if all(record.learning_rate is None for record in own):
+        return
+    known = namespace(schedule.model_dump())
+    for record in own:
+        found, expected = record.learning_rate, learning_rate(known, record.step)
+        if found is None or not abs(found - expected) <= RATE_AGREEMENT * expected:
+            said = "no learning rate" if found is None else f"learning rate {found:.9g}"
+            yield f"step {record.step}, rank {record.rank}: {said}, expected {expected:.9g}"

@@ -18,7 +18,7 @@ FEWEST_NIGHTS = 3
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LevelEvidence:
     """What a level is accepted on: the series' points, the gate's findings about it, and the runs that were named.
 
     held: the baseline of the series that holds now; nights before it have another level.
@@ -31,7 +31,7 @@ class Evidence:
     held: StoreEvent | None = None
 
 
-def accepted_baseline(evidence: Evidence, who: str, why: str, at: str, until: str | None = None) -> StoreEvent:
+def accepted_baseline(evidence: LevelEvidence, who: str, why: str, at: str, until: str | None = None) -> StoreEvent:
     """Return the event that accepts the level of the named runs; without names, of the unchanged nights.
 
     One night is enough where a finished confirmation by pairs judged it. Raises UsageError where the evidence does not
@@ -86,7 +86,7 @@ def note(series: str, who: str, text: str, at: str) -> StoreEvent:
     return _event("note", series, who, text, at, None, (), {}, {})
 
 
-def _sufficient(evidence: Evidence) -> list[Point]:
+def _sufficient(evidence: LevelEvidence) -> list[Point]:
     """Return the points of the evidence. Raises UsageError for too few, or for runs that show a fault."""
     points = _named(evidence) if evidence.runs else _present_level(evidence)
     nights = {night_of(point) for point in points}
@@ -103,7 +103,7 @@ def _sufficient(evidence: Evidence) -> list[Point]:
     return points
 
 
-def _named(evidence: Evidence) -> list[Point]:
+def _named(evidence: LevelEvidence) -> list[Point]:
     known = {point.run_id: point for point in evidence.points}
     bad = _bad_nights(evidence)
     for run in evidence.runs:
@@ -114,7 +114,7 @@ def _named(evidence: Evidence) -> list[Point]:
     return in_history(known[run] for run in evidence.runs)
 
 
-def _present_level(evidence: Evidence) -> list[Point]:
+def _present_level(evidence: LevelEvidence) -> list[Point]:
     """Return the unchanged nights of the present level, at most as many as a level rests on.
 
     Where the newest night was found changed, these are the newest changed ones: a new level begins with them.
@@ -135,7 +135,7 @@ def _newest_nights(points: Sequence[Point], most: int) -> list[Point]:
     return [point for point in points if night_of(point) in nights]
 
 
-def _changed(evidence: Evidence) -> set[str | None]:
+def _changed(evidence: LevelEvidence) -> set[str | None]:
     """Return the runs of which a figure was found changed, by the last finding about it."""
     last = {(finding.run_id, finding.figure): finding.word for finding in evidence.past}
     return {run for (run, _), word in last.items() if word in ("regression", "improvement")}
@@ -145,7 +145,7 @@ def _is_of_level(point: Point, held: StoreEvent | None) -> bool:
     return held is None or point.run_id in held.runs or point.began > held.at
 
 
-def _bad_nights(evidence: Evidence) -> set[str]:
+def _bad_nights(evidence: LevelEvidence) -> set[str]:
     last = {(finding.series, finding.run_id, finding.figure, finding.night): finding for finding in evidence.past}
     return {run for finding in last.values() for run in finding.bad_runs}
 

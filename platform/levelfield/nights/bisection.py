@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from pathlib import Path
+from typing import Literal, TypeVar, cast
 
-from levelfield.errors import RunFailed
+from levelfield.errors import DocumentError, RunFailed
+from levelfield.nights.build_pairs import ArmFailed, arms_of, paired_records
+from levelfield.plan.environment import environment_of
+from levelfield.run.builds import CommitBuild
+from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.series.halfway import HalfwayTest
+from levelfield.series.pairs import MOST_PAIRS, PairedTest
+from levelfield.specs.base import load
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.plan import Plan
+from levelfield.specs.record import Gated
+from levelfield.store.run_record import record_of, series_of
 
 Answer = Literal["good", "bad", "unknown"]
 T = TypeVar("T")
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -60,3 +74,78 @@ def _middle(good: int, bad: int, tried: set[int]) -> int | None:
     """Return the place nearest to the middle that was not tried; None when none is left."""
     left = [place for place in range(good + 1, bad) if place not in tried]
     return min(left, key=lambda place: abs(2 * place - good - bad), default=None)
+
+
+@dataclass
+class BuildTrials:
+    """Pairs of one planned case with a good build. plugins: folders that were given to the command.
+
+    effect: how much worse the last build is, as a cost; None until it was tried.
+    """
+
+    plan: Plan
+    good: CommitBuild
+    figure: Gated
+    runs: Path
+    plugins: Sequence[Path]
+    say: Say
+    effect: float | None = None
+
+    def answer(self, build: CommitBuild) -> Answer:
+        """Return whether the build is good or bad. `unknown`: the pairs do not show it, or it does not run.
+
+        The first build that is tried is the last of the list: its difference is what the others are held against.
+        Raises RunFailed where the good build itself does not run.
+        """
+        try:
+            return self._whole_effect(build) if self.effect is None else self._side(build, self.effect)
+        except ArmFailed as error:
+            if error.arm == "a":
+                raise RunFailed(
+                    f"bisect: the first build does not run, so nothing can be held against it. {error}"
+                ) from None
+            self.say(str(error))
+            return "unknown"
+
+    def _whole_effect(self, build: CommitBuild) -> Answer:
+        test = PairedTest(self.figure)
+        for a, b in self._pairs(build):
+            ruling = test.add(a, b)
+            if ruling.word == "regression":
+                self.effect = ruling.excess
+                return "bad"
+            if ruling.is_final:
+                return "good" if ruling.word == "no change" else "unknown"
+        return "unknown"
+
+    def _side(self, build: CommitBuild, effect: float) -> Answer:
+        test, side = HalfwayTest(self.figure, effect), "unknown"
+        for a, b in self._pairs(build):
+            if (side := test.add(a, b)) != "unknown":
+                break
+        return cast(Answer, side)
+
+    def _pairs(self, build: CommitBuild) -> Iterator[tuple[float | None, float | None]]:
+        arms = arms_of(self.plan, self.good, build, self._python(build), self.plugins)
+        series = series_of(self.plan)
+        for a, b in paired_records(arms, MOST_PAIRS, self.runs, series, lambda arm, paths: record_of(paths)):
+            yield getattr(a, self.figure), getattr(b, self.figure)
+
+    def _python(self, build: CommitBuild) -> str | None:
+        """Return this checkout's Python where both builds pin its packages; None where each makes its own."""
+        environment = self.plan.environment
+        if not environment.requirements:
+            return environment.python
+        if self.plan.runtime != "process" or {self._pins(b) for b in (self.good, build)} != {environment.digest}:
+            return None
+        with environment_in_use(environment, self.say):
+            return environment.python
+
+    def _pins(self, build: CommitBuild) -> str | None:
+        """Return the digest of the environment that a build would make; None where its manifest cannot be read."""
+        kind, framework = self.plan.hardware.device_kind, self.plan.implementation.framework
+        try:
+            manifest = load(ImplementationFile, build.folder / "models" / framework / "implementation.yaml")
+            return environment_of(manifest, kind, manifest.requirements[kind].stages(), None, "process").digest
+        except (DocumentError, KeyError):
+            return None

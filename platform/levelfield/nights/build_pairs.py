@@ -11,7 +11,7 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed
-from levelfield.run.builds import Build, run_of
+from levelfield.run.builds import CommitBuild, run_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord, Series, Subject
@@ -34,11 +34,13 @@ class Arm:
     """One build of a pair. name: `a` for the accepted build, `b` for tonight's."""
 
     name: str
-    build: Build
+    build: CommitBuild
     arguments: tuple[str, ...]
 
 
-def arms_of(plan: Plan, first: Build, second: Build, python: str | None, plugins: Sequence[Path]) -> tuple[Arm, Arm]:
+def arms_of(
+    plan: Plan, first: CommitBuild, second: CommitBuild, python: str | None, plugins: Sequence[Path]
+) -> tuple[Arm, Arm]:
     """Return both arms of a planned run. python: of both; None: each build makes its own environment.
 
     plugins: folders given to this command.
@@ -72,7 +74,7 @@ def case_arguments(plan: Plan) -> tuple[str, ...]:
     return tuple(options)
 
 
-def _plugins(folders: Sequence[Path], build: Build) -> Iterator[str]:
+def _plugins(folders: Sequence[Path], build: CommitBuild) -> Iterator[str]:
     """Return --plugins for a build. A folder inside of the checkout is taken from the build's own."""
     for folder in (each.absolute() for each in folders):
         inside = folder.is_relative_to(checkout())

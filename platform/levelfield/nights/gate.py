@@ -1,4 +1,4 @@
-"""The gate of a night: every expected series compared with its level, and one word for each.
+"""The gate of a night: every expected series compared with its level, suspicions confirmed by pairs, a word for each.
 
 It takes plain values, so it runs on a store, on a list, and in a simulation alike. Nothing is green that was not
 compared: what is missing is a finding of its own, and the first line counts it.
@@ -6,22 +6,25 @@ compared: what is missing is a finding of its own, and the first line counts it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import chain
 
-from levelfield.nights.gate_input import GateInput, examinations
-from levelfield.nights.unmeasured import expected_series, findings_about_runs, missing_findings
+from levelfield.errors import RunFailed
+from levelfield.nights.gate_input import GateInput, examinations, expected_series, findings_about_runs, missing_findings
 from levelfield.series.examination import Examination
 from levelfield.series.findings import COMPARED, Finding, in_order, short
-from levelfield.series.judgement import Pairs, judged_night, wants_pairs
-from levelfield.series.node_groups import Judged, NodeGroup, node_groups
-from levelfield.series.pairs import judged_pairs
+from levelfield.series.judgement import Judged, NodeGroup, Pairs, judged_night, node_groups, wants_pairs
+from levelfield.series.pairs import PairedTest, judged_pairs
 from levelfield.series.segments import change_of
 from levelfield.series.trigger import Z, kept_of_many
-from levelfield.specs.record import Gated
+from levelfield.specs.record import Gated, RunRecord
 
 ConfirmingPairs = Callable[[str, Gated], "Pairs | None"]
+
+# The figures of a series share its pairs: a run has all of them.
+RecordPair = tuple[RunRecord, RunRecord]  # of the accepted build and of tonight's
 
 
 @dataclass(frozen=True)
@@ -125,3 +128,64 @@ def _of_group(group: NodeGroup, pairs: ConfirmingPairs) -> Finding | None:
         change=change_of(group.excess, group.figure), detail=detail, node=group.node,
         runs=tuple(member.tonight.run_id for _, member in group.members),
     )  # fmt: skip
+
+
+@dataclass
+class Confirmation:
+    """The source of pairs for a gate. Call it with a series and a figure.
+
+    suspects: what the gate wants to know. start: returns the pairs of a series one after another, or why there are
+    none. left: whether the budget holds another pair of the series.
+    """
+
+    suspects: Mapping[tuple[str, Gated], Suspect]
+    start: Callable[[Suspect], Iterator[RecordPair] | str]
+    left: Callable[[str], bool]
+    say: Callable[[str], None]
+    _known: dict[str, list[RecordPair]] = field(default_factory=dict)
+    _running: dict[str, Iterator[RecordPair] | None] = field(default_factory=dict)
+
+    def __call__(self, series: str, figure: Gated) -> Pairs | None:
+        """Return the values of both builds, pair by pair, as many as the test needs; None where none can be run."""
+        suspect = self.suspects.get((series, figure))
+        if suspect is None or not self._can_start(suspect):
+            return None
+        found = suspect.examination
+        stepped_down = found.step is not None and found.step.excess < 0
+        direction = found.suspicion.direction if found.suspicion else (-1 if stepped_down else 1)
+        test = PairedTest(figure, direction, found.expected_first)
+        values: list[tuple[float | None, float | None]] = []
+        for accepted, tonight in self._pairs(series):
+            values.append((getattr(accepted, figure), getattr(tonight, figure)))
+            if test.add(*values[-1]).is_final:
+                break
+        return values or None
+
+    def _can_start(self, suspect: Suspect) -> bool:
+        series = suspect.series
+        if series not in self._running:
+            started = self.start(suspect)
+            if isinstance(started, str):
+                self.say(f"no pairs: {started}")
+            self._running[series] = None if isinstance(started, str) else started
+        return self._running[series] is not None
+
+    def _pairs(self, series: str) -> Iterator[RecordPair]:
+        known = self._known.setdefault(series, [])
+        return chain(list(known), self._more(series, known))
+
+    def _more(self, series: str, known: list[RecordPair]) -> Iterator[RecordPair]:
+        """Run further pairs. A run that fails, and a budget that is used up, end them."""
+        running = self._running[series]
+        while running is not None:
+            if not self.left(series):
+                self.say("the budget holds no further pair")
+                return
+            try:
+                known.append(next(running))
+            except StopIteration:
+                return
+            except RunFailed as error:
+                self.say(f"the pairs end: {error}")
+                return
+            yield known[-1]

@@ -20,17 +20,26 @@ from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
 from levelfield.nights.build_pairs import arms_of, paired_records, shared_python
-from levelfield.nights.confirmation import Confirmation, RecordPair
-from levelfield.nights.gate import GateReport, Suspect, compared, suspects
+from levelfield.nights.gate import Confirmation, GateReport, RecordPair, Suspect, compared, suspects
 from levelfield.nights.machine_control import control_file, keep_control, out_of_line, read_controls
-from levelfield.nights.night_order import Candidate, expected_seconds, is_other_build, nights_unseen
-from levelfield.nights.night_state import NightState, PairRun, durations, read_state, state_path, write_state
+from levelfield.nights.night_state import (
+    Candidate,
+    NightState,
+    PairRun,
+    durations,
+    expected_seconds,
+    is_other_build,
+    nights_unseen,
+    read_state,
+    state_path,
+    write_state,
+)
 from levelfield.nights.nightly import NightRun, NightTools, fresh_state, run_entries
 from levelfield.nights.stored_nights import gate_input
 from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest
-from levelfield.run import certification, scheduler
-from levelfield.run.builds import Build, build_of
+from levelfield.run import certificate_maker, scheduler
+from levelfield.run.builds import CommitBuild, build_of
 from levelfield.run.control_probe import control_rates
 from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
@@ -141,7 +150,7 @@ class NightSession:
 
     def _start(self, job: scheduler.Job) -> Result:
         listener, reference = self.output.listener(), partial(reference_of, self.registry)
-        maker = certification.CertificateMaker(self.registry, self.asked.runs, listener)
+        maker = certificate_maker.CertificateMaker(self.registry, self.asked.runs, listener)
         (result,) = scheduler.run_all(
             self.output.announced(iter([job])), self.asked.runs, listener, reference, maker.certify
         )
@@ -189,7 +198,7 @@ class NightSession:
             build = build_of(before.commit, say=self.output.say)
         except RunFailed as error:
             return str(error)
-        plan, tonight = run.job.plan, Build(now.commit or "", checkout())
+        plan, tonight = run.job.plan, CommitBuild(now.commit or "", checkout())
         arms = arms_of(plan, build, tonight, shared_python(plan, before, now), self.asked.plugins)
         figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from levelfield.nights.night_order import Candidate, ordered, within
-from levelfield.nights.night_state import NightEntry, NightState
+from levelfield.nights.night_state import Candidate, NightEntry, NightState, ordered, within
 from levelfield.run.scheduler import Job
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result

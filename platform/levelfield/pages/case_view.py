@@ -1,7 +1,9 @@
-"""The page of a case: its series with their latest figures, and what gates and people stated about them."""
+"""The page of a case: its series with their latest figures, their scaling, and what gates and people stated."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +11,119 @@ from typing import Any
 from levelfield.pages.gathering import PagesContent
 from levelfield.pages.history_columns import SeriesRuns, seconds_of
 from levelfield.pages.night_findings import NightFinding
-from levelfield.pages.scaling_chart import ScalingChart, scaling_charts
 from levelfield.pages.series_summary import SeriesSummary
 from levelfield.series.findings import WORDS
-from levelfield.specs.record import StoreEvent
+from levelfield.specs.record import Series, StoreEvent
+
+# A chart of scaling is drawn here, as numbers for an SVG: it needs no script, and prints.
+WIDTH, HEIGHT = 360.0, 240.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
+Latest = tuple[SeriesRuns, SeriesSummary]
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """One number of devices: the fastest of its series. tokens: per second and device. x, y: its place in the chart."""
+
+    slug: str
+    nodes: int
+    devices: int
+    layout: str
+    tokens: float
+    speed_up: float
+    efficiency: float
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class ScalingChart:
+    """A framework and chip at one scale, on several numbers of devices. ideal_y: of the ideal line at the last point.
+
+    ticks: numbers of the vertical axis with their places.
+    """
+
+    framework: str
+    chip: str
+    setting: str
+    points: tuple[ScalingPoint, ...]
+    ideal_y: float
+    ticks: tuple[tuple[str, float], ...]
+
+    @property
+    def line(self) -> str:
+        """The `points` of an SVG polyline."""
+        return " ".join(f"{point.x:.1f},{point.y:.1f}" for point in self.points)
+
+
+def scaling_charts(latest: Sequence[Latest]) -> tuple[ScalingChart, ...]:
+    """Return a chart for each training, framework and chip with at least two numbers of devices."""
+    groups: dict[tuple[str, ...], dict[int, Latest]] = defaultdict(dict)
+    for runs, summary in latest:
+        if _speed(summary) is not None and runs.series.devices >= 1 and runs.series.nodes >= 1:
+            found, devices = groups[_kind(runs.series)], runs.series.devices
+            if devices not in found or (_speed(found[devices][1]) or 0) < (_speed(summary) or 0):
+                found[devices] = (runs, summary)
+    return tuple(_chart([group[n] for n in sorted(group)]) for group in groups.values() if len(group) > 1)
+
+
+def _kind(series: Series) -> tuple[str, ...]:
+    return (
+        series.framework_label,
+        series.chip,
+        series.scale,
+        series.precision,
+        series.work,
+        series.corpus,
+        series.runtime,
+    )
+
+
+def _speed(summary: SeriesSummary) -> float | None:
+    tokens = summary.latest.tokens if summary.latest else None
+    return tokens if tokens is not None and math.isfinite(tokens) and tokens > 0 else None
+
+
+def _chart(members: Sequence[Latest]) -> ScalingChart:
+    """Return the chart of one group, the smallest number of devices first: it is the base."""
+    first = members[0][0].series
+    base, fewest, most = _speed(members[0][1]) or 1.0, first.devices, members[-1][0].series.devices
+    ratios = [(_speed(summary) or 0.0) / base for _, summary in members]
+    speed_ups = [ratio * runs.series.devices / fewest for ratio, (runs, _) in zip(ratios, members, strict=True)]
+    top = max(most / fewest, *speed_ups)
+    points = tuple(
+        ScalingPoint(
+            slug=runs.slug,
+            nodes=runs.series.nodes,
+            devices=runs.series.devices,
+            layout=str(runs.series.layout),
+            tokens=_speed(summary) or 0.0,
+            speed_up=speed_up,
+            efficiency=ratio,
+            x=_x(runs.series.devices, fewest, most),
+            y=_y(speed_up, top),
+        )
+        for (runs, summary), ratio, speed_up in zip(members, ratios, speed_ups, strict=True)
+    )
+    ticks = tuple((f"{value:g}", _y(value, top)) for value in _powers(top))
+    setting = f"{first.scale} {first.precision}"
+    return ScalingChart(first.framework_label, first.chip, setting, points, _y(most / fewest, top), ticks)
+
+
+def _powers(top: float) -> list[float]:
+    """Return 1, 2, 4 and so on up to `top`."""
+    return [2.0**power for power in range(int(math.log2(top) + 1e-9) + 1)]
+
+
+def _x(devices: int, fewest: int, most: int) -> float:
+    part = math.log(devices / fewest) / math.log(most / fewest)
+    return LEFT + part * (WIDTH - LEFT - RIGHT)
+
+
+def _y(speed_up: float, top: float) -> float:
+    """Return the height of a speed-up on a logarithmic axis; one below 1 stands below the axis' first number."""
+    part = math.log(speed_up) / math.log(top) if speed_up > 0 else 0.0
+    return HEIGHT - BOTTOM - max(-0.1, part) * (HEIGHT - TOP - BOTTOM)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.pages.gathering import PagesContent
 from levelfield.pages.history_columns import SeriesRuns
 from levelfield.pages.series_summary import SeriesSummary
-from levelfield.publish.published_rows import Line, published
+from levelfield.publish.published_rows import FigureRow, published
 from levelfield.report.words import GIB
 
 
@@ -77,7 +77,7 @@ def _ours(runs: SeriesRuns, summary: SeriesSummary) -> BesideRow | None:
     )
 
 
-def _published(line: Line) -> BesideRow:
+def _published(line: FigureRow) -> BesideRow:
     return BesideRow(
         is_ours=False,
         case=line.case,

@@ -1,7 +1,9 @@
-"""The hardware of an entry: the named one if it is here, assumed for a plan, or this machine with a smaller layout."""
+"""The hardware of an entry: the named one, assumed for a plan, or this machine with a smaller layout; its driver."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from levelfield.catalog import lookup
@@ -10,9 +12,9 @@ from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
 from levelfield.plan.decision import Decision
-from levelfield.plan.reduced_layout import reduced
 from levelfield.plan.request import Entry, RequestedScale, Suggestion
 from levelfield.plan.version_choice import version_that_runs
+from levelfield.specs.case import Work
 from levelfield.specs.hardware import WITHHELD, NamedHardware
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.layout import Layout, parse_layout
@@ -174,3 +176,49 @@ def _sentences(before: Layout, after: Layout, found: Selection, why: str) -> lis
 def _lowered(before: Layout, what: str, found: Selection) -> str:
     name, kind = found.implementation.framework, found.vendor.device_kind
     return f"sharding stage {before.sharding_stage} {what}: it is not offered by {name} on {kind}"
+
+
+def reduced(layout: Layout, devices: int, work: Work, micro_batch: int, offered: Collection[str]) -> Layout:
+    """Return the layout with its largest dimension halved until it fits `devices` and the work's sizes.
+
+    Of equal dimensions data is halved first, then context, tensor and pipeline. offered: the parallelism of the
+    implementation on these devices. A sharding stage that is not offered becomes the next lower offered one.
+    """
+    sizes = _within(work, micro_batch, {n: getattr(layout, n) for n in ("data", "context", "tensor", "pipeline")})
+    while math.prod(sizes.values()) > devices:
+        largest = max(sizes, key=lambda name: sizes[name])
+        sizes[largest] = _halved(sizes[largest])
+    return Layout(
+        **sizes,
+        sequence_parallel=layout.sequence_parallel and sizes["tensor"] > 1 and "sequence" in offered,
+        **_sharding(layout, sizes["data"] * sizes["context"], offered),
+    )
+
+
+def _within(work: Work, micro_batch: int, sizes: dict[str, int]) -> dict[str, int]:
+    """Return the sizes, each halved until it divides the numbers that it splits."""
+    model, training = work.model, work.training
+    cut = {
+        "data": max(1, training.global_batch // micro_batch),
+        "context": training.sequence_length // 2,
+        "tensor": math.gcd(model.kv_heads, model.heads, model.ffn_hidden_size, model.vocab_size),
+        "pipeline": model.layers,
+    }
+    return {name: _dividing(size, cut[name]) for name, size in sizes.items()}
+
+
+def _dividing(size: int, whole: int) -> int:
+    return size if whole % size == 0 else _dividing(_halved(size), whole)
+
+
+def _halved(size: int) -> int:
+    """Return the largest power of two below `size`."""
+    return 1 << ((size - 1).bit_length() - 1)
+
+
+def _sharding(layout: Layout, ranks: int, offered: Collection[str]) -> dict[str, int]:
+    stages = [stage for stage in range(1, layout.sharding_stage + 1) if f"zero{stage}" in offered]
+    degree = math.gcd(ranks, layout.sharding_degree) if layout.sharding_degree < layout.gradient_ranks else ranks
+    if not stages or degree == 1:
+        return {}
+    return {"sharding_stage": stages[-1], "sharding_degree": degree}

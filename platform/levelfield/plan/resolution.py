@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import levelfield
 from levelfield.catalog.lookup import access_of
+from levelfield.contracts.node_commands import recorded_commands
+from levelfield.contracts.vendor import Vendor
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, LayoutError
 from levelfield.measure.parameter_counts import parameters
@@ -11,11 +13,10 @@ from levelfield.plan.arrangement import Arrangement, arrange
 from levelfield.plan.decision import Decision
 from levelfield.plan.devices import container_of, hardware_of, use_notices
 from levelfield.plan.environment import environment_of, image_environment, refusal, requirements_of
-from levelfield.plan.hosts import launch_of, unused_hosts
 from levelfield.plan.implementation_identity import implementation_used
 from levelfield.plan.peak import MeasuredPeaks, peak_of
 from levelfield.plan.permissions import refuse_choice_of_devices
-from levelfield.plan.preflight_choice import preflight_of
+from levelfield.plan.request import UserRequest
 from levelfield.plan.scale import choose_scale, footprint_of
 from levelfield.plan.unsupported import refuse_unsupported
 from levelfield.predict import layout_rules
@@ -25,7 +26,17 @@ from levelfield.specs.build_needs import Stages
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.derivation import split_name
-from levelfield.specs.plan import CorpusUsed, EnvironmentPlan, Hardware, MemoryExpected, Plan, PredictedLayout
+from levelfield.specs.launch import LaunchPlan
+from levelfield.specs.plan import (
+    CorpusUsed,
+    EnvironmentPlan,
+    Hardware,
+    MemoryExpected,
+    Plan,
+    PredictedLayout,
+    PreflightPlan,
+)
+from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import FrameworkAccess
 from levelfield.worker.synthetic import synthetic_entropy
 
@@ -212,3 +223,33 @@ def _corpus(facts: CorpusFacts | None, work: Work, scale: Scale) -> CorpusUsed:
             "sample. Prepare a longer text"
         )
     return CorpusUsed(kind=facts.kind, prefix=str(facts.prefix), digest=facts.digest, tokens=facts.tokens)
+
+
+def launch_of(asked: LaunchPlan | None, nodes: int, vendor: Vendor) -> LaunchPlan | None:
+    """Return how the plan's nodes are reached, and what each runs for the vendor; None for this machine alone."""
+    if asked is None:
+        return None
+    commands = recorded_commands(vendor)
+    recorded = {"samples": commands.samples, "facts": dict(commands.facts)}
+    return asked.model_copy(update={"hosts": asked.hosts[:nodes], **recorded})
+
+
+def unused_hosts(asked: LaunchPlan | None, text: str, selector: Selector) -> tuple[str, ...]:
+    """Return a sentence where there are more hosts than the run uses, and the case string has no number of nodes."""
+    if asked is None or len(asked.hosts) <= selector.nodes or len(text.split(":")) > 3:
+        return ()
+    return (
+        f"{selector.nodes} of {len(asked.hosts)} hosts is used, as '{text}' has no number of nodes; write "
+        f"case:framework:chip:{len(asked.hosts)} for all",
+    )
+
+
+def preflight_of(request: UserRequest, nodes: int) -> PreflightPlan | None:
+    """Return the short preflight of a run; None for a run without one.
+
+    Without the user's choice a run has one where its hosts are named and there are several. An engine that chooses the
+    nodes would queue a second job, and might give it other nodes than the training.
+    """
+    named = request.launch is not None and bool(request.launch.hosts) and nodes > 1
+    wanted = named if request.preflight is None else request.preflight
+    return PreflightPlan(quiet=request.quiet_machine) if wanted or request.quiet_machine else None

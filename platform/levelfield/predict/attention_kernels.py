@@ -6,7 +6,7 @@ torch tries its kernels in the chip's order and takes the first that can do the 
 
 from __future__ import annotations
 
-from levelfield.predict.links import Machine
+from levelfield.predict.links import MachineRates
 from levelfield.predict.setup import TrainingSetup
 from levelfield.specs.case import Model
 from levelfield.specs.constants import AttentionKernel, Pace
@@ -17,7 +17,7 @@ FLASH_WIDTH = 256
 FLASH: AttentionKernel = "flash2"  # of the package, and where torch's order on the chip is not known
 
 
-def kernel_of(setup: TrainingSetup, machine: Machine, pace: Pace) -> AttentionKernel:
+def kernel_of(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> AttentionKernel:
     """Return the kernel of a layout's attention."""
     if pace.attention != "sdpa":
         return pace.attention

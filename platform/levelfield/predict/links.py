@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from levelfield.predict.collectives import Link
 from levelfield.specs.constants import AttentionKernel, Pace
 from levelfield.specs.layout import Layout
 
+# Ring and tree costs follow Thakur, Rabenseifner and Gropp, 2005, sections 3 and 4. The faster one counts, because
+# libraries choose it. Bytes are those of the whole tensor on one rank; seconds are those of one call.
+
 
 @dataclass(frozen=True)
-class Machine:
+class Link:
+    """The link between the ranks of a group: seconds of a hop, and bytes per second from one rank to the next."""
+
+    hop_seconds: float
+    bytes_per_second: float
+
+
+def all_reduce_seconds(size: float, ranks: int, link: Link) -> float:
+    """Return the faster of ring, 2 (n-1)/n of the bytes in 2 (n-1) hops, and tree, 2 x the bytes in 2 log2 n hops."""
+    if ranks == 1:
+        return 0.0
+    ring = 2 * gather_seconds(size, ranks, link)
+    tree = 2 * math.ceil(math.log2(ranks)) * link.hop_seconds + 2 * size / link.bytes_per_second
+    return min(ring, tree)
+
+
+def gather_seconds(size: float, ranks: int, link: Link) -> float:
+    """Return the time of an all-gather or reduce-scatter of `size` bytes in all: (n-1)/n of them in n-1 hops."""
+    return (ranks - 1) * (link.hop_seconds + size / ranks / link.bytes_per_second)
+
+
+def send_seconds(size: float, link: Link) -> float:
+    """Return the time of a message from one rank to another."""
+    return link.hop_seconds + size / link.bytes_per_second
+
+
+@dataclass(frozen=True)
+class MachineRates:
     """The rates of devices and links. Rates are per device: FLOP/s, bytes/s.
 
     matmul: the achievable rate if known, else the peak; fp8_matmul: the same in fp8, or None. node: the link between
@@ -40,7 +70,7 @@ class UnknownLink(ValueError):
     """The layout needs a link whose rate is unknown. The message names the link."""
 
 
-def link_of(layout: Layout, machine: Machine, pace: Pace, ranks: int, stride: int) -> Link:
+def link_of(layout: Layout, machine: MachineRates, pace: Pace, ranks: int, stride: int) -> Link:
     """Return the link of a group of `ranks` whose neighbours are `stride` devices apart.
 
     Tensor ranks are closest, then context, data and pipeline. Between nodes, all groups of a node share its network.
@@ -56,7 +86,7 @@ def link_of(layout: Layout, machine: Machine, pace: Pace, ranks: int, stride: in
     return Link(_hop_seconds(machine, stride), min(between * through, share * machine.node.bytes_per_second))
 
 
-def _hop_seconds(machine: Machine, stride: int) -> float:
+def _hop_seconds(machine: MachineRates, stride: int) -> float:
     """Return the mean latency of a ring's hop: one of the hops in each node goes over the network."""
     assert machine.network is not None and machine.node is not None
     inside = max(1, machine.devices_per_node // stride)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from levelfield.errors import UsageError
-from levelfield.predict.collectives import Link
-from levelfield.predict.links import Machine
+from levelfield.predict.links import Link, MachineRates
 from levelfield.specs.case import Precision
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.host_rates import HostShare, Operation
@@ -45,13 +44,13 @@ def machine_of(
     devices_per_node: int,
     network_bytes_per_second: float | None,
     tf32: bool = False,
-) -> Machine:
+) -> MachineRates:
     """Return the machine of a chip. Raises UsageError when its peak or memory bandwidth is not public.
 
     tf32: products of 32-bit values round their operands to TF32. Values in memory and messages stay as wide.
     """
     dtype: PeakDtype = "tf32" if tf32 else "bf16" if precision == "fp8" else precision
-    return Machine(
+    return MachineRates(
         matmul_flops_per_second=_rate(chip, dtype),
         fp8_matmul_flops_per_second=_rate(chip, "fp8") if precision == "fp8" else None,
         memory_bytes_per_second=_bandwidth(chip),
@@ -64,13 +63,13 @@ def machine_of(
     )
 
 
-def host_machine(share: HostShare, precision: Precision) -> Machine:
+def host_machine(share: HostShare, precision: Precision) -> MachineRates:
     """Return the machine of the host's processors from the measured rates of a share. Raises UsageError."""
     measured = share.matmul_flops_per_second.get(precision)
     if not measured:
         known = ", ".join(share.matmul_flops_per_second)
         raise UsageError(f"this host's rate of {precision} products was not measured; known: {known}")
-    return Machine(
+    return MachineRates(
         matmul_flops_per_second=max(measured.values()),
         fp8_matmul_flops_per_second=None,
         memory_bytes_per_second=share.memory_bytes_per_second,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from levelfield.measure.flops import attended_keys
 from levelfield.predict.attention_kernels import kernel_of
-from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
-from levelfield.predict.links import Machine, link_of
+from levelfield.predict.links import Link, MachineRates, all_reduce_seconds, gather_seconds, link_of, send_seconds
 from levelfield.predict.operations import (
     BACKWARD,
     FUSED_ATTENTION_BACKWARD,
@@ -35,7 +34,7 @@ class RankWork:
     """A setup on a machine. part: one rank's share of a micro-batch."""
 
     setup: TrainingSetup
-    machine: Machine
+    machine: MachineRates
     pace: Pace
     part: Slice
 
@@ -63,7 +62,7 @@ class PassSeconds:
         return self.layer * (count - mixtures) + self.mixture * mixtures
 
 
-def pass_seconds(setup: TrainingSetup, machine: Machine, pace: Pace) -> PassSeconds:
+def pass_seconds(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PassSeconds:
     """Return the parts of one micro-batch's time. Raises UnknownLink."""
     s = RankWork(setup, machine, pace, slice_of(setup))
     return PassSeconds(

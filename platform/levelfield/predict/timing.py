@@ -12,9 +12,8 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from levelfield.measure.parameter_counts import ParameterCount, parameters
-from levelfield.predict.collectives import all_reduce_seconds, send_seconds
 from levelfield.predict.footprint import mixture_parameters
-from levelfield.predict.links import Machine
+from levelfield.predict.links import MachineRates, all_reduce_seconds, send_seconds
 from levelfield.predict.pass_timing import (
     PassSeconds,
     RankWork,
@@ -56,7 +55,9 @@ class PredictedStep:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def step_time(setup: TrainingSetup, machine: Machine, pace: Pace, each: PassSeconds | None = None) -> PredictedStep:
+def step_time(
+    setup: TrainingSetup, machine: MachineRates, pace: Pace, each: PassSeconds | None = None
+) -> PredictedStep:
     """Return the time of one step, by part. each: the parts of a micro-batch, if known. Raises UnknownLink."""
     s = RankWork(setup, machine, pace, slice_of(setup))
     each = each or pass_seconds(setup, machine, pace)

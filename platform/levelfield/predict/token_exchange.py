@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 
-from levelfield.predict.collectives import gather_seconds
-from levelfield.predict.links import Machine, UnknownLink, link_of
+from levelfield.predict.links import MachineRates, UnknownLink, gather_seconds, link_of
 from levelfield.predict.setup import TrainingSetup
 from levelfield.specs.architecture import Experts
 from levelfield.specs.constants import Pace
 
 
-def exchange_seconds(s: TrainingSetup, machine: Machine, pace: Pace) -> float:
+def exchange_seconds(s: TrainingSetup, machine: MachineRates, pace: Pace) -> float:
     """Return the exchanges of one micro-batch in one layer that no computation hides. Raises UnknownLink."""
     if s.layout.expert == 1 or s.model.experts is None:
         return 0.0
@@ -37,7 +36,7 @@ def _parts(s: TrainingSetup) -> int:
     return s.layout.tensor if s.layout.sequence_parallel else 1
 
 
-def _gathered(s: TrainingSetup, machine: Machine, pace: Pace) -> float:
+def _gathered(s: TrainingSetup, machine: MachineRates, pace: Pace) -> float:
     """Return the gather, or the scatter on the way back, of what came to the tensor ranks of an expert."""
     ranks = _parts(s)
     if ranks == 1:
@@ -45,12 +44,12 @@ def _gathered(s: TrainingSetup, machine: Machine, pace: Pace) -> float:
     return gather_seconds(ranks * exchanged_bytes(s), ranks, link_of(s.layout, machine, pace, ranks, 1))
 
 
-def _near(s: TrainingSetup, machine: Machine) -> int:
+def _near(s: TrainingSetup, machine: MachineRates) -> int:
     """Return the ranks of a group in one node. Tensor ranks lie between neighbours."""
     return min(s.layout.expert, max(1, machine.devices_per_node // s.layout.tensor))
 
 
-def _inside_seconds(s: TrainingSetup, machine: Machine, pace: Pace) -> float:
+def _inside_seconds(s: TrainingSetup, machine: MachineRates, pace: Pace) -> float:
     near = _near(s, machine)
     if near == 1:
         return 0.0
@@ -59,7 +58,7 @@ def _inside_seconds(s: TrainingSetup, machine: Machine, pace: Pace) -> float:
     return (near - 1) * (link.hop_seconds + arriving * exchanged_bytes(s) / near / link.bytes_per_second)
 
 
-def _between_seconds(s: TrainingSetup, machine: Machine, pace: Pace) -> float:
+def _between_seconds(s: TrainingSetup, machine: MachineRates, pace: Pace) -> float:
     near = _near(s, machine)
     others = s.layout.expert - near
     if others == 0:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from levelfield.errors import LayoutError
+from levelfield.measure.series import over_repeats
 from levelfield.publish.foreign_tables import (
     MIB,
     NONE,
@@ -22,9 +23,9 @@ from levelfield.publish.foreign_tables import (
     table,
     used_bytes,
 )
-from levelfield.publish.repeated_pairs import pair_lines
 from levelfield.report.escapes import markdown
 from levelfield.report.words import GIB
+from levelfield.specs.result import Result
 
 FORMATS = ("flagperf", "oneflow", "osdi")
 FLAGPERF_BATCH = 512  # its Llama table prints a global batch only when it is not 512
@@ -47,8 +48,6 @@ def _tables(form: str, runs: Sequence[ReportedRun]) -> list[str]:
 
 
 # -- FlagPerf
-
-
 def _machines(run: ReportedRun, memory: str = "") -> str:
     """Return machines and cards in FlagPerf's form, such as `A100单机8卡（1x8）`."""
     nodes, each, chip = run.result.nodes, run.devices_per_node, run.result.chip
@@ -134,9 +133,8 @@ FLAGPERF_GPT: Columns = {
     "memory": _memory_of_all,
 }
 
+
 # -- OneFlow
-
-
 def _group(run: ReportedRun) -> str:
     layout = run.result.layout
     if layout.pipeline > 1:
@@ -180,9 +178,8 @@ ONEFLOW: Columns = {
     "Achieved aggregate petaFLOP/s": _aggregate,
 }
 
+
 # -- OSDI
-
-
 def _date(run: ReportedRun) -> str:
     date = run.result.run_id[:8]
     return date if date.isdigit() else NONE
@@ -228,3 +225,43 @@ OSDI: Columns = {
     "gpu_util(%)": _load,
     "throuthput(sample/sec)": _samples_change,
 }
+
+
+def _rate(result: Result) -> float | None:
+    return result.throughput.tokens_per_second if result.throughput else None
+
+
+_FIGURES: tuple[tuple[str, Callable[[Result], float | None]], ...] = (("gpu_mem", used_bytes), ("throughput", _rate))
+
+
+def pair_lines(runs: Sequence[ReportedRun]) -> Iterator[str]:
+    """Yield a line for each figure of each pair: the median of on over off and its interval over the repeats."""
+    pairs: dict[str, list[tuple[Result, Result]]] = {}
+    for run in runs:
+        if run.baseline is not None and run.baseline.repeat == run.result.repeat:
+            pairs.setdefault(_name(run.result), []).append((run.result, run.baseline))
+    for name, found in pairs.items():
+        for figure, read in _FIGURES:
+            yield from _line(f"{name}, on over off: {figure}", [_ratio(read(on), read(off)) for on, off in found])
+
+
+def _name(result: Result) -> str:
+    return f"{result.case} {result.nodes}x{result.devices // result.nodes} {result.chip} {result.layout}"
+
+
+def _ratio(on: float | None, off: float | None) -> float | None:
+    return on / off if on is not None and off else None
+
+
+def _line(title: str, ratios: Sequence[float | None]) -> Iterator[str]:
+    known = [ratio for ratio in ratios if ratio is not None]
+    if not known:
+        return
+    found = over_repeats(known)
+    if found.low is None or found.high is None:
+        yield f"{title} {found.median:.3f}; one pair has no interval, --repeat 5 gives one"
+        return
+    yield (
+        f"{title} {found.median:.3f}, {found.coverage:.0%} interval {found.low:.3f} to {found.high:.3f} of {found.n} "
+        f"pairs of repeats ({found.method})"
+    )

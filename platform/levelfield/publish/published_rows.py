@@ -14,7 +14,6 @@ from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UnknownName
 from levelfield.measure.utilisation import mfu, peak_range
-from levelfield.publish.conversion import rate
 from levelfield.report import words
 from levelfield.specs.case import Work
 from levelfield.specs.figures import PublishedRow
@@ -23,9 +22,12 @@ from levelfield.specs.vendor import Chip
 
 FIGURES = 3  # of a line: tokens/s/device, MFU, memory
 
+# The step time with more digits comes first. samples/s is only a fallback: it is rounded more than times are.
+_STEP_TIMES = ("step_seconds_finer", "step_seconds")
+
 
 @dataclass(frozen=True)
-class Line:
+class FigureRow:
     """One row, measured or published. mfu_low, mfu_high: fractions of the peak; they differ only for mixed fp8.
 
     *_from: the origin of the figure, or the reason why it is absent.
@@ -66,9 +68,9 @@ class Line:
         return [f"no {name}: {reason}" for name, (value, reason) in figures.items() if value is None]
 
 
-def beside(results: Sequence[Result], registry: Registry) -> list[Line]:
+def beside(results: Sequence[Result], registry: Registry) -> list[FigureRow]:
     """Return the lines of each case: measured ones, then published ones."""
-    lines: list[Line] = []
+    lines: list[FigureRow] = []
     for case in dict.fromkeys(result.case for result in results):
         own = [result for result in results if result.case == case]
         lines += [measured(result) for result in own]
@@ -77,7 +79,7 @@ def beside(results: Sequence[Result], registry: Registry) -> list[Line]:
     return lines
 
 
-def remarks(results: Sequence[Result], lines: Sequence[Line]) -> Iterator[str]:
+def remarks(results: Sequence[Result], lines: Sequence[FigureRow]) -> Iterator[str]:
     """Return a remark for each case without published rows."""
     for case in dict.fromkeys(result.case for result in results):
         if all(result.scale == "smoke" for result in results if result.case == case):
@@ -86,12 +88,12 @@ def remarks(results: Sequence[Result], lines: Sequence[Line]) -> Iterator[str]:
             yield f"{case}: found no published row of this case"
 
 
-def measured(result: Result) -> Line:
+def measured(result: Result) -> FigureRow:
     found, (memory_name, memory_bytes) = words.utilisation(result, "palm"), words.worst_memory(result)
     speed, no_counter = result.throughput, "no counter gave one"
     if result.status.is_unproven:  # published rows beside it would be a comparison
         found, memory_bytes, speed, no_counter = None, None, None, f"the run is {words.status(result)}"
-    return Line(
+    return FigureRow(
         origin="measured",
         name=result.run_id,
         case=result.case,
@@ -111,7 +113,7 @@ def measured(result: Result) -> Line:
     )
 
 
-def published(case: str, registry: Registry) -> list[Line]:
+def published(case: str, registry: Registry) -> list[FigureRow]:
     """Return the published rows of this case in all sets, converted."""
     sets = [registry.figures(name) for name in sorted(registry.published)]
     rows = [(figures.name, row) for figures in sets for row in figures.rows if row.setting.case == case]
@@ -132,12 +134,12 @@ def _chip(name: str | None, registry: Registry) -> Chip | str:
         return str(problem)
 
 
-def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> Line:
+def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> FigureRow:
     s, tokens = row.setting, rate(row)
     low, high, mfu_from = _utilisation(tokens.tokens_per_second_per_device, row, work, chip)
     memory = row.values("memory_bytes")
     stages = f"printed: the fullest of {len(memory)} pipeline stages"
-    return Line(
+    return FigureRow(
         origin="published",
         name=f"{name}: {row.name}",
         case=s.case or "",
@@ -175,3 +177,27 @@ def _utilisation(
     if found.high is None:
         return None, None, str(found.reason)
     return found.low, found.high, f"converted: {found.formula} of {found.peak_tflops:g} TFLOP/s, {found.peak_source}"
+
+
+@dataclass(frozen=True)
+class TokenRate:
+    """Tokens/s per device, or None. how: `printed`, `converted` with the arithmetic, or the reason for None."""
+
+    tokens_per_second_per_device: float | None
+    how: str
+
+
+def rate(row: PublishedRow) -> TokenRate:
+    """Return the printed rate, else the rate from the step time, else the rate from samples/s."""
+    s = row.setting
+    printed = row.figure("tokens_per_second_per_device")
+    if printed is not None:
+        return TokenRate(printed, "printed")
+    for seconds in filter(None, map(row.figure, _STEP_TIMES)):
+        value = s.global_batch * s.sequence_length / seconds / s.devices
+        return TokenRate(value, f"converted: {s.global_batch} x {s.sequence_length} / {seconds:.10g} s / {s.devices}")
+    samples = row.figure("samples_per_second")
+    if samples is not None:
+        value = samples * s.sequence_length / s.devices
+        return TokenRate(value, f"converted: {samples:g} samples/s x {s.sequence_length} / {s.devices}")
+    return TokenRate(None, f"no throughput: {row.status if row.status != 'published' else 'none is printed'}")

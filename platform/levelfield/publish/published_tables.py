@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from levelfield.catalog.registry import Registry
-from levelfield.publish.published_rows import FIGURES, Line, beside, remarks
+from levelfield.publish.published_rows import FIGURES, FigureRow, beside, remarks
 from levelfield.report.escapes import markdown, table
 from levelfield.report.tables import csv_text
 from levelfield.report.words import gib, number, wrapped
@@ -33,14 +33,14 @@ def beside_published(form: str, results: Sequence[Result], registry: Registry) -
     return writers[form]()
 
 
-def as_text(lines: Sequence[Line], said: Sequence[str]) -> str:
+def as_text(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
     """Return three lines per row and the reasons for absent figures, within 80 columns."""
     text = [wrapped(_CONVENTION, 0), ""]
     text += [wrapped(part, _INDENT) for line in lines for part in _parts(line)]
     return "\n".join([*text, *(wrapped(remark, 2) for remark in said)]) + "\n"
 
 
-def _parts(line: Line) -> Iterator[str]:
+def _parts(line: FigureRow) -> Iterator[str]:
     blank = " " * _INDENT
     yield f"{line.origin:<{_INDENT}}{line.name}"
     hardware = f"{line.framework} on {line.hardware}, {line.layout}, micro-batch {line.micro_batch}, {line.precision}"
@@ -52,17 +52,17 @@ def _parts(line: Line) -> Iterator[str]:
     yield from (f"{blank}{reason}" for reason in _absent(line))
 
 
-def _absent(line: Line) -> list[str]:
+def _absent(line: FigureRow) -> list[str]:
     return line.absent if len(line.absent) < FIGURES else [f"no figures: {line.status}"]
 
 
-def _converted(line: Line, how: str) -> str:
+def _converted(line: FigureRow, how: str) -> str:
     return (
         f" ({how.partition(':')[0]})" if line.origin == "published" and how.startswith(("converted", "printed")) else ""
     )
 
 
-def as_markdown(lines: Sequence[Line], said: Sequence[str]) -> str:
+def as_markdown(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
     """Return one table; below it the conversion rules and the reasons for absent figures."""
     names = ("", "row", "framework", "devices", "layout", "micro-batch", "precision", "status")
     figures = ("tokens/s/device", "MFU (palm)", "memory")
@@ -71,7 +71,7 @@ def as_markdown(lines: Sequence[Line], said: Sequence[str]) -> str:
     return "\n".join([*rows, "", _CONVENTION, "", *(f"- {markdown(text)}" for text in (*absent, *said))]) + "\n"
 
 
-def _row(line: Line) -> tuple[str, ...]:
+def _row(line: FigureRow) -> tuple[str, ...]:
     return (
         line.origin,
         line.name,
@@ -87,11 +87,11 @@ def _row(line: Line) -> tuple[str, ...]:
     )
 
 
-def as_csv(lines: Sequence[Line]) -> str:
+def as_csv(lines: Sequence[FigureRow]) -> str:
     """Return raw numbers with units in their names, each with its origin."""
     return csv_text([asdict(line) for line in lines])
 
 
-def as_json(lines: Sequence[Line], said: Sequence[str]) -> str:
+def as_json(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
     rows = [asdict(line) for line in lines]
     return json.dumps({"rows": rows, "remarks": list(said)}, indent=2, ensure_ascii=False) + "\n"

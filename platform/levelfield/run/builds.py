@@ -41,7 +41,7 @@ class Pin(NamedTuple):
         return " ".join(f"{package}=={self.version}" for package in self.packages)
 
 
-class Build(NamedTuple):
+class CommitBuild(NamedTuple):
     """The platform as a commit has it, and the folder of that checkout. pin: a package that the commit pins else."""
 
     commit: str
@@ -52,12 +52,12 @@ class Build(NamedTuple):
         return self.commit[:12] if self.pin is None else str(self.pin)
 
 
-def build_of(commit: str, pin: Pin | None = None, *, say: Say) -> Build:
+def build_of(commit: str, pin: Pin | None = None, *, say: Say) -> CommitBuild:
     """Return the checkout of a commit; the first call makes it. Raises RunFailed where git cannot."""
     if not _COMMIT.fullmatch(commit):
         raise RunFailed(f"build '{commit[:80]}': found no full commit, expected 40 or 64 hexadecimal digits")
     name = commit[:16] if pin is None else "-".join((commit[:16], pin.framework, *pin.packages, pin.version))
-    build = Build(commit, cache_folder().with_name("builds") / name, pin)
+    build = CommitBuild(commit, cache_folder().with_name("builds") / name, pin)
     if not (build.folder / "run_benchmarks.py").is_file():
         say(f"checking out the build {build}")
         _make(build)
@@ -95,7 +95,7 @@ def _pinned(folder: Path, pin: Pin) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _make(build: Build) -> None:
+def _make(build: CommitBuild) -> None:
     """Clone this checkout at a commit. The folder gets its name last, so that a killed attempt does not count."""
     commit, folder = build.commit, build.folder
     unfinished = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
@@ -113,7 +113,7 @@ def _make(build: Build) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def run_of(build: Build, arguments: Sequence[str], runs: Path, limit_seconds: float) -> RunPaths:
+def run_of(build: CommitBuild, arguments: Sequence[str], runs: Path, limit_seconds: float) -> RunPaths:
     """Start one run with the code of a build and return its directory in `runs`, valid or not. Raises RunFailed."""
     argv = [sys.executable, str(build.folder / "run_benchmarks.py"), *arguments, "--runs", str(runs), "--json"]
     try:

@@ -18,11 +18,12 @@ from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import RunFailed
-from levelfield.judge.group_comparison import GROUP, group_rates
 from levelfield.judge.node_comparison import (
+    GROUP,
     DeviceState,
     Earlier,
     findings,
+    group_rates,
     rates_kept,
     slower_than_earlier,
     word_of,

@@ -12,7 +12,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.vendor import Vendor
 from levelfield.corpus import CorpusFacts
 from levelfield.errors import NotHere, UsageError
-from levelfield.plan.certification import certificate_used
+from levelfield.plan.certificate_need import certificate_used
 from levelfield.plan.peak import with_peak
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, Suggestion, UserRequest

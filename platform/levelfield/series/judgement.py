@@ -1,4 +1,4 @@
-"""From an examination, and the pairs that confirm it or not, to one finding."""
+"""From an examination, and the pairs that confirm it or not, to one finding; many on one node are one of the node."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
+from statistics import median
 
 from levelfield.measure.student import t_quantile
 from levelfield.series.examination import Examination
@@ -14,6 +15,7 @@ from levelfield.series.level import FEWEST, MEDIAN_VARIANCE, Level
 from levelfield.series.pairs import PairRuling, judged_pairs
 from levelfield.series.segments import change_of, value_of
 from levelfield.series.trigger import DRIFT_NIGHTS, Rule, Suspicion, detectable
+from levelfield.specs.record import Gated
 
 STALE_DAYS = 14
 MOST_NAMED = 100  # pairs: a larger number only says that the noise is large
@@ -22,10 +24,12 @@ _SEEN_BY: dict[Rule, str] = {
     "sum of nights": "the nights together are beyond the accepted level",
     "drift": "the last nights have drifted from the accepted level",
 }
-
 Pairs = Sequence[tuple[float | None, float | None]]
 # Runs pairs of a figure in a direction (1: it looked worse): the values of A and B; None where none can be run.
 PairSource = Callable[[Examination], "Pairs | None"]
+
+FEWEST_ALIKE = 3
+ALIKE = (0.5, 1.5)  # of the median excess
 
 
 @dataclass(frozen=True)
@@ -181,3 +185,59 @@ def _days(first: str, last: str) -> int:
         return (date.fromisoformat(last) - date.fromisoformat(first)).days
     except ValueError:
         return 0
+
+
+Judged = tuple[Surroundings, Examination]
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Series on one node whose figure moved alike. of: how many series ran there. excess: the median, as a cost.
+
+    is_alone: whether series on other nodes ran in the same night and did not move, so that the build is no cause.
+    """
+
+    node: str
+    figure: Gated
+    members: tuple[Judged, ...]
+    of: int
+    excess: float
+    is_alone: bool
+
+    @property
+    def clearest(self) -> Judged:
+        """The member that is farthest from its level: its pairs stand for the group."""
+        return max(self.members, key=lambda m: abs(m[1].tonight.cost - m[1].level.cost) / m[1].level.scale)  # type: ignore[union-attr]
+
+
+def node_groups(examined: Sequence[Judged]) -> list[NodeGroup]:
+    """Return the groups of at least FEWEST_ALIKE series, and half of those on the node, that moved alike tonight."""
+    found = []
+    for node, figure in dict.fromkeys((e.tonight.node, e.figure) for _, e in examined):
+        here = [m for m in examined if (m[1].tonight.node, m[1].figure) == (node, figure) and m[1].level]
+        others = [m for m in examined if m[1].tonight.node != node and m[1].figure == figure and m[1].level]
+        for direction in (1, -1):
+            moved = [m for m in here if _moved(m[1], direction)]
+            alike = _alike(moved)
+            if len(alike) >= max(FEWEST_ALIKE, len(here) / 2):
+                excess = median(_excess(m[1]) for m in alike)
+                still = sum(not _moved(m[1], direction) for m in others)
+                is_alone = still >= FEWEST_ALIKE and still > len(others) / 2
+                found.append(NodeGroup(node, figure, tuple(alike), len(here), excess, is_alone))
+    return found
+
+
+def _moved(found: Examination, direction: int) -> bool:
+    suspicion = found.suspicion
+    return suspicion is not None and suspicion.rule == "tonight" and suspicion.direction == direction
+
+
+def _excess(found: Examination) -> float:
+    return found.suspicion.excess if found.suspicion else 0.0
+
+
+def _alike(moved: Sequence[Judged]) -> list[Judged]:
+    if not moved:
+        return []
+    middle = abs(median(_excess(m[1]) for m in moved))
+    return [m for m in moved if ALIKE[0] * middle <= abs(_excess(m[1])) <= ALIKE[1] * middle]

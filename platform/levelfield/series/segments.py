@@ -1,4 +1,4 @@
-"""A series in time: its nights, and the segments in which the conditions stayed the same.
+"""A series in time: its nights, the segments in which the conditions stayed the same, and what changed between them.
 
 A segment ends for a node when the node's conditions change. Nodes with other conditions have segments side by side, so
 that a series which alternates between two machines keeps both.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from levelfield.series.findings import WORSE
-from levelfield.specs.record import Gated, Point
+from levelfield.specs.record import Conditions, Gated, Point
 
 
 class Observation(NamedTuple):
@@ -99,3 +99,22 @@ def _observation(night: str, node: str, runs: list[tuple[Point, float]]) -> Obse
     last = runs[-1][0]
     cost = runs[0][1] if len(runs) == 1 else statistics.median(cost for _, cost in runs)
     return Observation(night, runs[0][0].began, node, last.run_id, cost)
+
+
+def condition_changes(before: Conditions | None, after: Conditions | None) -> tuple[str, ...]:
+    """Return each field that differs with its old and its new value; empty where one side is not known."""
+    if before is None or after is None:
+        return ()
+    old, new = dict(_flat(before)), dict(_flat(after))
+    names = dict.fromkeys((*old, *new))
+    return tuple(
+        f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names if old.get(name) != new.get(name)
+    )
+
+
+def _flat(conditions: Conditions) -> Iterator[tuple[str, str]]:
+    for name, value in conditions.model_dump().items():
+        if isinstance(value, Mapping):
+            yield from ((str(key), str(each)) for key, each in value.items())
+        else:
+            yield name, str(value)

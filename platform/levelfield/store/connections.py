@@ -17,17 +17,35 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 
 from levelfield.errors import UsageError
 from levelfield.store.address import StoreAddress, refuse_network, without_password
-from levelfield.store.database_errors import explained
 
 BUSY_SECONDS = 30.0
 PAGE_BYTES = 8192  # a compressed result fits into a page with others; with 4096 bytes much of each page is empty
 WRITER_LOCK = 0x6C6576656C  # of PostgreSQL: any number that nobody else uses
 OWN_TABLES = {"alembic_version", "series", "condition", "subject", "run", "raw"}  # since the first version
 PSYCOPG = "psycopg[binary]==3.3.9"
+
+_KEPT = "nothing of this transaction was stored"
+# By a part of the database's message, in lower case.
+_MEANINGS = {
+    "not a database": "is no store: {}. Name another file, or move it aside",
+    "malformed": "is damaged: {}. Move it aside; `store import` makes it again from run directories or an export",
+    "readonly": "cannot be written: {}. Change its rights or its folder's, or name another with --store",
+    "read-only": "cannot be written: {}. Use a user that may write, or name another store with --store",
+    "permission denied": "may not be used: {}. Grant the rights, or name another store with --store",
+    "locked": f"is locked by another process: {{}}; {_KEPT}. Try again when that process has ended",
+    "lock timeout": f"is locked by another process: {{}}; {_KEPT}. Try again when that process has ended",
+    "disk is full": f"has no space left: {{}}; {_KEPT}. Free some space, then import again",
+    "no space left": f"has no space left: {{}}; {_KEPT}. Free some space, then import again",
+    "unable to open": "cannot be opened: {}. Check that its folder exists and may be written",
+    "no such table": "is no store, or lacks a part: {}. `store check` says more",
+    "does not exist": "is not there, or lacks a part: {}. Check the name of the database, and its tables",
+    "disk i/o error": f"cannot be read or written: {{}}; {_KEPT}. Check the disk",
+    "connection": "cannot be reached: {}. Check that the server runs, the address and the rights",
+}
 
 
 def engine_of(address: StoreAddress, read_only: bool) -> Engine:
@@ -153,3 +171,21 @@ def _postgresql(address: StoreAddress, read_only: bool) -> Engine:
         ) from None
     except (ArgumentError, ValueError) as error:
         raise UsageError(f"store {without_password(address.url)}: {error}") from None
+
+
+@contextmanager
+def explained(address: StoreAddress) -> Iterator[None]:
+    """Turn an error of the database in the block into a UsageError that names the store and what to do."""
+    try:
+        yield
+    except IntegrityError:
+        raise  # a fault of this code: it checks before it writes
+    except (DBAPIError, sqlite3.Error) as error:
+        raise UsageError(f"store {address.text} {_meaning(error)}") from None
+
+
+def _meaning(error: Exception) -> str:
+    original = error.orig if isinstance(error, DBAPIError) else error
+    said = " ".join(str(original).split())
+    texts = (text for part, text in _MEANINGS.items() if part in said.lower())
+    return next(texts, "cannot be used: {}").format(said.rstrip("."))

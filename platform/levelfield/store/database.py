@@ -18,8 +18,7 @@ from levelfield.errors import DocumentError, LevelfieldError, UnknownName
 from levelfield.specs.record import Conditions, Point, RunRecord, StoreEvent, Subject
 from levelfield.store import queries, statements
 from levelfield.store.address import StoreAddress, address_of, default_url
-from levelfield.store.connections import engine_of, reading, writing
-from levelfield.store.database_errors import explained
+from levelfield.store.connections import engine_of, explained, reading, writing
 from levelfield.store.insertion import Added, RunInsertion
 from levelfield.store.queries import RecordReader, StoredSeries
 from levelfield.store.rare_collections import rare_collections

@@ -31,8 +31,7 @@ from levelfield.specs.result import Result
 from levelfield.specs.surroundings import KNOWN_TO_MATTER
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.private_texts import PrivateTexts
-from levelfield.store.run_traces import run_traces
-from levelfield.store.telemetry_summary import telemetry_summary
+from levelfield.store.run_traces import run_traces, telemetry_summary
 
 UNKNOWN = "unknown"  # the node of a run that recorded none
 MACHINE_ID = "machine-id"  # what an identity rests on, where the system has an identifier

@@ -1,14 +1,18 @@
-"""Runs of the planner's best layouts on this machine, each with its prediction."""
+"""The planner's best layouts on this machine, and runs of them, each with its prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from levelfield.catalog.lookup import Selection
+from levelfield.catalog.registry import Registry
 from levelfield.plan.request import Entry, UserRequest
-from levelfield.predict.layout_search import LayoutEstimate
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
+from levelfield.predict.questions import question_on_chip, question_on_host
 from levelfield.report.words import worst_memory
-from levelfield.specs.case import Scale
+from levelfield.run import host_probe
+from levelfield.specs.case import Scale, Work
 from levelfield.specs.result import Result
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningChoice
@@ -57,3 +61,16 @@ def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
     for row in rows:
         groups.setdefault((row.time.total, row.memory.total), row)
     return list(groups.values())
+
+
+def question_here(
+    registry: Registry, found: Selection, work: Work, devices: int, say: Callable[[str], None]
+) -> LayoutQuestion:
+    """Return the question about the devices here. A host is measured once; later questions use the stored rates."""
+    memory = found.devices[0].memory_bytes if found.devices else None
+    if not found.vendor.is_host:
+        return question_on_chip(
+            registry, found.implementation.framework, work, found.chip, found.vendor.device_kind, 1, devices, None
+        )
+    rates = host_probe.known_host_rates(registry) or host_probe.measure_host_rates(registry, say)
+    return question_on_host(registry, found.implementation.framework, work, devices, memory, rates)

@@ -15,13 +15,13 @@ from levelfield.specs.case import Precision
 from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import Chip
 from levelfield.testing.findings import Fails, Missing, NotApplicable
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 DEVICES = 8  # of one node, as most makers build them
 SHOWN = 60  # characters of why a case has no plan
 
 
-def cases(subject: Subject) -> str:
+def cases(subject: VendorSubject) -> str:
     """Plan each case at full scale on one node of the first chip, and name the peaks that the chips lack for them."""
     if subject.spec.is_host:
         raise NotApplicable("the full scale is for accelerators")
@@ -38,7 +38,7 @@ def cases(subject: Subject) -> str:
     return f"{said}{f'; none: {none}' if none else ''}{_peaks(subject, names)}"
 
 
-def _why_not(subject: Subject, case: str, frameworks: Sequence[str], chip: Chip) -> str | None:
+def _why_not(subject: VendorSubject, case: str, frameworks: Sequence[str], chip: Chip) -> str | None:
     """Return why no framework has a plan for the case, by the first one; None where one has."""
     reasons = []
     for framework in frameworks:
@@ -54,7 +54,7 @@ def _why_not(subject: Subject, case: str, frameworks: Sequence[str], chip: Chip)
     return reasons[0]
 
 
-def _peaks(subject: Subject, names: Sequence[str]) -> str:
+def _peaks(subject: VendorSubject, names: Sequence[str]) -> str:
     """Return a sentence about each precision of the cases whose peak a chip lacks: their runs have no MFU there."""
     uses: dict[Precision, list[str]] = {}
     for name in names:

@@ -19,7 +19,7 @@ from levelfield.testing import (
     value_checks,
 )
 from levelfield.testing.findings import CheckFinding, CheckRow, found
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Check:
     which takes seconds. rows: returns the values to show beside the sentence."""
 
     name: str
-    run: Callable[[Subject], str]
+    run: Callable[[VendorSubject], str]
     whole: bool = False
-    rows: Callable[[Subject], tuple[CheckRow, ...]] | None = None
+    rows: Callable[[VendorSubject], tuple[CheckRow, ...]] | None = None
 
 
 CHECKS = (
@@ -68,7 +68,7 @@ CHECKS = (
 )
 
 
-def check(subject: Subject, fast: bool = False) -> Iterator[CheckFinding]:
+def check(subject: VendorSubject, fast: bool = False) -> Iterator[CheckFinding]:
     """Return the findings one by one. A wrong vendor.yaml is the last. fast: without checks that train or wait."""
     for item in CHECKS:
         if fast and item.whole:
@@ -79,7 +79,7 @@ def check(subject: Subject, fast: bool = False) -> Iterator[CheckFinding]:
             return
 
 
-def find(subject: Subject, item: Check) -> CheckFinding:
+def find(subject: VendorSubject, item: Check) -> CheckFinding:
     """Return the finding of one check, with its rows if it has any."""
     finding = found(item.name, lambda: _result(subject, item))
     if item.rows is None:
@@ -89,6 +89,6 @@ def find(subject: Subject, item: Check) -> CheckFinding:
     return finding
 
 
-def _result(subject: Subject, item: Check) -> str:
+def _result(subject: VendorSubject, item: Check) -> str:
     with subject.surroundings():
         return item.run(subject)

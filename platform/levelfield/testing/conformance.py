@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from unittest import SkipTest
 
 from levelfield.testing.check_suite import CHECKS, find
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 
 @cache
-def _subject(vendor: str, plugins: tuple[Path, ...]) -> Subject:
-    return Subject(vendor, plugins)
+def _subject(vendor: str, plugins: tuple[Path, ...]) -> VendorSubject:
+    return VendorSubject(vendor, plugins)
 
 
 class VendorConformance:

@@ -9,13 +9,13 @@ from dataclasses import asdict
 from levelfield.contracts.vendor import ContainerOptions, Device
 from levelfield.plan.permissions import needs, places
 from levelfield.testing.findings import Fails, Missing, NotApplicable
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 HOST_ITSELF = ("/", "/dev", "/proc", "/sys", "/etc", "/root", "/home", "/var", "/run", "/var/run")
 EVERYTHING = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO")
 
 
-def options(subject: Subject) -> str:
+def options(subject: VendorSubject) -> str:
     """Check that container() is pure and shows exactly the given devices."""
     known = subject.devices_or_two()
     adapter = subject.adapter()
@@ -41,7 +41,7 @@ def _are_nodes(shown: ContainerOptions) -> None:
             raise Fails(f"container.environment.{name}: '{text}'", "only '{index}' may be in braces")
 
 
-def _check_one_device(subject: Subject, device: Device, known: Sequence[Device]) -> None:
+def _check_one_device(subject: VendorSubject, device: Device, known: Sequence[Device]) -> None:
     """Check that the options of one device are part of the options of all, without those of other devices."""
     one, everything = subject.adapter().container([device]), subject.adapter().container(known)
     others = subject.adapter().container([other for other in known if other != device])
@@ -55,7 +55,7 @@ def _check_one_device(subject: Subject, device: Device, known: Sequence[Device])
         raise Fails(f"found device_request {one.device_request} for one device", "give one identity for each device")
 
 
-def _restriction(subject: Subject, known: Sequence[Device]) -> str:
+def _restriction(subject: VendorSubject, known: Sequence[Device]) -> str:
     """Return how the container restricts the devices. Raises Fails when it does not restrict them."""
     spec, variable = subject.spec, subject.spec.visible_devices_variable
     first, second = [asdict(subject.adapter().container([d])) for d in _two(known)]
@@ -74,7 +74,7 @@ def _restriction(subject: Subject, known: Sequence[Device]) -> str:
     )
 
 
-def _check_all_shown(subject: Subject, known: Sequence[Device]) -> None:
+def _check_all_shown(subject: VendorSubject, known: Sequence[Device]) -> None:
     """Raise Missing when no device is shown, and Fails when one device has its own node and another has none."""
     shown = subject.adapter().container(known)
     if not (shown.device_nodes or shown.device_request or shown.engine_runtime or shown.environment):
@@ -95,7 +95,7 @@ def _two(known: Sequence[Device]) -> list[Device]:
     return [first, known[1] if len(known) > 1 else other]
 
 
-def privileges(subject: Subject) -> str:
+def privileges(subject: VendorSubject) -> str:
     """Check that every addition to the engine's defaults has a name and a reason, and that none opens the host."""
     access = subject.spec.container
     shown = subject.adapter().container(subject.devices_or_two())
@@ -114,7 +114,7 @@ def privileges(subject: Subject) -> str:
     return f"{said}; its containers start only with {asked}" if asked else said
 
 
-def images(subject: Subject) -> str:
+def images(subject: VendorSubject) -> str:
     """Check that images belong to frameworks of vendor.yaml."""
     found = subject.spec.images
     if not found:

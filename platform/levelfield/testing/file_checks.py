@@ -10,12 +10,12 @@ from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.vendor import Chip
 from levelfield.testing.findings import Fails, Missing
 from levelfield.testing.recordings import ORIGINS, Recording
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 BLANK = "FILL IN"
 
 
-def schema(subject: Subject) -> str:
+def schema(subject: VendorSubject) -> str:
     """Check that vendor.yaml is valid and has no blanks, and that the adapter can be created."""
     try:
         spec = subject.spec
@@ -29,7 +29,7 @@ def schema(subject: Subject) -> str:
     return f"{spec.schema_name()}; verified: {spec.verified}"
 
 
-def readme(subject: Subject) -> str:
+def readme(subject: VendorSubject) -> str:
     """Check that README.md exists and has no blanks."""
     path = subject.folder / "README.md"
     if not path.is_file() or not path.read_text(encoding="utf-8", errors="replace").strip():
@@ -48,7 +48,7 @@ def _check_blanks(path: Path) -> None:
         )
 
 
-def chips(subject: Subject) -> str:
+def chips(subject: VendorSubject) -> str:
     """Check that every number of a chip has its source, and that no chip hides a later one."""
     known = subject.spec.chips
     if not known:
@@ -86,7 +86,7 @@ def _check_matches(known: tuple[Chip, ...]) -> None:
                 raise Fails(f"a device named '{taken}' matches {other.name} before {chip.name}", "make match longer")
 
 
-def origins(subject: Subject) -> str:
+def origins(subject: VendorSubject) -> str:
     """Check that recorded/README.md names every recording."""
     subject.needs_recordings()
     path = subject.folder / "recorded" / ORIGINS

@@ -19,12 +19,12 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.selector import Selector
 from levelfield.testing.findings import Fails, Missing
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 DEVICES = 2
 
 
-def launch(subject: Subject) -> str:
+def launch(subject: VendorSubject) -> str:
     """Check that each framework has a plan whose processes get the declared argv, variables, device and backend."""
     frameworks = subject.registry.reaching(subject.spec)
     if not frameworks:
@@ -35,7 +35,7 @@ def launch(subject: Subject) -> str:
     return f"argv, variables, device and backend of {', '.join(frameworks)}"
 
 
-def _check_framework(subject: Subject, framework: str) -> None:
+def _check_framework(subject: VendorSubject, framework: str) -> None:
     plan = _plan(subject, framework)
     access, paths = plan.access, RunPaths(subject.stage.runs / "launch")
     strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
@@ -62,7 +62,7 @@ def _advice(name: str) -> str:
     return f"remove {name} from `environment` of vendor.yaml"
 
 
-def _plan(subject: Subject, framework: str) -> Plan:
+def _plan(subject: VendorSubject, framework: str) -> Plan:
     """Return a plan for assumed devices, of the first case that the framework supports on this kind."""
     registry = subject.registry
     if framework not in registry.frameworks:
@@ -78,7 +78,7 @@ def _plan(subject: Subject, framework: str) -> Plan:
     raise Fails(f"frameworks: no plan for {framework}: {why}", "remove the framework, or ask its authors for support")
 
 
-def _resolved(subject: Subject, selector: Selector) -> Plan:
+def _resolved(subject: VendorSubject, selector: Selector) -> Plan:
     found = lookup.find(subject.registry, selector)
     request = UserRequest("smoke", assume=True, python=sys.executable)
     decision = Decision(selector.case, selector, found, request, scale="smoke")

@@ -13,7 +13,7 @@ from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device
 from levelfield.specs.vendor import Chip, PeakDtype
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 Range = tuple[float, float]
 PEAKS: dict[PeakDtype, Range] = {
@@ -42,7 +42,7 @@ SPARSE = "compare unit, sparsity and chip of both sources"
 UNITS = "correct the number or its unit"
 
 
-def chips(subject: Subject) -> str:
+def chips(subject: VendorSubject) -> str:
     """Check every number of every chip against its range, and against the chip's other numbers."""
     known = subject.spec.chips
     for chip in known:
@@ -95,7 +95,7 @@ def _check_links(chip: Chip) -> None:
         )
 
 
-def claims(subject: Subject) -> str:
+def claims(subject: VendorSubject) -> str:
     """Check that no other vendor finds its devices in this vendor's tools and device nodes."""
     if subject.spec.is_host:
         raise NotApplicable("the host's processors are no vendor's alone")
@@ -112,7 +112,7 @@ def claims(subject: Subject) -> str:
     return f"none of {len(others)} other vendor(s) claims these devices"
 
 
-def _found_by(subject: Subject, name: str) -> Sequence[Device]:
+def _found_by(subject: VendorSubject, name: str) -> Sequence[Device]:
     """Return the devices that another vendor finds where this vendor's tools are replayed."""
     spec = subject.registry.vendor_file(name)
     adapter = subject.registry.vendor(name)

@@ -27,7 +27,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
 from levelfield.specs.tuning import TuningChoice
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 DRILL = Path(__file__).with_name("drill")
 MOST_DEVICES = 2
@@ -53,7 +53,7 @@ class Rehearsal:
         return [sample for line in lines for sample in line["samples"]]
 
 
-def rehearse(subject: Subject, fault: str) -> Rehearsal:
+def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
     """Run once for each fault: `none`, `killed` or `nan`. Raises Fails when there is no result."""
     kept = subject.kept.get(f"run {fault}")
     if not isinstance(kept, Rehearsal):
@@ -61,7 +61,7 @@ def rehearse(subject: Subject, fault: str) -> Rehearsal:
     return kept
 
 
-def devices_of(subject: Subject) -> list[Device]:
+def devices_of(subject: VendorSubject) -> list[Device]:
     """Return the devices of the rehearsal: the first two of the recordings, or of a vendor without tools."""
     try:
         found = subject.devices()
@@ -72,7 +72,7 @@ def devices_of(subject: Subject) -> list[Device]:
     return found[:MOST_DEVICES]
 
 
-def _rehearse(subject: Subject, fault: str) -> Rehearsal:
+def _rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
     count, folder = len(devices_of(subject)), _copy(subject)
     subject.stage.replay(subject.outputs)
     before = _files(subject, folder)
@@ -93,7 +93,7 @@ def _rehearse(subject: Subject, fault: str) -> Rehearsal:
     return Rehearsal(result, RunPaths(subject.stage.runs / result.run_id), tuple(left))
 
 
-def _copy(subject: Subject) -> Path:
+def _copy(subject: VendorSubject) -> Path:
     """Copy the vendor's folder under another name, with the drill as its only framework."""
     folder = subject.stage.root / "plugins/vendors" / f"{subject.name}-drill"
     if folder.exists():
@@ -107,7 +107,7 @@ def _copy(subject: Subject) -> Path:
     return folder
 
 
-def _files(subject: Subject, copy: Path) -> set[str]:
+def _files(subject: VendorSubject, copy: Path) -> set[str]:
     """Return all paths in the vendor's folder, its copy, the temporary folder and the current folder."""
     roots = (subject.folder, copy, subject.stage.temporary, subject.stage.here)
     return {str(path) for root in roots for path in root.rglob("*") if "__pycache__" not in path.parts}

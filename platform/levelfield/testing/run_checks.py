@@ -8,12 +8,12 @@ from levelfield.contracts.readings import SAMPLED
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.rehearsal import rehearse
 from levelfield.testing.sample_checks import told
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 FAULTS = {"killed": ("failed", "killed"), "nan": ("invalid", None)}
 
 
-def telemetry(subject: Subject) -> str:
+def telemetry(subject: VendorSubject) -> str:
     """Check that a run is valid and that its telemetry holds the recorded values of its devices."""
     run = rehearse(subject, "none")
     status = run.result.status
@@ -36,7 +36,7 @@ def _advice(evidence: str | None) -> str:
     return "check `environment` of vendor.yaml: every training process gets it" if evidence else ""
 
 
-def _check_recorded(subject: Subject, values: dict[tuple[int, str], object], devices: Sequence[int]) -> None:
+def _check_recorded(subject: VendorSubject, values: dict[tuple[int, str], object], devices: Sequence[int]) -> None:
     """Check that the values are exactly the recorded values of these devices."""
     try:
         right = told(subject).values
@@ -51,7 +51,7 @@ def _check_recorded(subject: Subject, values: dict[tuple[int, str], object], dev
         raise Missing("found no value in the telemetry", "compare vendor.yaml with the recording")
 
 
-def failures(subject: Subject) -> str:
+def failures(subject: VendorSubject) -> str:
     """Check that a killed rank and a NaN loss give their own status with this vendor."""
     for fault, expected in FAULTS.items():
         status = rehearse(subject, fault).result.status
@@ -62,7 +62,7 @@ def failures(subject: Subject) -> str:
     return "a killed rank is failed (killed), a NaN invalid"
 
 
-def cleanup(subject: Subject) -> str:
+def cleanup(subject: VendorSubject) -> str:
     """Check that the runs leave no process, and no file outside the run directory."""
     left = [item for fault in ("none", *FAULTS) for item in rehearse(subject, fault).left]
     if left:

@@ -13,7 +13,7 @@ from levelfield.testing.damage import NumberPlace
 from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.outcomes import Key, lost, outcome, without_reason, wrong
 from levelfield.testing.recordings import Recording
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 from levelfield.testing.tool_checks import check_problem
 
 COMPARE = "compare vendor.yaml with the recording"
@@ -31,18 +31,18 @@ class Told:
     values: dict[Key, Any]
 
 
-def told(subject: Subject) -> Told:
+def told(subject: VendorSubject) -> Told:
     devices = subject.devices()
     return Told(tuple(devices), outcome(subject.over(subject.outputs), devices))
 
 
-def after(subject: Subject, right: Told, recording: Recording, text: str | bytes) -> dict[Key, Any]:
+def after(subject: VendorSubject, right: Told, recording: Recording, text: str | bytes) -> dict[Key, Any]:
     """Return the outcome when one of the tools prints another text."""
     content = text if isinstance(text, bytes) else text.encode()
     return outcome(subject.over({**subject.outputs, recording.argv: content}), right.devices)
 
 
-def devices(subject: Subject) -> str:
+def devices(subject: VendorSubject) -> str:
     """Check that the recordings show devices of known chips."""
     found = subject.devices()
     if not found:
@@ -58,12 +58,12 @@ def devices(subject: Subject) -> str:
     return f"{len(found)} device(s): {', '.join(named)}"
 
 
-def _why_not(subject: Subject) -> str:
+def _why_not(subject: VendorSubject) -> str:
     parsed = (parse(r.tool, r.text) for r in subject.recordings if r.tool)
     return next((f": {why}" for found in parsed for why in found.passed_over), "")
 
 
-def _never_wrong(subject: Subject, copies: Iterable[tuple[Recording, str]], what: str) -> str:
+def _never_wrong(subject: VendorSubject, copies: Iterable[tuple[Recording, str]], what: str) -> str:
     """Check that no copy gives a value that differs from the undamaged recording."""
     right, count = told(subject), 0
     for recording, text in copies:
@@ -75,17 +75,17 @@ def _never_wrong(subject: Subject, copies: Iterable[tuple[Recording, str]], what
     return f"{count} copies {what}: no wrong value"
 
 
-def truncated(subject: Subject) -> str:
+def truncated(subject: VendorSubject) -> str:
     pairs = [(r, text) for r in subject.needs_recordings() for text in damage.truncated(r.text)]
     return _never_wrong(subject, pairs, "truncated")
 
 
-def reordered(subject: Subject) -> str:
+def reordered(subject: VendorSubject) -> str:
     pairs = [(r, text) for r in subject.needs_recordings() for text in damage.reordered(r)]
     return _never_wrong(subject, pairs, "reordered")
 
 
-def repeated(subject: Subject) -> str:
+def repeated(subject: VendorSubject) -> str:
     """Check copies with repeated or lost lines."""
     pairs = [
         (r, text) for r in subject.needs_recordings() for text in (*damage.repeated(r.text), *damage.lines_lost(r.text))
@@ -93,7 +93,7 @@ def repeated(subject: Subject) -> str:
     return _never_wrong(subject, pairs, "with lines twice or lost")
 
 
-def _quantities(subject: Subject, right: Told) -> Iterator[Quantity]:
+def _quantities(subject: VendorSubject, right: Told) -> Iterator[Quantity]:
     """Return the numbers of the recordings on which exactly one value depends. Each number is changed to find out."""
     for recording in subject.needs_recordings():
         for number in damage.numbers(recording.text):
@@ -103,7 +103,7 @@ def _quantities(subject: Subject, right: Told) -> Iterator[Quantity]:
                 yield recording, number, changed[0]
 
 
-def quantities(subject: Subject) -> tuple[Told, list[Quantity]]:
+def quantities(subject: VendorSubject) -> tuple[Told, list[Quantity]]:
     """Return the undamaged values and the quantities. Raises Fails when the recordings hold no quantity."""
     if "quantities" not in subject.kept:
         right = told(subject)
@@ -115,7 +115,7 @@ def quantities(subject: Subject) -> tuple[Told, list[Quantity]]:
 
 
 def _must_be_null(
-    subject: Subject,
+    subject: VendorSubject,
     what: str,
     damaged: Callable[[str, NumberPlace, str], str],
     chosen: Sequence[Quantity] | None = None,
@@ -135,15 +135,15 @@ def _must_be_null(
     return f"{len(found)} number(s) {what}: each null"
 
 
-def with_comma(subject: Subject) -> str:
+def with_comma(subject: VendorSubject) -> str:
     return _must_be_null(subject, "with a decimal comma", lambda text, number, field: damage.with_comma(text, number))
 
 
-def unavailable(subject: Subject) -> str:
+def unavailable(subject: VendorSubject) -> str:
     return _must_be_null(subject, "with NA", lambda text, number, field: damage.unavailable(text, number))
 
 
-def in_another_unit(subject: Subject) -> str:
+def in_another_unit(subject: VendorSubject) -> str:
     """Check copies with another unit, and copies without a unit where the tool always prints one."""
     found = quantities(subject)[1]
     bare = {(recording.role, key[1]) for recording, number, key in found if number.unit is None}
@@ -154,7 +154,7 @@ def in_another_unit(subject: Subject) -> str:
     return _must_be_null(subject, "in another unit", damage.in_another_unit)
 
 
-def extra_devices(subject: Subject) -> str:
+def extra_devices(subject: VendorSubject) -> str:
     """Check samples of some devices while the tool shows more, and of a device that the tool does not show."""
     right = told(subject)
     for device in right.devices:
@@ -179,7 +179,7 @@ def _values(sample: Any) -> set[Key]:
     return {(sample.index, field) for field in damage.FOREIGN if getattr(sample, field, None) is not None}
 
 
-def no_text(subject: Subject) -> str:
+def no_text(subject: VendorSubject) -> str:
     """Check that empty output, blank lines and bytes that are not text give no devices, and nulls with reasons.
 
     The list of devices must say why it is empty.

@@ -19,7 +19,7 @@ from levelfield.testing.recordings import Recording, commands, file_name, record
 from levelfield.testing.stage import Outputs, Stage, fake_nodes
 
 
-class Subject:
+class VendorSubject:
     """The state that all checks of one vendor share. Raises UnknownName for an unknown vendor."""
 
     def __init__(self, name: str, plugins: Sequence[Path] = ()) -> None:

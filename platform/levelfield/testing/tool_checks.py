@@ -13,7 +13,7 @@ from levelfield.contracts.vendor import Device
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
 from levelfield.testing.outcomes import without_reason
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 SLOW_TOOL_SECONDS = 0.3  # the time limit for a tool that the suite makes slow
 MOST_SECONDS = 45.0  # a driver may need half a minute for its first answer
@@ -42,7 +42,7 @@ EVERYWHERE = frozenset(
 DEVICE = Device(0, None, "a device", None)
 
 
-def names_of_tools(subject: Subject) -> list[str]:
+def names_of_tools(subject: VendorSubject) -> list[str]:
     """Return the executables for devices and samples. Raises NotApplicable without any, Fails for a path."""
     subject.asks_its_tools()
     spec = subject.spec
@@ -56,7 +56,7 @@ def names_of_tools(subject: Subject) -> list[str]:
     return names
 
 
-def commands(subject: Subject) -> str:
+def commands(subject: VendorSubject) -> str:
     """Warn of a command whose program every host has: where the chip is not, it fails and is not absent."""
     spec = subject.spec
     tools = {"monitor": spec.monitor, "discovery.tool": spec.discovery.tool if spec.discovery else None}
@@ -74,7 +74,7 @@ def commands(subject: Subject) -> str:
     return f"{', '.join(argv[0] for argv in named.values())}: absent where the chip is not"
 
 
-def missing(subject: Subject) -> str:
+def missing(subject: VendorSubject) -> str:
     names = names_of_tools(subject)
     subject.stage.clear()
     _check_empty(subject, subject.spec, "is missing", is_here=False)
@@ -82,7 +82,7 @@ def missing(subject: Subject) -> str:
     return f"{', '.join(names)} missing: no devices, samples of nulls with reasons"
 
 
-def failing(subject: Subject) -> str:
+def failing(subject: VendorSubject) -> str:
     """Check a tool that ends with an error, with and without right output."""
     names = names_of_tools(subject)
     good = next((r.path for r in subject.recordings if not r.role.startswith("software.")), None)
@@ -96,7 +96,7 @@ def failing(subject: Subject) -> str:
     return f"{', '.join(names)} failing: no devices, samples of nulls with reasons"
 
 
-def slow(subject: Subject) -> str:
+def slow(subject: VendorSubject) -> str:
     """Check that a tool that does not answer is ended in time, with all its processes."""
     names = names_of_tools(subject)
     sleep = shutil.which("sleep", path="/bin:/usr/bin")
@@ -113,7 +113,7 @@ def slow(subject: Subject) -> str:
     return f"{', '.join(names)} not answering: ended in time, no process left"
 
 
-def _in_time(subject: Subject, act: Callable[[], None]) -> None:
+def _in_time(subject: VendorSubject, act: Callable[[], None]) -> None:
     """Call `act` in a thread, so that an adapter that waits for ever does not block the suite."""
     raised: list[Exception] = []
 
@@ -134,7 +134,7 @@ def _in_time(subject: Subject, act: Callable[[], None]) -> None:
         raise raised[0]
 
 
-def _check_empty(subject: Subject, spec: VendorFile, how: str, is_here: bool = True) -> None:
+def _check_empty(subject: VendorSubject, spec: VendorFile, how: str, is_here: bool = True) -> None:
     """Check that the adapter returns no devices, and a null with a reason for every value.
 
     is_here: the tool exists, so the list of devices needs a problem: without one, a run would take the cpu.
@@ -175,7 +175,7 @@ def _with_short_limits(spec: VendorFile) -> VendorFile:
     return spec.model_copy(update={"monitor": monitor, "discovery": found, "software": versions})
 
 
-def versions(subject: Subject) -> str:
+def versions(subject: VendorSubject) -> str:
     """Check that the pattern of each recorded version finds the version. An adapter.py may read versions by itself."""
     if not subject.spec.software:
         return _adapters_versions(subject)
@@ -190,7 +190,7 @@ def versions(subject: Subject) -> str:
     return ", ".join(f"{name} {found[name]}" for name in sorted(known))
 
 
-def _adapters_versions(subject: Subject) -> str:
+def _adapters_versions(subject: VendorSubject) -> str:
     """Return the versions that adapter.py adds to those of every vendor. Raises NotApplicable where it adds none."""
     every = DeclaredVendor(subject.spec.model_copy(update={"software": {}})).software()
     own = {name: text for name, text in subject.over(subject.outputs).software().items() if name not in every}
@@ -201,7 +201,7 @@ def _adapters_versions(subject: Subject) -> str:
     return "by adapter.py: " + ", ".join(f"{name} {text}" for name, text in own.items())
 
 
-def visible(subject: Subject) -> str:
+def visible(subject: VendorSubject) -> str:
     """Check that the visible-devices variable shows exactly the devices that it names."""
     variable = subject.spec.visible_devices_variable
     if variable is None:

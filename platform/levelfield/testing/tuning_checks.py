@@ -15,13 +15,13 @@ from levelfield.plan.resolution import resolve
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningRow
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 NODES = (1, 2, 4)
 DEVICES = 8  # of a node, where the row names no number
 
 
-def tuning(subject: Subject) -> str:
+def tuning(subject: VendorSubject) -> str:
     """Check that each file belongs to a known case, sets free fields only, and that each row gives a possible plan."""
     files = sorted((subject.folder / "tuning").glob("*.yaml"))
     if not files:
@@ -30,13 +30,13 @@ def tuning(subject: Subject) -> str:
     return f"{len(files)} case(s), {plans} plan(s): {', '.join(path.stem for path in files)}"
 
 
-def _check_file(subject: Subject, case: str) -> int:
+def _check_file(subject: VendorSubject, case: str) -> int:
     subject.registry.case(case)
     rows = lookup.tuning_rows(subject.registry, subject.name, case)
     return sum(_check_row(subject, case, number, row) for number, row in enumerate(rows))
 
 
-def _check_row(subject: Subject, case: str, number: int, row: TuningRow) -> int:
+def _check_row(subject: VendorSubject, case: str, number: int, row: TuningRow) -> int:
     """Return the number of plans. Raises Fails for a row that makes a plan impossible, or that applies nowhere."""
     plans = 0
     for selector in _selectors(subject, case, row):
@@ -57,7 +57,7 @@ def _check_row(subject: Subject, case: str, number: int, row: TuningRow) -> int:
     return plans
 
 
-def _selectors(subject: Subject, case: str, row: TuningRow) -> Iterator[Selector]:
+def _selectors(subject: VendorSubject, case: str, row: TuningRow) -> Iterator[Selector]:
     """Return every framework, chip and number of nodes on which the row applies."""
     for framework in [row.framework] if row.framework else subject.registry.reaching(subject.spec):
         for chip in [row.chip] if row.chip else [chip.name for chip in subject.spec.chips]:

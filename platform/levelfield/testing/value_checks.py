@@ -14,7 +14,7 @@ from levelfield.specs.tool import FieldName, units_of
 from levelfield.testing.findings import CheckRow, Fails
 from levelfield.testing.outcomes import without_reason
 from levelfield.testing.recordings import Recording
-from levelfield.testing.subject import Subject
+from levelfield.testing.subject import VendorSubject
 
 SAMPLED: dict[FieldName, str] = {
     "memory_used": "memory_used_bytes",
@@ -26,7 +26,7 @@ SAMPLED: dict[FieldName, str] = {
 COMPARE = "compare its place and unit with the recording"
 
 
-def rows(subject: Subject) -> tuple[CheckRow, ...]:
+def rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
     """Return, for each device, every field that vendor.yaml declares or that adapter.py reads."""
     devices = subject.devices()
     samples = {sample.index: sample for sample in subject.over(subject.outputs).sample(devices)}
@@ -38,13 +38,13 @@ def rows(subject: Subject) -> tuple[CheckRow, ...]:
     return tuple(_row(device.index, seen[device.index], sample, fields, declared) for device, sample in read)
 
 
-def _declared(subject: Subject) -> dict[FieldName, Recording]:
+def _declared(subject: VendorSubject) -> dict[FieldName, Recording]:
     """Return the recording of each field. The monitor wins over discovery."""
     tools = sorted((r for r in subject.needs_recordings() if r.tool), key=lambda r: r.role == "monitor")
     return {field: r for r in tools if r.tool for field in r.tool.fields if field != "index"}
 
 
-def _seen(subject: Subject, device: Device, sample: Sample) -> dict[FieldName, Any]:
+def _seen(subject: VendorSubject, device: Device, sample: Sample) -> dict[FieldName, Any]:
     named = device.description != f"{subject.name} device {device.index}"
     own: dict[FieldName, Any] = {
         "name": device.description if named else None,
@@ -83,7 +83,7 @@ def _why(recording: Recording | None, index: int, field: FieldName) -> str:
         return str(error)
 
 
-def values(subject: Subject) -> str:
+def values(subject: VendorSubject) -> str:
     """Check that each declared field is read on every device that shows it, and that nulls have reasons."""
     found, declared = rows(subject), _declared(subject)
     if blank := without_reason(list(subject.over(subject.outputs).sample(subject.devices()))):
@@ -127,7 +127,7 @@ def _is_stated(reason: str) -> bool:
     return reason.startswith(stated) or reason == "the record does not say"
 
 
-def _check_memory(subject: Subject, recording: Recording | None) -> None:
+def _check_memory(subject: VendorSubject, recording: Recording | None) -> None:
     """Check that the tool's memory of a device equals the memory of its chip in vendor.yaml."""
     known = {chip.name: chip.memory_bytes for chip in subject.spec.chips}
     for device in subject.devices():

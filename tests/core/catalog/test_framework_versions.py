@@ -15,7 +15,7 @@ from levelfield.catalog.support import SupportRow, rows, table
 from levelfield.errors import DocumentError, NotHere, UsageError
 from levelfield.node.code_digest import folder_digest, training_digest
 from levelfield.pages.run_details import command
-from levelfield.plan.certification import certifying_entry
+from levelfield.plan.certificate_need import certifying_entry
 from levelfield.plan.image_recipe import image_plan
 from levelfield.plan.request import UserRequest
 from levelfield.specs.base import dump, load

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from levelfield.cli.main import main
-from levelfield.studies import rehearsals
+from levelfield.studies import plan_rehearsals
 from plans import ROOT
 
 DATA = Path(__file__).parents[1] / "data"
@@ -47,8 +47,8 @@ STARTED = """
 import sys
 from pathlib import Path
 from levelfield.cli.main import main
-from levelfield.studies import rehearsals
-rehearsals.checkout = lambda: Path({folder!r})
+from levelfield.studies import plan_rehearsals
+plan_rehearsals.checkout = lambda: Path({folder!r})
 sys.exit(main(["plan", {case!r}, "--rehearse", "2"]))
 """
 OUT_OF_MEMORY = (
@@ -76,7 +76,7 @@ class Replay:
 
 @pytest.fixture
 def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replay:
-    monkeypatch.setattr(rehearsals, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(plan_rehearsals, "checkout", lambda: tmp_path)
     return Replay(tmp_path)
 
 

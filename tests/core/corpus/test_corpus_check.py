@@ -63,7 +63,7 @@ def test_a_fault_anywhere_in_the_index_is_found(tmp_path, name):
 
 
 def test_faults_beyond_the_first_part_are_found_at_their_number(tmp_path, monkeypatch):
-    monkeypatch.setattr("levelfield.corpus.entries._ENTRIES", 7)
+    monkeypatch.setattr("levelfield.corpus.integrity._ENTRIES", 7)
     lengths = [2] * 50
     write_megatron(tmp_path / "whole", lengths)
     assert check(tmp_path / "whole").documents == 50
@@ -113,7 +113,7 @@ def test_lens_damaged_inside_the_archive_are_found(tmp_path):
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_negative_token_is_found_where_it_is(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr("levelfield.corpus.scan._BLOCK_BYTES", 64)
+    monkeypatch.setattr("levelfield.corpus.integrity._BLOCK_BYTES", 64)
     tokens = np.arange(1000)
     tokens[703] = -7
     WRITERS[kind](tmp_path / "c", LENGTHS, tokens, dtype="int32")
@@ -122,7 +122,7 @@ def test_a_negative_token_is_found_where_it_is(tmp_path, kind, monkeypatch):
 
 
 def test_the_largest_token_is_found_wherever_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("levelfield.corpus.scan._BLOCK_BYTES", 64)
+    monkeypatch.setattr("levelfield.corpus.integrity._BLOCK_BYTES", 64)
     for at in (0, 15, 16, 999):
         tokens = np.zeros(1000)
         tokens[at] = 12345

@@ -84,7 +84,7 @@ def test_a_wrong_line_is_named_and_nothing_is_left(tmp_path, wiki, content, mess
 
 
 def test_a_line_without_end_is_refused(tmp_path, wiki, monkeypatch):
-    monkeypatch.setattr("levelfield.corpus.json_lines.LONGEST_LINE", 60)
+    monkeypatch.setattr("levelfield.corpus.texts.LONGEST_LINE", 60)
     (wiki / "AA/wiki_00").write_text(line("x" * 100))
     with pytest.raises(CorpusError, match=r"wiki_00:1: found a line above 60 bytes; split the file"):
         prepare(wiki, "bytes", tmp_path / "c", field="text")

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.corpus import preparation as preparation_module
 from levelfield.corpus import prepare
-from levelfield.corpus import seams as seams_module
 from levelfield.corpus import texts as texts_module
-from levelfield.corpus.seams import LongText, Tokens
-from levelfield.corpus.tokenization import FileTokenizer
+from levelfield.corpus import tokenization as seams_module
+from levelfield.corpus.tokenization import FileTokenizer, LongText, Tokens
 
 tokenizers = pytest.importorskip("tokenizers")
 WINDOW, OVERLAP = 400, 120

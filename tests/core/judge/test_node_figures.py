@@ -12,7 +12,7 @@ from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
-from levelfield.store.telemetry_summary import telemetry_summary
+from levelfield.store.run_traces import telemetry_summary
 from node_runs import HOUR_NS, lines_of, spread, write_lines
 from recorded_runs import BEGIN_NS, SECOND_NS, USED_BYTES, WATTS, Event, edit, seal_again
 

@@ -13,7 +13,7 @@ import pytest
 from levelfield.measure import alignment as rules
 from levelfield.measure.alignment import (
     AlignmentLimits,
-    Difference,
+    PlacedDifference,
     TrainingCurve,
     align,
     flagperf_rule,
@@ -324,7 +324,7 @@ def test_noise_of_a_run_that_is_not_finite_is_infinite_and_so_is_its_limit():
 def test_a_layer_names_a_place_that_says_something():
     """A key's bias is noise alone: where it holds, the layer names the next place; beyond its limit it fails."""
     layers = [
-        rules._layer("final weights", [Difference(value, "key", "key"), Difference(1e-6, "query", "query")],
+        rules._layer("final weights", [PlacedDifference(value, "key", "key"), PlacedDifference(1e-6, "query", "query")],
                      {"key": 25.0, "query": 1e-5})
         for value in (3.4, 26.0)
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gate_points import at, day, nights, point
 from levelfield.errors import UsageError
-from levelfield.nights.baselines import Evidence, accepted_baseline, accepted_step, note, same_steps
+from levelfield.nights.baselines import LevelEvidence, accepted_baseline, accepted_step, note, same_steps
 from levelfield.series.eras import era_of
 from levelfield.series.findings import Finding
 from levelfield.series.level import LONGEST, level_of
@@ -18,7 +18,7 @@ NOW = at(60)
 
 def test_the_unchanged_nights_are_the_evidence_and_the_level_their_median() -> None:
     points = [*nights(4, deviation=0.0), point(4, 900.0), point(5, 910.0), point(6, 2000.0)]
-    found = accepted_baseline(Evidence("S", tuple(points)), "ann", "kernels", NOW, "2026-12-31")
+    found = accepted_baseline(LevelEvidence("S", tuple(points)), "ann", "kernels", NOW, "2026-12-31")
     assert found.runs == tuple(f"run00{i}" for i in range(7)) and found.level[TOKENS] == pytest.approx(1000.0)
     assert (found.kind, found.series, found.who, found.why) == ("baseline", "S", "ann", "kernels")
     assert found.until == "2026-12-31" and found.at == NOW
@@ -26,7 +26,7 @@ def test_the_unchanged_nights_are_the_evidence_and_the_level_their_median() -> N
 
 
 def test_a_series_that_is_accepted_after_seven_nights_is_judged_in_the_eighth() -> None:
-    event = accepted_baseline(Evidence("S", tuple(nights(7))), "ann", "first level", at(6, 9))
+    event = accepted_baseline(LevelEvidence("S", tuple(nights(7))), "ann", "first level", at(6, 9))
     points = [*nights(7), point(7)]
     era = era_of(segments_of(points), 0, [event], points[-1].began)
     level = level_of(era.own(TOKENS, points[-1].began), "n1")
@@ -36,14 +36,14 @@ def test_a_series_that_is_accepted_after_seven_nights_is_judged_in_the_eighth() 
 
 
 def test_at_most_the_nights_of_a_level_are_accepted() -> None:
-    found = accepted_baseline(Evidence("S", tuple(nights(50))), "ann", "why", NOW)
+    found = accepted_baseline(LevelEvidence("S", tuple(nights(50))), "ann", "why", NOW)
     assert found.runs == tuple(f"run{i:03d}" for i in range(50 - LONGEST, 50))
 
 
 def test_nights_before_the_baseline_that_holds_are_no_evidence() -> None:
     points = (*nights(10), *(point(i, 900.0) for i in range(10, 16)))
-    old = accepted_baseline(Evidence("S", points, runs=("run010", "run011", "run012")), "ann", "why", at(12, 9))
-    found = accepted_baseline(Evidence("S", points, held=old), "ann", "why", NOW)
+    old = accepted_baseline(LevelEvidence("S", points, runs=("run010", "run011", "run012")), "ann", "why", at(12, 9))
+    found = accepted_baseline(LevelEvidence("S", points, held=old), "ann", "why", NOW)
     assert found.runs == tuple(f"run{i:03d}" for i in range(10, 16)) and found.level[TOKENS] == pytest.approx(900.0)
 
 
@@ -51,48 +51,48 @@ def test_nights_that_were_found_changed_are_no_evidence_for_the_level_after_them
     slow = tuple(point(i, 900.0) for i in (7, 8))
     points = (*nights(7, deviation=0.0), *slow, *nights(3, deviation=0.0, first=9))
     past = tuple(Finding(series="S", label="S", figure=TOKENS, word="regression", run_id=p.run_id) for p in slow)
-    found = accepted_baseline(Evidence("S", points, past), "ann", "why", NOW)
+    found = accepted_baseline(LevelEvidence("S", points, past), "ann", "why", NOW)
     assert len(found.runs) == 10 and not {p.run_id for p in slow} & set(found.runs)
     quiet = tuple(finding.model_copy(update={"word": "no change"}) for finding in past)
-    taken_back = accepted_baseline(Evidence("S", points, (*past, *quiet)), "ann", "why", NOW)
+    taken_back = accepted_baseline(LevelEvidence("S", points, (*past, *quiet)), "ann", "why", NOW)
     assert len(taken_back.runs) == 12, "the last finding counts"
 
 
 def test_after_a_change_of_conditions_its_own_nights_suffice() -> None:
     points = (*nights(6), *nights(3, first=6, conditions="c2"))
-    found = accepted_baseline(Evidence("S", points), "ann", "why", NOW)
+    found = accepted_baseline(LevelEvidence("S", points), "ann", "why", NOW)
     assert found.runs == ("run006", "run007", "run008")
 
 
 def test_named_runs_are_the_evidence() -> None:
-    evidence = Evidence("S", tuple(nights(10)), runs=("run002", "run003", "run005"))
+    evidence = LevelEvidence("S", tuple(nights(10)), runs=("run002", "run003", "run005"))
     assert accepted_baseline(evidence, "ann", "why", NOW).runs == ("run002", "run003", "run005")
 
 
 def test_two_nights_are_too_few_and_three_runs_of_a_night_are_one() -> None:
     with pytest.raises(UsageError, match="found 2 valid nights, expected at least 3"):
-        accepted_baseline(Evidence("S", tuple(nights(2))), "ann", "why", NOW)
+        accepted_baseline(LevelEvidence("S", tuple(nights(2))), "ann", "why", NOW)
     same = tuple(point(1, 1000.0, run_id=f"r{i}", began=at(1, i)) for i in range(3))
     with pytest.raises(UsageError, match="found 1 valid nights"):
-        accepted_baseline(Evidence("S", same), "ann", "why", NOW)
+        accepted_baseline(LevelEvidence("S", same), "ann", "why", NOW)
 
 
 @pytest.mark.parametrize("word", ["regression", "improvement", "no change"])
 def test_one_night_suffices_where_pairs_decided(word: str) -> None:
     judged = Finding(series="S", label="S", figure=TOKENS, word=word, run_id="run000", pairs=5)
-    found = accepted_baseline(Evidence("S", (point(0, 900.0),), (judged,)), "ann", "why", NOW)
+    found = accepted_baseline(LevelEvidence("S", (point(0, 900.0),), (judged,)), "ann", "why", NOW)
     assert found.level[TOKENS] == pytest.approx(900.0)
     open_one = judged.model_copy(update={"word": "inconclusive"})
     with pytest.raises(UsageError, match="found 1 valid nights"):
-        accepted_baseline(Evidence("S", (point(0, 900.0),), (open_one,)), "ann", "why", NOW)
+        accepted_baseline(LevelEvidence("S", (point(0, 900.0),), (open_one,)), "ann", "why", NOW)
 
 
 def test_a_level_that_pairs_judged_is_not_mixed_with_the_nights_before_it() -> None:
     points = (*nights(10), point(10, 900.0))
     judged = Finding(series="S", label="S", figure=TOKENS, word="regression", run_id="run010", pairs=5)
-    found = accepted_baseline(Evidence("S", points, (judged,)), "ann", "why", NOW)
+    found = accepted_baseline(LevelEvidence("S", points, (judged,)), "ann", "why", NOW)
     assert found.runs == ("run010",) and found.level[TOKENS] == pytest.approx(900.0)
-    later = accepted_baseline(Evidence("S", (*points, point(11, 1000.0)), (judged,)), "ann", "why", NOW)
+    later = accepted_baseline(LevelEvidence("S", (*points, point(11, 1000.0)), (judged,)), "ann", "why", NOW)
     assert "run010" not in later.runs and len(later.runs) == 11, "the newest night is not changed"
 
 
@@ -109,45 +109,45 @@ def test_a_level_that_pairs_judged_is_not_mixed_with_the_nights_before_it() -> N
 def test_evidence_that_fails_is_refused(change: dict[str, str]) -> None:
     bad = tuple(point(i, 1000.0, **change) for i in range(5))
     with pytest.raises(UsageError, match="found 0 valid nights"):
-        accepted_baseline(Evidence("S", bad), "ann", "why", NOW)
+        accepted_baseline(LevelEvidence("S", bad), "ann", "why", NOW)
     with pytest.raises(UsageError, match="--run run001: found no evidence"):
-        accepted_baseline(Evidence("S", bad, runs=("run001",)), "ann", "why", NOW)
+        accepted_baseline(LevelEvidence("S", bad, runs=("run001",)), "ann", "why", NOW)
 
 
 def test_bad_nights_are_no_evidence() -> None:
     points = tuple(nights(6))
     past = tuple(Finding(series="S", label="S", figure=TOKENS, word="bad night", run_id=f"run00{i}") for i in (4, 5))
-    assert accepted_baseline(Evidence("S", points, past), "ann", "why", NOW).runs == (
+    assert accepted_baseline(LevelEvidence("S", points, past), "ann", "why", NOW).runs == (
         "run000",
         "run001",
         "run002",
         "run003",
     )
     with pytest.raises(UsageError, match="--run run005"):
-        accepted_baseline(Evidence("S", points, past, ("run005",)), "ann", "why", NOW)
+        accepted_baseline(LevelEvidence("S", points, past, ("run005",)), "ann", "why", NOW)
 
 
 def test_a_run_of_another_series_is_refused() -> None:
     with pytest.raises(UsageError, match="--run other: found no such run"):
-        accepted_baseline(Evidence("S", tuple(nights(6)), runs=("other",)), "ann", "why", NOW)
+        accepted_baseline(LevelEvidence("S", tuple(nights(6)), runs=("other",)), "ann", "why", NOW)
 
 
 def test_evidence_across_a_change_of_conditions_is_refused() -> None:
     points = (*nights(6), point(6, conditions="c2"))
     with pytest.raises(UsageError, match="several conditions"):
-        accepted_baseline(Evidence("S", points), "ann", "why", NOW)
+        accepted_baseline(LevelEvidence("S", points), "ann", "why", NOW)
 
 
 def test_a_reason_is_needed() -> None:
     with pytest.raises(UsageError, match="--why: found an empty text"):
-        accepted_baseline(Evidence("S", tuple(nights(6))), "ann", "  ", NOW)
+        accepted_baseline(LevelEvidence("S", tuple(nights(6))), "ann", "  ", NOW)
 
 
 def test_every_known_node_gets_the_accepted_level_with_its_offset() -> None:
     points = [point(i, 1000.0 if i % 2 else 900.0, node=f"n{i % 2}") for i in range(20)]
     evidence = [point(20 + i, 800.0, node="n1") for i in range(3)]
     named = tuple(each.run_id for each in evidence)
-    found = accepted_baseline(Evidence("S", (*points, *evidence), runs=named), "ann", "why", NOW)
+    found = accepted_baseline(LevelEvidence("S", (*points, *evidence), runs=named), "ann", "why", NOW)
     nodes = found.data["nodes"][TOKENS]  # type: ignore[index,call-overload]
     assert nodes["n1"] == pytest.approx(800.0) and nodes["n0"] == pytest.approx(720.0)  # type: ignore[index,call-overload]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from levelfield.errors import RunFailed
+from levelfield.nights.bisection import BuildTrials
 from levelfield.nights.build_pairs import Arm, ArmFailed, paired_records
-from levelfield.nights.build_trials import BuildTrials
-from levelfield.run.builds import Build
+from levelfield.run.builds import CommitBuild
 
 ENDS = "import sys\nsys.exit('it lacks a library')\n"
 
@@ -17,7 +17,7 @@ ENDS = "import sys\nsys.exit('it lacks a library')\n"
 def arm(name: str, folder: Path) -> Arm:
     folder.mkdir()
     (folder / "run_benchmarks.py").write_text(ENDS)
-    return Arm(name, Build(name * 40, folder), ())
+    return Arm(name, CommitBuild(name * 40, folder), ())
 
 
 def test_a_build_that_gives_no_result_is_named(tmp_path: Path) -> None:
@@ -31,15 +31,15 @@ def test_a_build_that_gives_no_result_is_named(tmp_path: Path) -> None:
 class Failing(BuildTrials):
     """Trials whose pairs end at once: the plan says in which arm."""
 
-    def _pairs(self, build: Build) -> Iterator[tuple[float | None, float | None]]:
+    def _pairs(self, build: CommitBuild) -> Iterator[tuple[float | None, float | None]]:
         raise ArmFailed(Arm(str(self.plan), build, ()), "no library")
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_only_the_good_build_ends_a_search(name: str, tmp_path: Path) -> None:
     said: list[str] = []
-    trials = Failing(name, Build("0" * 40, tmp_path), "memory_bytes", tmp_path, (), said.append)
-    other = Build("1" * 40, tmp_path)
+    trials = Failing(name, CommitBuild("0" * 40, tmp_path), "memory_bytes", tmp_path, (), said.append)
+    other = CommitBuild("1" * 40, tmp_path)
     if name == "b":
         assert trials.answer(other) == "unknown" and said == ["111111111111: no library"]
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.nights.night_order import (
+from levelfield.nights.night_state import (
     UNKNOWN_SECONDS,
     Candidate,
     expected_seconds,

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from levelfield.errors import UsageError
-from levelfield.nights.night_order import Candidate
-from levelfield.nights.night_state import NightState, read_state, state_path, write_state
+from levelfield.nights.night_state import Candidate, NightState, read_state, state_path, write_state
 from levelfield.nights.nightly import OVER_BUDGET, NightRun, NightTools, fresh_state, run_entries
 from levelfield.specs.paths import RunPaths
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from levelfield.pages.gathering import gathered
-from levelfield.pages.latest_matrix import LatestMatrix
 from levelfield.pages.night_findings import finding_of, in_order
-from levelfield.pages.overview import ROWS, Overview, overview
+from levelfield.pages.overview import ROWS, LatestMatrix, Overview, overview
 from levelfield.pages.results import GivenRuns
 from levelfield.pages.series_summary import summary_of
 from levelfield.series.findings import WORDS

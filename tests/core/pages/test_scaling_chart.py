@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from compared_records import record
 from levelfield.catalog.registry import Registry
+from levelfield.pages.case_view import ScalingChart, scaling_charts
 from levelfield.pages.gathering import gathered
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.results import GivenRuns
-from levelfield.pages.scaling_chart import ScalingChart, scaling_charts
 from levelfield.pages.series_summary import summary_of
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.catalog.registry import Registry
-from levelfield.plan.reduced_layout import reduced
+from levelfield.plan.placement import reduced
 from levelfield.predict.layout_rules import broken
 from levelfield.specs.layout import Layout, parse_layout
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.predict.attention_kernels import kernel_of
-from levelfield.predict.links import Machine
+from levelfield.predict.links import MachineRates
 from levelfield.predict.machines import machine_of
 from levelfield.predict.pass_timing import pass_seconds
 from levelfield.predict.setup import TrainingSetup, setup_of
@@ -20,7 +20,7 @@ SDPA = Pace(matmul_efficiency=1, communication_efficiency=1, overlap=0, attentio
 LATENT = {"query_rank": None, "key_value_rank": 512, "plain_size": 128, "rotary_size": 64, "value_size": 128}
 
 
-def machine(chip: str) -> Machine:
+def machine(chip: str) -> MachineRates:
     found = REGISTRY.vendor_file("nvidia").chip(chip)
     assert found is not None
     return machine_of(found, "fp16" if chip.startswith("V100") else "bf16", 8, None)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LayoutError, UsageError
-from levelfield.predict.collectives import Link, gather_seconds, send_seconds
 from levelfield.predict.layout_rules import broken, nearest
 from levelfield.predict.layout_search import (
     LayoutEstimate,
@@ -18,7 +17,7 @@ from levelfield.predict.layout_search import (
     not_offered,
     predict,
 )
-from levelfield.predict.links import Machine
+from levelfield.predict.links import Link, MachineRates, gather_seconds, send_seconds
 from levelfield.predict.machines import REACHABLE, machine_of
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
@@ -27,7 +26,7 @@ from levelfield.specs.tuning import Tuning
 
 LLAMA: Work = Registry().case("llama3_8b").work("full")  # 8,192 tokens, 32 layers, 8 key-value heads of 128
 KEY_VALUE_WIDTH = 2 * 8 * 128
-MACHINE = Machine(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash2": 40e12})
+MACHINE = MachineRates(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash2": 40e12})
 MEGATRON = frozenset({"data", "tensor", "pipeline", "interleaved", "sequence", "zero1"})
 
 

@@ -11,7 +11,6 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.measure.flops import flops_per_token
 from levelfield.predict import layout_rules
-from levelfield.predict.collectives import Link, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.explanation import memory_terms, time_terms
 from levelfield.predict.layout_search import (
     LEAST_TOKENS,
@@ -21,7 +20,7 @@ from levelfield.predict.layout_search import (
     answer,
     predict,
 )
-from levelfield.predict.links import Machine, UnknownLink
+from levelfield.predict.links import Link, MachineRates, UnknownLink, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.machines import machine_of, network_rate
 from levelfield.predict.operations import head_forward, layer_forward
 from levelfield.predict.pass_timing import slice_of
@@ -38,8 +37,8 @@ ALL = SupportedParallelism(
 )
 
 
-def machine(**changes: object) -> Machine:
-    plain = Machine(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 10e9), devices_per_node=8)
+def machine(**changes: object) -> MachineRates:
+    plain = MachineRates(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 10e9), devices_per_node=8)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,6 @@ from levelfield.errors import LayoutError
 from levelfield.measure.flops import flops_per_token
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.activations import layer_bytes
-from levelfield.predict.collectives import Link
 from levelfield.predict.explanation import memory_terms, time_terms
 from levelfield.predict.footprint import mixture_parameters, stage_parameters
 from levelfield.predict.layout_rules import broken, nearest
@@ -23,7 +22,7 @@ from levelfield.predict.layout_search import (
     not_offered,
     predict,
 )
-from levelfield.predict.links import Machine, UnknownLink
+from levelfield.predict.links import Link, MachineRates, UnknownLink
 from levelfield.predict.operations import experts_forward, head_forward, layer_forward
 from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import TrainingSetup, setup_of
@@ -36,7 +35,7 @@ from levelfield.specs.tuning import Tuning
 MIXTRAL: Work = Registry().case("mixtral_8x7b").work("full")
 QWEN: Work = Registry().case("qwen3_30b_a3b").work("full")
 DEEPSEEK: Work = Registry().case("deepseek_v3").work("full")
-MACHINE = Machine(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash2": 40e12})
+MACHINE = MachineRates(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash2": 40e12})
 FEW = frozenset({"data", "expert", "zero1"})
 KINDS = frozenset({"data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "expert"})
 EXPERT = 3 * 4096 * 14336  # of Mixtral

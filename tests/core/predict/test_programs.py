@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.predict.collectives import Link
 from levelfield.predict.footprint import expected_memory
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
-from levelfield.predict.links import Machine
+from levelfield.predict.links import Link, MachineRates
 from levelfield.predict.machines import ATTENTION_SHARES, REACHABLE, machine_of
 from levelfield.predict.setup import setup_of
 from levelfield.specs.constants import Constants, MemoryModel, Pace
@@ -19,7 +18,7 @@ from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip
 from pydantic import ValidationError
 
-MACHINE = Machine(
+MACHINE = MachineRates(
     100e12, 200e12, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash1": 20e12, "flash2": 40e12}
 )
 PLAIN: dict[str, Any] = {"matmul_efficiency": 1, "communication_efficiency": 1, "overlap": 0}

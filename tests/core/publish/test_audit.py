@@ -14,7 +14,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import LayoutError
 from levelfield.publish.audit import Audit, audited, works_of
-from levelfield.publish.derivation import FORMULAS
+from levelfield.publish.derived_figures import FORMULAS
 from levelfield.specs.base import load
 from levelfield.specs.figures import Disagreement, FigureSet, Formula, PublishedRow
 from levelfield.specs.layout import parse_layout

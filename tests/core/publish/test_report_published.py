@@ -18,10 +18,9 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
-from levelfield.publish.conversion import rate
 from levelfield.publish.foreign_columns import FLAGPERF_GPT, FLAGPERF_LLAMA, FORMATS, ONEFLOW, OSDI, as_report
 from levelfield.publish.foreign_tables import ReportedRun, changed, constants_of, runs_of
-from levelfield.publish.published_rows import beside, remarks
+from levelfield.publish.published_rows import beside, rate, remarks
 from levelfield.publish.published_tables import beside_published
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.figures import PublishedRow

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.publish.event_file import scalars
+from levelfield.publish.foreign_curves import scalars
 from levelfield.publish.mlperf_log import mllog_lines
 from levelfield.publish.scalar_events import write_scalars
 from levelfield.store.database import Store

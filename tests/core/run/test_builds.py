@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from levelfield.errors import RunFailed
 from levelfield.run import builds
-from levelfield.run.builds import Build, Pin, build_of, commits_between, run_of
+from levelfield.run.builds import CommitBuild, Pin, build_of, commits_between, run_of
 
 PROGRAM = """\
 import json, os, sys
@@ -122,7 +122,7 @@ def test_a_build_that_gives_no_result_is_named_with_its_last_words(commits: list
     with pytest.raises(RunFailed, match="could not be run"):
         run_of(build_of(commits[0], say=say), [], tmp_path, 0.0)
     with pytest.raises(RunFailed, match="gave no result"):
-        run_of(Build(commits[0], tmp_path / "none"), [], tmp_path, 60)
+        run_of(CommitBuild(commits[0], tmp_path / "none"), [], tmp_path, 60)
 
 
 def test_the_store_is_not_written_by_a_build(commits: list[str], tmp_path: Path) -> None:

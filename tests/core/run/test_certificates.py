@@ -22,10 +22,10 @@ from levelfield.errors import GateFailed, NotHere
 from levelfield.judge.certification import certificate_from
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
-from levelfield.plan.certification import certificate_used
-from levelfield.run import certification
+from levelfield.plan.certificate_need import certificate_used
+from levelfield.run import certificate_maker
+from levelfield.run.certificate_maker import CertificateMaker, certificate_run
 from levelfield.run.certificate_store import runs_place, stored
-from levelfield.run.certification import CertificateMaker, certificate_run
 from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job, with_certificate
 from levelfield.rundir.directory import read_plan
@@ -251,14 +251,14 @@ def test_a_neighbours_code_that_changes_meanwhile_is_not_certified(certified: Ce
     own = shutil.copytree(PLUGINS, certified.bench.folder / "own")
     (own / "models" / "beside").mkdir()
     monkeypatch.setattr(sys.modules[__name__], "PLUGINS", own)
-    real = certification.certificate_run
+    real = certificate_maker.certificate_run
 
     def planned(*given: Any) -> Any:
         found = real(*given)
         (own / "models" / "beside" / "fast.so").write_bytes(b"other")
         return found
 
-    monkeypatch.setattr(certification, "certificate_run", planned)
+    monkeypatch.setattr(certificate_maker, "certificate_run", planned)
     certified.bench.kept().unlink()
     _, result = certified.bench.run()
     assert result["alignment"]["verdict"] == "consistent" and list(certified.bench.store.iterdir()) == []
@@ -286,7 +286,7 @@ def test_one_command_tries_a_subject_once(certified: CertifiedRun, monkeypatch):
     monkeypatch.setattr("levelfield.run.runner.run", failing)
     maker, job = maker_and_job(certified)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("levelfield.run.certification.certificate_from", refusing)
+        patch.setattr("levelfield.run.certificate_maker.certificate_from", refusing)
         reasons = [maker.certify(job).job.plan.certificate.reason for _ in range(3)]
     assert reasons == ["its run is broken"] * 3 and len(tried) == 1
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
-from levelfield.plan.preflight_choice import preflight_of
 from levelfield.plan.request import UserRequest
+from levelfield.plan.resolution import preflight_of
 from levelfield.run import runner
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import dump

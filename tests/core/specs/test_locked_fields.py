@@ -11,14 +11,13 @@ import pytest
 import yaml
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.tuning_changes import Place, row_changes, tuned
+from levelfield.catalog.tuning_changes import RunPlace, row_changes, tuned
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.base import Value, load, parse
 from levelfield.specs.case import Case, Work
-from levelfield.specs.locked_fields import LOCKED, reason
 from levelfield.specs.suite import Suite
-from levelfield.specs.tuning import Tuning, TuningChoice, TuningFile, TuningRow
+from levelfield.specs.tuning import LOCKED, Tuning, TuningChoice, TuningFile, TuningRow, reason
 from plans import PLUGINS
 
 FREE = set(TuningChoice.model_fields)
@@ -185,13 +184,13 @@ def rows() -> tuple[TuningRow, ...]:
     return lookup.tuning_rows(Registry([PLUGINS]), "fake", "tiny")
 
 
-def changes_at(case: Case, rows: tuple[TuningRow, ...], place: Place) -> dict[int, list[tuple[str, Any, Any]]]:
+def changes_at(case: Case, rows: tuple[TuningRow, ...], place: RunPlace) -> dict[int, list[tuple[str, Any, Any]]]:
     found = row_changes(case, rows, "smoke", place)
     return {row.number: [(c.field, c.before, c.after) for c in row.changes] for row in found}
 
 
 def test_each_row_is_held_against_those_that_apply_wherever_it_does(case: Case, rows: tuple[TuningRow, ...]) -> None:
-    assert changes_at(case, rows, Place()) == {
+    assert changes_at(case, rows, RunPlace()) == {
         0: [("micro_batch", 4, 1), ("threads", "the framework's choice", 3)],
         1: [("micro_batch", 1, 2)],
         2: [("micro_batch", 1, 8)],
@@ -201,34 +200,35 @@ def test_each_row_is_held_against_those_that_apply_wherever_it_does(case: Case, 
 @pytest.mark.parametrize(
     ("place", "numbers"),
     [
-        (Place(chip="F1"), [0, 1]),
-        (Place(chip="F2"), [0, 2]),
-        (Place("F1", None, 4), [0]),
-        (Place("F1", "x", 2), [0, 1]),
+        (RunPlace(chip="F1"), [0, 1]),
+        (RunPlace(chip="F2"), [0, 2]),
+        (RunPlace("F1", None, 4), [0]),
+        (RunPlace("F1", "x", 2), [0, 1]),
     ],
 )
 def test_rows_of_another_place_are_left_out(
-    case: Case, rows: tuple[TuningRow, ...], place: Place, numbers: list[int]
+    case: Case, rows: tuple[TuningRow, ...], place: RunPlace, numbers: list[int]
 ) -> None:
     assert list(changes_at(case, rows, place)) == numbers
 
 
 def test_what_a_row_leaves_as_it_was_is_no_change(case: Case) -> None:
     same = TuningRow(scale="smoke", set=TuningChoice(micro_batch=4, recompute="none"), why="as before")
-    assert changes_at(case, (same,), Place()) == {0: []}
+    assert changes_at(case, (same,), RunPlace()) == {0: []}
 
 
 def test_variables_join_those_before(case: Case) -> None:
     first = TuningRow(scale="smoke", set=TuningChoice(environment={"A": "1", "B": "1"}), why="one")
     second = TuningRow(scale="smoke", set=TuningChoice(environment={"B": "2"}), why="two")
-    assert tuned(case, (first, second), "smoke", Place())["environment"] == {"A": "1", "B": "2"}
+    assert tuned(case, (first, second), "smoke", RunPlace())["environment"] == {"A": "1", "B": "2"}
 
 
 @pytest.mark.parametrize(
-    ("place", "micro_batch"), [(Place(), 1), (Place("F1", None, 2), 2), (Place("F1", None, 1), 1), (Place("F2"), 8)]
+    ("place", "micro_batch"),
+    [(RunPlace(), 1), (RunPlace("F1", None, 2), 2), (RunPlace("F1", None, 1), 1), (RunPlace("F2"), 8)],
 )
 def test_all_rows_of_a_place_make_its_tuning(
-    case: Case, rows: tuple[TuningRow, ...], place: Place, micro_batch: int
+    case: Case, rows: tuple[TuningRow, ...], place: RunPlace, micro_batch: int
 ) -> None:
     found = tuned(case, rows, "smoke", place)
     assert set(found) == FREE and (found["micro_batch"], found["threads"]) == (micro_batch, 3)

@@ -10,7 +10,7 @@ from compared_records import record
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord, Series
-from levelfield.studies.named_sides import latest_of_series, named_runs
+from levelfield.studies.compared_runs import latest_of_series, named_runs
 
 
 class ListedRuns:

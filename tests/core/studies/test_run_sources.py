@@ -12,8 +12,7 @@ from levelfield.judge.collector import collect
 from levelfield.rundir.directory import write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
-from levelfield.studies.run_places import RunPlaces
-from levelfield.studies.run_sources import FolderRuns, KeptRuns
+from levelfield.studies.compared_runs import FolderRuns, KeptRuns, RunPlaces
 from recorded_runs import seal_again
 
 IDS = ["20260102T030405Z_tiny_fake_fake_00000a", "20260102T030406Z_tiny_fake_fake_00000b"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from levelfield.contracts.execution import NodeWork, ProcessEnd
 from levelfield.node.regular_files import read_regular
-from levelfield.run.launchers.local import ends_of
+from levelfield.run.launchers.launched_ranks import ends_of
 
 
 def written_ends(node: NodeWork) -> tuple[ProcessEnd, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from levelfield.contracts.execution import NodeEnd, NodeWord, NodeWork, ProcessEnd, Request
 from levelfield.node.regular_files import open_regular, read_regular
-from levelfield.run.launchers.local import ends_of
+from levelfield.run.launchers.launched_ranks import ends_of
 
 MOST_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
 _WORDS: dict[str, NodeWord] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request
 from levelfield.node.regular_files import open_regular
-from levelfield.run.launchers.local import evidence_of
+from levelfield.run.launchers.launched_ranks import evidence_of
 from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
 from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN, JobState, SlurmJob, failed_steps, node_states
 

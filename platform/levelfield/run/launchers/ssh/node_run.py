@@ -10,7 +10,7 @@ from typing import Any
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, ProcessEnd
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.node.regular_files import read_regular
-from levelfield.run.launchers.local import ends_of, evidence_of
+from levelfield.run.launchers.launched_ranks import ends_of, evidence_of
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import NodeLine
 from levelfield.run.launchers.ssh.ssh_errors import explained

@@ -31,7 +31,7 @@ _SHORT_OF_MEMORY = re.compile(
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class RowRehearsal:
     """What the fullest device of a row showed. why: the reason why it did not run to its end; then figures are None.
 
     graph_breaks: of torch.compile, by their reasons; None where the row was not compiled. findings: what the script
@@ -67,7 +67,7 @@ class Rehearser:
         if done.returncode:
             raise NotHere(f"--rehearse: {_sentence(done.stderr)}")
 
-    def rehearse(self, row: LayoutEstimate, say: Say) -> Rehearsal:
+    def rehearse(self, row: LayoutEstimate, say: Say) -> RowRehearsal:
         """Run the ranks of one row that tell most; say from time to time that they run."""
         began = time.monotonic()
         code, out, err = _finished(self._argv("--json", *options_of(row), *self.further), say)
@@ -75,7 +75,7 @@ class Rehearser:
         try:
             content = json.loads(out)
         except ValueError:
-            return Rehearsal(seconds, why=_line(_sentence(err)) or f"the rehearsal ended with code {code}")
+            return RowRehearsal(seconds, why=_line(_sentence(err)) or f"the rehearsal ended with code {code}")
         return read_report(content, seconds)
 
     def _argv(self, *options: str) -> list[str]:
@@ -90,15 +90,15 @@ def options_of(row: LayoutEstimate) -> list[str]:
     return options + (["--virtual-pipeline", str(tuning.virtual_pipeline)] if tuning.virtual_pipeline > 1 else [])
 
 
-def read_report(content: Mapping[str, Any], seconds: float) -> Rehearsal:
+def read_report(content: Mapping[str, Any], seconds: float) -> RowRehearsal:
     """Return the figures of what `rehearse.py --json` printed: of all ranks and steps the largest."""
     ranks = content["ranks"]
     for rank in ranks:
         if rank.get("error") or rank["exit_code"] or not rank["steps"]:
-            return Rehearsal(seconds, why=_failure(rank), planned_bytes=content["planned_bytes"])
+            return RowRehearsal(seconds, why=_failure(rank), planned_bytes=content["planned_bytes"])
     steps = [step for rank in ranks for step in rank["steps"]]
     last = [rank["steps"][-1] for rank in ranks]
-    return Rehearsal(
+    return RowRehearsal(
         seconds,
         planned_bytes=content["planned_bytes"],
         allocated_bytes=max(step["allocated_peak_bytes"] for step in steps),

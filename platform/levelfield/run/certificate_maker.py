@@ -9,7 +9,7 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from levelfield.errors import GateFailed, NotHere, UsageError
 from levelfield.judge.certification import certificate_from, other_training
-from levelfield.plan.certification import certifying_entry, shared_code, small_reference
+from levelfield.plan.certificate_need import certifying_entry, shared_code, small_reference
 from levelfield.run import certificate_store, runner
 from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certificate, without_certificate
 from levelfield.rundir.directory import read_plan

@@ -1,0 +1,277 @@
+"""Where a comparison finds its runs, in a folder or the store, and which of them a side of it stands for."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from levelfield.compare.cautions import began
+from levelfield.compare.comparison import Histories
+from levelfield.compare.evidence import exclusion
+from levelfield.compare.repeat_groups import repeat_number, repeats_around
+from levelfield.errors import LevelfieldError, UnknownName, UsageError
+from levelfield.judge.collector import collect
+from levelfield.rundir.directory import read_plan
+from levelfield.rundir.run_state import finished_run, refuse_running
+from levelfield.specs.future_dates import first_future_date
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.record import Point, RunRecord, Series
+from levelfield.store.address import NOWHERE, VARIABLE, address_of
+from levelfield.store.run_record import record_of, series_of
+
+if TYPE_CHECKING:
+    from levelfield.store.database import Store  # a second of imports that a folder of runs does not need
+
+_STAMP = len("20261122T030405Z")  # the beginning of a run id
+_Placed = tuple[str, int, Path]  # stamp, repeat and folder of a run
+MOST = 30  # runs of one build that a series label stands for
+
+
+class RunSource(Protocol):
+    """A place with runs. A key is what `find` and `matching` return for a run."""
+
+    def find(self, name: str) -> str:
+        """Return the key of a run. Raises UnknownName where there is none, UsageError where there are several."""
+        ...
+
+    def matching(self, pattern: str) -> list[str]:
+        """Return the keys of the runs whose id, or path, fits a pattern with `*`."""
+        ...
+
+    def record(self, key: str) -> RunRecord: ...
+
+    def series(self) -> list[Series]:
+        """Return every series that has a run."""
+        ...
+
+    def newest(self, series: Series) -> Iterator[RunRecord]:
+        """Yield the runs of a series, the newest first, each read when it is taken. Dates in the future come last."""
+        ...
+
+
+class FolderRuns:
+    """The run directories of a folder. Figures come from the raw files, so an edited result.json changes none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, name: str) -> str:
+        return str(finished_run(self._folder, name).root)
+
+    def matching(self, pattern: str) -> list[str]:
+        named = [root for root in self._roots() if fnmatch.fnmatchcase(root.name, pattern)]
+        given = Path(pattern)  # with a folder it is a path
+        paths = sorted(p.parent for p in given.parent.glob(f"{given.name}/plan.json")) if "/" in pattern else []
+        return [str(root) for root in (*named, *paths)]
+
+    def record(self, key: str) -> RunRecord:
+        paths = RunPaths(Path(key))
+        refuse_running(paths)
+        return record_of(paths, result=collect(paths))
+
+    def series(self) -> list[Series]:
+        return [series for series, _ in self._by_series.values()]
+
+    def newest(self, series: Series) -> Iterator[RunRecord]:
+        _, placed = self._by_series.get(series.fingerprint(), (series, []))
+        ahead = first_future_date().strftime("%Y%m%dT%H%M%SZ")
+        for _, _, root in sorted(placed, key=lambda each: (each[0] < ahead, *each), reverse=True):
+            yield self.record(str(root))
+
+    def _roots(self) -> list[Path]:
+        return sorted(path.parent for path in self._folder.glob("*/plan.json"))
+
+    @cached_property
+    def _by_series(self) -> dict[str, tuple[Series, list[_Placed]]]:
+        """Return the run directories by the digest of their series. One that goes on or is damaged is left out.
+
+        All repeats of a command have the time of its start in their ids, so their numbers give their order.
+        """
+        found: dict[str, tuple[Series, list[_Placed]]] = {}
+        for root in self._roots():
+            try:
+                refuse_running(RunPaths(root))
+                plan = read_plan(RunPaths(root))
+            except LevelfieldError:
+                continue
+            series = series_of(plan)
+            found.setdefault(series.fingerprint(), (series, []))[1].append((root.name[:_STAMP], plan.repeat, root))
+        return found
+
+
+class KeptRuns:
+    """The runs of an open store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def find(self, name: str) -> str:
+        return self._store.find(name)
+
+    def matching(self, pattern: str) -> list[str]:
+        return [run_id for run_id in self._store.run_ids() if fnmatch.fnmatchcase(run_id, pattern)]
+
+    def record(self, key: str) -> RunRecord:
+        return self._store.record(key)
+
+    def series(self) -> list[Series]:
+        return [found.series for found in self._store.series()]
+
+    def newest(self, series: Series) -> Iterator[RunRecord]:
+        digest = series.fingerprint()
+        points, ahead = self._store.points([digest]).get(digest, []), first_future_date().isoformat()
+        for point in sorted(reversed(points), key=lambda point: point.began >= ahead):
+            yield self._store.record(point.run_id)
+
+    def histories(self, digests: list[str]) -> dict[str, list[Point]]:
+        """Return the runs of each series in the order of time."""
+        return self._store.points(digests)
+
+
+def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list[RunRecord]:
+    """Return the runs of a side: names joined by commas, each run once. with_repeats: with the others of its command.
+
+    Raises UnknownName for a name without a run, and UsageError for a label that several series have.
+    """
+    found: dict[str, RunRecord] = {}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        for record in _named(source, name, with_repeats):
+            found[record.run_id] = record
+    return list(found.values())
+
+
+def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
+    """Yield the newest runs of a series until the newest that counts, with its repeats."""
+    return _until(source.newest(series), lambda record: exclusion(record) is None and repeat_number(record) == 1)
+
+
+def _until(records: Iterable[RunRecord], is_last: Callable[[RunRecord], bool]) -> Iterator[RunRecord]:
+    """Yield records up to one that is the last, and those that began in the same second: their order is not known."""
+    ended: str | None = None
+    for record in records:
+        if ended is not None and record.began != ended:
+            return
+        yield record
+        if is_last(record):
+            ended = record.began
+
+
+def _named(source: RunSource, name: str, with_repeats: bool) -> list[RunRecord]:
+    if re.search(r"[*?\[]", name):
+        if keys := source.matching(name):
+            return [source.record(key) for key in keys]
+        raise UnknownName("run", name, source.matching("*")[-20:])
+    if ":" in name:
+        return list(_of_newest_build(source, _labelled(source.series(), name)))
+    record = source.record(source.find(name))
+    return repeats_around(record, list(_until_first_repeat(source, record))) if with_repeats else [record]
+
+
+def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRecord]:
+    """Yield the runs of the record's series, the newest first, until the first repeat of its command."""
+    begin = began(record)
+
+    def is_first(each: RunRecord) -> bool:
+        other = began(each)
+        return repeat_number(each) == 1 and (begin is None or other is None or other <= begin)
+
+    return _until(source.newest(record.series), is_first)
+
+
+def _labelled(series: Iterable[Series], label: str) -> Series:
+    """Return the series of a label: CASE:FRAMEWORK[:CHIP-OR-VENDOR[:NODES[:DEVICES]]], then words of its label."""
+    known = list(series)
+    fits = [each for each in known if _fits(each, label)]
+    if len(fits) > 1:
+        listed = "\n  ".join(each.label for each in fits[:8])
+        raise UsageError(f"series '{label}': found {len(fits)} series; add words of one of these labels:\n  {listed}")
+    if not fits:
+        raise UnknownName("series", label, [each.label for each in known])
+    return fits[0]
+
+
+def _fits(series: Series, label: str) -> bool:
+    target, *words = label.split()
+    own = [{series.case}, {series.framework_label}, {series.chip, series.vendor}, {str(series.nodes)},
+           {str(series.devices // series.nodes)}]  # fmt: skip
+    parts = target.split(":")
+    named = len(parts) <= len(own) and all(part in names for part, names in zip(parts, own, strict=False))
+    return named and set(words) <= set(series.label.split()[1:])
+
+
+def _of_newest_build(source: RunSource, series: Series) -> Iterator[RunRecord]:
+    """Yield the newest runs of a series as long as build and conditions stay the same."""
+    first: RunRecord | None = None
+    for number, record in enumerate(source.newest(series)):
+        first = first or record
+        if number == MOST or (record.subject, record.conditions) != (first.subject, first.conditions):
+            return
+        yield record
+
+
+class RunPlaces:
+    """A folder of runs and a store, which is opened when it is first needed. Use it in a `with` block.
+
+    url: of the only place to look in; None for the folder and the default store.
+    """
+
+    def __init__(self, folder: Path, url: str | None) -> None:
+        self._folder, self._url, self._open = FolderRuns(folder), url, ExitStack()
+
+    def __enter__(self) -> RunPlaces:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)  # an open store then looks for damaged rows
+
+    def runs(self, text: str, with_repeats: bool = False) -> list[RunRecord]:
+        """Return the runs of a side. Raises the error of the folder where neither place has such a run."""
+        if self._url is None:
+            try:
+                return named_runs(self._folder, text, with_repeats)
+            except UnknownName:
+                if self._store is None or not self._store.matching("*"):
+                    raise
+        return named_runs(self._known_store, text, with_repeats)
+
+    def latest(self) -> Iterator[RunRecord]:
+        """Yield the newest runs of every series, until the newest that counts: of the folder, else of the store."""
+        source: RunSource | None = self._folder if self._url is None and self._folder.series() else self._store
+        if source:
+            for series in source.series():
+                yield from latest_of_series(source, series)
+
+    def histories(self, records: Iterable[RunRecord]) -> Histories:
+        """Return the stored runs of the series of these records; empty where there is no store."""
+        digests = sorted({record.series.fingerprint() for record in records})
+        return self._store.histories(digests) if self._store else {}
+
+    @cached_property
+    def _store(self) -> KeptRuns | None:
+        """Return the open store; None where there is none yet."""
+        if self._url is None and (os.environ.get(VARIABLE) == NOWHERE or not _is_there()):
+            return None
+        from levelfield.store.database import Store
+
+        return KeptRuns(self._open.enter_context(Store.open(self._url, read_only=True)))
+
+    @property
+    def _known_store(self) -> KeptRuns:
+        if self._store is None:
+            raise UsageError("compare: found no store, expected one; name it with --store")
+        return self._store
+
+
+def _is_there() -> bool:
+    """Return whether the default store exists; a database server is asked when it is opened."""
+    path = address_of(None).path
+    return path is None or path.exists()
