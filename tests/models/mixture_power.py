@@ -136,9 +136,18 @@ def limits_for(kind: str, precision: str = "fp32") -> rules.AlignmentLimits:
     return replace(limits_of(rows, "the small mixture's noise", precision), routing=own)
 
 
+def in_bf16(kind: str, variant: Variant, code: str | None) -> str:
+    """Return the verdict on the same in bf16, without a certificate. `failed`: the planted code has no form in bf16."""
+    try:
+        run = training(kind, variant, code, "bf16")
+    except RuntimeError:
+        return "failed"
+    return rules.align(run, reference(kind, "bf16"), limits_for(kind, "bf16")).verdict
+
+
 def judged(name: str, honest: bool, kind: str, variant: Variant, code: str | None) -> dict[str, Any]:
     """Return a run's verdicts, the layers that failed, the first one's number, and what became of the own choices."""
-    run, alone = (training(kind, variant, code, precision) for precision in ("fp32", "bf16"))
+    run = training(kind, variant, code)
     found = rules.align(run, reference(kind), limits_for(kind))
     first = next((layer for layer in found.layers if layer.passed is False and layer.value is not None), None)
     return {
@@ -151,7 +160,7 @@ def judged(name: str, honest: bool, kind: str, variant: Variant, code: str | Non
         "limit": first and rounded(first.limit),
         "changed_choices": sum(each.changed for each in run.own.values()),
         "widest_margin": rounded(max(each.margin for each in run.own.values())),
-        "bf16_alone": rules.align(alone, reference(kind, "bf16"), limits_for(kind, "bf16")).verdict,
+        "bf16_alone": in_bf16(kind, variant, code),
     }
 
 
