@@ -13,7 +13,7 @@ from levelfield.catalog import lookup
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.cli.plan_tables import explained
-from levelfield.contracts.execution import ContainerWork, Request
+from levelfield.contracts.execution import ContainerWork, ProcessWork, Request
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.default_layout import Place, question_of
@@ -31,6 +31,7 @@ from levelfield.specs.plan import EnvironmentPlan, Plan, job_of
 from levelfield.specs.variables import masked
 
 SHOWN_BELOW = "shown below"
+LABELS = {"virtual_pipeline": "chunks", "environment": "variables"}
 TUNING_FIELDS = (
     "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads", "environment",
 )  # fmt: skip
@@ -113,7 +114,7 @@ def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
         yield "             ASSUMED: these devices are not here; this plan cannot run"
     for field in TUNING_FIELDS:
         origin = plan.origins.get(field, "default")
-        yield f"{field:<12} {_said(getattr(plan.tuning, field))}  ({origin})"
+        yield f"{LABELS.get(field, field):<12} {_said(getattr(plan.tuning, field))}  ({origin})"
     yield f"accumulation {plan.accumulation}"
     yield from _predicted(plan)
     yield f"memory       {gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
@@ -139,12 +140,28 @@ def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
         if node.container:
             yield from _container(node.node_rank, node.container)
             yield from (f"             allowed: {what}" for what in (plan.container.allowed if plan.container else ()))
-        for process in node.processes:
-            yield f"rank {process.rank:<7} {shlex.join(process.argv)}"
-            yield from (
-                f"             {name}={shlex.quote(value)}" for name, value in sorted(process.environment.items())
-            )
+        yield from _ranks(node.processes, request.nodes[0].processes[0])
     yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
+
+
+def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[str]:
+    """Return the first rank in full, and what the others of a node have otherwise. --json has every rank."""
+    if first in processes:
+        yield f"rank {first.rank:<7} {shlex.join(first.argv)}"
+        yield from _variables(first.environment)
+    others = [process for process in processes if process != first]
+    if not others:
+        return
+    name = f"rank {others[0].rank}" if len(others) == 1 else f"ranks {others[0].rank}-{others[-1].rank}"
+    yield f"{name:<12} as rank {first.rank}, but for"
+    for variable in sorted({name for process in others for name in process.environment}):
+        values = [process.environment.get(variable, "") for process in others]
+        if any(value != first.environment.get(variable) for value in values):
+            different = [shlex.quote(value) for value in dict.fromkeys(values)]
+            shown = different if len(different) < 3 else [different[0], "...", different[-1]]
+            yield f"             {variable}={' '.join(shown)}"
+    if other := next((process.argv for process in others if process.argv != first.argv), None):
+        yield f"             {shlex.join(other)}"
 
 
 def _preflight(plan: Plan, paths: RunPaths) -> Iterator[str]:
