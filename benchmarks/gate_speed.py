@@ -46,8 +46,8 @@ def measure(plan: SeededNights, store: str) -> dict[str, float]:
     return {
         "results": len(records),
         "series": plan.series,
-        "gate_cpu_seconds": cpu_seconds("gate", "--night", last.night or last.began[:10], "--store", store),
-        "history_cpu_seconds": cpu_seconds("history", last.series.label, "--store", store),
+        "gate_cpu_seconds": cpu_seconds("nightly", "gate", "--night", last.night or last.began[:10], "--store", store),
+        "history_cpu_seconds": cpu_seconds("nightly", "history", last.series.label, "--store", store),
     }
 
 

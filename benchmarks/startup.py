@@ -20,7 +20,7 @@ ENTRY = str(ROOT / "run_benchmarks.py")
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "--help": [ENTRY, "--help"],
-    "list": [ENTRY, "list"],
+    "show": [ENTRY, "show"],
     "show gpt3_6.7B": [ENTRY, "show", "gpt3_6.7B"],
     "--dry-run": [ENTRY, "--case", "gpt3_6.7B:torch", "--dry-run"],
 }

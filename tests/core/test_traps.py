@@ -66,10 +66,17 @@ def test_no_plugin_file_is_named_like_the_standard_library(kind: str) -> None:
     assert [p for p in sources(kind) if p.stem in STANDARD] == []
 
 
+def home_of(path: Path) -> Path:
+    """The folder of an implementation that a file of it lies in."""
+    return next(folder for folder in path.parents if folder.parent.name == "models")
+
+
 def test_models_import_the_worker_their_framework_and_siblings() -> None:
     for path in sources("models"):
-        folders = [path.parent, *shared_folders(path.parent)]  # those that it puts on the path
-        siblings = {p.stem for folder in folders for p in folder.glob("*.py")}
+        home = home_of(path)
+        folders = [home, *shared_folders(home)]  # those that it puts on the path
+        files = [p for folder in folders for p in folder.rglob("*.py")]
+        siblings = {p.stem if p.parent in folders else p.parent.name for p in files}
         others = FRAMEWORKS - {folder.name for folder in folders}
         for name in imported(path):
             of_worker, first = f"{name}.".startswith("levelfield.worker."), name.partition(".")[0]
@@ -123,7 +130,8 @@ def test_imports_go_one_way(tmp_path: Path) -> None:
 OWN_FILES = {
     "catalog/code_basis.py", "environment_folder.py", "first_start.py", "installer.py", "run/builds.py",
     "run/identities.py", "run/launchers/code_archive.py", "run/launchers/kubernetes/kubernetes_launcher.py",
-    "run/launchers/ports.py", "run/launchers/ssh/ssh_setup.py", "run/machine_facts.py", "pages/page_rendering.py",
+    "run/launchers/left_containers.py", "run/launchers/ports.py", "run/launchers/ssh/ssh_setup.py",
+    "run/machine_facts.py", "pages/page_rendering.py",
     "pages/page_building.py", "store/address.py",
 }  # fmt: skip
 READS = re.compile(r"\.read_text\(|\.read_bytes\(|\bopen\(\"r|\.open\(\)")
@@ -137,7 +145,7 @@ def test_files_of_others_are_opened_only_where_they_are_regular_ones() -> None:
 
 
 def test_plugins_are_known_to_these_rules() -> None:
-    assert {p.parent.name for p in sources("models")} == FRAMEWORKS | {"fake"}
+    assert {home_of(p).name for p in sources("models")} == FRAMEWORKS | {"fake"}
     assert {"pydantic", "yaml", "psutil"} <= PLATFORM and "numpy" not in PLATFORM
     assert {p.parent.name for p in sources("vendors")} == set(OF_VENDOR)
 

@@ -57,7 +57,7 @@ def test_the_first_command_ends_valid_and_the_second_start_makes_nothing(clone: 
     assert other["status"]["word"] == "valid" and other["case"] == "short"
 
     for name in sorted(p.name for p in (clone / "runs").iterdir()):
-        check = start(clone, cache, "collect", name, "--check")
+        check = start(clone, cache, "evidence", "collect", name, "--check")
         assert check.returncode == 0, check.stderr
 
 

@@ -42,7 +42,7 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_installed_vendor_is_listed_and_passes(site: Path) -> None:
     """Without the checks that train: the package's own tests have all of them."""
-    listed = run(site, str(ROOT / "run_benchmarks.py"), "list", "vendors")
+    listed = run(site, str(ROOT / "run_benchmarks.py"), "show", "vendors")
     assert listed.returncode == 0 and "acme" in listed.stdout, listed.stderr
     checked = run(site, str(ROOT / "run_benchmarks.py"), "vendor", "check", "acme", "--fast")
     assert checked.returncode == 0 and "acme: all 24 checks that apply are well" in checked.stdout, checked.stdout

@@ -37,7 +37,7 @@ from levelfield.specs.plan import (
     PreflightPlan,
 )
 from levelfield.specs.selector import Selector
-from levelfield.specs.vendor import FrameworkAccess
+from levelfield.specs.vendor import Chip, FrameworkAccess
 from levelfield.worker.synthetic import synthetic_entropy
 
 NO_ACCESS = FrameworkAccess(device="none", backend="none")  # in a refused plan, whose vendor lacks the framework
@@ -74,7 +74,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         predicted=_predicted(decision, arrangement),
         accumulation=max(1, layout_rules.accumulation(work, tuning.layout, tuning.micro_batch)),
         corpus=_corpus(corpus, work, scale),
-        environment=_environment(decision, container, stages),
+        environment=_environment(decision, container, stages, None if hardware.assumed else hardware.chip),
         runtime=decision.request.runtime,
         container=container,
         peak=peak_of(hardware.chip, work, MeasuredPeaks()),
@@ -170,16 +170,18 @@ def _predicted(decision: Decision, arrangement: Arrangement) -> tuple[PredictedL
     )
 
 
-def _environment(decision: Decision, container: ContainerPlan | None, stages: Stages) -> EnvironmentPlan:
+def _environment(
+    decision: Decision, container: ContainerPlan | None, stages: Stages, chip: Chip | None
+) -> EnvironmentPlan:
     request, found = decision.request, decision.found
     file, kind, assume = found.implementation, found.vendor.device_kind, request.assume or decision.refusal is not None
     if container and not container.image.requirements:
         return image_environment(container.image)
     if container:  # with --offline its wheels are there already
-        why = refusal(file, kind, stages, decision.driver, request.offline, assume, found.chip)
+        why = refusal(file, kind, stages, decision.driver, request.offline, assume, chip)
         return image_environment(container.image, why, stages)
     return environment_of(
-        file, kind, stages, request.python, request.runtime, assume, request.offline, decision.driver, found.chip
+        file, kind, stages, request.python, request.runtime, assume, request.offline, decision.driver, chip
     )
 
 

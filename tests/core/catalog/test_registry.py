@@ -161,7 +161,7 @@ def modules_after(*arguments: str) -> set[str]:
     ("arguments", "unwanted"),
     [
         (["--help"], {"numpy", "pydantic", "yaml", "psutil", "jinja2"}),
-        (["report", "--help"], {"numpy", "pydantic", "yaml", "psutil", "jinja2"}),
+        (["nightly", "gate", "--help"], {"psutil", "jinja2", "pynvml"}),
         (["show", "cases"], {"numpy", "psutil", "jinja2", "pynvml", "levelfield_vendor_cpu"}),
         (["show"], {"numpy", "jinja2"}),
         (["plan", "llama3_70b", "--chip", "H100", "--devices", "1024"], {"numpy", "psutil", "jinja2", "sqlalchemy"}),

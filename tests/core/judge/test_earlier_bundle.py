@@ -31,6 +31,6 @@ def test_every_figure_follows(name: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_it_does_not_depend_on_the_user_the_zone_or_the_language(tmp_path: Path) -> None:
     """As in a bare container: no home, no cache, another time zone, no language, another folder."""
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "TZ": "Pacific/Auckland", "LC_ALL": "C"}
-    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "verify", str(BUNDLES / "gpt3_smoke.zip")]
+    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "evidence", "verify", str(BUNDLES / "gpt3_smoke.zip")]
     done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "follows" in done.stdout, done.stderr

@@ -87,7 +87,7 @@ def test_a_rate_above_the_peak_is_named_and_does_not_count(run: RunPaths) -> Non
 @pytest.mark.parametrize("verdict", ["aligned", "different"])
 def test_a_training_that_differs_says_what_to_do(verdict: str, valid: Result) -> None:
     found = valid.model_copy(update={"alignment": valid.alignment.model_copy(update={"verdict": verdict})})
-    said = f"next: `diagnose {valid.run_id}`" in " ".join("\n".join(result_lines(found)).split())
+    said = f"next: `align diagnose {valid.run_id}`" in " ".join("\n".join(result_lines(found)).split())
     assert said == (verdict == "different")
 
 

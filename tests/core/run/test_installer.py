@@ -167,7 +167,7 @@ def test_a_wheel_that_the_folder_lacks_is_named() -> None:
     line = "ERROR: No matching distribution found for acme==2.0"
     said = installer.failure(["pip"], 1, [line], {installer.WHEELS: "/my/wheels", "PIP_NO_INDEX": "1"})
     assert "/my/wheels (LEVELFIELD_WHEELS) has no wheel of acme==2.0 for this system and Python" in said
-    assert "`wheels fetch /my/wheels`" in said and "index" not in said
+    assert "`environment wheels fetch /my/wheels`" in said and "index" not in said
 
 
 def test_a_folder_of_wheels_that_is_absent_is_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

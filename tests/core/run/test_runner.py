@@ -416,7 +416,7 @@ def test_a_result_that_cannot_be_computed_is_a_failed_run(
     monkeypatch.setattr("levelfield.run.runner.collect", damaged)
     assert main([*given, "--runs", str(runs)]) == 3
     said = " ".join(capsys.readouterr().err.split())
-    assert "its raw files are kept, without a result" in said and f"`collect {only(runs).root}`" in said
+    assert "its raw files are kept, without a result" in said and f"`evidence collect {only(runs).root}`" in said
     only(runs).plan.write_text(plan[0])
     assert main(["evidence", "collect", str(only(runs).root)]) == 0 and collect(only(runs)).status.word == "valid"
 
@@ -461,7 +461,7 @@ def test_a_disk_that_becomes_read_only_is_a_failed_run_with_its_path(
         assert main([*given, "--runs", str(disk / "runs")]) == 3
     said = " ".join(capsys.readouterr().err.split())
     assert f"failed (storage): {disk}" in said and "Read-only file system" in said
-    assert "Mount it for writing (`dmesg` says why it is not), then run `collect" in said
+    assert "Mount it for writing (`dmesg` says why it is not), then run `evidence collect" in said
     assert finish(only(disk / "runs")).steps_done >= 3
 
 

@@ -118,7 +118,7 @@ def test_a_run_that_is_over_is_not_running_though_its_platform_lives(run: RunPat
 def test_a_run_of_a_killed_platform_is_not_running_and_its_status_says_so(run: RunPaths) -> None:
     by(run, replace(own(), started=1))
     run_state.refuse_running(run)
-    assert run_state.state_words(run) == "running: the platform was killed; `collect` gives the result"
+    assert run_state.state_words(run) == "running: the platform was killed; `evidence collect` gives the result"
     run_state.settle(run.root.parent)
     found = json.loads(run.status.read_text())
     assert (found["phase"], found["state"]) == ("ended", "failed") and "the platform ended" in found["reason"]

@@ -55,8 +55,8 @@ def test_a_number_of_a_foreign_plan_is_refused_with_its_key(
     run: RunPaths, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
     changed(run.plan, {key: OF_A_PLAN[key]})
-    for command in ("report", "collect", "compare"):
-        assert main([command, str(run.root)]) == 2
+    for words in (["report"], ["evidence", "collect"], ["compare"]):
+        assert main([*words, str(run.root)]) == 2
         said = capsys.readouterr().err
         assert f"plan.json: key '{key}': found " in said and "expected" in said, said
 
