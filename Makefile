@@ -12,7 +12,7 @@ PYTEST := PYTHONPATH=platform $(PY) -m pytest
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-# On a machine without network: a folder that `run_benchmarks.py wheels fetch` made on another one.
+# On a machine without network: a folder that `run_benchmarks.py environment wheels fetch` made on another one.
 ifdef LEVELFIELD_WHEELS
 export PIP_NO_INDEX := 1
 export PIP_FIND_LINKS := $(abspath $(LEVELFIELD_WHEELS))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""CPU seconds of `gate` and of `history` on a store of seeded runs, with all that the commands do.
+"""CPU seconds of `nightly gate` and of `nightly history` on a store of seeded runs, with all that the commands do.
 
 Default: 300 series of 61 nights, three figures each. Aims: the gate under 2 s, a history under 1 s, also with --nights
 334, which are 100,200 results. On SQLite, or on PostgreSQL where `--url` names an empty database.

@@ -59,7 +59,7 @@ def cpu_seconds(argv: list[str]) -> float:
 def text(figures: dict[str, float]) -> str:
     base = figures["python -c pass"]
     rows = [f"{name:<16} {spent:6.3f} s CPU  {spent / base:5.1f} x bare python" for name, spent in figures.items()]
-    return "\n".join([*rows, "aim: --help and list under 0.4 s"])
+    return "\n".join([*rows, "aim: --help and show under 0.4 s"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Planted faults: each is caught by the layer of the alignment that should, and found by `diagnose`."""
+"""Planted faults: each is caught by the layer of the alignment that should, and found by `align diagnose`."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def warm_ranks(monkeypatch) -> None:
 
 
 def assert_found(fault: Fault, folder: Path) -> None:
-    """`diagnose` names the fault's step and tensor, by halves and not one step after another."""
+    """`align diagnose` names the fault's step and tensor, by halves and not one step after another."""
     asked = question(folder, fault)
     found = first_difference(asked, 10)
     assert found is not None and found.step == fault.step

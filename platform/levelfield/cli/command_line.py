@@ -109,6 +109,9 @@ def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
     """
     known = listed()
     words, before, rest = _split(arguments, known)
+    if not words and "--version" in (*before, *rest):  # by itself, also where packages are missing
+        print(f"levelfield {levelfield.__version__}")
+        raise SystemExit(0)
     _refuse_former(words, rest)
     if not words:
         if not arguments or rest[:1] in (["-h"], ["--help"]):

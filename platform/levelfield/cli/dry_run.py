@@ -31,7 +31,7 @@ from levelfield.specs.plan import EnvironmentPlan, Plan, job_of
 from levelfield.specs.variables import masked
 
 SHOWN_BELOW = "shown below"
-LABELS = {"virtual_pipeline": "chunks", "environment": "variables"}
+LABELS = {"environment": "variables"}  # the packages have a row of that name
 TUNING_FIELDS = (
     "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads", "environment",
 )  # fmt: skip

@@ -17,6 +17,7 @@ import psutil
 from levelfield.checkout import checkout
 
 MARK = "LEVELFIELD_CHECK"
+END_SECONDS = 5
 Outputs = Mapping[tuple[str, ...], bytes]
 
 
@@ -79,9 +80,13 @@ class Stage:
             time.sleep(0.05)
 
     def end_all(self) -> None:
-        for process in self.processes(patience_seconds=0):
-            with suppress(psutil.Error):
-                process.kill()
+        """End all marked processes, and those that they started meanwhile."""
+        deadline = time.monotonic() + END_SECONDS
+        while (found := self.processes(patience_seconds=0)) and time.monotonic() < deadline:
+            for process in found:
+                with suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.02)
 
 
 def _answers(root: Path, outputs: Outputs) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`gate`, `history` and `baseline` on a real store: a month of nights as a CI system drives them."""
+"""`nightly gate`, `history` and `accept` on a real store: a month of nights as a CI system drives them."""
 
 from __future__ import annotations
 

@@ -510,7 +510,7 @@ def test_a_plan_that_names_a_certificate_of_something_else_does_not_count(certif
 
 
 def test_a_command_that_makes_no_certificates_says_so(certified: CertifiedRun):
-    """`sweep` and `align calibrate` use stored ones only."""
+    """`plan sweep` and `align calibrate` use stored ones only."""
     rewrite(certified.main.plan, lambda plan: plan["certificate"].update(digest=None))
     result = certified.collected()
     assert (

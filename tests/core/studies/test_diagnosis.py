@@ -1,4 +1,4 @@
-"""The search for the first step that differs, what `diagnose` says, wrong usage. Real trainings: tests/models."""
+"""The search for the first step that differs, what `align diagnose` says, wrong usage. Real trainings: tests/models."""
 
 from __future__ import annotations
 

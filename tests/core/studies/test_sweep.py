@@ -1,4 +1,4 @@
-"""`sweep`: the plan's best rows are run, and each prediction stands beside its own run."""
+"""`plan sweep`: the plan's best rows are run, and each prediction stands beside its own run."""
 
 from __future__ import annotations
 

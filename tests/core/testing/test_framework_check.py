@@ -283,7 +283,7 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FrameworkSubject:
 
 
 def state(folder: Path, capsys: Said) -> tuple[str, str]:
-    """The cell of one process of GPT in the table of `list frameworks`, and the note below it."""
+    """The cell of one process of GPT in the table of `show frameworks`, and the note below it."""
     assert main(["show", "frameworks", "--plugins", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     row = next(line.split() for line in lines if line.split()[:3] == ["acme", "gpt", "fp32"])
@@ -291,7 +291,7 @@ def state(folder: Path, capsys: Said) -> tuple[str, str]:
 
 
 def said_of(folder: Path, capsys: Said) -> str:
-    """All that `list frameworks` says, without its line ends."""
+    """All that `show frameworks` says, without its line ends."""
     assert main(["show", "frameworks", "--plugins", str(folder)]) == 0
     return " ".join(capsys.readouterr().out.split())
 
