@@ -21,6 +21,7 @@ import difflib
 from collections.abc import Iterable
 
 PLATFORM_FAULT = 5
+_MOST_LISTED = 12  # names of a message; of more only the nearest
 INTERRUPTED = 130
 
 
@@ -43,7 +44,7 @@ class UnknownName(UsageError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4 if len(names) <= _MOST_LISTED else 0.0)
         listed = ", ".join(near) if near else ", ".join(names) or "none"
         word = "nearest" if near else "known"
         super().__init__(f"unknown {kind} '{name}'; {word}: {listed}.{' ' + hint if hint else ''}")

@@ -153,7 +153,7 @@ def _accelerators(registry: Registry) -> list[str]:
 
 
 def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
-    """Return the chip of this name or alias, and its vendor. Raises UnknownName with all vendors and chips."""
+    """Return the chip of this name or alias, and its vendor. Raises UnknownName with the nearest names."""
     files = [registry.vendor_file(v) for v in registry.vendors]
     for spec in files:
         if chip := spec.chip(name):

@@ -16,7 +16,7 @@ from levelfield.judge.promotion import reference_from
 from levelfield.judge.sealing import unless_tampered
 from levelfield.judge.uncounted_verdict import under_status
 from levelfield.judge.verdict import against, judged, training_of, training_of_reference
-from levelfield.report.words import wrapped
+from levelfield.report.words import reason_without_limits, wrapped
 from levelfield.rundir.directory import default_runs, read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.run_state import finished_run
@@ -75,7 +75,7 @@ def _compared(
 def lines(found: Alignment) -> list[str]:
     """Return verdict, layers with value and limit, and FlagPerf's figure, in lines of at most 80 columns."""
     marks = {True: "holds", False: "FAILS", None: "open"}
-    text = [f"{found.verdict}: {found.reason}"]
+    text = [f"{found.verdict}: {reason_without_limits(found)}"]
     text += [f"{layer.name:<{WIDTH}}{marks[layer.passed]:<7}{layer.detail}" for layer in found.layers]
     if found.reference:
         text.append(f"{'against':<{WIDTH}}{found.reference}")

@@ -169,7 +169,7 @@ def result_lines(result: Result) -> list[str]:
         lines.append(f"MFU      {words.percent(mfu)} {mfu.formula} {peak}".rstrip())
         lines += [f"         {mfu.peak_source or mfu.reason}"]
     lines += [f"         {each.kind} {each.formula}: {each.reason}" for each in beyond]
-    lines.append(f"memory   {words.gib(memory)} ({name}), expected {words.expectation(result)}")
+    lines += [f"memory   {words.gib(memory)} ({name})", f"         expected {words.expectation(result)}"]
     lines += [f"         remark: {remark}" for remark in words.memory_remarks(result)]
     first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
     lines.append(f"loss     {first} -> {last}, mean of the last steps")
@@ -177,7 +177,8 @@ def result_lines(result: Result) -> list[str]:
     lines += words.node_lines(result)
     lines += [f"before   {result.preflight}"] if result.preflight else []
     lines += [f"warning  {warning}" for warning in result.warnings]
-    lines.append(f"aligned  {result.alignment.verdict}: {result.alignment.reason}")
+    lines.append(f"verdict  {result.alignment.verdict}: {words.reason_without_limits(result.alignment)}")
+    lines += [f"limits   {result.alignment.limits}"] if result.alignment.limits else []
     if result.alignment.verdict == "different":
         lines.append(f"         next: `align diagnose {result.run_id}` names the first step and tensor that differ")
     return [words.wrapped(line, 9) for line in lines]

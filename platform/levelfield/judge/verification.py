@@ -73,7 +73,8 @@ class VerifiedRun:
 
 
 def verified(bundle: Bundle, known: Registry) -> Iterator[VerifiedRun]:
-    """Yield the finding on each run. known: the documents of this checkout, of which none has to be there."""
+    """Yield the finding on each run. known: the documents of this checkout; a bundle
+    may need others."""
     for run in bundle.runs:
         yield _verified(run, known, bundle)
 

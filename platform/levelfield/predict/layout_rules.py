@@ -92,10 +92,10 @@ def require(
         return
     near = nearest(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
     others = "" if near else _offer_other_counts(work, layout, micro_batch, nodes, virtual_pipeline)
-    offer = others or f"nearest possible: {', '.join(near)}"
+    offer = others or f"the nearest possible: {', '.join(near)}"
     chunks = f" and virtual pipeline {virtual_pipeline}" if virtual_pipeline > 1 else ""
     listed = "\n  ".join(reasons)
-    raise LayoutError(f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {listed}\n  {offer}")
+    raise LayoutError(f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {listed};\n  {offer}")
 
 
 def require_any(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from levelfield.specs.vendor import HOST_SHARE
 
 if TYPE_CHECKING:  # a plan has words and no result
-    from levelfield.specs.result import Figure, Result, Utilisation
+    from levelfield.specs.result import Alignment, Figure, Result, Utilisation
 
 GIB = 2**30
 NONE = "-"
@@ -83,10 +83,17 @@ def headline_memory(result: Result) -> Figure:
 
 
 def expectation(result: Result) -> str:
-    """Return the expected memory and the ratio of the measured memory: `0.41 GiB (1.12 times that)`."""
+    """Return the expected memory, and which measured figure is how many times that."""
     found = result.memory.expectation
     expected = gib(result.memory.expected_bytes)
-    return expected if found is None or found.ratio is None else f"{expected} ({number(found.ratio, 2)} times that)"
+    if found is None or found.ratio is None:
+        return expected
+    return f"{expected}; the {found.figure}, {gib(found.measured.value)}, is {number(found.ratio, 2)} times that"
+
+
+def reason_without_limits(found: Alignment) -> str:
+    """Return the reason of a verdict without the source of its limits, which is a line of its own."""
+    return found.reason.replace(f" ({found.limits})", "") if found.limits else found.reason
 
 
 def memory_remarks(result: Result) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def test_the_version_is_said(command: Command) -> None:
         (["--case", "tiny:fake", "--layout", "XX"], "layout 'XX' has an unknown notation"),
         (
             ["--case", "tiny:fake", "--layout", "TP2", "--micro-batch", "3"],
-            "8 is not a multiple of 3 nearest possible: ",
+            "8 is not a multiple of 3; the nearest possible: ",
         ),
         (["--case", "tiny:fake", "--micro-batch", "0"], "command line: key 'micro_batch': found 0, expected"),
         (["--case", "tiny:fake", "--threads", "x"], "invalid int value: 'x'"),

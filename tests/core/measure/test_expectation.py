@@ -176,7 +176,7 @@ def test_it_is_shown_wherever_results_are(run: RunPaths) -> None:
     report, lines = run_report(result, plan), " ".join(" ".join(result_lines(result)).split())
     remark = "the process peak is 2 times what was expected: the model of memory lacks something"
     assert f"| memory, expected | 0.50 GiB | the process peak is 2.00 times that; remark: {remark} |" in report
-    assert "expected 0.50 GiB (2.00 times that)" in lines and f"remark: {remark}" in lines
+    assert "expected 0.50 GiB; the process peak, 1.00 GiB, is 2.00 times that" in lines and f"remark: {remark}" in lines
     assert all(len(line) <= 80 for text in result_lines(result) for line in text.splitlines())
     (row,) = csv.DictReader(io.StringIO(as_csv([result])))
     assert float(row["memory_over_expected"]) == pytest.approx(2, rel=1e-6)
