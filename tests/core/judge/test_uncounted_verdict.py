@@ -60,7 +60,7 @@ def test_no_output_calls_an_invalid_run_aligned(run: RunPaths) -> None:
     assert (found.alignment.verdict, found.alignment.reason) == ("unchecked", SAID)
     assert all(layer.passed for layer in found.alignment.layers) and found.alignment.layers  # what was compared stays
     shown = " ".join("\n".join(result_lines(found)).split())
-    assert f"aligned unchecked: {SAID}" in shown
+    assert f"verdict unchecked: {SAID}" in shown
     assert f"| alignment | unchecked | {SAID} |" in run_report(found, read_plan(run))
     assert "aligned" not in as_text([found, found])
     write_atomically(run.result, dump(found))
