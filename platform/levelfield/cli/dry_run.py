@@ -134,8 +134,8 @@ def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
     yield f"run          {paths.root}"
     yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "             outcome.json status.json result.json report.md"
-    yield from (f"differs      {deviation}" for deviation in plan.deviations)
-    yield from (f"notice       {notice}" for notice in plan.notices)
+    yield from _listed("differs", plan.deviations)
+    yield from _listed("notice", plan.notices)
     for node in request.nodes:
         if node.container:
             yield from _container(node.node_rank, node.container)
@@ -219,10 +219,15 @@ def _age(age: timedelta) -> str:
     return f"{age.days} days" if age.days > 1 else f"{hours} hours" if hours else "less than an hour"
 
 
+def _listed(label: str, texts: Sequence[str]) -> Iterator[str]:
+    """Return the texts below each other, the first with the label."""
+    yield from (f"{'' if place else label:<12} {text}" for place, text in enumerate(texts))
+
+
 def _predicted(plan: Plan) -> Iterator[str]:
     """Return the planner's prediction for the chosen layout, and its next best layouts."""
     for number, row in enumerate(plan.predicted):
-        word = "next best" if number else "predicted"
+        word = f"next best {number}" if number else "predicted"
         chunks = f" chunks {row.virtual_pipeline}" if row.virtual_pipeline > 1 else ""
         rate = "no rate" if row.tokens_per_second is None else f"{row.tokens_per_second:>7,.0f} tokens/s/device"
         yield (

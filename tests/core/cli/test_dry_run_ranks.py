@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from levelfield.cli.main import main
 from plans import PLUGINS
@@ -28,3 +30,12 @@ def test_other_ranks_show_what_is_different(
     assert devices < 4 or "             RANK=1 ... 3" in shown
     names = [line.split()[0] for line in text.splitlines() if line[:1].strip()]
     assert names.count("environment") == names.count("variables") == 1
+
+
+@pytest.mark.parametrize("case", ["llama3_8b:torch:A100:1:8", "gpt3_6.7B:paddle:A100:1:8", "gpt3_6.7B:torch:cpu:1:2"])
+def test_no_two_rows_have_one_name(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three rows were named `next best`."""
+    assert main(["--case", case, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = Counter(line[:13].strip() for line in lines if line[:1].strip() and line[12:13] == " ")
+    assert len(names) > 10 and [name for name, times in names.items() if times > 1] == []
