@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from rehearsal.judgement import findings
+from rehearsal.judgement import collectives, findings
 from rehearsal.rank_work import RankWork
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_rehearsals.json").read_text())
@@ -69,6 +69,20 @@ def test_a_collective_of_more_or_less_bytes(name, key, factor):
     (said,) = judged(recorded)
     kind, ranks = key.split(" over ")
     assert kind in said and f"over {ranks} ranks" in said
+
+
+@pytest.mark.parametrize(("left_out", "is_right"), [(0, True), (1, False)])
+def test_the_losss_sums_and_a_tied_embedding_over_as_many_ranks_are_compared_together(left_out, is_right):
+    """Two tensor ranks, and two stages that hold the embedding: three numbers a token travel beside its gradient."""
+    job = copy.deepcopy(RECORDED["PP2"]["entry"]["job"])
+    job["layout"].update(tensor=2, sequence_parallel=True, pipeline=2)
+    job["model"]["tied_embeddings"] = True
+    needs = [need for need in RankWork(job, "torch", 3).needs() if need.kinds == ("all_reduce",) and need.ranks == 2]
+    assert {need.what for need in needs} == {"the tied embedding's gradient", "the loss over the vocabulary's parts"}
+    sums = 3 * 4 * job["accumulation"] * job["tuning"]["micro_batch"] * job["training"]["sequence_length"]
+    gradient = 4 * job["model"]["vocab_size"] // 2 * job["model"]["hidden_size"]
+    sent = {"all_reduce over 2": {"bytes": gradient + (0 if left_out else sums)}}
+    assert (list(collectives(needs, sent)) == []) == is_right
 
 
 def test_collectives_of_two_kinds_swapped():

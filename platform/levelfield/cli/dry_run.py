@@ -154,7 +154,7 @@ def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[str
         return
     name = f"rank {others[0].rank}" if len(others) == 1 else f"ranks {others[0].rank}-{others[-1].rank}"
     yield f"{name:<12} as rank {first.rank}, but for"
-    for variable in sorted({name for process in others for name in process.environment}):
+    for variable in sorted({key for process in others for key in process.environment}):
         values = [process.environment.get(variable, "") for process in others]
         if any(value != first.environment.get(variable) for value in values):
             different = [shlex.quote(value) for value in dict.fromkeys(values)]

@@ -8,14 +8,26 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from levelfield import installer
 from levelfield.contracts.command import completed
 from levelfield.specs.build_needs import Build, BuildTool, LeastVersion, NamedIndex, Stages, numbers
+from levelfield.specs.requirements import Requirements
 from levelfield.specs.vendor import Chip
 
 PATIENCE_SECONDS = 30
+OTHER_CHIP = "Name a version that runs on it, where `show frameworks` has one, or a Python of your own with --python"
+OTHER_DRIVER = "Update the driver, or name a version that runs with it, where `show frameworks` has one"
 _RELEASE = re.compile(r"release (\d+(?:\.\d+)*)")
+
+
+class Unmet(NamedTuple):
+    """What was found, the need that it does not meet, and what to do."""
+
+    found: str
+    need: LeastVersion
+    remedy: str
 
 
 def missing(stages: Stages, driver: str | None, is_fetched: bool, chip: Chip | None = None) -> Iterator[str]:
@@ -24,10 +36,8 @@ def missing(stages: Stages, driver: str | None, is_fetched: bool, chip: Chip | N
     driver: the version of the devices' driver; None: there are no devices here. chip: the run's; None: it is not known.
     is_fetched: nothing is downloaded or built any more, so neither index nor compilers are needed.
     """
-    if stages.compute_capability and chip and (without_code := has_no_code(stages.compute_capability, chip)):
-        yield without_code
-    if stages.driver and driver is not None and (old := too_old(stages.driver, driver)):
-        yield old
+    for found, need, remedy in unmet(stages, driver, chip):
+        yield f"found {found}, expected {need.least} or newer: {need.reason}. {remedy}"
     if is_fetched or installer.wheels_folder():
         return
     if stages.index and (without := unset(stages.index)):
@@ -42,25 +52,14 @@ def is_enough(need: LeastVersion, version: str) -> bool | None:
     return None if found is None or least is None else found >= least
 
 
-def has_no_code(need: LeastVersion, chip: Chip) -> str | None:
-    """Return why the packages do not run on this chip; None where they do, or its compute capability is not known."""
-    if chip.compute_capability is None or is_enough(need, chip.compute_capability) is not False:
-        return None
-    return (
-        f"found {chip.name} of compute capability {chip.compute_capability}, expected {need.least} or newer: "
-        f"{need.reason}. Name a version that runs on it, where `show frameworks` has one, or a Python of your own with "
-        "--python"
-    )
-
-
-def too_old(need: LeastVersion, driver: str) -> str | None:
-    """Return why the packages do not run with this driver; None where they do, or its version is not known."""
-    if is_enough(need, driver) is not False:
-        return None
-    return (
-        f"found driver {driver}, expected {need.least} or newer: {need.reason}. Update the driver, or name a version "
-        "that runs with it, where `show frameworks` has one"
-    )
+def unmet(needs: Requirements | Stages, driver: str | None, chip: Chip | None) -> Iterator[Unmet]:
+    """Return the needs that the chip or the driver does not meet. One whose version is not known counts as met."""
+    capability = chip.compute_capability if chip else None
+    if chip and capability and needs.compute_capability and is_enough(needs.compute_capability, capability) is False:
+        found = f"{chip.name} of compute capability {capability}"
+        yield Unmet(found, needs.compute_capability, OTHER_CHIP)
+    if driver is not None and needs.driver and is_enough(needs.driver, driver) is False:
+        yield Unmet(f"driver {driver}", needs.driver, OTHER_DRIVER)
 
 
 def unset(index: NamedIndex) -> str | None:

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
-from levelfield.plan.build_checks import is_enough
+from levelfield.plan.build_checks import is_enough, unmet
 from levelfield.plan.request import UserRequest
 from levelfield.specs.build_needs import LeastVersion
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.requirements import Requirements
 from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.vendor import Chip
 
@@ -30,7 +29,10 @@ def version_that_runs(
     if needs is None or _is_brought(found, request) or not (is_here or request.launch):
         return selector, found, None, ()
     driver = registry.machine.driver(found.vendor.name) if needs.driver and is_here else None
-    faults = _faults(needs, driver, found.chip)
+    faults = [
+        f"found {what}, and it needs {need.least} or newer ({need.reason})"
+        for what, need, _ in unmet(needs, driver, found.chip)
+    ]
     if not faults:
         return selector, found, driver, _unknown(file, needs.driver, driver)
     version = _other(file, kind, driver, found.chip)
@@ -50,24 +52,11 @@ def _is_brought(found: Selection, request: UserRequest) -> bool:
     return request.base_has_framework or (request.base_image is None and image is not None and image.has_framework)
 
 
-def _faults(needs: Requirements, driver: str | None, chip: Chip) -> list[str]:
-    """Return what the packages do not run with: this chip, this driver."""
-    given = (
-        (f"{chip.name} of compute capability", needs.compute_capability, chip.compute_capability),
-        ("driver", needs.driver, driver),
-    )
-    return [
-        f"found {what} {version}, and it needs {need.least} or newer ({need.reason})"
-        for what, need, version in given
-        if need is not None and version is not None and is_enough(need, version) is False
-    ]
-
-
 def _other(file: ImplementationFile, kind: str, driver: str | None, chip: Chip) -> str | None:
     """Return the first further version whose packages run on this chip with this driver."""
     for version, further in file.versions.items():
         needs = further.requirements.get(kind)
-        if needs is not None and not _faults(needs, driver, chip):
+        if needs is not None and not any(unmet(needs, driver, chip)):
             return version
     return None
 
