@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option, store_option
 from levelfield.errors import RunFailed, UsageError
-from levelfield.nights.series_history import event_lines, history_lines
 from levelfield.report.words import wrapped
-from levelfield.specs.record import StoreEvent
+
+if TYPE_CHECKING:
+    from levelfield.specs.record import StoreEvent
+    from levelfield.store.database import Store
 
 ACCEPT = """\
 Accept the level of a series: of its unchanged nights, or of --run. A
@@ -64,8 +66,6 @@ examples:
   run_benchmarks.py nightly history gpt3_6.7B --json
 """
 
-if TYPE_CHECKING:
-    from levelfield.store.database import Store
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -112,6 +112,7 @@ def _series(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
 def _state(options: argparse.Namespace, kind: str) -> int:
     """Add the event and print it. Return 0. Raises UsageError where the evidence accepts nothing."""
     from levelfield.nights import baselines
+    from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import now, one_series, past_findings
     from levelfield.series.eras import held
     from levelfield.store.database import Store
@@ -154,6 +155,7 @@ def _kept_build(store: Store, event: StoreEvent) -> list[str]:
 
 
 def _list(options: argparse.Namespace) -> int:
+    from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import one_series
     from levelfield.store.database import Store
 
@@ -163,15 +165,12 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([{"schema": e.schema_name(), **e.model_dump(mode="json")} for e in events], indent=2))
         return 0
-    print("\n".join(_listed(events, labels)) or "no events; `nightly accept` makes one")
-    return 0
-
-
-def _listed(events: list[StoreEvent], labels: dict[str, str]) -> list[str]:
-    lines: list[str] = []
     for event in events:
-        lines += [labels.get(event.series or "", event.series or f"node {event.node}"), *event_lines([event])]
-    return lines
+        label = labels.get(event.series or "", event.series or f"node {event.node}")
+        print("\n".join([label, *event_lines([event])]))
+    if not events:
+        print("no events; `nightly accept` makes one")
+    return 0
 
 
 def _day(text: str | None) -> str | None:
@@ -182,7 +181,7 @@ def _day(text: str | None) -> str | None:
 
 def _history(options: argparse.Namespace) -> int:
     """Return 0. Raises UnknownName for a series that the store does not have."""
-    from levelfield.nights.series_history import figure_histories
+    from levelfield.nights.series_history import event_lines, figure_histories, history_lines
     from levelfield.nights.stored_nights import history_input, named_series, now
     from levelfield.store.database import Store
 

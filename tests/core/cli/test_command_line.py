@@ -193,8 +193,8 @@ def test_the_longest_words_win() -> None:
 
     assert called("plan", "tiny") == "plan_command.execute" and called("plan", "sweep", "x") == "sweep_command.execute"
     assert (
-        called("report", "latest") == "report_command.execute"
-        and called("report", "pages", "x") == "pages_command._pages"
+        called("report", "latest") == "report_command._report"
+        and called("report", "pages", "x") == "report_command._pages"
     )
     assert called("align", "references", "list") == "references_command._list"
     assert called("--case", "x") == called("run", "--case", "x") == "run_command.execute"
