@@ -141,6 +141,4 @@ def _wanted(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:
     return list(cases), sorted({registry.implementation(entry.framework, entry.version)[0].label for entry in entries})
 
 
-COMMANDS = {
-    "compare": Command(_HELP, arguments, execute),
-}
+COMMANDS = {"compare": Command(_HELP, arguments, execute)}

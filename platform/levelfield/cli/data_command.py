@@ -95,9 +95,7 @@ def _prepare_options(parser: argparse.ArgumentParser) -> None:
         "--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated"
     )
     parser.add_argument(
-        "--field",
-        metavar="NAME",
-        help="the files are JSON lines, with a document in this field (wikiextractor: text)",
+        "--field", metavar="NAME", help="the files are JSON lines, with a document in this field (wikiextractor: text)"
     )
     parser.add_argument("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
     parser.add_argument("--force", action="store_true", help="replace an existing corpus")

@@ -197,6 +197,4 @@ def _tensor(tensor: TensorDifference) -> dict[str, Any]:
     }  # fmt: skip
 
 
-COMMANDS = {
-    "align diagnose": Command(_HELP, arguments, execute, trains=True),
-}
+COMMANDS = {"align diagnose": Command(_HELP, arguments, execute, trains=True)}

@@ -17,7 +17,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ from levelfield.report.words import gib
 from levelfield.rundir.directory import replacing
 
 if TYPE_CHECKING:
+    from docker import DockerClient
+
     from levelfield.catalog.registry import Registry
     from levelfield.run.runtimes.images import Built
     from levelfield.specs.build_needs import Stages
@@ -197,19 +200,16 @@ def _needs(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> t
     return python, stages
 
 
-def _on_engine(action: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], int]:
-    """Return the action with an error of the engine as RunFailed."""
+@contextmanager
+def _engine() -> Iterator[DockerClient]:
+    """Give the connection to the engine. Raises RunFailed for an error of it."""
+    from levelfield.run.runtimes.engine import EngineError, answers, connect
 
-    def call(options: argparse.Namespace) -> int:
-        from levelfield.run.runtimes.engine import EngineError
-
-        try:
-            action(options)
-        except EngineError as error:
-            raise RunFailed(f"the container engine: {error}") from None
-        return 0
-
-    return call
+    try:
+        with connect() as client, answers():
+            yield client
+    except EngineError as error:
+        raise RunFailed(f"the container engine: {error}") from None
 
 
 def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
@@ -226,54 +226,54 @@ def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
 
 def _ready(options: argparse.Namespace, framework: str) -> Built:
     from levelfield.run.runtimes import images
-    from levelfield.run.runtimes.engine import answers, connect
     from levelfield.specs.container import ContainerOptions, ContainerPlan
 
     recipe = _recipe(options, framework)
     plan = ContainerPlan(image=recipe, options=ContainerOptions(), visible={}, offline=options.offline)
-    with connect() as client, answers():
+    with _engine() as client:
         return images.ready(client, plan, Terminal().say)
 
 
-def _build(options: argparse.Namespace) -> None:
+def _build(options: argparse.Namespace) -> int:
     for framework in options.framework:
         built = _ready(options, framework)
         print(f"{built.tag}  {'built' if built.fresh else 'exists'}  {built.id}")
+    return 0
 
 
-def _show(options: argparse.Namespace) -> None:
+def _show(options: argparse.Namespace) -> int:
     print(_recipe(options, options.framework).dockerfile, end="")
+    return 0
 
 
-def _list(options: argparse.Namespace) -> None:
+def _list(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes import images
-    from levelfield.run.runtimes.engine import answers, connect
 
-    with connect() as client, answers():
+    with _engine() as client:
         found = images.listed(client)
     if options.json:
         print(json.dumps([asdict(image) for image in found], indent=2))
-        return
+        return 0
     for image in found:
         print(padded((image.tag, gib(image.size_bytes), image.created[:19]), (46, -9)))
     if not found:
         print("found no image of Levelfield on this engine; build one: `environment image build FRAMEWORK`")
+    return 0
 
 
-def _prune(options: argparse.Namespace) -> None:
+def _prune(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes import images
-    from levelfield.run.runtimes.engine import answers, connect
 
-    with connect() as client, answers():
+    with _engine() as client:
         gone, freed = images.prune(client, options.all)
     for tag in gone:
         print(f"removed {tag}")
     print(f"freed up to {gib(freed)}; layers that other images share stay")
+    return 0
 
 
-def _export(options: argparse.Namespace) -> None:
+def _export(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes import images
-    from levelfield.run.runtimes.engine import answers, connect
     from levelfield.run.runtimes.wheels import verify, wheels_of
 
     if options.context:
@@ -283,11 +283,12 @@ def _export(options: argparse.Namespace) -> None:
         with images.context(recipe, wheels) as tar, replacing(options.output, "b") as file:
             shutil.copyfileobj(tar, file)
         print(f"{options.output}: the build context; build it: `docker build -t NAME - < {options.output}`")
-        return
+        return 0
     built = _ready(options, options.framework)
-    with connect() as client, answers():
+    with _engine() as client:
         images.export(client, built.tag, options.output)
     print(f"{options.output}: {built.tag}; load it: `docker load -i {options.output}`")
+    return 0
 
 
 def _make_options(parser: argparse.ArgumentParser) -> None:
@@ -355,9 +356,9 @@ COMMANDS = {
     "environment wheels": Command(WHEELS_HELP),
     "environment wheels fetch": Command(FETCH, _fetch_options, _fetch),
     "environment image": Command(IMAGE),
-    "environment image build": Command(IMAGE_BUILD, _build_options, _on_engine(_build)),
-    "environment image show": Command(IMAGE_SHOW, _show_options, _on_engine(_show)),
-    "environment image list": Command(IMAGE_LIST, json_option, _on_engine(_list)),
-    "environment image prune": Command(IMAGE_PRUNE, _prune_options, _on_engine(_prune)),
-    "environment image export": Command(IMAGE_EXPORT, _export_options, _on_engine(_export)),
+    "environment image build": Command(IMAGE_BUILD, _build_options, _build),
+    "environment image show": Command(IMAGE_SHOW, _show_options, _show),
+    "environment image list": Command(IMAGE_LIST, json_option, _list),
+    "environment image prune": Command(IMAGE_PRUNE, _prune_options, _prune),
+    "environment image export": Command(IMAGE_EXPORT, _export_options, _export),
 }

@@ -259,11 +259,7 @@ def _bisect(options: argparse.Namespace) -> int:
 
     terminal = Terminal(quiet=options.quiet or options.json)
     request = UserRequest(
-        scale=options.scale,
-        runtime=options.runtime,
-        base_image=base_image(options),
-        python=options.python,
-        repeat=1,
+        scale=options.scale, runtime=options.runtime, base_image=base_image(options), python=options.python, repeat=1
     )
     (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
     candidates = _candidates(options, job.plan.implementation)

@@ -43,9 +43,7 @@ REHEARSED = 3  # rows, where --rehearse has no number
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "case",
-        metavar="CASE",
-        help="a name of `show cases`; or a case string, case:framework[:chip[:nodes[:devices]]]",
+        "case", metavar="CASE", help="a name of `show cases`; or a case string, case:framework[:chip[:nodes[:devices]]]"
     )
     parser.add_argument("--chip", metavar="NAME", help="a chip of `show chips`; cpu: this host, measured")
     parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: from --devices)")
@@ -112,6 +110,4 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {
-    "plan": Command(DESCRIPTION, arguments, execute),
-}
+COMMANDS = {"plan": Command(DESCRIPTION, arguments, execute)}

@@ -154,6 +154,4 @@ def execute(options: argparse.Namespace) -> int:
     return run_all(options)
 
 
-COMMANDS = {
-    "run": Command(_HELP, arguments, execute, trains=True),
-}
+COMMANDS = {"run": Command(_HELP, arguments, execute, trains=True)}

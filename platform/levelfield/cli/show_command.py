@@ -354,6 +354,4 @@ def _text_of(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-COMMANDS = {
-    "show": Command(_HELP, arguments, execute),
-}
+COMMANDS = {"show": Command(_HELP, arguments, execute)}

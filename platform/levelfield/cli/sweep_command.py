@@ -130,6 +130,4 @@ def _content(pair: PredictedRun) -> dict[str, object]:
     }
 
 
-COMMANDS = {
-    "plan sweep": Command(DESCRIPTION, arguments, execute, trains=True),
-}
+COMMANDS = {"plan sweep": Command(DESCRIPTION, arguments, execute, trains=True)}

@@ -143,7 +143,7 @@ def announcement(plan: Plan) -> list[str]:
     lines = [f"suite {plan.entry.suite}, entry {plan.entry.name}"] if plan.entry else []
     lines += [
         f"{plan.case} with {plan.implementation.framework} {plan.implementation.version} on {hardware.nodes} x "
-        f"{hardware.devices_per_node} {hardware.chip.name} ({hardware.description}), {plan.tuning.layout}",
+        f"{hardware.devices_per_node} {hardware.chip.name} ({hardware.description}), {plan.tuning.layout}"
     ]
     if plan.scale == "smoke":
         lines.append(f"smoke scale: {plan.scale_reason}")
