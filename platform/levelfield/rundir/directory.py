@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -104,24 +105,37 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of `path` by `text` in one step. A reader sees the old or the new content, never a part.
+    """Replace the content of `path` by `text` in one step. Raises OSError as `replacing`."""
+    with replacing(path) as file:
+        file.write(text)
 
-    A character device, such as /dev/null, and an open file of this process, such as /dev/stdout, are written into: a
-    file in their place would harm the machine. Of a link to a file, the file is replaced. Raises OSError with the name
-    of `path`, also for a pipe, a socket, a block device and a link to nothing.
+
+@contextmanager
+def replacing(path: Path, kind: str = "") -> Iterator[Any]:
+    """Give a file for the new content of `path`. A reader sees the old or the new content, never a part.
+
+    kind "b": a file of bytes. A character device, such as /dev/null, and an open file of this process, such as
+    /dev/stdout, are written into: a file in their place would harm the machine. Of a link to a file, the file is
+    replaced. Raises OSError with the name of `path`, also for a pipe, a socket, a block device and a link to nothing.
     """
+    # With the rights that the umask gives. A byte of a path that is not UTF-8 is written out, as JSON escapes it.
+    encoding, errors = (None, None) if kind else ("utf-8", "backslashreplace")
     try:
-        if str(path.absolute()).startswith(_OPEN_FILES):
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-        elif path.is_char_device():
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
-        elif path.exists() and not (path.is_file() or path.is_dir()):
+        if str(path.absolute()).startswith(_OPEN_FILES) or path.is_char_device():
+            with path.open(f"a{kind}", encoding=encoding, errors=errors) as file:
+                yield file
+            return
+        if path.exists() and not (path.is_file() or path.is_dir()):
             raise OSError(errno.EINVAL, "found a pipe, a socket or a device, expected a file or nothing")
-        elif path.is_symlink():
-            _replace(path.resolve(strict=True), text)
-        else:
-            _replace(path, text)
+        place = path.resolve(strict=True) if path.is_symlink() else path
+        temporary = place.with_name(f".{place.name}.{os.getpid()}-{os.urandom(4).hex()}")
+        try:
+            with temporary.open(f"x{kind}", encoding=encoding, errors=errors) as file:
+                yield file
+            temporary.replace(place)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -162,15 +176,3 @@ def _free(error: OSError, place: Path) -> str:
         return ""
     found = os.statvfs(next(path for path in (place, *place.parents) if path.exists()))
     return f" ({found.f_bavail * found.f_frsize:,} bytes and {found.f_favail:,} files free)"
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        # With the rights that the umask gives. A byte of a path that is not UTF-8 is written out, as JSON escapes it.
-        with temporary.open("x", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
