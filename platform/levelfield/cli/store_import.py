@@ -111,8 +111,8 @@ class ImportSource:
         refuse_running(paths)
         if paths.root.parent.name == PAIRS:
             raise UsageError(
-                f"{paths.root}: found a run of a pair of builds, which is no point of its series; expected another run. "
-                "A nightly stores its pairs itself"
+                f"{paths.root}: found a run of a pair of builds, which is no point of its series; expected another. A "
+                "nightly stores its pairs itself"
             )
         raw = read_raw(paths)
         if self._trusts and paths.result.exists():
