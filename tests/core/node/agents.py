@@ -113,7 +113,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20) -> bool:
 
 
 def send_many(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal again and again for half a second, so that it arrives while the process is still within its handler."""
+    """Send a signal for half a second again and again: it arrives while the process is still within its handler."""
     deadline = time.monotonic() + 0.5
     while time.monotonic() < deadline and process.poll() is None:
         for _ in range(100):
