@@ -8,7 +8,7 @@ from typing import Any
 
 from levelfield.compare.comparability import NOTHING, WHY, Comparability, ComparedField, comparability, shortened
 from levelfield.compare.ratios import HistoricNoise, Ratio, SideValues, historic_noise, ratio
-from levelfield.compare.sides import DIFFERS, QUANTITIES, ComparedSide, Quantity
+from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.sheets import Sheet
@@ -99,15 +99,11 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
         for p in points
         if p.run_id not in own
         and (p.node, p.conditions) == (record.node, conditions)
-        and _is_accepted(p)
+        and p.is_comparable
+        and p.is_of_trend
         and (value := getattr(p, quantity.column.name, None)) is not None
     ]
     return historic_noise(kept[-NEWEST:])
-
-
-def _is_accepted(point: Point) -> bool:
-    is_right = point.word == "valid" and point.evidence == "sealed" and point.verdict not in DIFFERS
-    return is_right and not point.purpose.startswith("confirm")
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
