@@ -156,10 +156,8 @@ def _trainjob(run: JobManifest) -> Fields:
     pod = {**_placing(run.site), "volumes": _volumes(run), "containers": [patched]}
     template = {"metadata": {"labels": {RUN_LABEL: run.name}}, "spec": pod}
     replicated = {"name": NODE, "template": {"spec": {"template": template}}}
-    trainer = {
-        "numNodes": run.nodes,
-        **{k: container[k] for k in ("image", "command", "args", "env") if k in container},
-    }
+    trainer: Fields = {"numNodes": run.nodes}
+    trainer |= {key: container[key] for key in ("image", "command", "args", "env") if key in container}
     if "resources" in container:
         trainer["resourcesPerNode"] = container["resources"]
     patch = {"template": {"spec": {"replicatedJobs": [replicated]}}}
