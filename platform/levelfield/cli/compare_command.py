@@ -96,20 +96,18 @@ def _refuse_together(options: argparse.Namespace) -> None:
 
 def _compared(options: argparse.Namespace, places: RunPlaces) -> Shown:
     """Return the tables, the JSON object, and whether everything could be compared."""
-    from levelfield.compare import comparison_sheets, scaling_sheets
-    from levelfield.compare.comparison import compare
-    from levelfield.compare.evidence import side_of
+    from levelfield.compare import comparison, scaling
     from levelfield.compare.ratios import LEAST_RUNS
-    from levelfield.compare.scaling import scaling
+    from levelfield.compare.sides import side_of
 
     if options.scaling:
         runs = {run.run_id: run for text in options.side for run in places.runs(text, options.repeats)}
-        found = scaling(list(runs.values()))
-        return list(scaling_sheets.sheets(found)), scaling_sheets.as_values(found), not found.unequal
+        found = scaling.scaling(list(runs.values()))
+        return list(scaling.sheets(found)), scaling.as_values(found), not found.unequal
     sides = [side_of(_name(i), places.runs(text, options.repeats)) for i, text in enumerate(options.side)]
     few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]  # they do not show their noise
-    compared = compare(sides, places.histories(few) if few else {}, options.across == "precision")
-    return list(comparison_sheets.sheets(compared)), comparison_sheets.as_values(compared), compared.comparability.holds
+    compared = comparison.compare(sides, places.histories(few) if few else {}, options.across == "precision")
+    return list(comparison.sheets(compared)), comparison.as_values(compared), compared.comparability.holds
 
 
 def _name(number: int) -> str:
@@ -118,13 +116,12 @@ def _name(number: int) -> str:
 
 
 def _matrix(options: argparse.Namespace, places: RunPlaces) -> Shown:
-    from levelfield.compare import matrix_sheets
-    from levelfield.compare.matrix import matrix
+    from levelfield.compare import matrix
 
     cases, frameworks = _wanted(options)
     records = [record for record in places.latest() if cases is None or record.series.case in cases]
-    found = matrix(records, options.matrix, frameworks if options.matrix == "framework" else (), cases or ())
-    return list(matrix_sheets.sheets(found)), matrix_sheets.as_values(found), True
+    found = matrix.matrix(records, options.matrix, frameworks if options.matrix == "framework" else (), cases or ())
+    return list(matrix.sheets(found)), matrix.as_values(found), True
 
 
 def _wanted(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:

@@ -12,8 +12,8 @@ from levelfield.catalog.stored_references import reference_of
 from levelfield.cli import dry_run
 from levelfield.cli.options import base_image, hosts_of, intake, launch_of, registry_of, runs_of
 from levelfield.cli.terminal import Terminal
-from levelfield.compare import scaling_sheets
-from levelfield.compare.scaling import Scaling, scaling, without_batch
+from levelfield.compare import scaling
+from levelfield.compare.scaling import Scaling, without_batch
 from levelfield.corpus import CorpusFacts, check
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UnknownName, UsageError
 from levelfield.plan.permissions import refuse_unknown
@@ -71,7 +71,7 @@ def _ended(results: list[Result], options: argparse.Namespace, terminal: Termina
     """Print the results and return the exit code."""
     scaled = list(series_scaling(results, runs_of(options))) if options.nodes else []
     if options.json:
-        values = [scaling_sheets.as_values(found) for found in scaled if not isinstance(found, str)]
+        values = [scaling.as_values(found) for found in scaled if not isinstance(found, str)]
         print(as_json(results, values), end="")
     else:
         terminal.summary(results, runs_of(options))
@@ -289,6 +289,6 @@ def series_scaling(results: Sequence[Result], runs: Path) -> Iterator[Scaling | 
     folder = FolderRuns(runs)
     for (case, framework, _), run_ids in groups.items():
         try:
-            yield scaling([folder.record(folder.find(run_id)) for run_id in run_ids])
+            yield scaling.scaling([folder.record(folder.find(run_id)) for run_id in run_ids])
         except LevelfieldError as error:
             yield f"{case} with {framework}: no scaling: {error}"

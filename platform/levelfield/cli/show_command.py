@@ -142,6 +142,7 @@ def _cases(registry: Registry) -> list[Row]:
 
 def _frameworks(registry: Registry, works: list[SupportRow]) -> list[Row]:
     from levelfield.catalog import support
+    from levelfield.specs.implementation import SIMULATED
 
     listed, rehearsals = [], _rehearsals(registry)
     for name in registry.labels():
@@ -149,6 +150,7 @@ def _frameworks(registry: Registry, works: list[SupportRow]) -> list[Row]:
         pins = {kind: needs.verified for kind, needs in found.requirements.items()}
         verified = {kind: "pins ran nowhere yet" if where == "none" else where for kind, where in pins.items()}
         verified = {k: _and(where, rehearsals.said(framework=name, kind=k)) for k, where in verified.items()}
+        verified |= {"every device": SIMULATED} if found.simulated else {}
         row: Row = {"name": name, "version": found.version, "families": support.families_of(found)}
         row["says"] = f"{row['version']}  {', '.join(row['families'])}  {'; '.join(map(': '.join, verified.items()))}"
         row["layouts"] = [asdict(each) for each in works if each.framework == name]

@@ -25,7 +25,7 @@ from levelfield.errors import GateFailed, LevelfieldError, UsageError
 from levelfield.report.escapes import spreadsheet_cell
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import find_run, replacing
+from levelfield.rundir.directory import PAIRS, find_run, replacing
 from levelfield.specs.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -227,6 +227,11 @@ class _ImportSource:
         from levelfield.store.storable import storable
 
         refuse_running(paths)
+        if paths.root.parent.name == PAIRS:
+            raise UsageError(
+                f"{paths.root}: found a run of a pair of builds, which is no point of its series; expected another. A "
+                "nightly stores its pairs itself"
+            )
         raw = read_raw(paths)
         if self._options.trust_results and paths.result.exists():
             return storable(record_of(paths, raw=raw).reported(_OF_A_RESULT), str(paths.root))

@@ -98,14 +98,14 @@ class Terminal:
 
     def scaled(self, found: Sequence[Scaling | str]) -> None:
         """Print the table of each series, or why there is none."""
-        from levelfield.compare import scaling_sheets
+        from levelfield.compare import scaling
         from levelfield.report.sheets import as_text
 
         for each in found:
             if isinstance(each, str):
                 self.say(each)
             else:
-                print("\n" + as_text(scaling_sheets.sheets(each)), end="")
+                print("\n" + as_text(scaling.sheets(each)), end="")
 
     @contextmanager
     def bytes_progress(self, what: str) -> Iterator[Callable[[int, int], None]]:

@@ -20,6 +20,7 @@ from levelfield.specs.paths import RunPaths
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan
 
+PAIRS = "pairs"  # folder of runs: runs of pairs of builds are in it, so that none is the latest of a series
 _OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRITABLE = "Mount it for writing (`dmesg` says why it is not)"
@@ -58,7 +59,7 @@ def find_run(runs: Path, name: str) -> RunPaths:
 
     The latest run is the one whose plan was written last, when it began. Ids are made for a whole command at once, so
     the run of a certificate, repeats and the entries of a suite are not in the order of their ids. A plan with a date
-    in the future counts only where there is no other.
+    in the future counts only where there is no other. A run of a pair has a name, and is never the latest.
     """
     given = Path(name)
     with suppress(OSError, ValueError):  # of a name that is too long for a path
@@ -67,14 +68,16 @@ def find_run(runs: Path, name: str) -> RunPaths:
     plans = sorted(runs.glob("*/plan.json"))
     if name == "latest" and plans:
         return RunPaths(max(plans, key=_age_order).parent.resolve())
-    known = [plan.parent.name for plan in plans]
-    matching = [k for k in known if name in k]
+    matching = [
+        plan.parent for plan in (*plans, *sorted(runs.glob(f"{PAIRS}/*/plan.json"))) if name in plan.parent.name
+    ]
     if len(matching) > 1:
-        named = ", ".join(matching[:4])
+        named = ", ".join(folder.name for folder in matching[:4])
         raise UsageError(f"run '{name}': found {len(matching)} matching runs: {named}; give more of the id")
     if not matching:
+        known = [plan.parent.name for plan in plans]
         raise UnknownName("run", name, known[-20:], hint=f"Runs are in {runs}; 'latest' is the newest run.")
-    return RunPaths((runs / matching[0]).resolve())
+    return RunPaths(matching[0].resolve())
 
 
 def _age_order(plan: Path) -> tuple[bool, int, Path]:

@@ -11,10 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelfield.compare.cautions import began
 from levelfield.compare.comparison import Histories
-from levelfield.compare.evidence import exclusion
-from levelfield.compare.repeat_groups import repeat_number, repeats_around
+from levelfield.compare.sides import began, exclusion, repeat_number, repeats_around
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import read_plan
@@ -36,8 +34,8 @@ MOST = 30  # runs of one build that a series label stands for
 class FolderRuns:
     """The run directories of a folder. Figures come from the raw files, so an edited result.json changes none.
 
-    A key is what `find` and `matching`, by a pattern of ids or of paths, return for a run. `newest` yields the runs of a
-    series, the newest first, each read when it is taken; dates in the future come last.
+    A key is what `find` and `matching`, by a pattern of ids or of paths, return for a run. `newest` yields the runs of
+    a series' trend, the newest first, each read when it is taken; dates in the future come last.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -107,7 +105,8 @@ class KeptRuns:
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
         digest = series.fingerprint()
-        points, ahead = self._store.points([digest]).get(digest, []), first_future_date().isoformat()
+        points = [point for point in self._store.points([digest]).get(digest, []) if point.is_of_trend]
+        ahead = first_future_date().isoformat()
         for point in sorted(reversed(points), key=lambda point: point.began >= ahead):
             yield self._store.record(point.run_id)
 
