@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, chips_option, json_option, registry_of, runs_of
+from levelfield.cli.options import RUN_NAME, chips_option, finished_run, json_option, registry_of
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import reason_without_limits, wrapped
@@ -80,16 +80,15 @@ def _verdict(options: argparse.Namespace) -> Alignment:
     from levelfield.judge.verdict import against, judged, training_of, training_of_reference
     from levelfield.rundir.directory import read_plan
     from levelfield.rundir.raw_files import read_raw
-    from levelfield.rundir.run_state import finished_run
 
-    runs, registry, name = runs_of(options), registry_of(options), options.reference
-    paths = finished_run(runs, options.run)
+    registry, name = registry_of(options), options.reference
+    paths = finished_run(options, options.run)
     plan, result = read_plan(paths), collect(paths)
     own, raw, identity = reference_of(registry, plan), read_raw(paths), result.identity
     if name is None or name in registry.references:
         found = judged(plan.work, raw, identity, registry.reference(name) if name else own)
     else:
-        other = reference_from(finished_run(runs, name), "compared with, not promoted")
+        other = reference_from(finished_run(options, name), "compared with, not promoted")
         # the noise of the case's reference also limits the difference of two runs
         noise = own.noise if own and own.identity.work == identity.work else ()
         known = other.model_copy(update={"noise": noise})

@@ -8,7 +8,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, chips_option, json_option, python_option, registry_of, runs_of
+from levelfield.cli.options import (
+    RUN_NAME,
+    chips_option,
+    finished_run,
+    json_option,
+    python_option,
+    registry_of,
+)
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
@@ -18,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from levelfield.catalog.registry import Registry
-    from levelfield.corpus import CorpusFacts
     from levelfield.measure.tensors import TensorDifference
     from levelfield.specs.paths import RunPaths
     from levelfield.specs.plan import Plan
@@ -59,11 +65,10 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.catalog.stored_references import reference_of
     from levelfield.judge.collector import collect
     from levelfield.rundir.directory import read_plan
-    from levelfield.rundir.run_state import finished_run
     from levelfield.studies.diagnosis import first_difference
 
     registry = registry_of(options)
-    paths = finished_run(runs_of(options), options.run)
+    paths = finished_run(options, options.run)
     plan = read_plan(paths)
     reference = reference_of(registry, plan)
     question = _question(options, registry, paths, plan, reference)
@@ -97,19 +102,10 @@ def _question(
         found=ComparedTraining(text(plan.case, own, plan.hardware.vendor), TuningChoice(**same, **mine), given),
         expected=ComparedTraining(text(plan.case, other, plan.hardware.vendor), TuningChoice(**same), options.python),
         scale=plan.scale,
-        corpus=_corpus(plan, terminal),
+        corpus=terminal.checked_corpus(plan.corpus.prefix),
         folder=paths.root / "diagnosis",
         listener=terminal.listener(),
     )
-
-
-def _corpus(plan: Plan, terminal: Terminal) -> CorpusFacts | None:
-    if plan.corpus.prefix is None:
-        return None
-    from levelfield.corpus import check
-
-    with terminal.bytes_progress(f"checking {plan.corpus.prefix}") as progress:
-        return check(plan.corpus.prefix, progress=progress)
 
 
 def _suspect(asked: int | None, paths: RunPaths, plan: Plan, reference: Reference | None) -> int:
@@ -160,7 +156,6 @@ def _lines(
 
 
 def _meaning(found: StepComparison, first: int) -> str:
-    """Return what the author of an implementation should check, as a sentence."""
     kind, _, rest = found.tensors[first].name.partition(".")
     before = (
         f"{found.tensors[first - 1].name} and all before it agree" if first else "it is the first tensor of the step"

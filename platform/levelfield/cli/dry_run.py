@@ -44,7 +44,7 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
     if as_json:
         print(json.dumps([_everything(plan, runs) for plan in plans], indent=2, ensure_ascii=False))
     else:
-        alone = [_text(p, runs) for p in plans if p.entry is None]
+        alone = [_text(plan, runs) for plan in plans if plan.entry is None]
         suites = ["\n".join(tables.planned(listed)) for listed in tables.by_suite(plans)]
         print("\n\n".join([*alone, *suites]))
     return 0
@@ -78,7 +78,6 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
 
 
 def _why_unpredicted(found: Selection, plan: Plan) -> str:
-    """Return why there is no arithmetic for this plan, and what to do."""
     chip, framework = plan.hardware.chip.name, plan.implementation.framework
     if plan.hardware.is_host:
         return f"a dry run measures no rates of this machine; use `plan {plan.case} --chip {chip} --explain 1`"
@@ -199,7 +198,6 @@ def _standard_input(text: str) -> Iterator[str]:
 
 
 def _age_of_peak(plan: Plan) -> Iterator[str]:
-    """Return how old a measured peak is, and why the run would measure it again."""
     peak, now = plan.peak, datetime.now(timezone.utc)
     if peak.measured_tflops is None:
         return
@@ -238,7 +236,6 @@ def _certificate(used: CertificateUsed) -> str:
 
 
 def _place(plan: Plan) -> str:
-    """Return where the packages are, and which they are."""
     environment, packages = plan.environment, _packages(plan.environment)
     if plan.container:
         base = plan.container.image.base.reference
@@ -249,7 +246,6 @@ def _place(plan: Plan) -> str:
 
 
 def _packages(environment: EnvironmentPlan) -> str:
-    """Return what is installed, in its order."""
     parts = [", ".join(environment.requirements), *(", ".join(step.packages) for step in environment.builds)]
     index = f" (with the index of {environment.index})" if environment.index else ""
     return "; then built against them: ".join(parts) + index

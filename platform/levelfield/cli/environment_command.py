@@ -187,7 +187,6 @@ def _fetch_into(
 
 
 def _needs(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> tuple[str, Stages]:
-    """Return the Python and the stages of a framework's wheels. Raises NotHere."""
     from levelfield.plan.build_checks import missing
     from levelfield.plan.environment import interpreter_for
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, store_option
+from levelfield.cli.options import json_option, opened_store, store_option
 from levelfield.errors import RunFailed, UsageError
 from levelfield.report.words import wrapped
 
@@ -115,10 +115,9 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import now, one_series, past_findings
     from levelfield.series.eras import held
-    from levelfield.store.database import Store
 
     until = None if kind == "note" else _day(options.until)
-    with Store.open(options.store) as store:
+    with opened_store(options) as store:
         found = one_series(store, options.series)
         others: list[StoreEvent] = []
         who, at, points = options.who or getpass.getuser(), now(), store.points([found.digest])[found.digest]
@@ -157,9 +156,8 @@ def _kept_build(store: Store, event: StoreEvent) -> list[str]:
 def _list(options: argparse.Namespace) -> int:
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import one_series
-    from levelfield.store.database import Store
 
-    with Store.open(options.store, read_only=True) as store:
+    with opened_store(options, read_only=True) as store:
         chosen = one_series(store, options.series).digest if options.series else None
         events, labels = store.events(chosen), {s.digest: s.series.label for s in store.series()}
     if options.json:
@@ -183,10 +181,9 @@ def _history(options: argparse.Namespace) -> int:
     """Return 0. Raises UnknownName for a series that the store does not have."""
     from levelfield.nights.series_history import event_lines, figure_histories, history_lines
     from levelfield.nights.stored_nights import history_input, named_series, now
-    from levelfield.store.database import Store
 
     rows, lines = [], []
-    with Store.open(options.store, read_only=True) as store:
+    with opened_store(options, read_only=True) as store:
         found, when = named_series(store, options.series), now()
         given = history_input(store, found)
         for stored in found:

@@ -22,6 +22,7 @@ from levelfield.cli.options import (
     chips_option,
     container_options,
     json_option,
+    opened_store,
     python_option,
     registry_of,
     runs_of,
@@ -207,9 +208,8 @@ def _gate(options: argparse.Namespace) -> int:
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import chosen_night, gate_input
     from levelfield.series.finding_formats import FindingPage, written
-    from levelfield.store.database import Store
 
-    with Store.open(options.store) as store:
+    with opened_store(options) as store:
         given = gate_input(store, chosen_night(store, options.night), options.suite)
         found = compared(given)
         for finding in _new(found.findings, given.past):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.specs.launch import LaunchPlan
     from levelfield.specs.site import Host, Site
+    from levelfield.store.database import Store
 
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
 
@@ -108,6 +109,12 @@ def store_option(parser: Options, before: str = "") -> None:
     )
 
 
+def opened_store(options: argparse.Namespace, read_only: bool = False) -> Store:
+    from levelfield.store.database import Store
+
+    return Store.open(options.store, read_only)
+
+
 def recording_options(parser: Options) -> None:
     store_option(parser)
     parser.add_argument("--no-store", action="store_true", help="do not record the runs in a store")
@@ -147,6 +154,13 @@ def registry_of(options: argparse.Namespace) -> Registry:
 
 def runs_of(options: argparse.Namespace) -> Path:
     return options.runs or default_runs()
+
+
+def finished_run(options: argparse.Namespace, name: str) -> RunPaths:
+    """Return a run that is over. Raises UsageError for one that goes on."""
+    from levelfield.rundir import run_state
+
+    return run_state.finished_run(runs_of(options), name)
 
 
 @contextmanager
@@ -221,16 +235,14 @@ class NamedRuns:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._runs, self._names = runs_of(options), options.run
+        self._options = options
         self._errors: list[LevelfieldError] = []
 
     def over(self) -> Iterator[RunPaths]:
         """Return every named run that is over. The error of any other is kept."""
-        from levelfield.rundir.run_state import finished_run
-
-        for name in self._names:
+        for name in self._options.run:
             with self.kept_error():
-                yield finished_run(self._runs, name)
+                yield finished_run(self._options, name)
 
     @contextmanager
     def kept_error(self) -> Iterator[None]:

@@ -252,7 +252,6 @@ def _constants(own: Constants, options: argparse.Namespace) -> Constants:
 
 
 def _of_precision(precision: str | None) -> Iterator[str]:
-    """Yield what an asked precision means."""
     if precision == "tf32":
         yield "fp32 with products in TF32, in which no framework here trains; predicted only"
     elif precision:
@@ -260,7 +259,6 @@ def _of_precision(precision: str | None) -> Iterator[str]:
 
 
 def _remarks(question: LayoutQuestion) -> Iterator[str]:
-    """Yield what a mixture and an asked layout assume."""
     layout, layers = question.wanted.layout, question.work.model.layers
     if question.work.model.experts is not None:
         busiest = question.constants.pace_on(question.on_host).expert_imbalance

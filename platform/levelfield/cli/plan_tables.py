@@ -47,7 +47,6 @@ def print_plan(
 
 
 def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
-    """Yield the table in lines of 80 columns."""
     question, found, chip = plan.question, plan.found, plan.chip
     capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
     yield f"{options.case} ({options.scale}) by {options.framework} on {plan.nodes} x {plan.devices_per_node}"
@@ -169,7 +168,6 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _content(plan: AnsweredPlan, options: argparse.Namespace) -> dict[str, object]:
-    """Return the rows with all parts of memory and time, for `--json`."""
     work, found = plan.question.work, plan.found
     count = parameters(work.model, work.training.sequence_length)
     return {
@@ -214,7 +212,6 @@ def _choices(row: LayoutEstimate) -> dict[str, object]:
 
 
 def print_explained(plan: AnsweredPlan, options: argparse.Namespace) -> None:
-    """Print the arithmetic of one row."""
     rows = plan.found.rows or plan.found.beyond
     if not 1 <= options.explain <= len(rows):
         which = "the rows that fit" if plan.found.rows else "the rows that do not fit"
@@ -287,7 +284,6 @@ def _rehearse(rehearser: Rehearser, rows: Sequence[LayoutEstimate], done: list[R
 
 
 def _rehearsed_lines(done: Sequence[Rehearsed]) -> Iterator[str]:
-    """Yield the table in lines of 80 columns."""
     yield ""
     yield "measured without the device: GiB of the fullest rank that was rehearsed"
     yield padded(_REHEARSED, _REHEARSED_WIDTHS, " ")

@@ -19,6 +19,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     RUN_NAME,
     chips_option,
+    finished_run,
     intake,
     json_option,
     recording_options,
@@ -99,9 +100,8 @@ def _list(options: argparse.Namespace) -> int:
 def _promote(options: argparse.Namespace) -> int:
     from levelfield.catalog.stored_references import reference_of
     from levelfield.judge.promotion import promoted
-    from levelfield.rundir.run_state import finished_run
 
-    registry, paths = registry_of(options), finished_run(runs_of(options), options.run)
+    registry, paths = registry_of(options), finished_run(options, options.run)
     reference = promoted(paths, options.why, reference_of(registry, read_plan(paths)), options.replace)
     _write(reference, registry, options.plugins)
     if remark := jump_remark(reference):
@@ -112,11 +112,10 @@ def _promote(options: argparse.Namespace) -> int:
 def _noise(options: argparse.Namespace) -> int:
     """Record one row for each run. A run that is refused keeps the reference as it was."""
     from levelfield.judge.promotion import with_noise
-    from levelfield.rundir.run_state import finished_run
 
     why, registry = _override(options), registry_of(options)
     reference = registry.reference(options.name)
-    found = [finished_run(runs_of(options), run) for run in options.run]
+    found = [finished_run(options, run) for run in options.run]
     for paths in found:
         reference = with_noise(reference, paths, why)
     for row in (row for row in reference.noise if row.run_id in {paths.root.name for paths in found}):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, NamedRuns, registry_of, store_option, writing
+from levelfield.cli.options import RUN_NAME, NamedRuns, opened_store, registry_of, store_option, writing
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.report.escapes import printable
@@ -200,7 +200,6 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[St
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import gate_input
     from levelfield.pages.results import GivenRuns
-    from levelfield.store.database import Store
 
     if options.run:
         records = list(_records(named))
@@ -208,7 +207,7 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[St
             named.raise_error()
         yield GivenRuns(records), []
         return
-    with Store.open(options.store, read_only=True) as store:
+    with opened_store(options, read_only=True) as store:
         nights = store.nights()
         findings = compared(gate_input(store, nights[-1], None)).findings if nights else ()
         yield store, [finding.model_dump(mode="json") for finding in findings]

@@ -14,7 +14,6 @@ from levelfield.cli.options import base_image, hosts_of, intake, launch_of, regi
 from levelfield.cli.terminal import Terminal
 from levelfield.compare import scaling
 from levelfield.compare.scaling import Scaling, without_batch
-from levelfield.corpus import CorpusFacts, check
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UnknownName, UsageError
 from levelfield.plan.permissions import refuse_unknown
 from levelfield.plan.request import Entry, Suggestion, UserRequest
@@ -52,7 +51,7 @@ def run_all(options: argparse.Namespace) -> int:
     elif options.weak:
         raise UsageError("--weak: found no --nodes, expected a series such as --nodes 1,2,4")
     work, strategy = _with_files(_chosen(work, options.entry, options.framework), options)
-    jobs = scheduler.jobs(registry, work, _corpus(options.data, terminal))
+    jobs = scheduler.jobs(registry, work, terminal.checked_corpus(options.data))
     if strategy:
         jobs = _checked(jobs, strategy)
     if options.explain:
@@ -68,7 +67,6 @@ def run_all(options: argparse.Namespace) -> int:
 
 
 def _ended(results: list[Result], options: argparse.Namespace, terminal: Terminal) -> int:
-    """Print the results and return the exit code."""
     scaled = list(series_scaling(results, runs_of(options))) if options.nodes else []
     if options.json:
         values = [scaling.as_values(found) for found in scaled if not isinstance(found, str)]
@@ -143,7 +141,6 @@ def _request(options: argparse.Namespace) -> UserRequest:
 
 
 def _given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:
-    """Return those options that were given, by their names."""
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
@@ -163,13 +160,6 @@ def _variable(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise UsageError(f"--env: found '{text}', expected NAME=VALUE")
     return name, value
-
-
-def _corpus(prefix: str | None, terminal: Terminal) -> CorpusFacts | None:
-    if prefix is None:
-        return None
-    with terminal.bytes_progress(f"checking {prefix}") as progress:
-        return check(prefix, progress=progress)
 
 
 def _chosen(entries: Sequence[Entry], names: Sequence[str], framework: str | None) -> list[Entry]:

@@ -179,7 +179,6 @@ def _rehearsals(registry: Registry) -> Rehearsals:
 
 
 def _and(where: str, rehearsed: str | None) -> str:
-    """Return where something ran, with when it was rehearsed."""
     return f"{where}; {rehearsed}" if rehearsed else where
 
 
@@ -319,7 +318,6 @@ def _tuned(
 def _print_changes(
     case: Case, options: argparse.Namespace, rows: tuple[TuningRow, ...], scales: list[Scale], place: RunPlace
 ) -> int:
-    """Print every row that may apply, with its changes and its reason. Return 0."""
     from levelfield.catalog.tuning_changes import row_changes
 
     found = {scale: list(row_changes(case, rows, scale, place)) for scale in scales}

@@ -128,7 +128,6 @@ def _findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
 
 
 def _lines(finding: SiteFinding) -> Iterator[str]:
-    """Yield a finding in lines of at most 80 columns."""
     says, do, subject = (printable(one_line(text)) for text in (finding.says, finding.do, finding.subject))
     yield labelled(finding.word, f"{subject}: {says}", 9)
     if do:
@@ -199,7 +198,6 @@ def preflight_lines(report: PreflightReport) -> list[str]:
 
 
 def _rates(nodes: Sequence[NodeReport]) -> Iterator[str]:
-    """Return the nodes' rates, a few nodes side by side."""
     for first in range(0, min(len(nodes), _SHOWN_NODES), _PER_TABLE):
         shown = nodes[first : first + _PER_TABLE]
         figures = list(dict.fromkeys(figure for node in shown for figure in node.rates))
@@ -237,7 +235,6 @@ def _collectives(report: PreflightReport) -> Iterator[str]:
 
 
 def _pairs(pairs: Sequence[PairReport]) -> Iterator[str]:
-    """Return the pairs, the slowest first."""
     if not pairs:
         return
     yield ""

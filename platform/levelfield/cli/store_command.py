@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from zipfile import is_zipfile
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, runs_of, store_option, writing
+from levelfield.cli.options import json_option, opened_store, runs_of, store_option, writing
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, LevelfieldError, UsageError
 from levelfield.report.escapes import spreadsheet_cell
@@ -132,11 +132,10 @@ def _json_and_store(parser: argparse.ArgumentParser) -> None:
 
 def _import(options: argparse.Namespace) -> int:
     """Add everything that can be. Raises UsageError with what could not, after the rest."""
-    from levelfield.store.database import Store
     from levelfield.store.statement_lines import add_statements
 
     source = _ImportSource(options)
-    with Store.open(options.store) as store:
+    with opened_store(options) as store:
         added = store.add(source.records())
         add_statements(store, source.statements)
     events = len(source.statements)
@@ -240,9 +239,8 @@ class _ImportSource:
 
 def _export(options: argparse.Namespace) -> int:
     """Write the chosen runs. Raises UsageError for a place that cannot be written."""
-    from levelfield.store.database import Store
 
-    with Store.open(options.store, read_only=True) as store:
+    with opened_store(options, read_only=True) as store:
         records = store.records(store.run_ids(options.case, options.since))
         if options.format == "tensorboard":
             return _write_folders(options.output, records)
@@ -281,7 +279,6 @@ def _write_table(file: TextIO, records: Iterable[RunRecord]) -> None:
 
 
 def _write_folders(folder: Path | None, records: Iterator[RunRecord]) -> int:
-    """Write a folder for every run, and say how many were new there."""
     from levelfield.publish.scalar_events import write_scalars
 
     if folder is None:
@@ -295,14 +292,13 @@ def _write_folders(folder: Path | None, records: Iterator[RunRecord]) -> int:
 
 def _pruned(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
-    from levelfield.store.database import Store
     from levelfield.store.pruning import prune
 
     if options.keep_days is None and not options.case and not options.run:
         raise UsageError("store prune: found nothing to choose by; give --keep-days N, --case NAME or --run ID")
     if options.keep_days is not None and not 0 <= options.keep_days <= _MOST_DAYS:
         raise UsageError(f"--keep-days: found {options.keep_days}, expected 0 to {_MOST_DAYS}")
-    with Store.open(options.store, is_missing(options.store)) as store:
+    with opened_store(options, read_only=is_missing(options.store)) as store:
         found = prune(store, options.keep_days, options.case, options.run, options.dry_run)
     if options.json:
         print(json.dumps({"removed": found.removed, "kept": found.kept, "dry_run": options.dry_run}, indent=2))
@@ -316,11 +312,10 @@ def _pruned(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace) -> int:
-    from levelfield.store.database import Store
     from levelfield.store.store_check import counts, faults
 
     terminal = Terminal(quiet=options.json)
-    with Store.open(options.store, read_only=True) as store:
+    with opened_store(options, read_only=True) as store:
         with terminal.bytes_progress("checking") as progress:
             found = faults(store, progress)
         rows = counts(store)
@@ -335,11 +330,10 @@ def _checked(options: argparse.Namespace) -> int:
 
 def _shown(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
-    from levelfield.store.database import Store
     from levelfield.store.schema import REVISION
     from levelfield.store.store_check import counts, size_bytes
 
-    with Store.open(options.store, is_missing(options.store)) as store:
+    with opened_store(options, read_only=is_missing(options.store)) as store:
         rows, size, where, nights = counts(store), size_bytes(store), store.address.text, store.nights()
         listed = store.series()
     facts = {

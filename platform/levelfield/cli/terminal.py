@@ -24,6 +24,7 @@ from levelfield.report.sheets import padded
 
 if TYPE_CHECKING:
     from levelfield.compare.scaling import Scaling
+    from levelfield.corpus import CorpusFacts
     from levelfield.run.runner import Listener
     from levelfield.run.scheduler import Job
     from levelfield.rundir.follower import Progress
@@ -124,6 +125,15 @@ class Terminal:
         finally:
             self._end_line()
 
+    def checked_corpus(self, prefix: str | None) -> CorpusFacts | None:
+        """Return what a corpus is, after all of it was read; None without one."""
+        from levelfield.corpus import check
+
+        if prefix is None:
+            return None
+        with self.bytes_progress(f"checking {prefix}") as progress:
+            return check(prefix, progress=progress)
+
     def _redraw(self, line: str) -> None:
         """Write the line over the last one. The carriage return is a text of its own, which the streams let through."""
         for text in ("\r", line):
@@ -198,7 +208,6 @@ def say(text: str, indent: int = 9) -> None:
 
 
 def say_check(finding: CheckFinding, width: int) -> None:
-    """Print the lines of one check. width: of the checks' names."""
     indent = 8 + 1 + width + 1
     say(padded((_STATUS[finding.status], finding.check, printable(finding.says)), (8, width), " "), indent)
     if finding.do:
@@ -206,7 +215,6 @@ def say_check(finding: CheckFinding, width: int) -> None:
 
 
 def say_checked(name: str, found: Sequence[CheckFinding]) -> None:
-    """Print how many of the checks passed."""
     if bad := [finding.check for finding in found if not finding.is_good]:
         say(f"{name}: {len(bad)} of {len(found)} checks did not pass: {', '.join(bad)}")
     else:

@@ -150,13 +150,11 @@ def _figures(results: Sequence[Result]) -> Iterator[RepeatedFigure]:
 
 
 def _cells(figure: RepeatedFigure) -> tuple[str, str, str]:
-    """Heading, median and interval."""
     column, found = figure.column, figure.interval
     return column.heading, column.shown(found.median), column.ends(found)
 
 
 def _notes(repeats: Repeats) -> list[str]:
-    """How the intervals were made; why there is no figure."""
     if not repeats.figures:
         return [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
     found = {(f.interval.method, f.interval.coverage, f.interval.n) for f in repeats.figures}
