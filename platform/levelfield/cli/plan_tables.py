@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 from levelfield.cli.plan_question import AnsweredPlan
 from levelfield.cli.terminal import Terminal
@@ -24,16 +23,11 @@ from levelfield.run.interruption import interrupted_once
 from levelfield.specs.vendor import PeakDtype
 from levelfield.studies.plan_rehearsals import Rehearser, RowRehearsal
 
+_Rehearsed = tuple[int, LayoutEstimate, RowRehearsal]  # a row by its number
 _COLUMNS = ("row", "layout", "micro", "chunks", "again", "GiB", "tokens/s")
 _WIDTHS = (-3, 26, -5, -6, 9, -5, -8)
 _REHEARSED = ("row", "layout", "planned", "allocated", "reserved", "failed", "flushes")
 _REHEARSED_WIDTHS = (-3, 26, -7, -9, -8, -6, -7)
-
-
-class Rehearsed(NamedTuple):
-    number: int
-    row: LayoutEstimate
-    found: RowRehearsal
 
 
 def print_plan(
@@ -253,7 +247,7 @@ def rehearsed(plan: AnsweredPlan, rehearser: Rehearser, options: argparse.Namesp
         raise UsageError(
             "--rehearse: no layout fits, so there is no row to rehearse; --layout rehearses one all the same"
         )
-    done: list[Rehearsed] = []
+    done: list[_Rehearsed] = []
     try:
         _rehearse(rehearser, rows[: options.rehearse], done)
     finally:
@@ -267,7 +261,7 @@ def rehearsed(plan: AnsweredPlan, rehearser: Rehearser, options: argparse.Namesp
     return GateFailed.exit_code if any(found.findings for _, _, found in done) else 0
 
 
-def _rehearse(rehearser: Rehearser, rows: Sequence[LayoutEstimate], done: list[Rehearsed]) -> None:
+def _rehearse(rehearser: Rehearser, rows: Sequence[LayoutEstimate], done: list[_Rehearsed]) -> None:
     """Rehearse the rows and say on stderr how far it is. `done` gets each one at its end, also before an interrupt."""
     terminal = Terminal()
 
@@ -280,10 +274,10 @@ def _rehearse(rehearser: Rehearser, rows: Sequence[LayoutEstimate], done: list[R
             say(which, f"rehearsing {row.layout}, micro-batch {row.tuning.micro_batch}, {row.tuning.recompute} again")
             found = rehearser.rehearse(row, partial(say, which))
             say(which, f"{'failed' if found.why else 'done'} after {found.seconds:.0f} s")
-            done.append(Rehearsed(number, row, found))
+            done.append((number, row, found))
 
 
-def _rehearsed_lines(done: Sequence[Rehearsed]) -> Iterator[str]:
+def _rehearsed_lines(done: Sequence[_Rehearsed]) -> Iterator[str]:
     yield ""
     yield "measured without the device: GiB of the fullest rank that was rehearsed"
     yield padded(_REHEARSED, _REHEARSED_WIDTHS, " ")

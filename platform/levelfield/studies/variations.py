@@ -47,16 +47,12 @@ def entries_of(
     """Return one entry of work for each row, on `devices` devices."""
     framework = f"{selector.framework}_{selector.version}" if selector.version else selector.framework
     text = f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
-    return [Entry(text, replace(request, scale=scale, choice=_choice(row))) for row in rows]
-
-
-def _choice(row: LayoutEstimate) -> TuningChoice:
-    return TuningChoice(
-        layout=str(row.layout),
-        micro_batch=row.tuning.micro_batch,
-        recompute=row.tuning.recompute,
-        virtual_pipeline=row.tuning.virtual_pipeline,
-    )
+    entries = []
+    for row in rows:
+        names = ("micro_batch", "recompute", "virtual_pipeline")
+        choice = TuningChoice(layout=str(row.layout), **{name: getattr(row.tuning, name) for name in names})
+        entries.append(Entry(text, replace(request, scale=scale, choice=choice)))
+    return entries
 
 
 def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
