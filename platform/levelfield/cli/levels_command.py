@@ -114,7 +114,7 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     from levelfield.nights import baselines
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import now, one_series, past_findings
-    from levelfield.series.eras import held
+    from levelfield.series.examination import held
 
     until = None if kind == "note" else _day(options.until)
     with opened_store(options) as store:

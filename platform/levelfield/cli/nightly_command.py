@@ -34,9 +34,10 @@ from levelfield.report.sheets import labelled
 from levelfield.rundir.directory import write_atomically
 
 if TYPE_CHECKING:
-    from levelfield.nights.bisection import Answer, FirstBad
+    from levelfield.nights.bisection import FirstBad
     from levelfield.run.builds import Pin
     from levelfield.series.findings import Finding
+    from levelfield.series.pairs import Side
     from levelfield.specs.plan import ImplementationUsed
     from levelfield.specs.record import Gated
 
@@ -153,7 +154,7 @@ def _run(options: argparse.Namespace) -> int:
     """Run the night, print its findings and return the gate's exit code, or that of an interrupted command."""
     from levelfield.nights.night_session import NightRequest, NightSession
     from levelfield.plan.request import UserRequest
-    from levelfield.series.finding_formats import FindingPage, written
+    from levelfield.series.findings import FindingPage, written
 
     asked = NightRequest(
         suite=options.suite,
@@ -207,7 +208,7 @@ def _gate(options: argparse.Namespace) -> int:
     """Return the exit code of the night's findings, which the store keeps."""
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import chosen_night, gate_input
-    from levelfield.series.finding_formats import FindingPage, written
+    from levelfield.series.findings import FindingPage, written
 
     with opened_store(options) as store:
         given = gate_input(store, chosen_night(store, options.night), options.suite)
@@ -267,7 +268,7 @@ def _bisect(options: argparse.Namespace) -> int:
     figure = FIGURES[options.figure]
     trials = BuildTrials(job.plan, good, figure, runs_of(options), options.plugins, terminal.say)
 
-    def answer(candidate: Candidate) -> Answer:
+    def answer(candidate: Candidate) -> Side:
         build = build_of(*candidate, say=terminal.say)
         terminal.say(f"trying {build}")
         found = trials.answer(build)
