@@ -42,7 +42,12 @@ TUNING_FIELDS = (
 def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
     """Print every plan with its request and job, and the plans of suites as tables. Return 0."""
     if as_json:
-        print(json.dumps([_everything(plan, runs) for plan in plans], indent=2, ensure_ascii=False))
+        contents = []
+        for plan in plans:
+            request, paths = _request(plan, runs)
+            job = job_of(plan, paths)
+            contents.append({"plan": plan.model_dump(mode="json"), "request": request.to_dict(), "job": job})
+        print(json.dumps(contents, indent=2, ensure_ascii=False))
     else:
         alone = [_text(plan, runs) for plan in plans if plan.entry is None]
         suites = ["\n".join(tables.planned(listed)) for listed in tables.by_suite(plans)]
@@ -90,11 +95,6 @@ def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     paths = RunPaths(runs.absolute() / plan.run_id)
     runtime, launcher = means(plan)
     return launcher.request(plan, paths, runtime).public(), paths
-
-
-def _everything(plan: Plan, runs: Path) -> dict[str, object]:
-    request, paths = _request(plan, runs)
-    return {"plan": plan.model_dump(mode="json"), "request": request.to_dict(), "job": job_of(plan, paths)}
 
 
 def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[Row]:

@@ -67,7 +67,10 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
     vendor, chip = lookup.find_chip(registry, options.chip)
     nodes, per_node, network, assumed = _place(options)
     rehearser = _rehearser(options, chip, nodes, per_node)
-    work = _work_in(registry.case(options.case).work(options.scale), options.precision)
+    work = registry.case(options.case).work(options.scale)
+    if options.precision:
+        precision = "fp32" if options.precision == "tf32" else options.precision
+        work = work.model_copy(update={"training": work.training.model_copy(update={"precision": precision})})
     rated, unknown = chip, tuple[str, ...]()
     # A chip with peaks, but none of this precision, stays as it is: it has no products in it.
     needed = "bf16" if work.training.precision == "fp8" else work.training.precision
@@ -120,14 +123,6 @@ def _read_case(options: argparse.Namespace) -> None:
     options.framework = options.framework or "torch"
     if options.chip is None:
         raise UsageError(f"plan {options.case}: found no chip; give --chip NAME or case:framework:chip (`show chips`)")
-
-
-def _work_in(work: Work, precision: str | None) -> Work:
-    """Return the work in another precision, as the planner sees it; None: in its own."""
-    if precision is None:
-        return work
-    changes = {"precision": "fp32" if precision == "tf32" else precision}
-    return work.model_copy(update={"training": work.training.model_copy(update=changes)})
 
 
 def _place(options: argparse.Namespace) -> tuple[int, int, float | None, list[str]]:
