@@ -67,15 +67,8 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
     vendor, chip = lookup.find_chip(registry, options.chip)
     nodes, per_node, network, assumed = _place(options)
     rehearser = _rehearser(options, chip, nodes, per_node)
-    work = registry.case(options.case).work(options.scale)
-    if options.precision:
-        precision = "fp32" if options.precision == "tf32" else options.precision
-        work = work.model_copy(update={"training": work.training.model_copy(update={"precision": precision})})
-    rated, unknown = chip, tuple[str, ...]()
-    # A chip with peaks, but none of this precision, stays as it is: it has no products in it.
-    needed = "bf16" if work.training.precision == "fp8" else work.training.precision
-    if not (vendor.is_host or options.precision == "tf32" or (chip.peaks and needed not in chip.peaks)):
-        rated, unknown = with_assumed_rates(chip, work.training.precision, nodes * per_node)
+    work = _work_in(registry.case(options.case).work(options.scale), options.precision)
+    rated, unknown = (chip, ()) if vendor.is_host else _rated(chip, work, options.precision, nodes * per_node)
     if unknown:
         assumed.append(
             f"{', '.join(unknown)}: not public of {chip.name}, so rows have the order that the rates of an "
@@ -102,6 +95,25 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
         others=not_offered(question)[: options.beyond] if options.beyond and not options.layout else (),
         rehearser=rehearser,
     )
+
+
+def _work_in(work: Work, precision: str | None) -> Work:
+    """Return the work in another precision, as the planner sees it; None: in its own."""
+    if precision is None:
+        return work
+    changes = {"precision": "fp32" if precision == "tf32" else precision}
+    return work.model_copy(update={"training": work.training.model_copy(update=changes)})
+
+
+def _rated(chip: Chip, work: Work, precision: str | None, devices: int) -> tuple[Chip, tuple[str, ...]]:
+    """Return the chip with assumed rates in place of those that are not public, as runs take them, and their names.
+
+    A chip with peaks, but none of this precision, stays as it is: it has no products in it.
+    """
+    own = work.training.precision
+    if precision == "tf32" or (chip.peaks and ("bf16" if own == "fp8" else own) not in chip.peaks):
+        return chip, ()
+    return with_assumed_rates(chip, own, devices)
 
 
 def _read_case(options: argparse.Namespace) -> None:
