@@ -21,7 +21,7 @@ from levelfield.plan.peak import why_again
 from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_search import predict
 from levelfield.report import tables
-from levelfield.report.sheets import labelled
+from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import gib, parameters_in_words, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.preflight_run import plan_of
@@ -222,7 +222,9 @@ def _predicted(plan: Plan) -> Iterator[Row]:
     """Return the planner's prediction for the chosen layout, and its next best layouts."""
     for number, row in enumerate(plan.predicted):
         chunks = f" chunks {row.virtual_pipeline}" if row.virtual_pipeline > 1 else ""
-        rate = "no rate" if row.tokens_per_second is None else f"{row.tokens_per_second:>7,.0f} tokens/s/device"
+        rate = "no rate"
+        if row.tokens_per_second is not None:
+            rate = padded((f"{row.tokens_per_second:,.0f}", "tokens/s/device"), (-7,), " ")
         said = f"{rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recompute}{chunks}"
         yield f"next best {number}" if number else "predicted", said
 
