@@ -30,7 +30,7 @@ from levelfield.predict.layout_search import (
 )
 from levelfield.predict.links import UnknownLink
 from levelfield.report.words import wrapped
-from levelfield.specs.bounds import MOST_RANKS
+from levelfield.specs.base import MOST_RANKS
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.selector import Selector
 from levelfield.specs.vendor import Chip, VendorFile

@@ -13,7 +13,7 @@ from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.publish.flagperf_files import Strategy, read_strategy
 from levelfield.run.scheduler import Job
-from levelfield.specs.bounds import MOST_NODES
+from levelfield.specs.base import MOST_NODES
 from levelfield.specs.result import Result
 from levelfield.specs.selector import parse_selector
 from levelfield.studies.compared_runs import FolderRuns

@@ -20,9 +20,9 @@ from levelfield.errors import UnknownName, UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import default_runs
+from levelfield.specs.bounded_reading import WordDumper
 from levelfield.specs.case import Case, Scale
 from levelfield.specs.tuning import TuningRow
-from levelfield.specs.yaml_words import WordDumper
 
 _HELP = """\
 List what there is, one line about each, or show every value of a case, at full

@@ -15,7 +15,7 @@ from levelfield.contracts.command import Ask
 from levelfield.contracts.node_commands import NodeCommands
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample, Vendor
 from levelfield.errors import DocumentError
-from levelfield.specs.bounds import MOST_DEVICES
+from levelfield.specs.base import MOST_DEVICES
 from levelfield.specs.vendor import VendorFile
 
 _FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {

@@ -9,7 +9,7 @@ import json
 import math
 from typing import Any, NoReturn
 
-from levelfield.specs.plain_json import MOST_DIGITS, MOST_LEVELS, plain_json
+from levelfield.specs.bounded_reading import MOST_DIGITS, PLAIN_LEVELS, plain_json
 
 LONGEST_LINE = 2**20  # bytes of a line of a .jsonl file
 
@@ -28,9 +28,9 @@ def _checked(content: bytes | str) -> Any:
             content, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite, parse_int=_whole
         )
     except RecursionError:
-        raise ValueError(f"found more than {MOST_LEVELS} nested levels") from None
-    if _levels(found) > MOST_LEVELS:
-        raise ValueError(f"found more than {MOST_LEVELS} nested levels")
+        raise ValueError(f"found more than {PLAIN_LEVELS} nested levels") from None
+    if _levels(found) > PLAIN_LEVELS:
+        raise ValueError(f"found more than {PLAIN_LEVELS} nested levels")
     return found
 
 

@@ -10,8 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import Value
-from levelfield.specs.bounds import MOST_EXPERTS, MOST_SIZE
+from levelfield.specs.base import MOST_EXPERTS, MOST_SIZE, Value
 
 Part = Literal[
     "learned_positions",

@@ -10,9 +10,16 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from levelfield.specs.architecture import Experts, LatentAttention, Part, RopeScaling
-from levelfield.specs.base import LATER, Document, Value
-from levelfield.specs.bounds import MOST_GRADIENT_STEPS, MOST_LAYERS, MOST_SIZE, MOST_STEPS
-from levelfield.specs.changed_types import changed_types
+from levelfield.specs.base import (
+    LATER,
+    MOST_GRADIENT_STEPS,
+    MOST_LAYERS,
+    MOST_SIZE,
+    MOST_STEPS,
+    Document,
+    Value,
+    changed_types,
+)
 from levelfield.specs.plain_work import idle_values, left_out, value_at, without
 from levelfield.specs.tuning import TuningChoice
 

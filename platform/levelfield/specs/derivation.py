@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from levelfield.errors import UsageError
-from levelfield.specs.base import Value, parse
-from levelfield.specs.bounds import MOST_SIZE, MOST_STEPS, number_of
+from levelfield.specs.base import MOST_SIZE, MOST_STEPS, Value, number_of, parse
 from levelfield.specs.case import SCALES, Case, Work
 
 _WORDS = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from levelfield.specs.base import Value
-from levelfield.specs.bounds import MOST_DEVICES, MOST_NODES
+from levelfield.specs.base import MOST_DEVICES, MOST_NODES, Value
 
 WITHHELD = "withheld"
 _FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")

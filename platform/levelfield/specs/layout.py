@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from levelfield.errors import LayoutError
-from levelfield.specs.base import Value
-from levelfield.specs.bounds import MOST_RANKS, number_of
+from levelfield.specs.base import MOST_RANKS, Value, number_of
 
 _PARTS = {
     "DP": "data",

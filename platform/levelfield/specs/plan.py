@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import LATER, Document, Value
-from levelfield.specs.bounds import MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS, MOST_SIZE
+from levelfield.specs.base import LATER, MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS, MOST_SIZE, Document, Value
 from levelfield.specs.build_needs import BuildStep
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.certificate import CertificateUsed

@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from levelfield.errors import LayoutError
-from levelfield.specs.base import Value
-from levelfield.specs.bounds import MOST_DEVICES, MOST_LAYERS, MOST_NODES
+from levelfield.specs.base import MOST_DEVICES, MOST_LAYERS, MOST_NODES, Value
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout, parse_layout
 
