@@ -18,7 +18,7 @@ from levelfield.contracts.control_groups import control_groups, core_quota, file
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.node_commands import NodeCommands
 from levelfield.contracts.vendor import Device, Sample, Vendor
-from levelfield.specs.launch import NodeCommand
+from levelfield.specs.site import NodeCommand
 from levelfield.specs.vendor import VendorFile
 
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")

@@ -19,7 +19,7 @@ from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.node_commands import NodeCommands
 from levelfield.contracts.readings import Read, chip_named, hides_all, number, sample_of, shown, take, without
 from levelfield.contracts.vendor import Device, DeviceList, Sample, Vendor
-from levelfield.specs.launch import NodeCommand
+from levelfield.specs.site import NodeCommand
 from levelfield.specs.vendor import VendorFile
 
 MEBIBYTE = 2**20

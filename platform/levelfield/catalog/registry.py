@@ -27,8 +27,7 @@ from levelfield.specs.base import DocumentCache
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, read_overlay
 from levelfield.specs.constants import Constants
-from levelfield.specs.derivation import split_name
-from levelfield.specs.extension import Extension
+from levelfield.specs.derivation import Extension, split_name
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.selector import labelled, split_label
 from levelfield.specs.vendor import VendorFile

@@ -18,7 +18,7 @@ from levelfield.cli.terminal import say_command, shown, this_program
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
 from levelfield.report.words import wrapped
-from levelfield.specs.hardware import NamedHardware, read_hardware
+from levelfield.specs.suite import NamedHardware, read_hardware
 from levelfield.testing.case_kit.case_checks import HARDWARE, CaseSubject, check_case
 from levelfield.testing.case_kit.case_draft import new_case
 from levelfield.testing.case_kit.published_config import read_config

@@ -25,8 +25,8 @@ from levelfield.plan.image_recipe import PIP_REQUIREMENT
 from levelfield.report.words import gib
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.runtimes.wheels import fetch_into
-from levelfield.specs.build_needs import Stages
 from levelfield.specs.plan import EnvironmentPlan
+from levelfield.specs.requirements import Stages
 
 ENVIRONMENT = """\
 Make what the trainings of frameworks need, ahead of a run: Python environments

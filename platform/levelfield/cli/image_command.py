@@ -25,8 +25,8 @@ from levelfield.report.words import gib
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import EngineError, answers, connect
 from levelfield.run.runtimes.wheels import verify, wheels_of
-from levelfield.specs.build_needs import Stages
 from levelfield.specs.container import ContainerOptions, ContainerPlan, ImagePlan
+from levelfield.specs.requirements import Stages
 
 IMAGE = """\
 Manage the images of --runtime docker. A run builds a missing image itself.

@@ -10,8 +10,7 @@ from levelfield.errors import UnknownName, UsageError
 from levelfield.publish.flagperf_files import read_hosts
 from levelfield.run.launchers import LOCAL, launcher_code, launcher_names
 from levelfield.specs.base import load
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Host, HostsFile, Site
+from levelfield.specs.site import Host, HostsFile, LaunchPlan, Site
 from levelfield.user_folders import config_folder
 
 SUFFIXES = (".yaml", ".yml", ".json")

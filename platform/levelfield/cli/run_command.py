@@ -39,11 +39,11 @@ from levelfield.run import certificate_maker, runner, scheduler
 from levelfield.rundir.directory import default_runs, find_run, read_plan
 from levelfield.specs.base import parse
 from levelfield.specs.derivation import Derivation
-from levelfield.specs.hardware import NamedHardware, read_hardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 from levelfield.specs.selector import MOST
+from levelfield.specs.suite import NamedHardware, read_hardware
 from levelfield.specs.tuning import TuningChoice
 
 _HELP = """\

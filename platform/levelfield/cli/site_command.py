@@ -32,9 +32,9 @@ from levelfield.run.preflight_run import preflight
 from levelfield.run.site_checks.site_findings import SiteFinding, ok
 from levelfield.rundir.directory import default_runs
 from levelfield.specs.base import dump
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import PreflightPlan
 from levelfield.specs.preflight_report import PreflightReport
+from levelfield.specs.site import LaunchPlan
 
 SCHEMA = "levelfield.site-check/1"
 PREFLIGHT = """\

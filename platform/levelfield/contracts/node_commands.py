@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from levelfield.contracts.command import Ask, CommandOutput
 from levelfield.contracts.vendor import Vendor
-from levelfield.specs.launch import NodeCommand
+from levelfield.specs.site import NodeCommand
 
 NOT_REPLAYABLE = "this vendor's adapter cannot read what another node recorded"
 

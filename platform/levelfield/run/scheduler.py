@@ -20,11 +20,10 @@ from levelfield.plan.resolution import resolve
 from levelfield.run import certificate_store, peak_probe, runner
 from levelfield.rundir import directory
 from levelfield.specs.certificate import Certificate
-from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
-from levelfield.specs.suite import EntryUsed, Suite, SuiteEntry
+from levelfield.specs.suite import EntryUsed, NamedHardware, Suite, SuiteEntry
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from levelfield.checkout import checkout
 from levelfield.errors import UnknownName, UsageError
 from levelfield.node.process_identity import own_identity
 from levelfield.specs.base import load
-from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.record import first_future_date
 
 _OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from levelfield.specs.base import LATER, Value
-from levelfield.specs.build_needs import BuildStep
+from levelfield.specs.requirements import BuildStep
 from levelfield.specs.vendor import Image
 
 

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from levelfield.specs.base import LATER, MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS, MOST_SIZE, Document, Value
-from levelfield.specs.build_needs import BuildStep
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.container import ContainerPlan
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.requirements import BuildStep
 from levelfield.specs.selector import Selector, labelled
+from levelfield.specs.site import LaunchPlan
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Recompute, Tuning
 from levelfield.specs.variables import masked

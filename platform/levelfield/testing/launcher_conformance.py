@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from levelfield.run.launchers import launcher_code
 from levelfield.specs.base import load
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import HostsFile, Site
+from levelfield.specs.site import HostsFile, LaunchPlan, Site
 from levelfield.testing.findings import NotOk
 from levelfield.testing.launcher_checks import LAUNCHER_CHECKS
 from levelfield.testing.launcher_subject import LauncherSubject, processes_here

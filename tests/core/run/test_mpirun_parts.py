@@ -17,8 +17,7 @@ from levelfield.cli.main import main
 from levelfield.node import mpi_part
 from levelfield.run.launchers.ssh.mpirun_argv import mpirun_argv, mpirun_variables
 from levelfield.run.launchers.ssh.mpirun_job import MpirunJob, one_line
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Host, Site
+from levelfield.specs.site import Host, LaunchPlan, Site
 
 # ---- the command
 

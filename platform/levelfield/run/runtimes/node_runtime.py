@@ -5,9 +5,9 @@ from __future__ import annotations
 from levelfield.contracts.execution import NodeWork
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
 from levelfield.run.runtimes.rank_work import NodeFolders, rank_work, ranks_of
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.site import LaunchPlan
 
 # Of the collective libraries: the network that connects the nodes.
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

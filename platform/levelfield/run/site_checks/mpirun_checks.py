@@ -11,7 +11,7 @@ from levelfield.contracts.command import completed
 from levelfield.run.launchers.ssh.mpirun_argv import mpirun_argv, mpirun_variables
 from levelfield.run.launchers.ssh.mpirun_job import one_line
 from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok
-from levelfield.specs.launch import LaunchPlan
+from levelfield.specs.site import LaunchPlan
 
 SUBJECT = "mpirun"
 VERSION_SECONDS, START_SECONDS = 20.0, 90.0

@@ -15,8 +15,7 @@ from levelfield.run.launchers.ssh.ssh_errors import explained
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
 from levelfield.run.site_checks.mpirun_checks import mpirun_findings
 from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Host
+from levelfield.specs.site import Host, LaunchPlan
 from levelfield.specs.variables import MASK, SECRET_VALUE
 
 AT_ONCE = 16

@@ -9,7 +9,7 @@ from typing import Any
 
 from levelfield.measure.final_weights import final_weights
 from levelfield.measure.raw_facts import FinalSlice
-from levelfield.specs.tested import Difference
+from levelfield.specs.recorded_runs import Difference
 
 NOISE = 1e-6
 

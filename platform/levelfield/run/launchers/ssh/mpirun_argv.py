@@ -13,8 +13,8 @@ from levelfield.errors import UsageError
 from levelfield.run.launchers.node_content import secrets_of
 from levelfield.run.launchers.ssh.ssh_places import places_of, ssh_argv, ssh_options, with_modules
 from levelfield.run.runtimes.node_runtime import launch_of
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import Plan
+from levelfield.specs.site import LaunchPlan
 
 MPIRUN = "mpirun"  # the submission's name
 # What mpirun and its ssh need of this process's variables. Others could change mpirun (OMPI_MCA_...) or reach a node.
