@@ -19,7 +19,7 @@ from levelfield.plan import image_recipe
 from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes.images import tag_of
 from levelfield.run.runtimes.wheels import Wheels, verify, wheels_of
-from levelfield.specs.container import ImagePlan
+from levelfield.specs.plan import ImagePlan
 from levelfield.specs.requirements import Stages
 from levelfield.specs.vendor import Image
 

@@ -29,8 +29,9 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import ReferenceState, RunCurrency
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.specs.architecture import Model
 from levelfield.specs.base import dump, load
-from levelfield.specs.case import Model, Precision
+from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve, basis_of, key_of

@@ -15,7 +15,7 @@ from layouts import MODELS
 from levelfield.errors import UsageError
 from levelfield.publish.export import hf_config, to_hf
 from levelfield.publish.mixture_export import mixture_arrays
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
 from safetensors.numpy import save_file

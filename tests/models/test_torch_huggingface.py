@@ -14,7 +14,8 @@ import transformers
 from layouts import EVERYWHERE, MODELS
 from levelfield.errors import UsageError
 from levelfield.publish.export import export_hf, hf_config, initial_arrays, to_hf
-from levelfield.specs.case import Model, Work
+from levelfield.specs.architecture import Model
+from levelfield.specs.case import Work
 from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
 

@@ -25,8 +25,9 @@ from levelfield.report.words import gib
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import EngineError, answers, connect
 from levelfield.run.runtimes.wheels import verify, wheels_of
-from levelfield.specs.container import ContainerOptions, ContainerPlan, ImagePlan
+from levelfield.specs.plan import ContainerPlan, ImagePlan
 from levelfield.specs.requirements import Stages
+from levelfield.specs.vendor import ContainerOptions
 
 IMAGE = """\
 Manage the images of --runtime docker. A run builds a missing image itself.

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from levelfield.specs.container import ContainerOptions
-from levelfield.specs.vendor import ContainerAccess, VendorFile
+from levelfield.specs.vendor import ContainerAccess, ContainerOptions, VendorFile
 
 __all__ = ["ContainerOptions", "Device", "DeviceList", "Sample", "Vendor", "container_options"]
 

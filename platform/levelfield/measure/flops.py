@@ -18,7 +18,7 @@ import math
 from typing import Literal, get_args
 
 from levelfield.measure.parameter_counts import active_weights, layer_matrices, parameters
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 
 Recomputation = Literal["none", "selective", "selective-attention", "full", "full-except-down"]
 FormulaId = Literal["palm", "6n", "megatron", "megatron-2021"]

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 
 from levelfield.measure.raw_facts import ExpertShare, StepRecord
-from levelfield.specs.architecture import Experts
-from levelfield.specs.case import Model, Work
+from levelfield.specs.architecture import Experts, Model
+from levelfield.specs.case import Work
 from levelfield.worker.loop import counted_steps
 
 Counts = tuple[int, ...]

@@ -23,9 +23,9 @@ from levelfield.predict import layout_rules
 from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.footprint import Footprint
 from levelfield.specs.case import Scale, Work
-from levelfield.specs.container import ContainerPlan
 from levelfield.specs.derivation import split_name
 from levelfield.specs.plan import (
+    ContainerPlan,
     CorpusUsed,
     EnvironmentPlan,
     Hardware,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from levelfield.measure.flops import flops_per_token
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 from levelfield.specs.figures import ChipAsPublished, Column, Formula, PublishedFigure, PublishedRow, Setting, Shape
 
 

@@ -18,7 +18,8 @@ from safetensors.numpy import save_file
 from levelfield.errors import UsageError
 from levelfield.publish.mixture_export import mixture_arrays, mixture_config
 from levelfield.publish.rotary_export import refuse_others, rotary_arrays, rotary_config
-from levelfield.specs.case import Model, Work
+from levelfield.specs.architecture import Model
+from levelfield.specs.case import Work
 from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelfield.errors import UsageError
-from levelfield.specs.architecture import Experts
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Experts, Model
 
 Arrays = Mapping[str, NDArray[np.float32]]
 

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelfield.errors import UsageError
-from levelfield.specs.architecture import RopeScaling
+from levelfield.specs.architecture import Model, RopeScaling
 from levelfield.specs.base import LATER
-from levelfield.specs.case import Model
 
 Array = NDArray[np.float32]
 Arrays = Mapping[str, Array]

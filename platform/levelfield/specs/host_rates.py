@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from levelfield.specs.architecture import Model
 from levelfield.specs.base import Document, Value
-from levelfield.specs.case import Model, Precision, Training
+from levelfield.specs.case import Precision, Training
 from levelfield.specs.layout import Layout
 
 Positive = Annotated[float, Field(gt=0)]

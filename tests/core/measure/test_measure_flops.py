@@ -11,8 +11,9 @@ from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import FORMULAS, FormulaError, flops_per_step, flops_per_token, versioned
 from levelfield.measure.parameter_counts import parameter_shapes, parameters
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
+from levelfield.specs.architecture import Model
 from levelfield.specs.base import load
-from levelfield.specs.case import Case, Model
+from levelfield.specs.case import Case
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.vendor import Peak
 from levelfield.worker.job import namespace

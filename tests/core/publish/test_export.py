@@ -10,9 +10,9 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.publish import export
-from levelfield.specs.architecture import Experts, Router
+from levelfield.specs.architecture import Experts, Model, Router
 from levelfield.specs.base import load
-from levelfield.specs.case import Case, Model, Work
+from levelfield.specs.case import Case, Work
 from plans import PLUGINS
 
 WORK = load(Case, PLUGINS / "configs/cases/tiny.yaml").work("smoke")

@@ -24,9 +24,8 @@ from levelfield.run.runtimes.engine_containers import started
 from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of, worker_path
 from levelfield.run.runtimes.wheels import cache_folder
 from levelfield.rundir.directory import write_atomically
-from levelfield.specs.container import ContainerPlan
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import ContainerPlan, Plan
 from levelfield.specs.variables import is_secret
 
 LISTING_SECONDS = 120.0

@@ -14,7 +14,7 @@ from docker.types import DeviceRequest, Ulimit
 
 from levelfield.contracts.execution import ContainerWork
 from levelfield.run.runtimes.engine import hurry
-from levelfield.specs.container import ContainerOptions
+from levelfield.specs.vendor import ContainerOptions
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from levelfield.errors import RunFailed
 from levelfield.run.runtimes.engine import IMAGE_LABEL, Say, first_line
 from levelfield.run.runtimes.wheels import Wheels, cache_folder, verify, wheels_of
 from levelfield.rundir.directory import write_atomically
-from levelfield.specs.container import ContainerPlan, ImagePlan
+from levelfield.specs.plan import ContainerPlan, ImagePlan
 
 if TYPE_CHECKING:
     from docker import DockerClient

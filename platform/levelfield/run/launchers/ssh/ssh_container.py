@@ -12,8 +12,7 @@ from pathlib import Path
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces
 from levelfield.run.runtimes.engine import RUN_LABEL
 from levelfield.run.runtimes.node_runtime import launch_of
-from levelfield.specs.container import ContainerPlan
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import ContainerPlan, Plan
 
 LOCKS = "/tmp/levelfield-devices"  # of the node; the engine would make a missing folder for root alone
 # Only the node knows the numbers of its user. The words that follow are the options, the image and the command.
