@@ -12,8 +12,7 @@ from pathlib import Path
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option
 from levelfield.errors import GateFailed, UsageError
-from levelfield.measure.equal_curves import Curve, first_of_each_run
-from levelfield.measure.tail_comparison import TailComparison, compare_tails
+from levelfield.measure.curves import Curve, TailComparison, compare_tails, first_of_each_run
 from levelfield.publish.foreign_curves import read_curve
 from levelfield.report.words import wrapped
 

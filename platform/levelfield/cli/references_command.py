@@ -23,7 +23,7 @@ from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.judge.noise import rows_that_count
 from levelfield.judge.promotion import promoted, with_noise
 from levelfield.measure.calibration import basis
-from levelfield.measure.spikes import largest_rise
+from levelfield.measure.curves import largest_rise
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.report.words import wrapped
 from levelfield.run import scheduler

@@ -21,10 +21,9 @@ from levelfield.judge.status import judge
 from levelfield.judge.uncounted_verdict import under_status
 from levelfield.judge.use_by_others import other_use
 from levelfield.judge.verdict import judged
-from levelfield.measure.expert_load import expert_load
 from levelfield.measure.flops import FORMULAS, Recomputation
 from levelfield.measure.parameter_counts import parameters
-from levelfield.measure.routing import auxiliary_curve, routing_of, routing_reasons
+from levelfield.measure.routing import auxiliary_curve, expert_load, routing_of, routing_reasons
 from levelfield.measure.throughput import WindowError, WindowThroughput, clock_rank, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum

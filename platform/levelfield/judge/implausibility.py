@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from levelfield.measure.coverage import coverage, too_little
 from levelfield.measure.flops import FormulaError, flops_per_token
 from levelfield.measure.least_work import energy_reason, memory_reason, processor_reason, time_reason
 from levelfield.measure.other_use import busy_seconds, in_use
+from levelfield.measure.readings import coverage, too_little
 from levelfield.measure.throughput import WindowThroughput
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan

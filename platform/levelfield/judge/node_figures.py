@@ -11,8 +11,8 @@ from dataclasses import replace
 from levelfield.contracts.readings import LEAST_WATTS
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
-from levelfield.measure.expectation import against_expected
-from levelfield.measure.load import mean_load
+from levelfield.measure.memory import against_expected
+from levelfield.measure.readings import mean_load
 from levelfield.measure.throughput import WindowThroughput
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from levelfield.measure.coverage import coverage, too_little
 from levelfield.measure.raw_facts import NANOSECONDS, Reading
+from levelfield.measure.readings import coverage, too_little
 
 BOUNDARY = "chip"
 # No chip uses so much power. Milliwatts read as watts, or millijoules read as joules, exceed this limit.

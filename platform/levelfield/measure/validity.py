@@ -58,7 +58,7 @@ def check(
         "finite": finite_reasons(kept, work.training),
         "tokens": token_reasons(kept, work.training, layout),
         "loss": loss_reasons(kept),
-        "schedule": _shortened(schedule_reasons(kept, work.training.schedule)),
+        "schedule": shortened(schedule_reasons(kept, work.training.schedule)),
         "data": checksum_reasons(kept, layout),
         "clock": clock_reasons(kept, work.window),
         "weights": weight_reasons(weights, work, layout),
@@ -94,7 +94,7 @@ def finite_reasons(records: Sequence[StepRecord], training: Training) -> list[st
             found.append(f"{where}: gradient norm is {r.grad_norm}")
         if r.skipped and training.precision != "fp16":
             found.append(f"{where}: the optimizer skipped it; only fp16 may")
-    return _shortened(found)
+    return shortened(found)
 
 
 def token_reasons(records: Sequence[StepRecord], training: Training, layout: Layout) -> list[str]:
@@ -107,7 +107,7 @@ def token_reasons(records: Sequence[StepRecord], training: Training, layout: Lay
         expected = share if coordinates(r.rank, layout).owns_tokens else 0
         if r.tokens != expected:
             found.append(f"step {r.step}, rank {r.rank}: {r.tokens} tokens, expected {expected}")
-    return _shortened(found)
+    return shortened(found)
 
 
 def loss_reasons(records: Sequence[StepRecord]) -> list[str]:
@@ -121,7 +121,7 @@ def loss_reasons(records: Sequence[StepRecord]) -> list[str]:
             found.append(f"step {step}: ranks disagree: " + _listed(losses))
         if len({r.skipped for r in group}) > 1:
             found.append(f"step {step}: only some ranks skipped it")
-    return _shortened(found)
+    return shortened(found)
 
 
 def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]:
@@ -139,7 +139,7 @@ def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]
         firsts = [next(iter(sums.values())) for sums in read.values()]
         if len(set(firsts)) < len(firsts):
             found.append(f"step {step}: two data ranks read the same tokens")
-    return _shortened(found)
+    return shortened(found)
 
 
 def clock_reasons(records: Sequence[StepRecord], window: Window) -> list[str]:
@@ -211,7 +211,7 @@ def _listed(values: Mapping[int, float]) -> str:
     return ", ".join(f"{value!r} on rank {rank}" for rank, value in list(values.items())[:_SHOWN])
 
 
-def _shortened(found: list[str]) -> list[str]:
+def shortened(found: list[str]) -> list[str]:
     return found if len(found) <= _SHOWN else [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"]
 
 

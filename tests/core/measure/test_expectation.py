@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from levelfield.cli.terminal import result_lines
 from levelfield.judge.collector import collect
-from levelfield.measure.expectation import Expectation, against_expected
-from levelfield.measure.memory import MemoryPeak, MemoryPeaks
+from levelfield.measure.memory import Expectation, MemoryPeak, MemoryPeaks, against_expected
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_csv, as_json
 from levelfield.run.runner import finish
