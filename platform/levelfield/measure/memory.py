@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from levelfield.measure.raw_facts import Reading, StepRecord, by_rank
 from levelfield.measure.readings import coverage, too_little
+from levelfield.specs.result import Figure, MemoryExpectation
 
 ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"
 _KINDS = (ALLOCATED, RESERVED, PROCESS)
@@ -35,16 +36,12 @@ class MemoryPeak:
 
 @dataclass(frozen=True)
 class MemoryPeaks:
-    """Peaks in bytes over the whole run. used_fraction: `used` / the capacity of the same device."""
+    """Peaks over the whole run: used of a device, the others of a rank."""
 
     used: MemoryPeak
-    used_fraction: float | None
-    capacity_bytes: int | None
     allocated: MemoryPeak
     reserved: MemoryPeak
     process: MemoryPeak
-    per_device: dict[str, int | None]
-    per_rank: dict[int, dict[str, int | None]]
 
 
 def memory(
@@ -59,14 +56,13 @@ def memory(
     window (the run ended before) it is the largest reading.
     """
     kept = sorted(readings, key=lambda r: r.time_ns)
-    held = {rank: {k: _held(own, k) for k in _KINDS} for rank, own in by_rank(records).items()}
-    allocated, reserved, process = (_worst_rank(held, kind) for kind in _KINDS)
-    seen = _used(kept, capacity_bytes)
-    largest = _covered(_worst(seen, "device", "the vendor's tool"), kept, capacity_bytes, window_ns)
-    used = _plausible(largest, capacity_bytes, allocated)
-    capacity = capacity_bytes[used.where] if used.where else None
-    fraction = used.peak_bytes / capacity if used.peak_bytes is not None and capacity else None
-    return MemoryPeaks(used, fraction, capacity, allocated, reserved, process, seen, held)
+    ranks = by_rank(records)
+    allocated, reserved, process = (
+        _worst({str(rank): _held(own, kind) for rank, own in ranks.items()}, "rank", "the framework") for kind in _KINDS
+    )
+    largest = _worst(_used(kept, capacity_bytes), "device", "the vendor's tool")
+    used = _plausible(_covered(largest, kept, capacity_bytes, window_ns), capacity_bytes, allocated)
+    return MemoryPeaks(used, allocated, reserved, process)
 
 
 def over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
@@ -74,33 +70,17 @@ def over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
 
     A figure that one node lacks is unknown: the largest may be there. The reason names the node.
     """
-    used, allocated, reserved, process = (
-        _fullest({name: getattr(peaks, figure) for name, peaks in nodes.items()}, names_device=figure == "used")
-        for figure in ("used", "allocated", "reserved", "process")
-    )
-    of = nodes[used.where.partition("/")[0]] if used.where else None
+    figures = (field.name for field in fields(MemoryPeaks))
     return MemoryPeaks(
-        used,
-        of.used_fraction if of else None,
-        of.capacity_bytes if of else None,
-        allocated,
-        reserved,
-        process,
-        {f"{name}/{device}": peak for name, peaks in nodes.items() for device, peak in peaks.per_device.items()},
-        {rank: peak for peaks in nodes.values() for rank, peak in peaks.per_rank.items()},
+        *(_fullest({name: getattr(peaks, figure) for name, peaks in nodes.items()}) for figure in figures)
     )
 
 
-def _fullest(peaks: Mapping[str, MemoryPeak], names_device: bool) -> MemoryPeak:
-    unknown = next(((name, peak.reason) for name, peak in peaks.items() if peak.peak_bytes is None), None)
+def _fullest(peaks: Mapping[str, MemoryPeak]) -> MemoryPeak:
+    unknown = next((f"{name}: {peak.reason}" for name, peak in peaks.items() if peak.peak_bytes is None), None)
     if unknown or not peaks:
-        return MemoryPeak(None, None, f"{unknown[0]}: {unknown[1]}" if unknown else "no node")
-    name = max(peaks, key=lambda n: peaks[n].peak_bytes or 0)
-    return MemoryPeak(peaks[name].peak_bytes, f"{name}/{peaks[name].where}" if names_device else peaks[name].where)
-
-
-def _worst_rank(held: Mapping[int, Mapping[str, int | None]], kind: str) -> MemoryPeak:
-    return _worst({str(rank): peaks[kind] for rank, peaks in held.items()}, "rank", "the framework")
+        return MemoryPeak(None, None, unknown or "no node")
+    return max(peaks.values(), key=lambda peak: peak.peak_bytes or 0)
 
 
 def _used(readings: Iterable[Reading], devices: Iterable[str]) -> dict[str, int | None]:
@@ -160,30 +140,23 @@ def _plausible(used: MemoryPeak, capacity_bytes: Mapping[str, int | None], alloc
     return used
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """The estimate beside the measurement.
+def against_expected(
+    expected_bytes: int, measured: MemoryPeaks, on_host: bool, why_none: str | None
+) -> MemoryExpectation:
+    """Return the estimate beside the measurement. A remark, for a ratio far from 1, does not make the run invalid.
 
-    figure: the estimated figure. ratio: measured / expected. remark: a sentence for a ratio far from 1; it does not
-    make the run invalid. reason: why values are None.
+    why_none: why the run's figures do not cover a whole training, else None.
     """
-
-    figure: str
-    expected_bytes: int
-    measured_bytes: int | None
-    ratio: float | None
-    remark: str | None
-    reason: str | None
-
-
-def against_expected(expected_bytes: int, measured: MemoryPeaks, on_host: bool, why_none: str | None) -> Expectation:
-    """Return the comparison. why_none: why the run's figures do not cover a whole training, else None."""
     figure, peak = ("process peak", measured.process) if on_host else ("device-used peak", measured.used)
     reason = why_none or _unknown(peak, expected_bytes)
-    if reason is not None or peak.peak_bytes is None:
-        return Expectation(figure, expected_bytes, None, None, None, reason)
-    ratio = peak.peak_bytes / expected_bytes
-    return Expectation(figure, expected_bytes, peak.peak_bytes, ratio, _remark(figure, ratio), None)
+    found = None if reason else peak.peak_bytes
+    ratio = None if found is None else found / expected_bytes
+    return MemoryExpectation(
+        figure=figure,
+        measured=Figure(value=found, unit="B", reason=reason),
+        ratio=ratio,
+        remark=None if ratio is None else _remark(figure, ratio),
+    )
 
 
 def _unknown(peak: MemoryPeak, expected_bytes: int) -> str | None:
@@ -196,11 +169,8 @@ def _remark(figure: str, ratio: float) -> str | None:
     if abs(ratio - 1) <= TOLERANCE:
         return None
     said = f"the {figure} is {ratio:.3g} times what was expected"
-    if unit := _likely_unit(ratio):
-        return f"{said}: as if {unit} and bytes were mixed up"
-    return f"{said}: the model of memory {'lacks something' if ratio > 1 else 'counts what is not there'}"
-
-
-def _likely_unit(ratio: float) -> str | None:
     factor = math.exp(abs(math.log(ratio)))
-    return next((unit for unit, size in _STEPS.items() if abs(factor / size - 1) <= TOLERANCE), None)
+    for unit, size in _STEPS.items():
+        if abs(factor / size - 1) <= TOLERANCE:
+            return f"{said}: as if {unit} and bytes were mixed up"
+    return f"{said}: the model of memory {'lacks something' if ratio > 1 else 'counts what is not there'}"

@@ -7,7 +7,7 @@ docs/decisions/throughput-window.md and docs/decisions/disturbed-window.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from statistics import median
@@ -47,6 +47,7 @@ class StepSpan:
     step: int
     begin_ns: int
     end_ns: int
+    tokens: int = 0
 
     @property
     def seconds(self) -> float:
@@ -121,46 +122,26 @@ def _slowest(ranks: Mapping[int, Sequence[StepRecord]], first_step: int, last_st
 def window(
     steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
 ) -> WindowThroughput:
-    """Measure steps first_step to last_step, both included. A step starts at the end of the previous step.
-
-    begin_ns: the start of step 1 on the same clock; only a window from step 1 needs it. Raises WindowError.
-    """
-    kept = _checked(steps, begin_ns, first_step, last_step, devices)
-    tokens = sum(s.tokens for s in kept[1:])
-    wall = (kept[-1].end_ns - kept[0].end_ns) / NANOSECONDS
-    seconds = [span.seconds for span in _spans(kept)]
-    return WindowThroughput(
-        tokens, wall, tokens / wall, tokens / wall / devices, devices, _step_seconds(seconds, first_step)
-    )
+    """Measure the steps of `spans`, whose arguments are the same. Raises WindowError."""
+    found = spans(steps, begin_ns, first_step, last_step, devices)
+    tokens = sum(span.tokens for span in found)
+    wall = (found[-1].end_ns - found[0].begin_ns) / NANOSECONDS
+    times = _step_seconds([span.seconds for span in found], first_step)
+    return WindowThroughput(tokens, wall, tokens / wall, tokens / wall / devices, devices, times)
 
 
 def spans(
     steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
 ) -> tuple[StepSpan, ...]:
-    """Return the steps of the window with their begins. The arguments are those of `window`. Raises WindowError."""
-    return _spans(_checked(steps, begin_ns, first_step, last_step, devices))
+    """Return steps first_step to last_step, both included. A step starts at the end of the previous step.
 
-
-def _spans(kept: Sequence[StepEnd]) -> tuple[StepSpan, ...]:
-    return tuple(StepSpan(b.step, a.end_ns, b.end_ns) for a, b in pairwise(kept))
-
-
-def _checked(
-    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
-) -> tuple[StepEnd, ...]:
-    """Return the step before the window and the steps of the window. Raises WindowError."""
-    kept = _from_before(steps, begin_ns, first_step, last_step)
+    begin_ns: the start of step 1 on the same clock; only a window from step 1 needs it. Raises WindowError.
+    """
+    begin = () if begin_ns is None else (StepEnd(0, begin_ns, 0),)
+    kept = tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
     if reasons := _reasons(kept, first_step, last_step, devices):
         raise WindowError(reasons)
-    return kept
-
-
-def _from_before(
-    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int
-) -> tuple[StepEnd, ...]:
-    """Return the step before the window and the steps of the window. The run's start is the end of step 0."""
-    begin = () if begin_ns is None else (StepEnd(0, begin_ns, 0),)
-    return tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
+    return tuple(StepSpan(b.step, a.end_ns, b.end_ns, b.tokens) for a, b in pairwise(kept))
 
 
 def _wall_ns(records: Sequence[StepRecord], first_step: int, last_step: int) -> int:
@@ -175,9 +156,10 @@ def _reasons(kept: Sequence[StepEnd], first_step: int, last_step: int, devices: 
         return (f"window {first_step}..{last_step} on {devices} devices is none",)
     expected = range(first_step - 1, last_step + 1)
     measured = [s for s in kept if s.step >= first_step]
+    timeless = [b.step for a, b in pairwise(kept) if b.step > a.step and not b.end_ns > a.end_ns]
     return (
         *sequence_reasons([s.step for s in kept], expected),
-        *_time_reasons(kept),
+        *([f"{_steps(timeless, len(timeless))} took no time or less"] if timeless else []),
         *(f"step {s.step}: found {s.tokens} tokens, expected a positive number" for s in measured if not s.tokens > 0),
     )
 
@@ -203,11 +185,6 @@ def _steps(numbers: Sequence[int], count: int) -> str:
     return f"step{'s' if count > 1 else ''} {', '.join(map(str, numbers[:_SHOWN]))}{more}"
 
 
-def _time_reasons(kept: Sequence[StepEnd]) -> tuple[str, ...]:
-    wrong = [b.step for a, b in pairwise(kept) if b.step > a.step and not b.end_ns > a.end_ns]
-    return (f"{_steps(wrong, len(wrong))} took no time or less",) if wrong else ()
-
-
 def _step_seconds(seconds: Sequence[float], first_step: int) -> StepTimes:
     values = np.asarray(seconds)
     few = len(seconds) < FEWEST_FOR_FLAGS
@@ -219,24 +196,19 @@ def _step_seconds(seconds: Sequence[float], first_step: int) -> StepTimes:
         minimum=float(values.min()),
         maximum=float(values.max()),
         spread=relative_iqr(seconds),
-        flags=() if few else (*_trend_flags(seconds), *_change_flags(seconds, first_step)),
+        flags=() if few else tuple(_flags(seconds, first_step)),
         unchecked=f"{len(seconds)} steps; trend and change point need {FEWEST_FOR_FLAGS}" if few else None,
     )
 
 
-def _trend_flags(seconds: Sequence[float]) -> tuple[str, ...]:
-    found = trend(seconds)
-    if not (found.p < SIGNIFICANCE and abs(found.drift) > MATERIAL):
-        return ()
-    return (f"trend: step time drifts by {found.drift:+.1%} over the window (p = {found.p:.1g})",)
-
-
-def _change_flags(seconds: Sequence[float], first_step: int) -> tuple[str, ...]:
-    found = change_point(seconds)
-    if not (found.p < SIGNIFICANCE and abs(found.shift) > MATERIAL):
-        return ()
-    step = first_step + found.index
-    return (f"change point: step time shifts by {found.shift:+.1%} at step {step} (p = {found.p:.1g})",)
+def _flags(seconds: Sequence[float], first_step: int) -> Iterator[str]:
+    """Yield a sentence for a trend and one for a change point, where it is significant and material."""
+    drift, change = trend(seconds), change_point(seconds)
+    if drift.p < SIGNIFICANCE and abs(drift.drift) > MATERIAL:
+        yield f"trend: step time drifts by {drift.drift:+.1%} over the window (p = {drift.p:.1g})"
+    if change.p < SIGNIFICANCE and abs(change.shift) > MATERIAL:
+        step = first_step + change.index
+        yield f"change point: step time shifts by {change.shift:+.1%} at step {step} (p = {change.p:.1g})"
 
 
 @dataclass(frozen=True)
