@@ -23,7 +23,7 @@ STAMPS = ("levelfield-requirements.sha256", "levelfield-environment.json")  # ea
 SILENT_SECONDS = 1.0  # the longest wait for another start without a word
 _POLL_SECONDS = 0.05
 _MARK_TEXT = "Levelfield made this folder and may remove it.\n"
-_WITHOUT = "set LEVELFIELD_NO_BOOTSTRAP=1 to use the Python that you started"
+WITHOUT = "set LEVELFIELD_NO_BOOTSTRAP=1 to use the Python that you started"
 
 Say = Callable[[str], None]
 
@@ -33,7 +33,7 @@ def is_own(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (MARK, *STAMPS))
 
 
-def refuse_foreign(folder: Path, instead: str = _WITHOUT) -> None:
+def refuse_foreign(folder: Path, instead: str = WITHOUT) -> None:
     """Raises UsageError for a place with anything that Levelfield did not make. Nothing there is touched.
 
     instead: what the user can do without this folder.
@@ -77,25 +77,17 @@ def opened_lock(path: Path) -> int:
     """
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
     try:
-        descriptor = _descriptor(path, flags)
+        descriptor = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(error.errno, "found a link, expected a file or nothing; remove the link", str(path)) from None
-        raise
+        if error.errno not in (errno.EACCES, errno.EROFS) or not path.exists():
+            raise
+        descriptor = os.open(path, flags | os.O_RDONLY)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "found no plain file; remove it", str(path))
     return descriptor
-
-
-def _descriptor(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EROFS):
-            with suppress(FileNotFoundError):  # then the reason is that none can be made
-                return os.open(path, flags | os.O_RDONLY)
-        raise
 
 
 def lock_file(path: Path) -> TextIO:

@@ -61,12 +61,6 @@ def flops_per_token(
     return 6.0 * count + attention + _repeated_parameters(formula, model, sequence_length, count, recompute)
 
 
-def flops_per_step(formula: FormulaId, model: Model, sequence_length: int, global_batch: int) -> float:
-    """Return FLOPs of one optimizer step, without recomputation. Only `megatron-2021` always counts it."""
-    recompute: Recomputation = "full" if formula == "megatron-2021" else "none"
-    return global_batch * sequence_length * flops_per_token(formula, model, sequence_length, None, recompute)
-
-
 def _parameters(model: Model, sequence_length: int, override: float | None) -> float:
     count = parameters(model, sequence_length).active if override is None else override
     if not (math.isfinite(count) and count > 0):

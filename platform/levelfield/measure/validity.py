@@ -6,7 +6,7 @@ Comparisons are written so that NaN fails them: `not x < limit`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ from levelfield.worker.schedule import learning_rate
 LOSS_AGREEMENT = 1e-6
 MOST_REASONS = 1_000  # of ranks, which may be a million
 _SHOWN = 5
-
 # Relative. A framework may keep the rate in float32, which rounds by 6e-8 at most.
 RATE_AGREEMENT = 1e-6
 
@@ -58,7 +57,7 @@ def check(
         "finite": finite_reasons(kept, work.training),
         "tokens": token_reasons(kept, work.training, layout),
         "loss": loss_reasons(kept),
-        "schedule": shortened(schedule_reasons(kept, work.training.schedule)),
+        "schedule": schedule_reasons(kept, work.training.schedule),
         "data": checksum_reasons(kept, layout),
         "clock": clock_reasons(kept, work.window),
         "weights": weight_reasons(weights, work, layout),
@@ -220,15 +219,11 @@ def schedule_reasons(records: Sequence[StepRecord], schedule: Schedule) -> list[
 
     A rank without any passes: the rate of a parameter is the same on all ranks that hold it.
     """
-    return [reason for own in by_rank(records).values() for reason in _rank_reasons(own, schedule)]
-
-
-def _rank_reasons(own: Sequence[StepRecord], schedule: Schedule) -> Iterator[str]:
-    if all(record.learning_rate is None for record in own):
-        return
-    known = namespace(schedule.model_dump())
-    for record in own:
-        found, expected = record.learning_rate, learning_rate(known, record.step)
-        if found is None or not abs(found - expected) <= RATE_AGREEMENT * expected:
-            said = "no learning rate" if found is None else f"learning rate {found:.9g}"
-            yield f"step {record.step}, rank {record.rank}: {said}, expected {expected:.9g}"
+    known, reasons = namespace(schedule.model_dump()), []
+    for own in by_rank(records).values():
+        for record in own if any(r.learning_rate is not None for r in own) else ():
+            found, expected = record.learning_rate, learning_rate(known, record.step)
+            if found is None or not abs(found - expected) <= RATE_AGREEMENT * expected:
+                said = "no learning rate" if found is None else f"learning rate {found:.9g}"
+                reasons.append(f"step {record.step}, rank {record.rank}: {said}, expected {expected:.9g}")
+    return shortened(reasons)
