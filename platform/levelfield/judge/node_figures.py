@@ -13,10 +13,9 @@ from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.memory import against_expected
 from levelfield.measure.readings import mean_load
-from levelfield.measure.throughput import WindowThroughput
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import Energy, Figure, Memory, MemoryExpectation, Status
+from levelfield.specs.result import Energy, Figure, Memory, MemoryExpectation, Status, Throughput
 
 
 def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
@@ -56,11 +55,13 @@ def _bytes(peak: memories.MemoryPeak) -> Figure:
     return Figure(value=peak.peak_bytes, unit="B", reason=peak.reason if peak.peak_bytes is None else None)
 
 
-def energy(plan: Plan, parts: Sequence[NodePart], throughput: WindowThroughput | None, why_none: str) -> Energy:
+def energy(plan: Plan, parts: Sequence[NodePart], throughput: Throughput | None, why_none: str) -> Energy:
     """Return the energy of all machines over the window; without one, with the reason."""
     if throughput is None:
         return _no_energy(why_none)
-    each = {part.name: _used(plan, part, throughput.tokens) for part in parts}
+    window = plan.work.window
+    tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
+    each = {part.name: _used(plan, part, tokens) for part in parts}
     named = {name: use for name, use in each.items() if name is not None}
     found = energies.over_nodes(named) if named else each[None]
     return Energy(

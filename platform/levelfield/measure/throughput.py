@@ -17,7 +17,7 @@ import numpy as np
 from levelfield.measure.other_use import HostUse
 from levelfield.measure.raw_facts import NANOSECONDS, StepRecord, by_rank, by_step
 from levelfield.measure.series import change_point, relative_iqr, trend
-from levelfield.specs.result import StepTimes
+from levelfield.specs.result import StepTimes, Throughput
 
 FEWEST_FOR_FLAGS = 10
 SIGNIFICANCE = 0.01
@@ -52,18 +52,6 @@ class StepSpan:
     @property
     def seconds(self) -> float:
         return (self.end_ns - self.begin_ns) / NANOSECONDS
-
-
-@dataclass(frozen=True)
-class WindowThroughput:
-    """Tokens of the window / its wall time; per device: / the number of devices."""
-
-    tokens: int
-    wall_seconds: float
-    tokens_per_second: float
-    tokens_per_second_per_device: float
-    devices: int
-    step_seconds: StepTimes
 
 
 class WindowError(ValueError):
@@ -119,15 +107,17 @@ def _slowest(ranks: Mapping[int, Sequence[StepRecord]], first_step: int, last_st
     return max(ranks, key=lambda rank: (_wall_ns(ranks[rank], first_step, last_step), -rank))
 
 
-def window(
-    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
-) -> WindowThroughput:
+def window(steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int) -> Throughput:
     """Measure the steps of `spans`, whose arguments are the same. Raises WindowError."""
     found = spans(steps, begin_ns, first_step, last_step, devices)
-    tokens = sum(span.tokens for span in found)
     wall = (found[-1].end_ns - found[0].begin_ns) / NANOSECONDS
-    times = _step_seconds([span.seconds for span in found], first_step)
-    return WindowThroughput(tokens, wall, tokens / wall, tokens / wall / devices, devices, times)
+    rate = sum(span.tokens for span in found) / wall
+    return Throughput(
+        tokens_per_second=rate,
+        tokens_per_second_per_device=rate / devices,
+        wall_seconds=wall,
+        step_seconds=_step_seconds([span.seconds for span in found], first_step),
+    )
 
 
 def spans(
