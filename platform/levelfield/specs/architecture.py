@@ -248,7 +248,7 @@ class Model(Value):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The names of the parts that compose the model. implementation.yaml lists those that a framework has."""
-        return tuple(name for name, used in (_attention_parts(self) | _layer_parts(self)).items() if used)
+        return tuple(name for name, used in _parts(self).items() if used)
 
     @model_serializer(mode="wrap")
     def _without_later_parts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -288,8 +288,10 @@ class Model(Value):
         return self
 
 
-def _attention_parts(model: Model) -> dict[Part, bool]:
+def _parts(model: Model) -> dict[Part, bool]:
     scaling = model.rope_scaling.kind if model.rope_scaling else None
+    experts = model.experts
+    router = experts.router if experts else None
     return {
         "learned_positions": model.positions == "learned",
         "rope": model.positions == "rope",
@@ -303,13 +305,6 @@ def _attention_parts(model: Model) -> dict[Part, bool]:
         "rope_llama3": scaling == "llama3",
         "rope_yarn": scaling == "yarn",
         "latent_attention": model.latent_attention is not None,
-    }
-
-
-def _layer_parts(model: Model) -> dict[Part, bool]:
-    experts = model.experts
-    router = experts.router if experts else None
-    return {
         "layernorm": model.norm == "layernorm",
         "rmsnorm": model.norm == "rmsnorm",
         "gelu": model.activation == "gelu",
