@@ -24,6 +24,7 @@ from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.footprint import Footprint
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.derivation import split_name
+from levelfield.specs.implementation import SIMULATED
 from levelfield.specs.plan import (
     ContainerPlan,
     CorpusUsed,
@@ -89,6 +90,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         refusal=decision.refusal,
         notices=(
             *found.notices,
+            *([f"framework {found.implementation.framework}: {SIMULATED}"] if found.implementation.simulated else ()),
             *use_notices(found, hardware),
             *unused_hosts(None if decision.suite else decision.request.launch, decision.text, decision.selector),
         ),

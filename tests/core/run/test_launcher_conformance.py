@@ -15,7 +15,7 @@ from levelfield.run.launchers.kubernetes import cluster_run
 from levelfield.specs.site import LaunchPlan, Site
 from levelfield.testing import LauncherConformance, launcher_subject
 from levelfield.testing.findings import NotOk
-from levelfield.testing.launcher_checks import LAUNCHER_CHECKS
+from levelfield.testing.launcher_conformance import LAUNCHER_CHECKS
 from levelfield.testing.launcher_subject import LauncherSubject
 from simulated_cluster import Kubelet, SimulatedCluster, served
 
