@@ -70,7 +70,7 @@ def _json(text: str) -> Any:
     try:
         return plain_json(text.encode())
     except ValueError:
-        return json.loads(text, object_pairs_hook=_object_without_duplicates, parse_int=_whole_number)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_int=bounded_number)
 
 
 def _text(path: Path) -> str:
@@ -142,7 +142,7 @@ class _ValueCount:
             raise ValueError(f"found more than {MOST_VALUES:,} values, with what aliases stand for")
 
 
-def _whole_number(text: str) -> int:
+def bounded_number(text: str) -> int:
     if len(text) > MOST_DIGITS:
         raise ValueError(f"found a number of {len(text)} digits, expected at most {MOST_DIGITS}")
     return int(text)
@@ -173,11 +173,12 @@ def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
     return dict(loader.construct_pairs(node, deep=True))
 
 
-def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"found key '{next(k for k in keys if keys.count(k) > 1)}' twice, expected it once")
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"found key '{twice[:_SHOWN]}' twice, expected it once")
     return found
 
 
