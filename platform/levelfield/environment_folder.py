@@ -77,17 +77,25 @@ def opened_lock(path: Path) -> int:
     """
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
     try:
-        descriptor = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = _descriptor(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(error.errno, "found a link, expected a file or nothing; remove the link", str(path)) from None
-        if error.errno not in (errno.EACCES, errno.EROFS) or not path.exists():
-            raise
-        descriptor = os.open(path, flags | os.O_RDONLY)
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "found no plain file; remove it", str(path))
     return descriptor
+
+
+def _descriptor(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EROFS):
+            with suppress(FileNotFoundError):  # then the reason is that none can be made
+                return os.open(path, flags | os.O_RDONLY)
+        raise
 
 
 def lock_file(path: Path) -> TextIO:
