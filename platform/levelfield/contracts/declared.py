@@ -12,11 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
-from levelfield.contracts.node_commands import NodeCommands
-from levelfield.contracts.patterns import first_match
 from levelfield.contracts.readings import Read, chip_named, hides_all, sample_of, shown, take, without
-from levelfield.contracts.tool_records import Parsed, Record, parse
-from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample, Vendor, container_options
+from levelfield.contracts.tool_records import Parsed, Record, first_match, parse
+from levelfield.contracts.vendor import (
+    ContainerOptions,
+    Device,
+    DeviceList,
+    NodeCommands,
+    Sample,
+    Vendor,
+    container_options,
+)
 from levelfield.specs.launch import NodeCommand
 from levelfield.specs.tool import FieldName, Tool, VersionCommand
 from levelfield.specs.vendor import VendorFile

@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict
 if __name__ == "__main__":  # by path: this folder's modules shadow nothing, and the package is found
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from levelfield.node import node_rates, node_state
+from levelfield.node import node_facts, node_rates
 
 SCHEMA = "levelfield.node-preflight/1"
 LIMIT_SECONDS = 10.0  # of one check; all of them together stay under a minute
@@ -30,10 +30,10 @@ MOST_BYTES = 2**20  # of a check's answer
 Fields = Dict[str, Any]
 # Each takes the options. States are read first and side by side, as they need no processor; rates one after another.
 STATES: dict[str, Callable[[argparse.Namespace], Fields]] = {
-    "clock": lambda options: node_state.clock(),
-    "load": lambda options: node_state.load_of_others(options.own),
-    "memory": lambda options: node_state.memory(),
-    "limits": lambda options: node_state.limits(),
+    "clock": lambda options: node_facts.clock(),
+    "load": lambda options: node_facts.load_of_others(options.own),
+    "memory": lambda options: node_facts.memory(),
+    "limits": lambda options: node_facts.limits(),
 }
 RATES: dict[str, Callable[[argparse.Namespace], Fields]] = {
     "copy": lambda options: node_rates.copying(_window(options)),

@@ -20,9 +20,9 @@ from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.errors import RunFailed
 from levelfield.node.code_digest import without_versions
-from levelfield.run.peak_probe import cache_folder
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.paths import RunPaths
+from levelfield.user_folders import own_cache
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 GIT_SECONDS = 300.0
@@ -57,7 +57,7 @@ def build_of(commit: str, pin: Pin | None = None, *, say: Say) -> CommitBuild:
     if not _COMMIT.fullmatch(commit):
         raise RunFailed(f"build '{commit[:80]}': found no full commit, expected 40 or 64 hexadecimal digits")
     name = commit[:16] if pin is None else "-".join((commit[:16], pin.framework, *pin.packages, pin.version))
-    build = CommitBuild(commit, cache_folder().with_name("builds") / name, pin)
+    build = CommitBuild(commit, own_cache() / "builds" / name, pin)
     if not (build.folder / "run_benchmarks.py").is_file():
         say(f"checking out the build {build}")
         _make(build)

@@ -17,7 +17,7 @@ from levelfield.contracts.execution import Outcome
 from levelfield.node.code_digest import code_digest, shared_folders
 from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.node_records import last_fields
-from levelfield.run.runtimes.rank_work import imports_file
+from levelfield.run.runtimes.process_runtime import imports_file
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 

@@ -8,7 +8,7 @@ from io import FileIO
 
 from levelfield.errors import RunFailed
 from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
-from levelfield.node.left_ranks import end_left_ranks
+from levelfield.node.process_identity import end_left_ranks
 from levelfield.specs.plan import Plan
 
 __all__ = ["DeviceInUse", "DeviceLocks", "devices_locked"]

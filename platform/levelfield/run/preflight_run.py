@@ -5,11 +5,14 @@ The same launcher, nodes, environment and variables are used as by the training.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,10 +33,11 @@ from levelfield.judge.node_comparison import (
 )
 from levelfield.judge.node_ends import GOOD
 from levelfield.judge.status import last_line
+from levelfield.node.regular_files import read_regular
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
 from levelfield.run.launchers import LOCAL, means, speaking
-from levelfield.run.preflight_history import earlier_rates, keep_rates
 from levelfield.rundir import directory
+from levelfield.rundir.directory import write_atomically
 from levelfield.rundir.node_readings import read_nodes
 from levelfield.rundir.preflight_events import PreflightFacts, measured_by, read_preflight
 from levelfield.rundir.raw_files import read_raw
@@ -43,12 +47,16 @@ from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, PreflightPlan, job_of
 from levelfield.specs.preflight_report import PreflightReport, PreflightWord
+from levelfield.user_folders import data_folder
 
 FOLDER = "preflights"  # below the runs: these folders hold no run
 NODE_ONLY = ("{python}", "-m", "levelfield.worker.preflight")
 SECONDS = 120.0  # without a new measurement, after which a preflight counts as hung
 _SAID = {"node": "the node's checks are done", "matmul": "products measured", "barrier": "collectives begin"}
 Say = Callable[[str], None]
+
+MOST_KEPT = 50
+MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -234,3 +242,41 @@ def _recorded_states(plan: Plan, paths: RunPaths, vendor: Vendor) -> list[Device
         for each in read_telemetry(paths, [])
         for reading in {reading.device: reading for reading in each.readings if reading.before}.values()
     ]
+
+
+def history_folder() -> Path:
+    """Return the folder of the files, one for each node."""
+    return data_folder() / "levelfield" / "preflights"
+
+
+def history_file(node: str, kind: str) -> Path:
+    """Return the file of a node. kind: what must be the same for rates to be compared, such as the framework."""
+    digest = hashlib.sha256("\0".join((node, kind)).encode()).hexdigest()
+    return history_folder() / f"{digest[:24]}.jsonl"
+
+
+def earlier_rates(node: str, kind: str) -> list[dict[str, float]]:
+    """Return the rates of earlier preflights, the oldest first. Damaged lines count for nothing."""
+    try:
+        lines = read_regular(history_file(node, kind), MOST_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [rates for rates in map(_rates, lines[-MOST_KEPT:]) if rates]
+
+
+def keep_rates(node: str, kind: str, rates: Mapping[str, float]) -> None:
+    """Add a preflight's rates. Without a place to keep them the next preflight has one value less."""
+    path = history_file(node, kind)
+    kept = [json.dumps(found) for found in (*earlier_rates(node, kind), dict(rates))][-MOST_KEPT:]
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, "\n".join(kept) + "\n")
+
+
+def _rates(line: str) -> dict[str, float]:
+    """Return the rates of a line; none where one of them is no finite number above zero."""
+    try:
+        found = {str(name): float(rate) for name, rate in json.loads(line).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+    return found if all(0 < rate < math.inf for rate in found.values()) else {}

@@ -17,11 +17,11 @@ from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, Rea
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError
 from levelfield.judge.collector import collect
-from levelfield.node.left_ranks import own_ranks
+from levelfield.node.process_identity import own_ranks
 from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
 from levelfield.report.markdown import run_report
-from levelfield.run import peak_probe
+from levelfield.run import measurement
 from levelfield.run.code_watch import CodeWatch
 from levelfield.run.corpus_watch import CorpusWatch
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
@@ -78,7 +78,7 @@ def run(
         outcome = _attempt(plan, vendor, paths, listener, machine, copies)
         result = _finished(paths, outcome)
     if plan.peak.tflops is None and any(each.is_above_peak for each in result.utilisation):
-        peak_probe.forget_peaks(plan, machine)
+        measurement.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
     listener.recorded(paths)
     return result
@@ -184,7 +184,7 @@ def _attempt(
     try:
         with _locked_here(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
             _before_training(plan, vendor, paths, listener, ready, launcher)
-            plan = with_peak(plan, peak_probe.peaks_for(plan, machine, ready, listener.say))
+            plan = with_peak(plan, measurement.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher, locks)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
             return outcome

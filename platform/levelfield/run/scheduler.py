@@ -17,7 +17,7 @@ from levelfield.plan.peak import with_peak
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.plan.resolution import resolve
-from levelfield.run import certificate_store, peak_probe, runner
+from levelfield.run import certificate_store, measurement, runner
 from levelfield.rundir import directory
 from levelfield.specs.certificate import Certificate
 from levelfield.specs.hardware import NamedHardware
@@ -77,7 +77,7 @@ def _named_in_errors(entry: EntryUsed | None) -> Iterator[None]:
 
 def planned(job: Job) -> Plan:
     """Return the plan before the run, with the peak of an earlier probe of this machine."""
-    return with_peak(job.plan, peak_probe.known_peaks(job.plan, platform.node()))
+    return with_peak(job.plan, measurement.known_peaks(job.plan, platform.node()))
 
 
 def run_all(

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from levelfield.contracts.plausibility import plausible_samples
+from levelfield.contracts.readings import plausible_samples
 from levelfield.contracts.vendor import Device, Vendor
+from levelfield.node.node_facts import host_counters
 from levelfield.node.sampling import Sampler
-from levelfield.run.host_load import host_counters
 
 INTERVAL_SECONDS = 1.0
 

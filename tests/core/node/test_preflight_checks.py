@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from levelfield.node import node_rates, node_state, preflight_checks
+from levelfield.node import node_facts, node_rates, preflight_checks
 
 SCRIPT = Path(preflight_checks.__file__)
 
@@ -98,25 +98,25 @@ def test_a_worker_that_ends_early_is_no_rate() -> None:
 
 def test_own_processes_are_no_others() -> None:
     """Processor time of this process's children counts as its own, while they run and after they have ended."""
-    before = node_state._own_ticks(os.getpid())
+    before = node_facts._own_ticks(os.getpid())
     burn = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('burnt', flush=True)\nsys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline() == b"burnt\n"
-        running = node_state._own_ticks(os.getpid())
-    ended = node_state._own_ticks(os.getpid())
+        running = node_facts._own_ticks(os.getpid())
+    ended = node_facts._own_ticks(os.getpid())
     assert running - before >= 25 and ended >= running
-    assert node_state._own_ticks(2**30) == 0, "no such process: everything is others' load"
+    assert node_facts._own_ticks(2**30) == 0, "no such process: everything is others' load"
 
 
 def test_what_is_busy_beyond_its_own_is_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     busy, own = iter([0, 2 * ticks]), iter([0, ticks // 2])
-    monkeypatch.setattr(node_state, "_busy_ticks", lambda cores: next(busy))
-    monkeypatch.setattr(node_state, "_own_ticks", lambda first: next(own))
+    monkeypatch.setattr(node_facts, "_sum", lambda cores, places: next(busy))
+    monkeypatch.setattr(node_facts, "_own_ticks", lambda first: next(own))
     clock = iter([10.0, 11.0])
-    monkeypatch.setattr(node_state.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(node_state.time, "sleep", lambda seconds: None)
-    assert node_state.load_of_others(0)["facts"]["other_cores"] == 1.5
+    monkeypatch.setattr(node_facts.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(node_facts.time, "sleep", lambda seconds: None)
+    assert node_facts.load_of_others(0)["facts"]["other_cores"] == 1.5
 
 
 def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,10 +125,10 @@ def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path: Path, monkey
         "/sys/fs/cgroup/memory.max": "409600",
         "/sys/fs/cgroup/memory.current": "9600",
     }
-    monkeypatch.setattr(node_state, "_text", texts.get)
-    assert node_state.available_bytes() == 400_000
-    assert node_state.memory()["facts"]["huge_pages"] == 7
+    monkeypatch.setattr(node_facts, "file_text", lambda path: texts.get(str(path), ""))
+    assert node_facts.available_bytes() == 400_000
+    assert node_facts.memory()["facts"]["huge_pages"] == 7
     texts["/sys/fs/cgroup/memory.max"] = "max"
-    assert node_state.available_bytes() == 900 * 1024
+    assert node_facts.available_bytes() == 900 * 1024
     texts.clear()
-    assert node_state.available_bytes() is None, "unknown is not 0"
+    assert node_facts.available_bytes() is None, "unknown is not 0"

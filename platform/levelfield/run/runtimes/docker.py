@@ -19,15 +19,14 @@ from levelfield.checkout import checkout
 from levelfield.contracts.execution import ContainerWork, NodeWork, ProcessWork
 from levelfield.node.regular_files import read_regular
 from levelfield.run.runtimes import images
-from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap
-from levelfield.run.runtimes.engine_containers import started
-from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of, worker_path
-from levelfield.run.runtimes.wheels import cache_folder
+from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap, started
+from levelfield.run.runtimes.process_runtime import LISTING, packages, rank_work, ranks_of, worker_path
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.variables import is_secret
+from levelfield.user_folders import own_cache
 
 LISTING_SECONDS = 120.0
 _HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
@@ -120,7 +119,7 @@ class ReadyDocker(DockerRuntime):
     def identity(self, plan: Plan) -> dict[str, Any]:
         """The image and what is in it. The packages are asked for once per image and remembered."""
         try:
-            listed = self._packages(plan, cache_folder() / "images" / f"{self._built.id.rpartition(':')[2]}.json")
+            listed = self._packages(plan, own_cache() / "images" / f"{self._built.id.rpartition(':')[2]}.json")
         except OSError:
             listed = None
         with connect() as client:

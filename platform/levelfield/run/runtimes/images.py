@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from levelfield import environment_folder
 from levelfield.errors import RunFailed
 from levelfield.run.runtimes.engine import IMAGE_LABEL, Say, first_line
-from levelfield.run.runtimes.wheels import Wheels, cache_folder, verify, wheels_of
+from levelfield.run.runtimes.wheels import Wheels, verify, wheels_of
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.container import ContainerPlan, ImagePlan
+from levelfield.user_folders import own_cache
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -58,7 +59,7 @@ def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
     base_id = _base_id(client, image, container.offline, say)
     wheels = wheels_of(image, container.offline, say)
     tag = tag_of(image, base_id, wheels)
-    log = cache_folder() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
+    log = own_cache() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
     with _locked(log):  # if two runs need it, only one builds it
         found = _id(client, tag)
         if found is None:

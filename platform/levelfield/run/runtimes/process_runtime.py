@@ -10,18 +10,31 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
-from levelfield.contracts.execution import NodeWork
+from levelfield.contracts.execution import FIRST_NODE, PORT_CHOSEN_AT_START, NodeWork, ProcessWork
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of, worker_path
+from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
 LISTING_SECONDS = 60.0
+# Prints the packages of the Python that runs it, as name==version. -I ignores the caller's variables.
+LISTING = (
+    "-I",
+    "-c",
+    "from importlib.metadata import distributions as d; "
+    "print(*sorted({'%s==%s' % (m['Name'], m['Version']) for m in (x.metadata for x in d())}))",  # each is parsed once
+)
+# Of the collective libraries: the network that connects the nodes.
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+LOCAL = Path("/levelfield/local")  # a pod's own folder
+CODE = LOCAL / "code"
 
 
 class ProcessRuntime:
@@ -40,9 +53,7 @@ class ProcessRuntime:
         return NodeWork(node_rank, "127.0.0.1", tuple(work))
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
-        done = completed(argv, seconds, {**inherited(), **worker_path(checkout()), **environment})
-        done.check_returncode()
-        return done.stdout
+        return printed_by(argv, environment, seconds)
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:
         """Write nothing: a process has no further files."""
@@ -66,6 +77,13 @@ class InsideRuntime(ProcessRuntime):
         return {**super().identity(plan), "container": {"signs": signs}}
 
 
+def printed_by(argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
+    """Return the output of a command of this machine. Raises OSError or subprocess.SubprocessError."""
+    done = completed(argv, seconds, {**inherited(), **worker_path(checkout()), **environment})
+    done.check_returncode()
+    return done.stdout
+
+
 def inherited(environment: dict[str, str] | None = None) -> dict[str, str]:
     """Return the user's variables, without those that would change the training's Python or imitate a launcher."""
     given = dict(os.environ) if environment is None else environment
@@ -81,3 +99,168 @@ REMOVED_VARIABLES = (
     "GROUP_RANK",
     "TORCHELASTIC_RUN_ID",
 )
+
+
+def ranks_of(plan: Plan, node_rank: int) -> range:
+    per_node = plan.hardware.devices_per_node
+    return range(node_rank * per_node, (node_rank + 1) * per_node)
+
+
+def worker_path(code: Path) -> dict[str, str]:
+    """Return the variable by which a framework's Python finds the worker. code: has platform/."""
+    return {"PYTHONPATH": str(code / "platform")}
+
+
+@dataclass(frozen=True)
+class NodeFolders:
+    """The folders of a node. code: has platform/. implementation: of the framework. python: an executable."""
+
+    code: Path
+    implementation: str
+    python: str
+
+
+def folders_here(plan: Plan) -> NodeFolders:
+    """Return the folders of this machine."""
+    return NodeFolders(checkout(), plan.implementation.folder, plan.environment.python)
+
+
+def rank_work(
+    plan: Plan, paths: RunPaths, rank: int, address: str, visible: dict[str, str], folders: NodeFolders | None = None
+) -> ProcessWork:
+    """Return the work of one rank: its complete argv and all its variables. `address`: of rank 0.
+
+    paths: of the run on the rank's node. folders: of that node; by default this machine's.
+    """
+    folders = folders or folders_here(plan)
+    per_node = plan.hardware.devices_per_node
+    values = {
+        "python": folders.python,
+        "folder": folders.implementation,
+        "rank": rank,
+        "local_rank": rank % per_node,
+        "node_rank": rank // per_node,
+        "world_size": plan.world_size,
+    }
+    own = {key: text.format_map(values) for key, text in plan.implementation.environment.items()}
+    return ProcessWork(
+        rank=rank,
+        argv=tuple(text.format_map(values) for text in plan.implementation.argv),
+        environment={
+            **_place(plan, rank, address),
+            **_threads(plan),
+            **visible,
+            **own,
+            **plan.hardware.environment,
+            **plan.tuning.environment,
+        }
+        | {"LEVELFIELD_JOB": str(paths.job), **worker_path(folders.code)}
+        | _reporting(plan, paths, rank, folders.code),
+        log=str(paths.logs / f"rank{rank}.log"),
+    )
+
+
+def imports_file(paths: RunPaths, rank: int) -> Path:
+    """Return where a rank writes what it imported from elsewhere."""
+    return paths.logs / f"rank{rank}.imported.json"
+
+
+def _reporting(plan: Plan, paths: RunPaths, rank: int, code: Path) -> dict[str, str]:
+    """Return the variables by which a rank of this machine reports what it imported."""
+    if plan.launch is not None:
+        return {}
+    start = code / "platform" / "levelfield" / "node" / "imported"
+    both = os.pathsep.join((worker_path(code)["PYTHONPATH"], str(start)))
+    return {"PYTHONPATH": both, "LEVELFIELD_IMPORTS_FILE": str(imports_file(paths, rank))}
+
+
+def _place(plan: Plan, rank: int, address: str) -> dict[str, str]:
+    per_node = plan.hardware.devices_per_node
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "NODE_RANK": str(rank // per_node),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": PORT_CHOSEN_AT_START,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _threads(plan: Plan) -> dict[str, str]:
+    threads = plan.tuning.threads
+    return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+
+
+def packages(listed: str) -> dict[str, str]:
+    """Return the output of LISTING as versions by name."""
+    return dict(item.split("==", 1) for item in listed.split())
+
+
+class NodeRuntime(ProcessRuntime):
+    """The ranks of nodes that share this machine's folders: its checkout, environments and runs.
+
+    first_node: the address of node 0 for the ranks; a launcher that only knows it at the start gives FIRST_NODE.
+    """
+
+    def __init__(self, first_node: str, folders: NodeFolders | None = None) -> None:
+        self._first_node, self._folders = first_node, folders
+
+    def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
+        """Return the work of one node. paths: of the run as the node sees it."""
+        visible = {**plan.hardware.visible, **site_variables(launch_of(plan), node_rank)}
+        ranks = ranks_of(plan, node_rank)
+        work = (rank_work(plan, paths, rank, self._first_node, visible, self._folders) for rank in ranks)
+        hosts = launch_of(plan).hosts
+        host = hosts[node_rank] if hosts else None
+        return NodeWork(
+            node_rank=node_rank,
+            address=host.reached_at if host else self._first_node if node_rank == 0 else f"node{node_rank}",
+            processes=tuple(work),
+            name=host.name if host else f"node{node_rank}",
+        )
+
+
+def launch_of(plan: Plan) -> LaunchPlan:
+    """Return how the plan's nodes are reached. A plan for this machine alone is a fault of the caller."""
+    assert plan.launch is not None, "a plan for a launcher of many machines has `launch`"
+    return plan.launch
+
+
+def site_variables(launch: LaunchPlan, node_rank: int) -> dict[str, str]:
+    """Return the variables of a site for the ranks of a node: its own, and the interface of the collectives."""
+    host = launch.hosts[node_rank] if launch.hosts else None
+    interface = (host.interface if host else None) or launch.site.interface
+    return {**launch.site.environment, **(dict.fromkeys(_INTERFACE_VARIABLES, interface) if interface else {})}
+
+
+class PodRuntime(NodeRuntime):
+    """The ranks of pods. The image's Python runs them, with Levelfield's code from the folder that start.py fills."""
+
+    def __init__(self, plan: Plan) -> None:
+        implementation = CODE / "models" / Path(plan.implementation.folder).name
+        super().__init__(FIRST_NODE, NodeFolders(CODE, str(implementation), python_of(plan)))
+
+    @contextmanager
+    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[PodRuntime]:
+        yield self
+
+    def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
+        """Raises OSError: a peak, for example, is not measured on this machine for the machines of a cluster."""
+        raise OSError("no command runs in the image outside of the run")
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        return {"environment_packages": None, "image": image_of(plan)}
+
+
+def python_of(plan: Plan) -> str:
+    """Return the interpreter of the image: Levelfield's own images have it where the plan says."""
+    site = launch_of(plan).site
+    return site.python or (plan.environment.python if plan.container else "python3")
+
+
+def image_of(plan: Plan) -> str | None:
+    """Return the image of the pods; None where neither the site's file nor the plan names one."""
+    given = launch_of(plan).site.kubernetes.image
+    return given or (plan.container.image.name if plan.container else None)

@@ -38,10 +38,6 @@ class Wheels:
     files: dict[str, str]
 
 
-def cache_folder() -> Path:
-    return user_folders.cache_folder() / "levelfield"
-
-
 def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
     """Return all wheels for the image's requirements. Raises RunFailed when they cannot be downloaded, and UsageError
     when this machine has no interpreter of the image's version to choose them."""
@@ -49,7 +45,7 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
         return Wheels(Path(), {})
     steps = (step.fingerprint() for step in image.builds)
     wanted = "\n".join((image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements, *steps))
-    folder = cache_folder() / "wheels" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    folder = user_folders.own_cache() / "wheels" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     found = _listed(folder)
     if found is None:
         if offline and not installer.wheels_folder():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from levelfield.run.runtimes.pod_runtime import LOCAL
+from levelfield.run.runtimes.process_runtime import LOCAL
 from levelfield.specs.site import KubernetesSite, Toleration
 
 Fields = dict[str, Any]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.errors import UsageError
-from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.site import SlurmSite

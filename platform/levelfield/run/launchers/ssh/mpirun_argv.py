@@ -12,7 +12,7 @@ from levelfield.contracts.execution import Submission
 from levelfield.errors import UsageError
 from levelfield.run.launchers.node_content import secrets_of
 from levelfield.run.launchers.ssh.ssh_places import places_of, ssh_argv, ssh_options, with_modules
-from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import Plan
 

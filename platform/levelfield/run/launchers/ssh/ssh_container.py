@@ -11,7 +11,7 @@ from pathlib import Path
 
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces
 from levelfield.run.runtimes.engine import RUN_LABEL
-from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.plan import Plan
 
@@ -38,7 +38,7 @@ def in_container(plan: Plan, places: NodePlaces, command: Sequence[str]) -> list
 
 
 def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
-    """Yield what `run/runtimes/engine_containers.py` gives to the engine's interface, as options of the client.
+    """Yield what `run/runtimes/engine.py` gives to the engine's interface, as options of the client.
 
     The network is the node's own: the ranks of other nodes must reach it.
     """

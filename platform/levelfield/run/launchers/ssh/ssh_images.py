@@ -12,7 +12,7 @@ from levelfield.run.launchers.ssh.ssh_container import container_of, image_of
 from levelfield.run.launchers.ssh.ssh_places import places_of, ssh_argv
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import answers, connect, reap
-from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.plan import Plan
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from levelfield.run.launchers.ssh.ssh_container import in_container
 from levelfield.run.launchers.ssh.ssh_fetch import fetch, missing_of
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime
-from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of

@@ -13,8 +13,7 @@ from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.ssh_container import container_of, in_container
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, node_folders, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
-from levelfield.run.runtimes.node_runtime import NodeRuntime, launch_of
-from levelfield.run.runtimes.rank_work import worker_path
+from levelfield.run.runtimes.process_runtime import NodeRuntime, launch_of, worker_path
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
