@@ -76,4 +76,4 @@ def test_no_other_module_reads_these_variables() -> None:
         if pattern.search(path.read_text()) and "testing" not in path.parts
     }
     # the others run on a node and within a rank: standard library alone
-    assert found == {"user_folders.py", "mpi_part.py", "imports_report.py"}
+    assert found == {"user_folders.py", "mpi_part.py", "code_digest.py"}

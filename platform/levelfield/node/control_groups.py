@@ -1,4 +1,4 @@
-"""Control groups of Linux, v1 and v2: the groups of this process, their quota of processor time, their memory kills.
+"""Control groups of Linux, v1 and v2: the groups of this process, their quota of processor time, kills for memory.
 
 Source: kernel documentation, admin-guide/cgroup-v2 and scheduler/sched-bwc. `root` is where the host's file system
 begins: another folder when files are replayed.
@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Collection, Iterator, NamedTuple
 
 HOST = Path("/")
-
-# The kernel's log names each killed process. Where it cannot be read, or counts processes otherwise than here (inside a
-# container), the counter of the platform's own control group is taken. A kill elsewhere on the machine is in neither.
 _KILLED = re.compile(rb"Killed process (\d+)")
 _FIRST_NAMESPACE = "pid:[4026531836]"  # its number is fixed (linux/proc_ns.h, PROC_PID_INIT_INO)
 _LONGEST_RECORD = 8192
@@ -92,7 +89,11 @@ class MemoryKills(NamedTuple):
 
 
 class MemoryKillWatch:
-    """The kills since this object was made. `root` is where the host's file system begins."""
+    """The kills of a run's processes since this object was made.
+
+    The kernel's log names each killed process. Where it cannot be read, or counts processes otherwise than here (inside
+    a container), the counter of the platform's own control group is taken. A kill elsewhere is in neither.
+    """
 
     def __init__(self, root: Path = HOST) -> None:
         self._root, self._counted = root, memory_kills(root)

@@ -1,4 +1,9 @@
-"""The identity of a process on its machine. No clock has a part in it, so a step of the clock changes nothing."""
+"""The identity of a process on its machine, and the ranks that a killed platform left.
+
+No clock has a part in an identity, so a step of the clock changes nothing. Each rank names its starter, and the next
+run ends those whose starter is gone. A rank that runs ends by itself. One that is stopped, or a child that leads a
+session of its own, does not notice.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +21,6 @@ from levelfield.node.rank_processes import KILL_SECONDS, MARK, marked, stat_of, 
 
 _ENDED = ("Z", "X", "x")  # of a process whose parent has not read its exit code
 _STARTED = 19  # the place of the start among the fields of stat_of, in ticks since the boot
-
-# A rank that runs ends by itself. One that is stopped, or a child that leads a session of its own, does not notice.
 _numbers = itertools.count()
 
 

@@ -16,12 +16,15 @@ __all__ = ["DeviceInUse", "DeviceLocks", "devices_locked"]
 
 @contextmanager
 def devices_locked(plan: Plan, say: Callable[[str], None] = lambda text: None) -> Iterator[DeviceLocks]:
-    """Lock the plan's devices until the block ends. A host that is divided into shares has none to lock.
+    """Lock the plan's devices until the block ends. A host that is divided into shares has none to lock, and where a
+    launcher reaches other nodes, each node locks its own.
 
     What a killed platform left is ended first: it may use a device, or memory and cores of the host.
-
     Raises DeviceInUse, or RunFailed where a lock cannot be made.
     """
+    if plan.launch:
+        yield DeviceLocks(())
+        return
     for sentence in end_left_ranks():
         say(sentence)
     with ExitStack() as stack:

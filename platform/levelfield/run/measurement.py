@@ -63,7 +63,7 @@ def _answer(printed: str) -> Any:
     return json.loads(printed.splitlines()[-1])
 
 
-def _keep(path: Path, text: str) -> None:
+def keep_text(path: Path, text: str) -> None:
     """Keep what was measured. Without a place to keep it the next command measures again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why
         is_refused = refusal is not None and dtype == PLAIN
         if not is_refused and (dtype not in kept or is_better(peak.tflops, *kept[dtype], now)):
             kept[dtype] = peak
-    _keep(path, json.dumps({dtype: peak.stored() for dtype, peak in kept.items()}, indent=2) + "\n")
+    keep_text(path, json.dumps({dtype: peak.stored() for dtype, peak in kept.items()}, indent=2) + "\n")
     if refusal and precision == PLAIN and PLAIN not in kept:
         return MeasuredPeaks(how=refusal, refused=(refusal,))
     if precision not in peaks:
@@ -291,7 +291,7 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
             said = f"the probe of this host took more than {HOST_LIMIT_SECONDS:g} s; run again on an idle machine"
             raise RunFailed(said) from None
         rates = rates_from(printed)
-    _keep(_host_file(registry), dump(rates))
+    keep_text(_host_file(registry), dump(rates))
     return rates
 
 

@@ -12,8 +12,6 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -34,10 +32,10 @@ from levelfield.judge.node_comparison import (
 from levelfield.judge.node_ends import GOOD
 from levelfield.judge.status import last_line
 from levelfield.node.regular_files import read_regular
-from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
+from levelfield.run.device_locks import DeviceInUse, devices_locked
 from levelfield.run.launchers import LOCAL, means, speaking
+from levelfield.run.measurement import keep_text
 from levelfield.rundir import directory
-from levelfield.rundir.directory import write_atomically
 from levelfield.rundir.node_readings import read_nodes
 from levelfield.rundir.preflight_events import PreflightFacts, measured_by, read_preflight
 from levelfield.rundir.raw_files import read_raw
@@ -59,20 +57,15 @@ MOST_KEPT = 50
 MOST_BYTES = 2**20
 
 
-@dataclass(frozen=True)
-class _Launched:
-    outcome: Outcome
-    wall_ns: tuple[int, int]
-
-
 def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Say) -> PreflightReport:
     """Prepare the plan's environment, run its preflight and return the report, also when the launch failed."""
     runtime, launcher = means(plan)
     try:
-        with _locked(plan), runtime.in_use(plan, say) as ready:
+        with devices_locked(plan), runtime.in_use(plan, say) as ready:
             return preflight_in(plan, vendor, runs, ready, launcher, say)
     except (DeviceInUse, RunFailed) as error:
-        return _failed(plan, " ".join(str(error).split()))
+        evidence = " ".join(str(error).split())
+        return PreflightReport.model_validate({**_head(plan), "word": "failed", "evidence": evidence})
 
 
 def preflight_in(
@@ -86,8 +79,10 @@ def preflight_in(
     paths = directory.create(runs / FOLDER, own.run_id)
     here = _device_states(own, vendor)
     say(f"preflight of {own.hardware.nodes} node(s), {own.world_size} rank(s): no training yet")
-    launched = _launched(own, paths, ready, launcher, say)
-    report = _report(own, paths, launched, [*here, *_recorded_states(own, paths, vendor)])
+    begun = time.time_ns()
+    outcome = _outcome(own, paths, ready, launcher, say)
+    wall_ns = begun, time.time_ns()
+    report = _report(own, paths, outcome, wall_ns, [*here, *_recorded_states(own, paths, vendor)])
     directory.write_atomically(paths.preflight, dump(report))
     directory.write_status(paths, "done", report.word)
     if report.word != "failed":
@@ -108,22 +103,17 @@ def plan_of(plan: Plan) -> Plan:
     return plan.model_copy(update=changed | {"capture_step": None, "save_weights": False})
 
 
-def _locked(plan: Plan) -> AbstractContextManager[DeviceLocks]:
-    return nullcontext(DeviceLocks(())) if plan.launch else devices_locked(plan)
-
-
-def _launched(plan: Plan, paths: RunPaths, ready: ReadyRuntime, launcher: Launcher, say: Say) -> _Launched:
+def _outcome(plan: Plan, paths: RunPaths, ready: ReadyRuntime, launcher: Launcher, say: Say) -> Outcome:
     request = launcher.request(plan, paths, ready)
     directory.write_atomically(paths.plan, dump(plan))
     directory.write_json(paths.job, job_of(plan, paths))
     directory.write_json(paths.request, request.to_dict())
-    begun = time.time_ns()
-    outcome = speaking(launcher, say).execute(request, _progress(plan, paths, say))
+    outcome = speaking(launcher, say).execute(request, _progress(paths, say))
     directory.write_json(paths.outcome, outcome.to_dict())
-    return _Launched(outcome, (begun, time.time_ns()))
+    return outcome
 
 
-def _progress(plan: Plan, paths: RunPaths, say: Say) -> Callable[[], None]:
+def _progress(paths: RunPaths, say: Say) -> Callable[[], None]:
     """Return what is called during the launch: it says how far rank 0 is."""
     done: set[str] = set()
 
@@ -136,15 +126,20 @@ def _progress(plan: Plan, paths: RunPaths, say: Say) -> Callable[[], None]:
     return watch
 
 
-def _report(plan: Plan, paths: RunPaths, launched: _Launched, devices: Sequence[DeviceState]) -> PreflightReport:
+def _report(
+    plan: Plan, paths: RunPaths, outcome: Outcome, wall_ns: tuple[int, int], devices: Sequence[DeviceState]
+) -> PreflightReport:
+    """wall_ns: when the launch began and ended, as the nodes' clocks are compared with."""
     facts = read_preflight(paths, plan)
     kind = _kind(plan)
-    names = [_identity(plan, node.name) for node in facts.nodes]
+    # what names a node from one preflight to the next; containers are nodes of this machine
+    of_machine = f"of {plan.hardware.nodes}"
+    names = [node.name if plan.launch else f"{platform.node()} {node.name} {of_machine}" for node in facts.nodes]
     group, rates = " ".join(sorted(names)), group_rates(facts)
     earlier: Earlier = {node.name: earlier_rates(name, kind) for node, name in zip(facts.nodes, names, strict=True)}
-    found = findings(facts, earlier, launched.wall_ns, devices)
+    found = findings(facts, earlier, wall_ns, devices)
     found += slower_than_earlier(GROUP, rates, earlier_rates(group, f"{kind}\0group"))
-    evidence = _evidence(launched.outcome, paths)
+    evidence = _evidence(outcome, paths)
     word: PreflightWord = "failed" if evidence else word_of(found, facts.nodes, earlier)
     if evidence is None:
         for node, name in zip(facts.nodes, names, strict=True):
@@ -176,10 +171,6 @@ def _head(plan: Plan) -> dict[str, object]:
     }
 
 
-def _failed(plan: Plan, evidence: str) -> PreflightReport:
-    return PreflightReport.model_validate({**_head(plan), "word": "failed", "evidence": evidence})
-
-
 def _evidence(outcome: Outcome, paths: RunPaths) -> str | None:
     """Return why the launch failed, with the ranks' own first error or last line; None where all ranks ended well."""
     if outcome.cause == "exited":
@@ -203,11 +194,6 @@ def _why_no_collectives(plan: Plan, facts: PreflightFacts) -> str | None:
     if not facts.joined:
         return "the process group did not come up"
     return None if facts.collectives else "the ranks recorded none"
-
-
-def _identity(plan: Plan, node: str) -> str:
-    """Return what names a node from one preflight to the next. Containers are nodes of this machine."""
-    return node if plan.launch else f"{platform.node()} {node} of {plan.hardware.nodes}"
 
 
 def _kind(plan: Plan) -> str:
@@ -245,7 +231,6 @@ def _recorded_states(plan: Plan, paths: RunPaths, vendor: Vendor) -> list[Device
 
 
 def history_folder() -> Path:
-    """Return the folder of the files, one for each node."""
     return data_folder() / "levelfield" / "preflights"
 
 
@@ -268,9 +253,7 @@ def keep_rates(node: str, kind: str, rates: Mapping[str, float]) -> None:
     """Add a preflight's rates. Without a place to keep them the next preflight has one value less."""
     path = history_file(node, kind)
     kept = [json.dumps(found) for found in (*earlier_rates(node, kind), dict(rates))][-MOST_KEPT:]
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, "\n".join(kept) + "\n")
+    keep_text(path, "\n".join(kept) + "\n")
 
 
 def _rates(line: str) -> dict[str, float]:

@@ -179,10 +179,14 @@ def _attempt(
     copies: Mapping[Path, Document | None],
 ) -> Outcome:
     """copies: the documents that the run is judged by, and where they are written; None: there is none."""
-    _write_inputs(plan, paths, copies)
+    documents = {path: document for path, document in {**copies, paths.plan: plan}.items() if document is not None}
+    with _written_before_training(paths):
+        for path, document in documents.items():
+            directory.write_atomically(path, dump(document))
+        directory.write_status(paths, "environment", "running")
     runtime, launcher = means(plan)
     try:
-        with _locked_here(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
+        with devices_locked(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
             _before_training(plan, vendor, paths, listener, ready, launcher)
             plan = with_peak(plan, measurement.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher, locks)
@@ -200,15 +204,6 @@ def _attempt(
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
         return Outcome("interrupted", (), "interrupted before the training started")
-
-
-def _write_inputs(plan: Plan, paths: RunPaths, copies: Mapping[Path, Document | None]) -> None:
-    with _written_before_training(paths):
-        for path, document in copies.items():
-            if document is not None:
-                directory.write_atomically(path, dump(document))
-        directory.write_atomically(paths.plan, dump(plan))
-        directory.write_status(paths, "environment", "running")
 
 
 class PreflightFailed(RunFailed):
@@ -262,13 +257,14 @@ def _execute(
     follower = Follower(paths.events, plan)
     try:
         with _sampled_here(plan, vendor, paths):
-            watch = _keeping(locks, _watch(plan, follower, listener))
-            outcome = speaking(launcher, listener.say).execute(request, watch)
+            outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
         outcome = inputs.judged(outcome)
     except OSError as error:
         outcome = Outcome("storage", (), directory.write_error(error, paths.root))
     _read_nodes(plan, vendor, paths)
-    return corpus.judged(code.judged(replace(outcome, seen=_seen(plan, follower))), listener.say)
+    # a file server or a connection may deliver an event of the window much later: nothing was seen then
+    outcome = replace(outcome, seen={} if plan.launch else follower.seen)
+    return corpus.judged(code.judged(outcome), listener.say)
 
 
 def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
@@ -278,45 +274,33 @@ def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
         read_software(paths, plan, vendor)
 
 
-def _keeping(locks: DeviceLocks, watch: Watch) -> Watch:
-    """Return the same watch, which at its first call names the ranks in the locks: this process may be killed."""
-    is_kept = False
+def _watch(plan: Plan, follower: Follower, listener: Listener, locks: DeviceLocks | None = None) -> Watch:
+    """Return what a launcher calls again and again: it passes finished steps to the listener.
 
-    def watching_and_keeping() -> None:
-        nonlocal is_kept
-        if not is_kept:
-            is_kept = True
-            locks.keep(own_ranks())
-        watch()
-
-    return watching_and_keeping
-
-
-def _watch(plan: Plan, follower: Follower, listener: Listener) -> Watch:
-    """Return what a launcher calls again and again: it passes finished steps to the listener."""
+    locks: they name the ranks from the first call on, because this process may be killed.
+    """
+    unnamed = [locks] if locks else []
 
     def watch() -> None:
+        if unnamed:
+            unnamed.pop().keep(own_ranks())
         for progress in follower.read():
             listener.step(plan, progress)
 
     return watch
 
 
-def _seen(plan: Plan, follower: Follower) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return when the window's ends arrived. A file server or a connection may deliver an event much later: nothing."""
-    return {} if plan.launch else follower.seen
-
-
-def _locked_here(plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[DeviceLocks]:
-    """Lock the devices of this machine. Where a launcher reaches other nodes, each node locks its own."""
-    return nullcontext(DeviceLocks(())) if plan.launch else devices_locked(plan, say)
-
-
 def _sampled_here(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[None]:
-    """Sample the devices of this machine. Where a launcher reaches other nodes, each node samples its own."""
+    """Sample the plan's devices, or the host where it is divided into shares. Each node of a launcher samples its own.
+
+    A device that the tool no longer shows is sampled as well: its samples then hold the reasons.
+    """
     if plan.launch:
         return nullcontext()
-    return watching(vendor, _devices(plan, vendor), paths.telemetry, are_children=plan.runtime != "docker")
+    found, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
+    lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
+    devices = [found.get(index) or Device(index, *lost) for index in hardware.device_indices] or list(found.values())
+    return watching(vendor, devices, paths.telemetry, are_children=plan.runtime != "docker")
 
 
 @contextmanager
@@ -329,13 +313,3 @@ def _written_before_training(paths: RunPaths) -> Iterator[None]:
             f"not-run: {directory.write_error(error, paths.root)}. Nothing was trained. "
             f"{directory.remedy(error)}, or name another folder with --runs"
         ) from None
-
-
-def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
-    """Return the devices to sample: those of the plan, or the host where it is divided into shares.
-
-    A device that the tool no longer shows is sampled as well: its samples then hold the reasons.
-    """
-    found, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
-    lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
-    return [found.get(index) or Device(index, *lost) for index in hardware.device_indices] or list(found.values())
