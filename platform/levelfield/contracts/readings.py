@@ -92,17 +92,14 @@ def shown(devices: Sequence[Device], variable: str | None) -> list[Device]:
         return list(devices)
     found: list[Device] = []
     for entry in map(str.strip, variable.split(",")):
-        match = [device for device in devices if entry and _is_entry(device, entry)]
+        if entry.isdecimal():
+            match = [device for device in devices if str(device.index) == entry]
+        else:
+            match = [device for device in devices if entry and (device.identity or "").startswith(entry)]
         if len(match) != 1 or match[0] in found:
             break
         found += match
     return found
-
-
-def _is_entry(device: Device, entry: str) -> bool:
-    if entry.isdecimal():
-        return str(device.index) == entry
-    return device.identity is not None and device.identity.startswith(entry)
 
 
 def memory_fault(device: Device, chip: Chip | None) -> str | None:

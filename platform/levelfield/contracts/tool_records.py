@@ -1,4 +1,8 @@
-"""Builds one record for each device from a tool's output. Incomplete records are skipped, never guessed."""
+"""Builds one record for each device from a tool's output, in each format that vendor.yaml may name.
+
+Incomplete records are skipped, never guessed. Only complete lines are read, so the last line of a truncated output is
+ignored. A ValueError gives the reason why a whole output cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -20,8 +25,6 @@ from levelfield.specs.tool import FieldName, Tool, units_of
 LIMIT_SECONDS = 0.5  # of one search; the slowest shipped pattern takes a hundredth of it on its recording
 
 
-# Only complete lines are read, so the last line of a truncated output is ignored. A ValueError gives the reason why a
-# whole output cannot be used.
 @dataclass(frozen=True)
 class Texts:
     """A record's texts by field, and the reasons for missing ones. damage: why the whole record is unusable."""
@@ -42,7 +45,8 @@ def _lines(output: str) -> list[str]:
 
 
 def _csv(tool: Tool, output: str) -> Iterator[Texts]:
-    rows = [_split(tool, line) for line in _lines(output) if line.strip()]
+    separator = None if tool.separator == " " else tool.separator  # None: any number of spaces
+    rows = [[part.strip() for part in line.split(separator)] for line in _lines(output) if line.strip()]
     places: dict[str, int | str | None] = {name: where.column for name, where in tool.fields.items()}
     numbers = {name: place - 1 for name, place in places.items() if isinstance(place, int)}
     if numbers:
@@ -55,10 +59,6 @@ def _csv(tool: Tool, output: str) -> Iterator[Texts]:
     return (_row(row, named, len(rows[at])) for row in rows[at + 1 :])
 
 
-def _split(tool: Tool, line: str) -> list[str]:
-    return line.split() if tool.separator == " " else [part.strip() for part in line.split(tool.separator)]
-
-
 def _row(row: list[str], places: dict[str, int], width: int | None) -> Texts:
     if len(row) != (width or len(row)) or len(row) <= max(places.values()):
         expected = width or f"at least {max(places.values()) + 1}"
@@ -69,22 +69,18 @@ def _row(row: list[str], places: dict[str, int], width: int | None) -> Texts:
 def _json(tool: Tool, output: str) -> Iterator[Texts]:
     try:
         document = json.loads(output, object_pairs_hook=_once)
-        records = document if _is_bare(document, tool) else _descend(document, tool.records)
+        # other releases of a tool may print the list itself that vendor.yaml has under a key
+        is_bare = isinstance(document, list) and isinstance(next(iter(tool.records), None), str)
+        records = document if is_bare else _descend(document, tool.records)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"found no JSON as it should be: {error}") from None
     if isinstance(records, dict):
-        keyed = records.items()
         if records and not any(isinstance(value, dict) for value in records.values()):
             raise ValueError(f"found no record in the mapping at {list(tool.records)}")
-        return (_object(tool, {"@key": key, **value}) for key, value in keyed if isinstance(value, dict))
+        return (_object(tool, {"@key": key, **value}) for key, value in records.items() if isinstance(value, dict))
     if not isinstance(records, list):
         raise ValueError(f"found {type(records).__name__} at {list(tool.records)}, expected a list or a mapping")
     return (_object(tool, value) for value in records)
-
-
-def _is_bare(document: Any, tool: Tool) -> bool:
-    """Return whether the document itself is the list that other releases of the tool put under a key."""
-    return isinstance(document, list) and isinstance(next(iter(tool.records), None), str)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -272,28 +268,26 @@ def value_in(tool: Tool, field: FieldName, text: str) -> str:
 def every_match(pattern: str, text: str, start: int = 0, end: int | None = None) -> list[Any]:
     """Return the matches in a part of the text; `^` and `$` match at every line. Raises ValueError after the limit."""
     compiled = regex.compile(pattern, regex.MULTILINE)
-    try:
+    with _in_time(pattern):
         return list(compiled.finditer(text, start, len(text) if end is None else end, timeout=LIMIT_SECONDS))
-    except TimeoutError:
-        raise _too_slow(pattern) from None
 
 
 def first_match(pattern: str, text: str) -> Any:
     """Return the first match, or None; `^` and `$` match at every line. Raises ValueError after the limit."""
-    try:
+    with _in_time(pattern):
         return regex.search(pattern, text, regex.MULTILINE, timeout=LIMIT_SECONDS)
-    except TimeoutError:
-        raise _too_slow(pattern) from None
 
 
 def whole_match(pattern: str, text: str) -> Any:
     """Return the match of the whole text, or None. Raises ValueError after the limit."""
-    try:
+    with _in_time(pattern):
         return regex.fullmatch(pattern, text, timeout=LIMIT_SECONDS)
+
+
+@contextmanager
+def _in_time(pattern: str) -> Iterator[None]:
+    try:
+        yield
     except TimeoutError:
-        raise _too_slow(pattern) from None
-
-
-def _too_slow(pattern: str) -> ValueError:
-    shown = pattern if len(pattern) <= 60 else f"{pattern[:57]}..."
-    return ValueError(f"the pattern '{shown}' took more than {LIMIT_SECONDS:g} s")
+        shown = pattern if len(pattern) <= 60 else f"{pattern[:57]}..."
+        raise ValueError(f"the pattern '{shown}' took more than {LIMIT_SECONDS:g} s") from None

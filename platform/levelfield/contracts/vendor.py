@@ -65,14 +65,16 @@ class Sample:
 def container_options(access: ContainerAccess, devices: Sequence[Device]) -> ContainerOptions:
     """Return the `container` of vendor.yaml for these devices, with `{index}` filled in for each device."""
     requested = tuple(device.identity or str(device.index) for device in devices)
+    nodes = [text.replace("{index}", str(device.index)) for text in access.device_nodes for device in devices]
+    indices = ",".join(str(device.index) for device in devices)
     return ContainerOptions(
-        device_nodes=_for_each(access.device_nodes, devices),
+        device_nodes=tuple(dict.fromkeys(nodes)),
         read_only_mounts=tuple(mount.path for mount in access.mounts),
         device_request=requested if access.device_request else (),
         request_driver=access.device_request,
         groups=access.groups,
         engine_runtime=access.engine_runtime,
-        environment={name: _listed(text, devices) for name, text in access.environment.items()},
+        environment={name: text.replace("{index}", indices) for name, text in access.environment.items()},
         capabilities=tuple(access.capabilities),
         security_options=tuple(access.security_options),
         host_ipc=access.host_ipc,
@@ -80,15 +82,6 @@ def container_options(access: ContainerAccess, devices: Sequence[Device]) -> Con
         network=access.network,
         ulimits=dict(access.ulimits),
     )
-
-
-def _for_each(texts: Sequence[str], devices: Sequence[Device]) -> tuple[str, ...]:
-    filled = [text.replace("{index}", str(d.index)) for text in texts for d in devices]
-    return tuple(dict.fromkeys(filled))
-
-
-def _listed(text: str, devices: Sequence[Device]) -> str:
-    return text.replace("{index}", ",".join(str(d.index) for d in devices))
 
 
 class Vendor(Protocol):
@@ -136,7 +129,7 @@ class ReplayableVendor(Protocol):
 
 def recorded_commands(vendor: Vendor) -> NodeCommands:
     """Return what a node has to run for a vendor; nothing for an adapter that could not read it."""
-    if isinstance(vendor, ReplayableVendor) and vendor.replayed(_silent) is not None:
+    if isinstance(vendor, ReplayableVendor) and vendor.replayed(answers_of(())) is not None:
         return vendor.node_commands()
     return NodeCommands()
 
@@ -148,21 +141,10 @@ def replayed(vendor: Vendor, ask: Ask) -> Vendor | None:
 
 def answers_of(outputs: Iterable[Any]) -> Ask:
     """Return an `Ask` that gives recorded outputs: objects with `argv`, and `text` or `reason`. Nothing raises."""
-    found = {_argv(output): _answer(output) for output in outputs if isinstance(output, dict)}
+    found = {}
+    for output in (each for each in outputs if isinstance(each, dict)):
+        argv, text = output.get("argv"), output.get("text")
+        reason, is_absent = str(output.get("reason", "no output was recorded")), bool(output.get("absent"))
+        key = tuple(map(str, argv)) if isinstance(argv, list) else ()
+        found[key] = CommandOutput(text) if isinstance(text, str) else CommandOutput(None, reason, is_absent)
     return lambda argv, seconds: found.get(tuple(argv), CommandOutput(None, f"{argv[0]} was not recorded on the node"))
-
-
-def _argv(output: Mapping[str, Any]) -> tuple[str, ...]:
-    argv = output.get("argv")
-    return tuple(map(str, argv)) if isinstance(argv, list) else ()
-
-
-def _answer(output: Mapping[str, Any]) -> CommandOutput:
-    text = output.get("text")
-    if isinstance(text, str):
-        return CommandOutput(text)
-    return CommandOutput(None, str(output.get("reason", "no output was recorded")), bool(output.get("absent")))
-
-
-def _silent(argv: object, seconds: float) -> CommandOutput:
-    return CommandOutput(None, "nothing was recorded")

@@ -20,7 +20,7 @@ from levelfield.contracts.execution import ContainerWork, NodeWork
 from levelfield.node.regular_files import read_regular
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap, started
-from levelfield.run.runtimes.process_runtime import LISTING, packages, rank_work, ranks_of, worker_path
+from levelfield.run.runtimes.process_runtime import packages, rank_work, ranks_of, worker_path
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.paths import RunPaths
@@ -141,7 +141,7 @@ class ReadyDocker(DockerRuntime):
         try:
             return dict(json.loads(read_regular(known)))
         except (OSError, ValueError):
-            listed = packages(self.output(plan, [plan.environment.python, *LISTING], {}, LISTING_SECONDS))
+            listed = packages(self, plan, LISTING_SECONDS)
             write_atomically(known, json.dumps(listed, indent=2) + "\n")
             return listed
 

@@ -1,7 +1,7 @@
-"""Runtimes `process` and `inside`: a rank is a process of this machine, in the framework's own Python environment.
+"""A rank as a process: its argv and its variables, on this machine, on nodes that a launcher reaches, and in pods.
 
-`inside` is for a machine that is already a container: the vendor's image has the framework, and no environment is
-created.
+Runtime `inside` is for a machine that is already a container: the vendor's image has the framework, and no environment
+is created.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
-from levelfield.contracts.execution import FIRST_NODE, PORT_CHOSEN_AT_START, NodeWork, ProcessWork
+from levelfield.contracts.execution import FIRST_NODE, PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
 LISTING_SECONDS = 60.0
+REMOVED_VARIABLES = (
+    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", "LEVELFIELD_BOOTSTRAPPED", "GROUP_RANK",
+    "TORCHELASTIC_RUN_ID",
+)  # fmt: skip
 # Prints the packages of the Python that runs it, as name==version. -I ignores the caller's variables.
-LISTING = (
+_LISTING = (
     "-I",
     "-c",
     "from importlib.metadata import distributions as d; "
@@ -32,13 +36,12 @@ LISTING = (
 )
 # Of the collective libraries: the network that connects the nodes.
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-
 LOCAL = Path("/levelfield/local")  # a pod's own folder
 CODE = LOCAL / "code"
 
 
 class ProcessRuntime:
-    """The runtime of processes: it builds argv and variables of each rank. `environments` creates the environment."""
+    """Ranks as processes of this machine, in the framework's own Python environment."""
 
     name = "process"
 
@@ -60,15 +63,12 @@ class ProcessRuntime:
 
     def identity(self, plan: Plan) -> dict[str, Any]:
         try:
-            listed = packages(self.output(plan, [plan.environment.python, *LISTING], {}, LISTING_SECONDS))
+            return {"environment_packages": packages(self, plan, LISTING_SECONDS)}
         except (OSError, subprocess.SubprocessError, ValueError):
             return {"environment_packages": None}
-        return {"environment_packages": listed}
 
 
 class InsideRuntime(ProcessRuntime):
-    """The runtime of processes on a machine that is already a container."""
-
     name = "inside"
 
     def identity(self, plan: Plan) -> dict[str, Any]:
@@ -90,17 +90,6 @@ def inherited(environment: dict[str, str] | None = None) -> dict[str, str]:
     return {key: value for key, value in given.items() if key not in REMOVED_VARIABLES}
 
 
-REMOVED_VARIABLES = (
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "VIRTUAL_ENV",
-    "__PYVENV_LAUNCHER__",
-    "LEVELFIELD_BOOTSTRAPPED",
-    "GROUP_RANK",
-    "TORCHELASTIC_RUN_ID",
-)
-
-
 def ranks_of(plan: Plan, node_rank: int) -> range:
     per_node = plan.hardware.devices_per_node
     return range(node_rank * per_node, (node_rank + 1) * per_node)
@@ -120,11 +109,6 @@ class NodeFolders:
     python: str
 
 
-def folders_here(plan: Plan) -> NodeFolders:
-    """Return the folders of this machine."""
-    return NodeFolders(checkout(), plan.implementation.folder, plan.environment.python)
-
-
 def rank_work(
     plan: Plan, paths: RunPaths, rank: int, address: str, visible: dict[str, str], folders: NodeFolders | None = None
 ) -> ProcessWork:
@@ -132,30 +116,41 @@ def rank_work(
 
     paths: of the run on the rank's node. folders: of that node; by default this machine's.
     """
-    folders = folders or folders_here(plan)
-    per_node = plan.hardware.devices_per_node
+    folders = folders or NodeFolders(checkout(), plan.implementation.folder, plan.environment.python)
+    per_node, threads = plan.hardware.devices_per_node, plan.tuning.threads
+    node_rank, local_rank = divmod(rank, per_node)
     values = {
         "python": folders.python,
         "folder": folders.implementation,
         "rank": rank,
-        "local_rank": rank % per_node,
-        "node_rank": rank // per_node,
+        "local_rank": local_rank,
+        "node_rank": node_rank,
         "world_size": plan.world_size,
     }
-    own = {key: text.format_map(values) for key, text in plan.implementation.environment.items()}
+    environment = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "NODE_RANK": str(node_rank),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": PORT_CHOSEN_AT_START,
+        "PYTHONUNBUFFERED": "1",
+        **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
+        **visible,
+        **{name: text.format_map(values) for name, text in plan.implementation.environment.items()},
+        **plan.hardware.environment,
+        **plan.tuning.environment,
+        "LEVELFIELD_JOB": str(paths.job),
+        **worker_path(folders.code),
+    }
+    if plan.launch is None:  # a rank of this machine reports what it imported
+        environment["PYTHONPATH"] += os.pathsep + str(folders.code / "platform/levelfield/node/imported")
+        environment["LEVELFIELD_IMPORTS_FILE"] = str(imports_file(paths, rank))
     return ProcessWork(
         rank=rank,
         argv=tuple(text.format_map(values) for text in plan.implementation.argv),
-        environment={
-            **_place(plan, rank, address),
-            **_threads(plan),
-            **visible,
-            **own,
-            **plan.hardware.environment,
-            **plan.tuning.environment,
-        }
-        | {"LEVELFIELD_JOB": str(paths.job), **worker_path(folders.code)}
-        | _reporting(plan, paths, rank, folders.code),
+        environment=environment,
         log=str(paths.logs / f"rank{rank}.log"),
     )
 
@@ -165,36 +160,9 @@ def imports_file(paths: RunPaths, rank: int) -> Path:
     return paths.logs / f"rank{rank}.imported.json"
 
 
-def _reporting(plan: Plan, paths: RunPaths, rank: int, code: Path) -> dict[str, str]:
-    """Return the variables by which a rank of this machine reports what it imported."""
-    if plan.launch is not None:
-        return {}
-    start = code / "platform" / "levelfield" / "node" / "imported"
-    both = os.pathsep.join((worker_path(code)["PYTHONPATH"], str(start)))
-    return {"PYTHONPATH": both, "LEVELFIELD_IMPORTS_FILE": str(imports_file(paths, rank))}
-
-
-def _place(plan: Plan, rank: int, address: str) -> dict[str, str]:
-    per_node = plan.hardware.devices_per_node
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(plan.world_size),
-        "LOCAL_RANK": str(rank % per_node),
-        "LOCAL_WORLD_SIZE": str(per_node),
-        "NODE_RANK": str(rank // per_node),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": PORT_CHOSEN_AT_START,
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _threads(plan: Plan) -> dict[str, str]:
-    threads = plan.tuning.threads
-    return {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-
-
-def packages(listed: str) -> dict[str, str]:
-    """Return the output of LISTING as versions by name."""
+def packages(runtime: ReadyRuntime, plan: Plan, seconds: float) -> dict[str, str]:
+    """Return the versions of the environment's packages by name. Raises as the runtime's `output`, and ValueError."""
+    listed = runtime.output(plan, [plan.environment.python, *_LISTING], {}, seconds)
     return dict(item.split("==", 1) for item in listed.split())
 
 
@@ -209,14 +177,15 @@ class NodeRuntime(ProcessRuntime):
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the work of one node. paths: of the run as the node sees it."""
-        visible = {**plan.hardware.visible, **site_variables(launch_of(plan), node_rank)}
-        ranks = ranks_of(plan, node_rank)
-        work = (rank_work(plan, paths, rank, self._first_node, visible, self._folders) for rank in ranks)
-        hosts = launch_of(plan).hosts
-        host = hosts[node_rank] if hosts else None
+        launch, first = launch_of(plan), self._first_node
+        host = launch.hosts[node_rank] if launch.hosts else None
+        visible = {**plan.hardware.visible, **launch.site.environment}
+        if interface := (host and host.interface) or launch.site.interface:
+            visible |= dict.fromkeys(_INTERFACE_VARIABLES, interface)
+        work = (rank_work(plan, paths, rank, first, visible, self._folders) for rank in ranks_of(plan, node_rank))
         return NodeWork(
             node_rank=node_rank,
-            address=host.reached_at if host else self._first_node if node_rank == 0 else f"node{node_rank}",
+            address=host.reached_at if host else first if node_rank == 0 else f"node{node_rank}",
             processes=tuple(work),
             name=host.name if host else f"node{node_rank}",
         )
@@ -226,13 +195,6 @@ def launch_of(plan: Plan) -> LaunchPlan:
     """Return how the plan's nodes are reached. A plan for this machine alone is a fault of the caller."""
     assert plan.launch is not None, "a plan for a launcher of many machines has `launch`"
     return plan.launch
-
-
-def site_variables(launch: LaunchPlan, node_rank: int) -> dict[str, str]:
-    """Return the variables of a site for the ranks of a node: its own, and the interface of the collectives."""
-    host = launch.hosts[node_rank] if launch.hosts else None
-    interface = (host.interface if host else None) or launch.site.interface
-    return {**launch.site.environment, **(dict.fromkeys(_INTERFACE_VARIABLES, interface) if interface else {})}
 
 
 class PodRuntime(NodeRuntime):

@@ -12,7 +12,8 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,8 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
                 f"{folder}). Fetch them once without --offline: `environment image build`; or set "
                 f"{installer.WHEELS} to a folder that `environment wheels fetch` made"
             )
-        found = _fetch(image, folder, say)
+        with _locked(folder):  # another run may have downloaded them meanwhile
+            found = _listed(folder) or _run_pip(image, folder, say)
     return Wheels(folder, found)
 
 
@@ -70,13 +72,14 @@ def verify(wheels: Wheels) -> None:
             )
 
 
-def _fetch(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
-    """Download the wheels, or wait for another run that downloads them."""
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Make the folder and lock it for the block, in which an error of the file system is a RunFailed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with environment_folder.lock_file(folder / ".lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return _listed(folder) or _run_pip(image, folder, say)
+            yield
     except OSError as error:
         raise RunFailed(f"{folder}: {error.strerror}") from None
 
@@ -93,15 +96,10 @@ def fetch_into(
 
     arguments: requirements as pip takes them. Raises RunFailed.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with environment_folder.lock_file(folder / ".lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            source = installer.index_variables(index)
-            _run(folder, python, arguments, say, source)
-            _build(folder, python, arguments, builds, say, source)
-    except OSError as error:
-        raise RunFailed(f"{folder}: {error.strerror}") from None
+    with _locked(folder):
+        source = installer.index_variables(index)
+        _run(folder, python, arguments, say, source)
+        _build(folder, python, arguments, builds, say, source)
 
 
 def _run(folder: Path, python: str, arguments: Sequence[str], say: Say, source: dict[str, str] | None) -> None:
