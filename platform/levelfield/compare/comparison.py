@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from levelfield.compare.comparability import Comparability, comparability
-from levelfield.compare.evidence import DIFFERS, ComparedSide
+from levelfield.compare.evidence import ComparedSide
 from levelfield.compare.quantities import QUANTITIES, Quantity
 from levelfield.compare.ratios import HistoricNoise, Ratio, SideValues, historic_noise, ratio
 from levelfield.errors import UsageError
@@ -96,12 +96,8 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
         for p in points
         if p.run_id not in own
         and (p.node, p.conditions) == (record.node, conditions)
-        and _is_accepted(p)
+        and p.is_comparable
+        and p.is_of_trend
         and (value := getattr(p, quantity.column.name, None)) is not None
     ]
     return historic_noise(kept[-NEWEST:])
-
-
-def _is_accepted(point: Point) -> bool:
-    is_right = point.word == "valid" and point.evidence == "sealed" and point.verdict not in DIFFERS
-    return is_right and not point.purpose.startswith("confirm")

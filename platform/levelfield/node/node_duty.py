@@ -21,7 +21,7 @@ from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
 from levelfield.node.node_facts import host_counters, node_facts, tool_output
 from levelfield.node.node_record import NodeRecord, write_files
 from levelfield.node.process_identity import end_left_ranks, new_mark
-from levelfield.node.rank_processes import Ranks
+from levelfield.node.rank_processes import Ranks, Stop
 from levelfield.node.regular_files import read_regular_text
 from levelfield.node.sampling import Sampler
 
@@ -37,20 +37,6 @@ class Ending(NamedTuple):
     cause: str
     code: int
     evidence: str | None = None
-
-
-class Stop:
-    """The first reason to end from outside, from whichever thread it comes."""
-
-    def __init__(self) -> None:
-        self._set, self.reason = threading.Event(), ""
-
-    def request(self, reason: str) -> None:
-        self.reason = self.reason or reason
-        self._set.set()
-
-    def wait(self, seconds: float) -> bool:
-        return self._set.wait(seconds)
 
 
 class PlatformLine:
