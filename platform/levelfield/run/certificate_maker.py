@@ -15,7 +15,6 @@ from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certifi
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 
@@ -95,22 +94,19 @@ class CertificateMaker:
     def _certificate(self, result: Result, subject: CertificateSubject) -> Certificate | NoCertificate:
         paths = RunPaths(self.runs.absolute() / result.run_id)
         try:
-            certificate = certificate_from(paths, read_plan(paths), result, subject)
-            self._check_code(read_plan(paths), result, subject)
+            plan = read_plan(paths)
+            certificate = certificate_from(paths, plan, result, subject)
+            if shared_code(Path(plan.implementation.folder)) != subject.code:
+                raise GateFailed(
+                    f"its run {result.run_id} certifies nothing: the code of the frameworks or of the worker changed "
+                    "after the command began"
+                )
         except GateFailed as error:
             return self._none(str(error), result.run_id)
         self.listener.say(f"certificate: aligned in fp32 at smoke scale, run {result.run_id}")
         if problem := certificate_store.keep(certificate, paths):
             self.listener.say(problem)
         return certificate
-
-    def _check_code(self, plan: Plan, result: Result, subject: CertificateSubject) -> None:
-        """Raise GateFailed where code that the subject names was changed after the main run was planned."""
-        if shared_code(Path(plan.implementation.folder)) != subject.code:
-            raise GateFailed(
-                f"its run {result.run_id} certifies nothing: the code of the frameworks or of the worker changed after "
-                "the command began"
-            )
 
     def _none(self, reason: str, failed_run: str | None = None) -> NoCertificate:
         self.listener.say(f"no certificate: {reason}")
