@@ -89,16 +89,11 @@ def folder_digest(folder: Path) -> str:
             content = without_versions(path.read_bytes())
             digest.update(name + f"\0{len(content)}\0".encode() + content)
         else:
-            _update(digest, name, path)
+            with path.open("rb") as file:
+                digest.update(name + f"\0{os.fstat(file.fileno()).st_size}\0".encode())
+                while piece := file.read(_PIECE):  # weights may be gigabytes
+                    digest.update(piece)
     return "sha256:" + digest.hexdigest()
-
-
-def _update(digest: Any, name: bytes, path: Path) -> None:
-    """Add a file, piece by piece: weights may be gigabytes."""
-    with path.open("rb") as file:
-        digest.update(name + f"\0{os.fstat(file.fileno()).st_size}\0".encode())
-        while piece := file.read(_PIECE):
-            digest.update(piece)
 
 
 def without_versions(manifest: bytes) -> bytes:
@@ -112,7 +107,9 @@ def sources(folder: Path) -> list[Path]:
     A library, a table or weights change a training as its code does. The platform's own folders may have caches of
     tools, in folders whose names begin with a dot; those of a framework count.
     """
-    found = (path for path in _files(folder) if not (_is_measured(path) or _is_checked_cache(path)))
+    found = (path for path in _files(folder) if not _is_checked_cache(path))
+    # the platform's record of what was measured, beside a manifest, is no source
+    found = (p for p in found if not (_MEASURED.fullmatch(p.name) and (p.parent / MANIFEST).is_file()))
     if folder.resolve().parent == Path(__file__).resolve().parents[1]:
         found = (path for path in found if not path.relative_to(folder).parts[0].startswith("."))
     return sorted(found)
@@ -129,11 +126,6 @@ def _files(folder: Path, parents: frozenset[tuple[int, int]] = frozenset()) -> I
             yield from _files(Path(entry.path), parents | {own})
         elif entry.is_file():
             yield Path(entry.path)
-
-
-def _is_measured(path: Path) -> bool:
-    """Return whether a file is the platform's record of what was measured, beside a manifest: it is no source."""
-    return bool(_MEASURED.fullmatch(path.name)) and (path.parent / MANIFEST).is_file()
 
 
 def _is_checked_cache(path: Path) -> bool:

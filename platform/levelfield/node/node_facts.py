@@ -75,13 +75,17 @@ def _interfaces() -> Fields:
         folders = sorted(_INTERFACES.iterdir())
     except OSError:
         return {}
-    return {folder.name: _interface(folder) for folder in folders if folder.name != "lo"}
-
-
-def _interface(folder: Path) -> Fields:
-    words = {key: file_text(folder / key) or None for key in ("operstate", "address")}
-    # -1 is the kernel's word for an unknown speed
-    return {"addresses": _addresses(folder.name), **words, **{key: _number(folder / key) for key in ("speed", "mtu")}}
+    return {
+        folder.name: {
+            "addresses": _addresses(folder.name),
+            "operstate": file_text(folder / "operstate") or None,
+            "address": file_text(folder / "address") or None,
+            "speed": _number(folder / "speed"),  # -1 is the kernel's word for an unknown one
+            "mtu": _number(folder / "mtu"),
+        }
+        for folder in folders
+        if folder.name != "lo"
+    }
 
 
 def _addresses(name: str) -> list[str]:
@@ -176,6 +180,7 @@ def _own_ticks(first: int) -> int:
 def memory() -> Fields:
     """Return the node's memory in bytes, what is free of it, and its huge pages."""
     sizes = _meminfo()
+    huge = file_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))  # such as `always [madvise] never`
     swap = sizes["SwapTotal"] - sizes["SwapFree"] if "SwapTotal" in sizes and "SwapFree" in sizes else None
     facts = {
         "total_bytes": sizes.get("MemTotal"),
@@ -183,7 +188,7 @@ def memory() -> Fields:
         "swap_used_bytes": swap,
         "huge_pages": sizes.get("HugePages_Total"),
         "huge_pages_free": sizes.get("HugePages_Free"),
-        "transparent_huge_pages": _chosen(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "transparent_huge_pages": huge.partition("[")[2].partition("]")[0] or None,
         "shared_memory_bytes": _size("/dev/shm"),
     }
     return {"facts": facts}
@@ -228,11 +233,6 @@ def _meminfo() -> dict[str, int]:
         if value and value[0].isdigit():
             found[name] = int(value[0]) * (1024 if value[1:] == ["kB"] else 1)
     return found
-
-
-def _chosen(path: Path) -> str | None:
-    """Return the word in brackets, as in `always [madvise] never`."""
-    return file_text(path).partition("[")[2].partition("]")[0] or None
 
 
 def _size(path: str) -> int | None:

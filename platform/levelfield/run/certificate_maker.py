@@ -21,16 +21,11 @@ from levelfield.specs.result import Result
 LEFT_OUT = "it was left out (--no-certificate)"
 
 
-@dataclass(frozen=True)
-class CertificateRun:
-    """The planned run that makes a certificate, and the reference that it is compared with."""
+def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
+    """Return the run that would make the job's certificate, and the reference that it is compared with.
 
-    job: Job
-    reference: Reference
-
-
-def certificate_run(registry: Registry, job: Job) -> CertificateRun:
-    """Return the run that would make the job's certificate. Raises UsageError where this machine cannot run it."""
+    Raises UsageError where this machine cannot run it.
+    """
     reference = small_reference(registry, job.plan)
     if reference is None or job.entry is None:
         raise NotHere("no reference in fp32 at smoke scale has its work")
@@ -41,7 +36,7 @@ def certificate_run(registry: Registry, job: Job) -> CertificateRun:
     used = job.plan.certificate
     if used and used.subject and (why := other_training(used.subject, made.plan)):
         raise NotHere(why)
-    return CertificateRun(made, reference)
+    return made, reference
 
 
 @dataclass(frozen=True)
@@ -80,15 +75,15 @@ class CertificateMaker:
     def _made(self, job: Job, subject: CertificateSubject) -> Certificate | NoCertificate | Result:
         """Train and return the certificate, why there is none, or the result of an interrupted run."""
         try:
-            needed = certificate_run(self.registry, job)
+            needed, reference = certificate_run(self.registry, job)
         except UsageError as error:
-            return self._none(f"none can be made here: {' '.join(str(error).split())}")
-        plan = needed.job.plan
+            return self._none(_not_here(error))
+        plan = needed.plan
         self.listener.say(
             f"no certificate of this code yet: training {plan.case} first, in fp32 at smoke scale, "
             f"{plan.tuning.layout} on {plan.world_size} device(s), about a minute (--no-certificate leaves it out)"
         )
-        result = runner.run(plan, needed.job.vendor, self.runs, self.listener, platform.node(), needed.reference)
+        result = runner.run(plan, needed.vendor, self.runs, self.listener, platform.node(), reference)
         return result if result.status.failure == "interrupted" else self._certificate(result, subject)
 
     def _certificate(self, result: Result, subject: CertificateSubject) -> Certificate | NoCertificate:
@@ -131,5 +126,9 @@ def foreseen(registry: Registry, job: Job, is_left_out: bool) -> Job:
     try:
         certificate_run(registry, job)
     except UsageError as error:
-        return without_certificate(job, f"none can be made here: {' '.join(str(error).split())}")
+        return without_certificate(job, _not_here(error))
     return job
+
+
+def _not_here(error: UsageError) -> str:
+    return f"none can be made here: {' '.join(str(error).split())}"
