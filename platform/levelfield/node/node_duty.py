@@ -135,14 +135,11 @@ class NodeDuty:
         identity = {"code": expected.get("code"), "environment": {"digest": expected.get("environment")}}
         text = json.dumps({**facts, **identity}, indent=2) + "\n"
         write_files(self._work.root, {f"nodes/node{node}.facts.json": text})
-        sampler = _sampler(self._work)
-        sampler.start()
-        try:
-            sampler.wait_for_first_reading()
-            return self._supervised()
-        finally:
-            self._ranks.stop()
-            sampler.end()
+        with _sampler(self._work):
+            try:
+                return self._supervised()
+            finally:
+                self._ranks.stop()
 
     def _supervised(self) -> Ending:
         if self._stop.wait(0):

@@ -93,10 +93,6 @@ class StoredPeak(NamedTuple):
     tflops: float
     measurement: PeakMeasurement | None
 
-    def stored(self) -> dict[str, Any]:
-        measurement = {"measurement": self.measurement.model_dump(mode="json")} if self.measurement else {}
-        return {"tflops": self.tflops, **measurement}
-
 
 def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
     """Return the stored peaks of this machine, framework and device; empty without an earlier probe.
@@ -152,7 +148,7 @@ def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why
         is_refused = refusal is not None and dtype == PLAIN
         if not is_refused and (dtype not in kept or is_better(peak.tflops, *kept[dtype], now)):
             kept[dtype] = peak
-    keep_text(path, json.dumps({dtype: peak.stored() for dtype, peak in kept.items()}, indent=2) + "\n")
+    keep_text(path, json.dumps({dtype: _as_stored(peak) for dtype, peak in kept.items()}, indent=2) + "\n")
     if refusal and precision == PLAIN and PLAIN not in kept:
         return MeasuredPeaks(how=refusal, refused=(refusal,))
     if precision not in peaks:
@@ -181,11 +177,10 @@ def _peaks(
 
 def _cores_of_others(before: dict[str, Any] | None, after: dict[str, Any] | None) -> float | None:
     """Return the cores that other programs kept busy between two counts; None where that is not known."""
-    if before is None or after is None or before["own_seconds"] is None or after["own_seconds"] is None:
+    if not before or not after or before["own_seconds"] is None or after["own_seconds"] is None:
         return None
-    seconds = (after["time_ns"] - before["time_ns"]) / 1e9
-    busy, own = (after[name] - before[name] for name in ("busy_seconds", "own_seconds"))
-    return max(0.0, busy - own) / seconds if seconds > 0 else None
+    nanoseconds, busy, own = (after[name] - before[name] for name in ("time_ns", "busy_seconds", "own_seconds"))
+    return max(0.0, busy - own) / (nanoseconds / 1e9) if nanoseconds > 0 else None
 
 
 def _details(best: float, answer: dict[str, float]) -> dict[str, float | None]:
@@ -246,6 +241,11 @@ def _stored_peaks(path: Path) -> dict[str, StoredPeak]:
     return {dtype: peak for dtype, peak in stored.items() if math.isfinite(peak.tflops) and peak.tflops > 0}
 
 
+def _as_stored(peak: StoredPeak) -> dict[str, Any]:
+    measurement = {"measurement": peak.measurement.model_dump(mode="json")} if peak.measurement else {}
+    return {"tflops": peak.tflops, **measurement}
+
+
 def _stored_peak(content: dict[str, Any]) -> StoredPeak:
     """Return a stored peak. One of an earlier version has no measurement. Raises one of _NO_ANSWER when damaged."""
     measurement = PeakMeasurement.model_validate(content["measurement"]) if "measurement" in content else None
@@ -277,19 +277,18 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
     implementation, folder = registry.implementation("torch")
     stages = implementation.requirements[HOST_KIND].stages()
     environment = environment_of(implementation, HOST_KIND, stages, None, "process")
-    argv = [environment.python, str(folder / "host_rates.py")]
-    argv += ["--dtype", HOST_PRECISIONS, "--seconds", str(HOST_SECONDS)]
+    given = ["--dtype", HOST_PRECISIONS, "--seconds", str(HOST_SECONDS)]
+    argv = [environment.python, str(folder / "host_rates.py"), *given]
     with environment_in_use(environment, say):
         say("measuring matrix products, memory and messages of this machine, once (about a minute)")
         try:
             printed = printed_by(argv, implementation.environment(HOST_KIND), HOST_LIMIT_SECONDS)
         except subprocess.CalledProcessError as error:
             last = (error.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-            said = f"the probe of this host ended with exit status {error.returncode}: {last}"
-            raise RunFailed(said) from None
+            raise RunFailed(f"the probe of this host ended with exit status {error.returncode}: {last}") from None
         except subprocess.SubprocessError:
-            said = f"the probe of this host took more than {HOST_LIMIT_SECONDS:g} s; run again on an idle machine"
-            raise RunFailed(said) from None
+            limit = f"{HOST_LIMIT_SECONDS:g} s; run again on an idle machine"
+            raise RunFailed(f"the probe of this host took more than {limit}") from None
         rates = rates_from(printed)
     keep_text(_host_file(registry), dump(rates))
     return rates

@@ -290,7 +290,7 @@ def _watch(plan: Plan, follower: Follower, listener: Listener, locks: DeviceLock
     return watch
 
 
-def _sampled_here(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[None]:
+def _sampled_here(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[object]:
     """Sample the plan's devices, or the host where it is divided into shares. Each node of a launcher samples its own.
 
     A device that the tool no longer shows is sampled as well: its samples then hold the reasons.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.contracts.readings import plausible_samples
@@ -14,23 +13,16 @@ from levelfield.node.sampling import Sampler
 INTERVAL_SECONDS = 1.0
 
 
-@contextmanager
-def watching(vendor: Vendor, devices: Sequence[Device], path: Path, are_children: bool = True) -> Iterator[None]:
-    """Sample in a thread until the block ends. A tool that is slow, missing or failing leaves a reason in the file.
+def watching(vendor: Vendor, devices: Sequence[Device], path: Path, are_children: bool = True) -> Sampler:
+    """Return what samples during a block. A tool that is slow, missing or failing leaves a reason in the file.
 
     The block begins after the first reading. A tool that still runs at the end is ended. are_children: whether the
     training's processes are descendants of this one.
     """
-    sampler = Sampler(
+    return Sampler(
         path,
         INTERVAL_SECONDS,
         reading=lambda: plausible_samples(vendor, devices) if devices else {"samples": []},
         empty={"samples": []},
         host=lambda is_before: host_counters(are_children or is_before),
     )
-    sampler.start()
-    try:
-        sampler.wait_for_first_reading()
-        yield
-    finally:
-        sampler.end()
