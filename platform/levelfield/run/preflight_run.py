@@ -31,10 +31,11 @@ from levelfield.judge.node_comparison import (
 )
 from levelfield.judge.node_ends import GOOD
 from levelfield.judge.status import last_line
+from levelfield.node.device_files import DeviceInUse
 from levelfield.node.regular_files import read_regular
-from levelfield.run.device_locks import DeviceInUse, devices_locked
 from levelfield.run.launchers import LOCAL, means, speaking
 from levelfield.run.measurement import keep_text
+from levelfield.run.run_devices import devices_locked
 from levelfield.rundir import directory
 from levelfield.rundir.node_readings import read_nodes
 from levelfield.rundir.preflight_events import PreflightFacts, measured_by, read_preflight

@@ -8,15 +8,15 @@ A failure in any phase gives a result with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Watch
-from levelfield.contracts.vendor import Device, Vendor
+from levelfield.contracts.vendor import Vendor
 from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError
 from levelfield.judge.collector import collect
+from levelfield.node.device_files import DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import own_ranks
 from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
@@ -24,13 +24,12 @@ from levelfield.report.markdown import run_report
 from levelfield.run import measurement
 from levelfield.run.code_watch import CodeWatch
 from levelfield.run.corpus_watch import CorpusWatch
-from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
 from levelfield.run.input_watch import InputWatch
 from levelfield.run.interruption import interrupted_once
 from levelfield.run.launchers import means, speaking
 from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
-from levelfield.run.telemetry import watching
+from levelfield.run.run_devices import devices_locked, devices_sampled
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
 from levelfield.rundir.node_readings import read_nodes, read_software
@@ -256,7 +255,7 @@ def _execute(
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
     try:
-        with _sampled_here(plan, vendor, paths):
+        with devices_sampled(plan, vendor, paths):
             outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
         outcome = inputs.judged(outcome)
     except OSError as error:
@@ -288,19 +287,6 @@ def _watch(plan: Plan, follower: Follower, listener: Listener, locks: DeviceLock
             listener.step(plan, progress)
 
     return watch
-
-
-def _sampled_here(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[object]:
-    """Sample the plan's devices, or the host where it is divided into shares. Each node of a launcher samples its own.
-
-    A device that the tool no longer shows is sampled as well: its samples then hold the reasons.
-    """
-    if plan.launch:
-        return nullcontext()
-    found, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
-    lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
-    devices = [found.get(index) or Device(index, *lost) for index in hardware.device_indices] or list(found.values())
-    return watching(vendor, devices, paths.telemetry, are_children=plan.runtime != "docker")
 
 
 @contextmanager

@@ -197,7 +197,7 @@ def test_a_fault_has_its_word_and_keeps_the_steps(
 def test_a_rank_that_was_suspended_makes_the_window_disturbed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "stop")
     monkeypatch.setenv("FAKE_SECONDS", "3")
-    monkeypatch.setattr("levelfield.run.telemetry.host_counters", lambda are_children: None)  # no load explains it
+    monkeypatch.setattr("levelfield.run.run_devices.host_counters", lambda are_children: None)  # no load explains it
     code, (result,) = train()
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "invalid", "disturbed")
     slowest, (reason,) = result["disturbance"]["slowest"], result["status"]["reasons"]
