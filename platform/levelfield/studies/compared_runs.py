@@ -12,10 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from levelfield.compare.cautions import began
 from levelfield.compare.comparison import Histories
-from levelfield.compare.evidence import exclusion
-from levelfield.compare.repeat_groups import repeat_number, repeats_around
+from levelfield.compare.sides import began, exclusion, repeat_number, repeats_around
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import read_plan
