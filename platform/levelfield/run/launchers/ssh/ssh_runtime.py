@@ -132,7 +132,7 @@ def in_container(plan: Plan, places: NodePlaces, command: Sequence[str]) -> list
 
 
 def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
-    """Yield what `run/runtimes/engine_containers.py` gives to the engine's interface, as options of the client.
+    """Yield what `run/runtimes/engine.py` gives to the engine's interface, as options of the client.
 
     The network is the node's own: the ranks of other nodes must reach it.
     """
