@@ -176,7 +176,7 @@ class Outcome:
     oom_kills: how many processes of the run the kernel killed for memory; oom_evidence: how that is known.
     warnings: sentences for the result.
     seen: the window as the platform saw it, by rank (rundir/follower.py). code: the digest of the code by where and
-    when it was read (run/code_watch.py). elsewhere: what ranks imported and the digest does not cover, by path; None:
+    when it was read (run/input_watch.py). elsewhere: what ranks imported and the digest does not cover, by path; None:
     not looked for. The platform fills in these.
     """
 

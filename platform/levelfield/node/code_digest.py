@@ -25,7 +25,7 @@ _CACHE = re.compile(r"([^.]+)\.[^.]+(?:\.opt-\w+)?\.pyc(?:\.\d+)?")  # with a nu
 _UNCHECKED = 0b01  # the flags of PEP 552: a hash, and nobody compares it
 _PIECE = 1 << 20
 
-# The rank writes it at its end. The platform leaves out what the digest of the code covers (run/code_watch.py).
+# The rank writes it at its end. The platform leaves out what the digest of the code covers (run/input_watch.py).
 # Libraries of the system and of makers: the environment and the vendor's software tell their versions.
 _OF_SYSTEM = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/", "/dev/", "/proc/", "/sys/")
 

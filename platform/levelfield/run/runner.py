@@ -22,9 +22,7 @@ from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
 from levelfield.report.markdown import run_report
 from levelfield.run import measurement
-from levelfield.run.code_watch import CodeWatch
-from levelfield.run.corpus_watch import CorpusWatch
-from levelfield.run.input_watch import InputWatch
+from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
 from levelfield.run.interruption import interrupted_once
 from levelfield.run.launchers import means, speaking
 from levelfield.run.preflight_run import preflight_in
