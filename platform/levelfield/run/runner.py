@@ -20,7 +20,7 @@ from levelfield.node.device_files import DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import own_ranks
 from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
-from levelfield.report.markdown import run_report
+from levelfield.report.one_run import run_report
 from levelfield.run import measurement
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
 from levelfield.run.interruption import interrupted_once
