@@ -30,7 +30,7 @@ from levelfield.plan.request import Entry, UserRequest
 from levelfield.run.launchers import means
 from levelfield.run.launchers.launched_ranks import request_of
 from levelfield.run.launchers.liveness import Liveness, pause_after
-from levelfield.run.runtimes.node_runtime import NodeRuntime
+from levelfield.run.runtimes.process_runtime import NodeRuntime
 from levelfield.run.scheduler import jobs
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.follower import Follower

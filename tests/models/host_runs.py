@@ -27,7 +27,7 @@ from typing import TypeVar
 import psutil
 import yaml
 from levelfield.catalog.registry import Registry
-from levelfield.run.host_probe import measure_host_rates
+from levelfield.run.measurement import measure_host_rates
 from levelfield.specs.base import dump, load
 from levelfield.specs.case import Precision
 from levelfield.specs.host_rates import HostRates, HostRun, HostRuns

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import levelfield
 from levelfield.catalog.lookup import access_of
-from levelfield.contracts.node_commands import recorded_commands
-from levelfield.contracts.vendor import Vendor
+from levelfield.contracts.vendor import Vendor, recorded_commands
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, LayoutError
 from levelfield.measure.parameter_counts import parameters
