@@ -189,11 +189,10 @@ def _packed_rows(found: Packed, path: Path, size: int, key: Path | None) -> Iter
 
 
 def _verify_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="an archive of `evidence bundle`")
-    parser.add_argument(
-        "--allowed-signers", type=Path, metavar="FILE", help="whose keys count, in the format of `man ssh-keygen`"
-    )
-    parser.add_argument("--signer", metavar="NAME", help="the one of them who has to have signed")
+    option = parser.add_argument
+    option("bundle", type=Path, metavar="BUNDLE", help="an archive of `evidence bundle`")
+    option("--allowed-signers", type=Path, metavar="FILE", help="whose keys count, in the format of `man ssh-keygen`")
+    option("--signer", metavar="NAME", help="the one of them who has to have signed")
     json_option(parser, ", with every contradiction")
 
 
@@ -268,11 +267,10 @@ def _of_run(run: VerifiedRun) -> Iterator[str]:
 
 
 def _audit_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what", nargs="*", metavar="NAME|FILE", help="published sets or your own files (default: every set)"
-    )
-    parser.add_argument("--all", action="store_true", help="also list figures that follow, with the arithmetic")
-    parser.add_argument("--json", action="store_true", help="machine-readable output, with every finding")
+    option = parser.add_argument
+    option("what", nargs="*", metavar="NAME|FILE", help="published sets or your own files (default: every set)")
+    option("--all", action="store_true", help="also list figures that follow, with the arithmetic")
+    option("--json", action="store_true", help="machine-readable output, with every finding")
 
 
 def _audit(options: argparse.Namespace) -> int:
