@@ -29,7 +29,7 @@ from levelfield.report.preflight_lines import preflight_lines
 from levelfield.report.words import wrapped
 from levelfield.run import scheduler
 from levelfield.run.preflight_run import preflight
-from levelfield.run.site_checks.site_findings import SiteFinding, ok
+from levelfield.run.site_checks import SiteFinding, ok
 from levelfield.rundir.directory import default_runs
 from levelfield.specs.base import dump
 from levelfield.specs.launch import LaunchPlan

@@ -65,7 +65,7 @@ class NodeDuty:
                     self._device_locks = self._locks(stack)
                     ending = self._trained()
             except DeviceInUse as error:
-                ending = self._refused(Refusal("device-taken", str(error)), DEVICE_TAKEN)
+                ending = self._refused(Ending("device-taken", DEVICE_TAKEN, str(error)))
             except OSError as error:
                 ending = Ending("launch-error", 1, f"{error.filename or 'process'}: {error.strerror}")
             finally:
@@ -88,28 +88,27 @@ class NodeDuty:
         """Return why this node must not train, or None. Nothing was started yet."""
         self._record.write("started", node_rank=self._work.node_rank, name=self._work.name, process=os.getpid())
         expected = self._work.part("expected")
-        for check, code in ((check_code, DIFFERS), (check_environment, DIFFERS)):
-            refusal = check(expected)
-            if refusal:
-                return self._refused(refusal, code)
+        refusal = check_code(expected) or check_environment(expected) or self._rendezvous_refusal()
+        return self._refused(refusal) if refusal else None
+
+    def _rendezvous_refusal(self) -> Ending | None:
+        """Return why this node's port or the first node's name is not usable.
+
+        In a cluster a name may come a little after its node.
+        """
         port, first = self._work.content.get("port"), self._work.content.get("first_node")
         if self._work.node_rank == 0:
-            refusal = check_port(port) if port is not None else None
-        else:
-            refusal = self._name_refusal(first) if first is not None else None
-        return self._refused(refusal, NO_RENDEZVOUS) if refusal else None
-
-    def _name_refusal(self, first: str) -> Refusal | None:
-        """Return why the first node's name is not usable. In a cluster a name may come a little after its node."""
-        seconds = self._work.part("limits").get("resolve_seconds", RESOLVE_SECONDS)
-        deadline = time.monotonic() + seconds
+            return check_port(port) if port is not None else None
+        if first is None:
+            return None
+        deadline = time.monotonic() + self._work.part("limits").get("resolve_seconds", RESOLVE_SECONDS)
         while (refusal := check_name(first)) and time.monotonic() < deadline and not self._stop.wait(1.0):
             pass
         return refusal
 
-    def _refused(self, refusal: Refusal, code: int) -> Ending:
+    def _refused(self, refusal: Ending) -> Ending:
         self._record.write("refused", cause=refusal.cause, evidence=refusal.evidence)
-        return Ending(refusal.cause, code, refusal.evidence)
+        return refusal
 
     def _locks(self, stack: ExitStack) -> DeviceLocks:
         devices, run = self._work.content.get("locks", ()), self._work.run_id
@@ -208,21 +207,9 @@ class PlatformLine:
         self._stop.request("standard input was closed: the platform ended, or its connection did")
 
 
-class Refusal(NamedTuple):
-    """Why a node must not train: a word for the cause, and what was found."""
-
-    cause: str
-    evidence: str
-
-
-def check_code(expected: Mapping[str, Any]) -> Refusal | None:
+def check_code(expected: Mapping[str, Any]) -> Ending | None:
     """Compare the digest of the node's code with the plan's. expected: code and folder; no code: nothing to compare."""
-    if not expected.get("code"):
-        return None
-    found = digest_here(expected)
-    if found == expected["code"]:
-        return None
-    return Refusal("node-differs", f"the code differs: found {_short(found)}, expected {_short(expected['code'])}")
+    return _compared("code", digest_here(expected), expected["code"]) if expected.get("code") else None
 
 
 def digest_here(expected: Mapping[str, Any]) -> str:
@@ -233,7 +220,7 @@ def digest_here(expected: Mapping[str, Any]) -> str:
         return f"{error.filename}: {error.strerror}"
 
 
-def check_environment(expected: Mapping[str, Any]) -> Refusal | None:
+def check_environment(expected: Mapping[str, Any]) -> Ending | None:
     """Compare the digest in the environment's stamp with the plan's."""
     if not expected.get("environment") or not expected.get("stamp"):
         return None
@@ -242,32 +229,32 @@ def check_environment(expected: Mapping[str, Any]) -> Refusal | None:
         found = str(json.loads(read_regular_text(path))["digest"])
     except (OSError, ValueError, TypeError, KeyError):
         found = f"no stamp in {path}"
-    if found == expected["environment"]:
+    return _compared("environment", found, expected["environment"])
+
+
+def _compared(what: str, found: str, expected: str) -> Ending | None:
+    if found == expected:
         return None
-    wanted = _short(expected["environment"])
-    return Refusal("node-differs", f"the environment differs: found {_short(found)}, expected {wanted}")
+    shown, wanted = (each[:19] if each.startswith("sha256:") else each for each in (found, expected))
+    return Ending("node-differs", DIFFERS, f"the {what} differs: found {shown}, expected {wanted}")
 
 
-def check_port(port: int) -> Refusal | None:
+def check_port(port: int) -> Ending | None:
     """Check that nothing listens on the rendezvous port of this node."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that lingers does not count
         try:
             probe.bind(("", port))
         except OSError as error:
-            return Refusal("port-taken", f"port {port} of this node is taken: {error.strerror}")
+            return Ending("port-taken", NO_RENDEZVOUS, f"port {port} of this node is taken: {error.strerror}")
     return None
 
 
-def check_name(address: str) -> Refusal | None:
+def check_name(address: str) -> Ending | None:
     """Check that this node knows the address of the first one."""
     try:
         socket.getaddrinfo(address, None)
     except OSError as error:
         why = f"the first node's name {address} does not resolve here: {error.strerror}; give its address"
-        return Refusal("name-unknown", why)
+        return Ending("name-unknown", NO_RENDEZVOUS, why)
     return None
-
-
-def _short(digest: str) -> str:
-    return digest[:19] if digest.startswith("sha256:") else digest

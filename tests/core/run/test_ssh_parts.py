@@ -20,7 +20,7 @@ import pytest
 from levelfield.contracts.execution import NodeWork, ProcessWork, Request, Submission
 from levelfield.node import node_setup
 from levelfield.node.code_digest import code_digest
-from levelfield.run.launchers.code_archive import code_archive, wheels_archive
+from levelfield.run.launchers.node_content import code_archive, wheels_archive
 from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
 from levelfield.run.launchers.ssh.ssh_launcher import SshLauncher
 from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv

@@ -25,9 +25,10 @@ from levelfield.errors import RunFailed
 from levelfield.node.rank_processes import SETTLE_SECONDS, TERMINATE_SECONDS, state_of
 from levelfield.run.launchers.launched_ranks import (
     evidence_of,
+    first_failure,
     free_port,
+    is_known,
     request_of,
-    running_ranks,
     with_port,
     written_ends,
 )
@@ -86,7 +87,7 @@ class ContainerLauncher:
             return Outcome("engine", (), str(error))
 
     def _run(self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack, left: list[str]) -> Outcome:
-        for network in _own_networks(request):
+        for network in sorted({_work(node).network for node in request.nodes} - {"none", "host"}):
             stack.enter_context(_network(client, network))
         running: dict[int, Container] = {}
         warnings: list[str] = []
@@ -115,11 +116,6 @@ class ContainerLauncher:
         killed = sum(bool(c.attrs["State"]["OOMKilled"]) for c in running.values())
         evidence = "the engine reports that its container ran out of memory" if killed else None
         return replace(outcome, oom_kills=killed, oom_evidence=evidence, warnings=tuple(warnings))
-
-
-def _own_networks(request: Request) -> dict[str, ContainerWork]:
-    works = [_work(node) for node in request.nodes]
-    return {work.network: work for work in works if work.network not in ("none", "host")}
 
 
 @contextmanager
@@ -170,25 +166,22 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
     if (node := _stopped_from_outside(request, running)) is not None:
         evidence = f"{running[node].name} was stopped from outside, as by `docker stop`: its first process got a signal"
         return _stopped(request, running, "cancelled", evidence)
-    failed = next((e for e in ends if (e.signal or e.exit_code) and not e.stopped_by_us), None)
-    if failed is None:
-        return Outcome("exited", ends)
-    return _stopped(request, running, "rank-failed", evidence_of(ends, failed.rank))
+    failed = first_failure(ends)
+    return _stopped(request, running, "rank-failed", evidence_of(failed)) if failed else Outcome("exited", ends)
+
+
+def _alive(request: Request) -> list[int]:
+    """Return the ranks that have not ended. An ended rank has no heartbeat."""
+    return [end.rank for node in request.nodes for end in written_ends(node) if not is_known(end)]
 
 
 def _stopped_from_outside(request: Request, running: dict[int, Container]) -> int | None:
     """Return a node whose first process ended its ranks although none had failed, and nobody here asked for it."""
     for node in request.nodes:
-        ends = [] if running[node.node_rank].attrs["State"]["Running"] else written_ends(node)
-        has_failed = any((e.signal or e.exit_code) and not e.stopped_by_us for e in ends)
-        if any(e.stopped_by_us for e in ends) and not has_failed:
+        ends = () if running[node.node_rank].attrs["State"]["Running"] else written_ends(node)
+        if any(end.stopped_by_us for end in ends) and not first_failure(ends):
             return node.node_rank
     return None
-
-
-def _alive(request: Request) -> list[int]:
-    """Return the ranks that have not ended. An ended rank has no heartbeat."""
-    return [rank for node in request.nodes for rank in running_ranks(node)]
 
 
 def _is_running(container: Container) -> bool:
@@ -223,8 +216,7 @@ def _ends(request: Request, running: dict[int, Container], stopped: set[int] | N
     for node in request.nodes:
         state = running[node.node_rank].attrs["State"] if node.node_rank in running else {}
         by_us = node.node_rank in (stopped or ())
-        known = written_ends(node)
-        found += [_lost(e.rank, state, by_us) if (e.exit_code, e.signal) == (None, None) else e for e in known]
+        found += [end if is_known(end) else _lost(end.rank, state, by_us) for end in written_ends(node)]
     return tuple(found)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from levelfield.contracts.execution import NodeWork, Outcome, ProcessEnd, Request
 from levelfield.node.process_identity import identity_of, is_alive
 from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS, state_of
-from levelfield.run.launchers.launched_ranks import written_ends
+from levelfield.run.launchers.launched_ranks import is_known, written_ends
 
 STOP_SECONDS = SETTLE_SECONDS + TERMINATE_SECONDS + 2
 POLL_SECONDS = 0.1
@@ -32,20 +32,16 @@ def ended_by_process(request: Request, outcome: Outcome, names: Collection[str])
     _end(list(first.values()))
     ends, running = {end.rank: end for end in outcome.ends}, []
     for node in nodes:
-        ends.update({end.rank: end for end in written_ends(node) if _is_known(end) or end.rank not in ends})
+        ends.update({end.rank: end for end in written_ends(node) if is_known(end) or end.rank not in ends})
         process = first.get(node.node_rank)
         is_held = process is not None and state_of(process) not in "ZX?"
-        unknown = [ends[work.rank] for work in node.processes if not _is_known(ends[work.rank])]
+        unknown = [ends[work.rank] for work in node.processes if not is_known(ends[work.rank])]
         if is_held or (unknown and process is None):
             running.append(_name(node))
         if process is not None:
             ends.update({end.rank: _ended(end, process if is_held else None) for end in unknown})
     said = _sentences(sorted(set(names) - set(running)), running)
     return replace(outcome, ends=tuple(ends[rank] for rank in sorted(ends)), warnings=(*outcome.warnings, *said))
-
-
-def _is_known(end: ProcessEnd) -> bool:
-    return (end.exit_code, end.signal) != (None, None)
 
 
 def _name(node: NodeWork) -> str:

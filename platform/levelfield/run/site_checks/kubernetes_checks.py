@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import UsageError
-from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence, kinds
-from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
+from levelfield.run.launchers.kubernetes.cluster_api import (
+    CREATED_AT,
+    ClusterApi,
+    ClusterRefusal,
+    ClusterSilence,
+    Fields,
+)
+from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import KubernetesSite, Site
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -122,26 +128,27 @@ def _named(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         yield _there(api, "runtime", path, site.runtime_ref, "kubernetes.runtime_ref")
 
 
-def _there(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
+def _found(api: ClusterApi, subject: str, path: str, name: str, key: str) -> Fields | SiteFinding:
+    """Return an object of the cluster, or why there is none."""
     try:
-        api.get(path)
+        return api.get(path)
     except ClusterRefusal as error:
         if error.status == 404:
             return missing(subject, f"the cluster has no {subject} {name}", f"create it, or correct {key}")
         return unknown(subject, f"{name}: {error}")
-    return ok(subject, f"{name} is there")
+
+
+def _there(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
+    found = _found(api, subject, path, name, key)
+    return found if isinstance(found, SiteFinding) else ok(subject, f"{name} is there")
 
 
 def _claim(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
     """Yield the state of the claim, and whether this machine has the folder."""
-    try:
-        found = api.get(f"/api/v1/namespaces/{site.namespace}/persistentvolumeclaims/{site.claim}")
-        yield _claim_state(str(site.claim), found)
-    except ClusterRefusal as error:
-        if error.status == 404:
-            yield missing("claim", f"the cluster has no claim {site.claim}", "create it, or correct kubernetes.claim")
-        else:
-            yield unknown("claim", f"{site.claim}: {error}")
+    name = str(site.claim)
+    path = f"/api/v1/namespaces/{site.namespace}/persistentvolumeclaims/{name}"
+    found = _found(api, "claim", path, name, "kubernetes.claim")
+    yield found if isinstance(found, SiteFinding) else _claim_state(name, found)
     folder = Path(str(site.claim_folder))
     if folder.is_dir() and os.access(folder, os.W_OK):
         yield ok("claim folder", f"{folder} is a folder here, and can be written")
@@ -186,5 +193,5 @@ def _preferred(api: ClusterApi, group: str) -> str:
 
 def _main(site: KubernetesSite) -> tuple[str, str]:
     """Return the apiVersion and the resource of the object that runs the pods."""
-    version = next(version for version, kind in kinds() if kind == _MAIN[site.kind])
+    version = next(version for version, kind in CREATED_AT if kind == _MAIN[site.kind])
     return version, f"{site.kind}s"

@@ -1,4 +1,4 @@
-"""Watches the pods of a run in a thread: their states, and whether the cluster answers."""
+"""Watches the pods of a run in a thread: their states as words and causes, and whether the cluster answers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,13 @@ WATCH_SECONDS = 60  # after which the server ends a watch, and the next one begi
 GONE = 410  # the server no longer knows the version that a watch begins with: everything is listed again
 RETRY_SECONDS = 1.0
 MOST_RETRY_SECONDS = 10.0
-
 INDEX = "batch.kubernetes.io/job-completion-index"
 # Reasons that a waiting container does not leave by itself. An image that was not pulled is tried again by the kubelet
 # first: ErrImagePull becomes ImagePullBackOff.
 _STUCK = (
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "CreateContainerConfigError",
-    "CreateContainerError",
+    "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
     "RunContainerError",
-)
+)  # fmt: skip
 # The exit codes of the node's own part, and of start.py.
 _CODES: Mapping[int, tuple[NodeWord, Cause, str]] = {
     1: ("failed", "rank-failed", "a rank failed"),
@@ -39,19 +34,10 @@ _CODES: Mapping[int, tuple[NodeWord, Cause, str]] = {
     7: ("failed", "hang", "a rank gave no heartbeat"),
     8: ("unreachable", "unreachable", "the first node's name has no address"),
 }
-_DISRUPTIONS: Mapping[str, tuple[NodeWord, Cause]] = {
-    "PreemptionByScheduler": ("preempted", "preempted"),
-    "DeletionByTaintManager": ("lost", "node-lost"),
-    "EvictionByEvictionAPI": ("lost", "node-lost"),
-    "DeletionByPodGC": ("lost", "node-lost"),
-    "TerminationByKubelet": ("lost", "node-lost"),
-}
+_LOST: tuple[NodeWord, Cause] = ("lost", "node-lost")
 _REASONS: Mapping[str, tuple[NodeWord, Cause]] = {
     "DeadlineExceeded": ("time-limit", "time-limit"),
-    "Evicted": ("lost", "node-lost"),
-    "NodeLost": ("lost", "node-lost"),
-    "NodeShutdown": ("lost", "node-lost"),
-    "Terminated": ("lost", "node-lost"),
+    **dict.fromkeys(("Evicted", "NodeLost", "NodeShutdown", "Terminated"), _LOST),
     "Preempting": ("preempted", "preempted"),
     "UnexpectedAdmissionError": ("unreachable", "launch-error"),
 }
@@ -119,8 +105,8 @@ class PodWatch:
                 self._removed(state)
         with self._lock:
             self._left = present
-        for pod in sorted(pods, key=_when_ended):
-            self._seen(pod)
+        for state in sorted(filter(None, map(pod_state, pods)), key=_is_of_others):
+            self._keep(state)
         return str((found.get("metadata") or {}).get("resourceVersion", ""))
 
     def _followed(self, version: str) -> str | None:
@@ -141,28 +127,20 @@ class PodWatch:
             self._ending.wait(RETRY_SECONDS)  # a server that ends each watch at once
         return version
 
-    def _changed(self, kind: str, pod: Mapping[str, Any]) -> None:
-        if kind in ("ADDED", "MODIFIED"):
-            with self._lock:
-                self._left.add(_name(pod))
-            self._seen(pod)
-        elif kind == "DELETED":
-            with self._lock:
-                self._left.discard(_name(pod))
-            self._seen(pod)
-            state = pod_state(pod)
-            if state and state.phase != "ended":
+    def _changed(self, kind: str, pod: Fields) -> None:
+        if kind not in ("ADDED", "MODIFIED", "DELETED"):
+            return
+        with self._lock:
+            (self._left.discard if kind == "DELETED" else self._left.add)(_name(pod))
+        if state := pod_state(pod):
+            self._keep(state)
+            if kind == "DELETED":
                 self._removed(state)
 
     def _removed(self, state: PodState) -> None:
-        if state.phase == "ended":
-            return
-        word = replace(state, phase="ended", word="cancelled", cause="cancelled", says=f"pod {state.pod} was deleted")
-        self._keep(word)
-
-    def _seen(self, pod: Mapping[str, Any]) -> None:
-        if state := pod_state(pod):
-            self._keep(state)
+        if state.phase != "ended":
+            said = f"pod {state.pod} was deleted"
+            self._keep(replace(state, phase="ended", word="cancelled", cause="cancelled", says=said))
 
     def _keep(self, state: PodState) -> None:
         with self._lock:
@@ -187,10 +165,9 @@ def _name(pod: Mapping[str, Any]) -> str:
     return str((pod.get("metadata") or {}).get("name"))
 
 
-def _when_ended(pod: Mapping[str, Any]) -> bool:
-    """Order pods so that those with an own reason come before those that were deleted or stopped for them."""
-    state = pod_state(pod)
-    return state is None or not state.has_failed or state.cause == "cancelled"
+def _is_of_others(state: PodState) -> bool:
+    """Return whether a pod has no own reason: it was deleted or stopped for another. Those with one come first."""
+    return not state.has_failed or state.cause == "cancelled"
 
 
 @dataclass(frozen=True)
@@ -247,7 +224,8 @@ def _disrupted(status: Fields) -> tuple[tuple[NodeWord, Cause], str] | None:
     """Return the word of a pod that the cluster ended, and the cluster's own line."""
     for condition in _all(status, "conditions"):
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return _DISRUPTIONS.get(str(condition.get("reason")), ("lost", "node-lost")), _line(condition)
+            is_preempted = condition.get("reason") == "PreemptionByScheduler"
+            return ("preempted", "preempted") if is_preempted else _LOST, _line(condition)
     reason = str(status.get("reason", ""))
     return (_REASONS[reason], _line(status)) if reason in _REASONS else None
 

@@ -47,24 +47,13 @@ _MEANINGS = (
 _NOISE = re.compile(r"^(Warning: Permanently added|\*\* |debug\d:)")
 
 
-class NodeLine(Protocol):
-    """What the platform needs of the line to one node's part: Connection says what each member does."""
-
-    complaint: str
-    code: int | None
+class Source(Protocol):
+    """What can be waited for: a stream, until it is at its end."""
 
     @property
     def is_at_end(self) -> bool: ...
     @property
     def stdout(self) -> IO[bytes]: ...
-    @property
-    def has_sent(self) -> bool: ...
-    def send(self, content: bytes | memoryview) -> None: ...
-    def flush(self) -> None: ...
-    def close_input(self) -> None: ...
-    def read(self) -> bytes | None: ...
-    def has_ended(self) -> bool: ...
-    def end(self) -> None: ...
 
 
 class Connection:
@@ -74,24 +63,18 @@ class Connection:
     """
 
     def __init__(self, name: str, argv: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-        self.name, self.complaint, self.code = name, "", None
+        self.name, self.complaint = name, ""
+        self.code: int | None = None
         self._waiting: deque[memoryview] = deque()
         self._closing = False
         self.is_at_end = False
         # a session of its own: Ctrl-C in the terminal reaches the platform, which ends the nodes in order
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
-            env=variables,
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0, env=variables
         )
         for stream in (self._stdin, self.stdout, self.stderr):
             os.set_blocking(stream.fileno(), False)
-
-    code: int | None
 
     @property
     def _stdin(self) -> IO[bytes]:
@@ -181,10 +164,10 @@ class Connection:
                 stream.close()
 
 
-def wait_for_output(lines: Iterable[NodeLine], seconds: float) -> None:
+def wait_for_output(sources: Iterable[Source], seconds: float) -> None:
     """Return when one of them has something to read, or after so many seconds."""
     with selectors.DefaultSelector() as selector:
-        for output in {each.stdout for each in lines if not each.is_at_end}:
+        for output in {each.stdout for each in sources if not each.is_at_end}:
             selector.register(output, selectors.EVENT_READ)
         selector.select(seconds)
 
@@ -203,4 +186,9 @@ def last_line(complaint: str) -> str:
     """Return the last line of an error output, without control characters and without ssh's warnings."""
     lines = (line.strip() for line in complaint.splitlines())
     kept = [line for line in lines if line and not _NOISE.match(line)]
-    return "".join(c for c in kept[-1] if c.isprintable())[:300] if kept else ""
+    return printable_text(kept[-1], 300) if kept else ""
+
+
+def printable_text(text: str, most: int) -> str:
+    """Return what another machine said, without control characters, cut after so many."""
+    return "".join(c for c in text if c.isprintable())[:most]

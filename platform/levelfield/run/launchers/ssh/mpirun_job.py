@@ -18,7 +18,7 @@ from levelfield.contracts.execution import NodeEnd, NodesNotReady, Submission
 from levelfield.errors import UsageError
 from levelfield.node.file_stream import MOST_LINE_BYTES
 from levelfield.run.launchers.node_content import secrets_of
-from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
+from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
 from levelfield.run.launchers.ssh.ssh_places import places_of, ssh_argv, ssh_options, with_modules
 from levelfield.run.runtimes.node_runtime import launch_of
 from levelfield.specs.launch import LaunchPlan
@@ -193,7 +193,7 @@ def one_line(text: str) -> str:
     """Return mpirun's errors as one printable line, without the boxes around them."""
     lines = (line.strip() for line in text.splitlines())
     said = " ".join(line for line in lines if line and not _NOISE.search(line))
-    return "".join(c for c in said if c.isprintable())[:1000]
+    return printable_text(said, 1000)
 
 
 def _text(content: bytes) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.run.runtimes.node_runtime import launch_of
-from levelfield.run.runtimes.rank_work import NodeFolders
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -56,34 +55,21 @@ class NodePlaces:
 
 
 def places_of(plan: Plan, node_rank: int) -> NodePlaces:
-    """Return the places of a run on one of its nodes."""
+    """Return the places of a run on one of its nodes. Code and environment are named by their digests."""
     launch = launch_of(plan)
     host = launch.hosts[node_rank]
     folder = Path(launch.site.ssh.folder.replace("{user}", host.user or getpass.getuser()))
-    made = environment_name(plan)
-    environment = folder / "environments" / made if made else None
+    is_made = plan.environment.folder and not launch.site.python
+    made = folder / "environments" / f"{plan.environment.name}-{_short(plan.environment.digest)}"
     given = plan.environment.python if plan.runtime == "docker" else launch.site.python or plan.environment.python
-    python = str(environment / "bin" / "python") if environment else given
     return NodePlaces(
         host=host,
         folder=folder,
-        code=folder / "code" / code_name(plan),
-        environment=environment,
-        python=python,
+        code=folder / "code" / _short(plan.implementation.rests_on or plan.implementation.digest),
+        environment=made if is_made else None,
+        python=str(made / "bin" / "python") if is_made else given,
         run=RunPaths(folder / "runs" / plan.run_id),
     )
-
-
-def code_name(plan: Plan) -> str:
-    """Return the folder of the code below code/: the beginning of its digest."""
-    return _short(plan.implementation.rests_on or plan.implementation.digest)
-
-
-def environment_name(plan: Plan) -> str | None:
-    """Return the folder of the environment below environments/; None where an interpreter is given."""
-    if not plan.environment.folder or launch_of(plan).site.python:
-        return None
-    return f"{plan.environment.name}-{_short(plan.environment.digest)}"
 
 
 def moved(plan: Plan, places: NodePlaces) -> Plan:
@@ -96,10 +82,6 @@ def moved(plan: Plan, places: NodePlaces) -> Plan:
             "environment": plan.environment.model_copy(update=environment),
         }
     )
-
-
-def node_folders(plan: Plan, places: NodePlaces) -> NodeFolders:
-    return NodeFolders(places.code, moved(plan, places).implementation.folder, places.python)
 
 
 def ssh_argv(launch: LaunchPlan, host: Host, command: list[str]) -> tuple[str, ...]:

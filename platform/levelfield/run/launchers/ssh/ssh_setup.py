@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from levelfield import installer
-from levelfield.contracts.execution import NodeEnd, NodesNotReady
+from levelfield.contracts.execution import Cause, NodeEnd, NodesNotReady, NodeWord
 from levelfield.errors import RunFailed
 from levelfield.node import node_setup
-from levelfield.run.launchers.code_archive import code_archive, wheels_archive
-from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
-from levelfield.run.launchers.ssh.ssh_places import LOADER, NodePlaces, code_name, environment_name, places_of, ssh_argv
+from levelfield.run.launchers.node_content import code_archive, wheels_archive
+from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
+from levelfield.run.launchers.ssh.ssh_places import LOADER, NodePlaces, places_of, ssh_argv
 from levelfield.run.runtimes.node_runtime import launch_of
 from levelfield.specs.plan import Plan
 
@@ -49,10 +49,11 @@ class Cargo:
 
 def cargo_of(plan: Plan) -> Cargo:
     """Return the code, and the wheels of LEVELFIELD_WHEELS where an environment is made from them."""
-    names = {"code": code_name(plan)}
+    places = places_of(plan, 0)
+    names = {"code": places.code.name}
     contents = {"code": memoryview(code_archive(Path(plan.implementation.folder)))}
     wheels = installer.wheels_folder()
-    if wheels and environment_name(plan):
+    if wheels and places.environment:
         contents["wheels"] = wheels_archive(wheels)
         names["wheels"] = hashlib.sha256(contents["wheels"]).hexdigest()[:16]
     return Cargo(names, contents)
@@ -69,19 +70,15 @@ def prepare(plan: Plan, say: Say) -> None:
         part: list[NodeSetup] = []
         try:
             part += (NodeSetup(plan, node, cargo) for node in nodes[first : first + AT_ONCE])
-            _until_ready(part, say)
+            while left := [each for each in part if each.ready is None]:
+                wait_for_output([each.connection for each in left], POLL_SECONDS)
+                for each in left:
+                    each.turn(say)
         finally:
             for each in part:
                 each.connection.end()
         ready += part
     _refuse_differences(ready)
-
-
-def _until_ready(setups: Sequence[NodeSetup], say: Say) -> None:
-    while left := [each for each in setups if each.ready is None]:
-        wait_for_output([each.connection for each in left], POLL_SECONDS)
-        for each in left:
-            each.turn(say)
 
 
 def _refuse_differences(setups: Sequence[NodeSetup]) -> None:
@@ -105,8 +102,8 @@ class NodeSetup:
         try:
             self.connection = Connection(self.name, argv)
         except OSError as error:
-            why = f"{self.name}: {argv[0]} cannot be started here: {error.strerror}; install OpenSSH's client"
-            raise self.failed("environment", "failed", why) from None
+            why = f"{argv[0]} cannot be started here: {error.strerror}; install OpenSSH's client"
+            raise self._failed(why) from None
         program = Path(node_setup.__file__).read_bytes()
         header = json.dumps(setup_header(plan, places, cargo)).encode()
         self.connection.send(b"%d\n%s%s\n" % (len(program), program, header))
@@ -123,19 +120,20 @@ class NodeSetup:
         for line in lines:
             self._take(line, say)
         if len(self._rest) > 2**16:
-            raise self.failed("environment", "failed", f"{self.name}: found an answer without an end")
+            raise self._failed("found an answer without an end")
 
     def _take(self, line: bytes, say: Say) -> None:
         try:
             answer = json.loads(line)
             (key, value) = next(iter(answer.items()))
         except (ValueError, RecursionError, AttributeError, StopIteration):
-            shown = _printable(line.decode(errors="replace"))[:120]
-            why = f"{self.name}: found {shown!r}, expected an answer as JSON; its shell must print nothing by itself"
-            raise self.failed("environment", "failed", why) from None
+            shown = printable_text(line.decode(errors="replace"), 120)
+            why = f"found {shown!r}, expected an answer as JSON; its shell must print nothing by itself"
+            raise self._failed(why) from None
+        said = printable_text(str(value), 1000)
         self._answered = True
         if key == "say":
-            say(f"{self.name}: {_printable(str(value))}")
+            say(f"{self.name}: {said}")
         elif key == "need" and value in self._cargo.contents:
             size = len(self._cargo.contents[value])
             say(f"{self.name}: bringing the {value} ({size / 2**20:.1f} MiB)")
@@ -143,12 +141,8 @@ class NodeSetup:
         elif key == "ready" and isinstance(value, dict):
             self.ready = value
         else:
-            raise self.failed("environment", "failed", f"{self.name}: {self._explained(_printable(str(value)))}")
-
-    def _explained(self, error: str) -> str:
-        if "pip install" not in error:
-            return error
-        return f"{error}; {INCOMPLETE if 'wheels' in self._cargo.contents else SOURCES_NEEDED}"
+            advice = INCOMPLETE if "wheels" in self._cargo.contents else SOURCES_NEEDED
+            raise self._failed(f"{said}; {advice}" if "pip install" in said else said)
 
     def _ended(self) -> None:
         """Raises NodesNotReady where the connection ended before the node was ready."""
@@ -160,13 +154,16 @@ class NodeSetup:
             raise self.failed("environment", "failed", why)
         raise self.failed("unreachable", "unreachable", why)
 
-    def failed(self, cause: Any, word: Any, why: str) -> NodesNotReady:
+    def _failed(self, why: str) -> NodesNotReady:
+        return self.failed("environment", "failed", f"{self.name}: {why}")
+
+    def failed(self, cause: Cause, word: NodeWord, why: str) -> NodesNotReady:
         return NodesNotReady(cause, why, (NodeEnd(self._node_rank, self.name, word, why),))
 
 
 def setup_header(plan: Plan, places: NodePlaces, cargo: Cargo) -> dict[str, Any]:
     """Return what a node is told before its preparation."""
-    name = environment_name(plan)
+    name = places.environment.name if places.environment else None
     made = {
         "name": name,
         "digest": plan.environment.digest,
@@ -181,7 +178,3 @@ def setup_header(plan: Plan, places: NodePlaces, cargo: Cargo) -> dict[str, Any]
         "wheels": cargo.announced("wheels"),
         "environment": made if name else {"name": None, "python": python},
     }
-
-
-def _printable(text: str) -> str:
-    return "".join(c for c in text if c.isprintable())[:1000]
