@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict
 
+from levelfield.node.rank_processes import stat_of
+
 SECONDS = 1.0  # that the clock and the load are watched for
 UNSYNCHRONIZED = 0x40  # STA_UNSYNC of the kernel's adjtimex(2)
 Fields = Dict[str, Any]
@@ -45,10 +47,10 @@ def _synchronized() -> bool | None:
 def load_of_others(own: int) -> Fields:
     """Return the cores that other programs kept busy in a second. own: the first process of this work; 0: this one."""
     cores = sorted(os.sched_getaffinity(0))
-    began, before, ours = time.monotonic(), _busy_ticks(cores), _own_ticks(own or os.getpid())
+    began, before, ours = time.monotonic(), _busy_ticks(cores), own_ticks(own or os.getpid())
     time.sleep(SECONDS)
     passed = time.monotonic() - began
-    busy, used = _busy_ticks(cores) - before, _own_ticks(own or os.getpid()) - ours
+    busy, used = _busy_ticks(cores) - before, own_ticks(own or os.getpid()) - ours
     ticks = os.sysconf("SC_CLK_TCK")
     return {"facts": {"other_cores": max(0, busy - used) / ticks / passed, "cores": len(cores)}}
 
@@ -64,35 +66,25 @@ def _busy_ticks(cores: list[int]) -> int:
     return total
 
 
-def _own_ticks(first: int) -> int:
+def own_ticks(first: int) -> int:
     """Return the ticks of a process and all its descendants, with those that have ended."""
-    fields = _processes()
-    children: dict[int, set[int]] = {}
-    for process, found in fields.items():
-        children.setdefault(int(found[1]), set()).add(process)
+    numbers = (int(place.name) for place in Path("/proc").glob("[0-9]*"))
+    found = {number: fields for number, fields in ((n, stat_of(n)) for n in numbers) if len(fields) > 15}
+    children: dict[int, list[int]] = {}
+    for number, fields in found.items():
+        children.setdefault(int(fields[1]), []).append(number)
     total, left = 0, [first]
     while left:
-        process = left.pop()
+        number = left.pop()
         # user, system and those of ended children, as proc(5) numbers them without the first two fields
-        total += sum(int(value) for value in fields.get(process, [])[11:15])
-        left.extend(children.get(process, ()))
+        total += sum(int(value) for value in found.get(number, [])[11:15])
+        left += children.get(number, ())
     return total
-
-
-def _processes() -> dict[int, list[str]]:
-    """Return the fields of /proc/PID/stat behind the name, by process."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            found[int(path.parent.name)] = path.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-    return {process: fields for process, fields in found.items() if len(fields) > 15}
 
 
 def memory() -> Fields:
     """Return the node's memory in bytes, what is free of it, and its huge pages."""
-    sizes = _meminfo()
+    sizes = meminfo()
     facts = {
         "total_bytes": sizes.get("MemTotal"),
         "available_bytes": available_bytes(),
@@ -107,7 +99,7 @@ def memory() -> Fields:
 
 def available_bytes() -> int | None:
     """Return the memory that programs may still have: of the machine, or of this container where that is less."""
-    free = _meminfo().get("MemAvailable")
+    free = meminfo().get("MemAvailable")
     group = Path("/sys/fs/cgroup")
     limit, used = _number(group / "memory.max"), _number(group / "memory.current")
     known = [value for value in (free, limit - used if limit and used is not None else None) if value is not None]
@@ -129,7 +121,7 @@ def limits() -> Fields:
     return {"facts": facts}
 
 
-def _meminfo() -> dict[str, int]:
+def meminfo() -> dict[str, int]:
     """Return /proc/meminfo: bytes, or a count where the kernel gives no unit."""
     found = {}
     for line in (_text("/proc/meminfo") or "").splitlines():

@@ -98,21 +98,21 @@ def test_a_worker_that_ends_early_is_no_rate() -> None:
 
 def test_own_processes_are_no_others() -> None:
     """Processor time of this process's children counts as its own, while they run and after they have ended."""
-    before = node_state._own_ticks(os.getpid())
+    before = node_state.own_ticks(os.getpid())
     burn = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('burnt', flush=True)\nsys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline() == b"burnt\n"
-        running = node_state._own_ticks(os.getpid())
-    ended = node_state._own_ticks(os.getpid())
+        running = node_state.own_ticks(os.getpid())
+    ended = node_state.own_ticks(os.getpid())
     assert running - before >= 25 and ended >= running
-    assert node_state._own_ticks(2**30) == 0, "no such process: everything is others' load"
+    assert node_state.own_ticks(2**30) == 0, "no such process: everything is others' load"
 
 
 def test_what_is_busy_beyond_its_own_is_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     busy, own = iter([0, 2 * ticks]), iter([0, ticks // 2])
     monkeypatch.setattr(node_state, "_busy_ticks", lambda cores: next(busy))
-    monkeypatch.setattr(node_state, "_own_ticks", lambda first: next(own))
+    monkeypatch.setattr(node_state, "own_ticks", lambda first: next(own))
     clock = iter([10.0, 11.0])
     monkeypatch.setattr(node_state.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(node_state.time, "sleep", lambda seconds: None)
