@@ -112,7 +112,6 @@ def host_counters() -> dict[str, Any] | None:
 
 
 def _cores() -> dict[int, list[int]]:
-    """Return the ticks of each core by its number."""
     lines = (line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines())
     named = (fields for fields in lines if fields and fields[0].startswith("cpu") and fields[0] != "cpu")
     return {int(fields[0][3:]): [int(text) for text in fields[1:]] for fields in named}

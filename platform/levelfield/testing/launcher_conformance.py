@@ -49,13 +49,11 @@ class LauncherConformance:
 
     @classmethod
     def launch_plan(cls) -> LaunchPlan:
-        """Return how the nodes are reached."""
         site = load(Site, cls.site) if cls.site else Site()
         hosts = load(HostsFile, cls.hosts).hosts[: cls.nodes] if cls.hosts else ()
         return LaunchPlan(launcher=cls.launcher, code=launcher_code(cls.launcher, cls.plugins), site=site, hosts=hosts)
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Generate one test for each check, with the name of the check."""
         if "launcher_check" in metafunc.fixturenames:
             metafunc.parametrize("launcher_check", REQUEST_CHECKS if self.requests_only else LAUNCHER_CHECKS)
 

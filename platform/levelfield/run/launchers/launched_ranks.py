@@ -84,7 +84,6 @@ def first_failure(ends: Iterable[ProcessEnd]) -> ProcessEnd | None:
 
 
 def evidence_of(failed: ProcessEnd) -> str:
-    """Return the evidence line of a failed rank."""
     if failed.signal is None:
         return f"rank {failed.rank} ended with exit code {failed.exit_code}"
     try:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from levelfield.contracts.execution import NodeWork, Outcome, ProcessEnd, Request
+from levelfield.contracts.execution import ContainerWork, Outcome, ProcessEnd, Request
 from levelfield.node.process_identity import identity_of, is_alive
 from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS, state_of
 from levelfield.run.launchers.launched_ranks import is_known, written_ends
@@ -27,26 +27,21 @@ def ended_by_process(request: Request, outcome: Outcome, names: Collection[str])
 
     A later run on the engine removes what is left of them there.
     """
-    nodes = [node for node in request.nodes if node.container is not None and node.container.name in names]
-    first = {node.node_rank: process for node in nodes if (process := _first_process(node)) is not None}
+    boxes = {n.node_rank: n.container for n in request.nodes if n.container and n.container.name in names}
+    first = {rank: process for rank, box in boxes.items() if (process := _first_process(box)) is not None}
     _end(list(first.values()))
     ends, running = {end.rank: end for end in outcome.ends}, []
-    for node in nodes:
+    for node in (node for node in request.nodes if node.node_rank in boxes):
         ends.update({end.rank: end for end in written_ends(node) if is_known(end) or end.rank not in ends})
         process = first.get(node.node_rank)
         is_held = process is not None and state_of(process) not in "ZX?"
         unknown = [ends[work.rank] for work in node.processes if not is_known(ends[work.rank])]
         if is_held or (unknown and process is None):
-            running.append(_name(node))
+            running.append(boxes[node.node_rank].name)
         if process is not None:
             ends.update({end.rank: _ended(end, process if is_held else None) for end in unknown})
     said = _sentences(sorted(set(names) - set(running)), running)
     return replace(outcome, ends=tuple(ends[rank] for rank in sorted(ends)), warnings=(*outcome.warnings, *said))
-
-
-def _name(node: NodeWork) -> str:
-    assert node.container is not None, "a node of this launcher is a container"
-    return node.container.name
 
 
 def _ended(end: ProcessEnd, held: int | None) -> ProcessEnd:
@@ -71,10 +66,9 @@ def _sentences(ended: list[str], running: list[str]) -> list[str]:
     return said
 
 
-def _first_process(node: NodeWork) -> int | None:
-    """Return the first process of a node's container, by its command line, which has the run's path; None: not here."""
-    assert node.container is not None, "a node of this launcher is a container"
-    wanted = "\0".join(node.container.argv[1:]).encode() + b"\0"
+def _first_process(container: ContainerWork) -> int | None:
+    """Return a container's first process, by its command line, which has the run's path; None: not here."""
+    wanted = "\0".join(container.argv[1:]).encode() + b"\0"
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             if place.read_bytes().partition(b"\0")[2] == wanted:

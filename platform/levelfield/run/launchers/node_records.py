@@ -55,7 +55,6 @@ class OpenNodes:
         self._states: dict[int, tuple[int, int]] = {}
 
     def left(self) -> list[NodeWork]:
-        """Return the nodes that are still open."""
         self._nodes = [node for node in self._nodes if not self._has_ended(node.node_rank)]
         return self._nodes
 
@@ -121,7 +120,6 @@ def _text(path: Path) -> str:
 
 
 def _fields(text: str) -> dict[str, Any]:
-    """Return a JSON object; an empty one for anything else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

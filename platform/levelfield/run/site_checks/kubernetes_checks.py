@@ -169,7 +169,6 @@ def _claim_state(name: str, found: Mapping[str, Any]) -> SiteFinding:
 
 
 def _devices(api: ClusterApi, resource: str) -> SiteFinding:
-    """Return how many devices the cluster's machines have."""
     try:
         nodes = api.get("/api/v1/nodes").get("items") or []
     except ClusterRefusal as error:
@@ -183,7 +182,6 @@ def _devices(api: ClusterApi, resource: str) -> SiteFinding:
 
 
 def _preferred(api: ClusterApi, group: str) -> str:
-    """Return the version of a group that the cluster prefers."""
     try:
         found = (api.get(f"/apis/{group}").get("preferredVersion") or {}).get("groupVersion")
     except ClusterRefusal:
@@ -192,6 +190,5 @@ def _preferred(api: ClusterApi, group: str) -> str:
 
 
 def _main(site: KubernetesSite) -> tuple[str, str]:
-    """Return the apiVersion and the resource of the object that runs the pods."""
     version = next(version for version, kind in CREATED_AT if kind == _MAIN[site.kind])
     return version, f"{site.kind}s"

@@ -92,7 +92,6 @@ class ClusterRun:
             time.sleep(POLL_SECONDS)
 
     def _cause(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
-        """Return why the run ends now, or None."""
         if self._pods.refusal:
             return "launch-error", f"the pods cannot be watched: {self._pods.refusal}"
         if self._pods.first_failure:

@@ -106,7 +106,6 @@ class SlurmLauncher:
 
 
 def root_of(request: Request) -> Path:
-    """Return the run's folder."""
     return Path(request.events_dir).parent
 
 

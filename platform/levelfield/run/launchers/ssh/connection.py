@@ -70,35 +70,22 @@ class Connection:
         self.is_at_end = False
         # a session of its own: Ctrl-C in the terminal reaches the platform, which ends the nodes in order
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0, env=variables
         )
-        for stream in (self._stdin, self.stdout, self.stderr):
+        assert process.stdin and process.stdout and process.stderr
+        self._process, self._stdin, self.stdout, self._stderr = process, process.stdin, process.stdout, process.stderr
+        for stream in (self._stdin, self.stdout, self._stderr):
             os.set_blocking(stream.fileno(), False)
 
     @property
-    def _stdin(self) -> IO[bytes]:
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    @property
-    def stdout(self) -> IO[bytes]:
-        assert self._process.stdout is not None
-        return self._process.stdout
-
-    @property
-    def stderr(self) -> IO[bytes]:
-        assert self._process.stderr is not None
-        return self._process.stderr
+    def has_sent(self) -> bool:
+        return not self._waiting
 
     def send(self, content: bytes | memoryview) -> None:
         """Send after what is waiting. What the other side does not take stays waiting; nothing is copied."""
         self._waiting.append(memoryview(content))
         self.flush()
-
-    @property
-    def has_sent(self) -> bool:
-        return not self._waiting
 
     def flush(self) -> None:
         """Write what the pipe takes, and close standard input when that is requested and all is written."""
@@ -135,7 +122,7 @@ class Connection:
 
     def _read_complaint(self) -> None:
         with suppress(OSError, ValueError):
-            while part := os.read(self.stderr.fileno(), _PART_BYTES):
+            while part := os.read(self._stderr.fileno(), _PART_BYTES):
                 self.complaint = (self.complaint + part.decode(errors="replace"))[-_MOST_COMPLAINT:]
 
     def has_ended(self) -> bool:
@@ -146,7 +133,6 @@ class Connection:
         return self.code is not None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it still runs."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
@@ -159,7 +145,7 @@ class Connection:
                 self._process.wait(5)
         self.code = self._process.poll()
         self._read_complaint()
-        for stream in (self._stdin, self.stdout, self.stderr):
+        for stream in (self._stdin, self.stdout, self._stderr):
             with suppress(OSError):
                 stream.close()
 

@@ -73,7 +73,6 @@ class NodeRun:
         return now - self._last_frame
 
     def lose(self, why: str) -> None:
-        """Give the node up."""
         self.fault, self.is_open = why, False
         self.connection.end()
 
@@ -91,7 +90,6 @@ class NodeRun:
         return node_ranks_ends(self.work, self.last_word().get("ends", ()))
 
     def memory_kills(self) -> tuple[int, str | None]:
-        """Return how many processes the node's kernel killed for memory, and how that is known."""
         last = self.last_word()
         number, said = last.get("oom_kills"), last.get("oom_evidence")
         if not isinstance(number, int) or isinstance(number, bool) or not number > 0:

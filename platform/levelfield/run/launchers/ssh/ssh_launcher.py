@@ -87,7 +87,6 @@ class SshLauncher:
 
 
 def _content(plan: Plan, request: Request, node: NodeWork) -> str:
-    """Return the text that a node is given."""
     places = places_of(plan, node.node_rank)
     there = replace(request, events_dir=str(places.run.events))
     content = node_content(moved(plan, places), places.run, there, node, plan.implementation.rests_on)

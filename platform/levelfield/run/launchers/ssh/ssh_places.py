@@ -73,7 +73,6 @@ def places_of(plan: Plan, node_rank: int) -> NodePlaces:
 
 
 def moved(plan: Plan, places: NodePlaces) -> Plan:
-    """Return the plan with the folders of a node."""
     implementation = str(places.code / "models" / Path(plan.implementation.folder).name)
     environment = {"folder": str(places.environment or ""), "python": places.python}
     return plan.model_copy(
@@ -91,7 +90,6 @@ def ssh_argv(launch: LaunchPlan, host: Host, command: list[str]) -> tuple[str, .
 
 
 def ssh_options(launch: LaunchPlan, host: Host) -> tuple[str, ...]:
-    """Return the options of ssh for a host."""
     site = launch.site.ssh
     config = ("-F", site.config) if site.config else ()
     options = (*_OPTIONS, f"ConnectTimeout={site.connect_seconds}")

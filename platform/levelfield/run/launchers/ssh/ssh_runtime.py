@@ -102,7 +102,6 @@ def _printed(connection: Connection, deadline: float, command: list[str]) -> byt
 
 
 def _moved_word(plan: Plan, places: NodePlaces, word: str) -> str:
-    """Return a word of a command with the node's folders in place of this machine's."""
     there = moved(plan, places)
     for own, other in (
         (plan.environment.python, there.environment.python),

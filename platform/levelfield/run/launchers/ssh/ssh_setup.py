@@ -6,9 +6,8 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from levelfield import installer
 from levelfield.contracts.execution import Cause, NodeEnd, NodesNotReady, NodeWord
@@ -31,45 +30,40 @@ INCOMPLETE = "the wheels of LEVELFIELD_WHEELS were brought; make them again with
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Cargo:
-    """What may be brought to a node, by kind: the archive's name on the node, and its bytes."""
+class Archive(NamedTuple):
+    """What may be brought to a node. told: what the node is told of it, with its name there."""
 
-    names: Mapping[str, str]
-    contents: Mapping[str, memoryview]
-
-    def announced(self, kind: str) -> dict[str, Any] | None:
-        """Return what the node is told of an archive; None without one."""
-        if kind not in self.contents:
-            return None
-        content = self.contents[kind]
-        digest = hashlib.sha256(content).hexdigest()
-        return {"kind": kind, "name": self.names[kind], "bytes": len(content), "sha256": digest}
+    told: Mapping[str, Any]
+    content: memoryview
 
 
-def cargo_of(plan: Plan) -> Cargo:
+def archives_of(plan: Plan) -> dict[str, Archive]:
     """Return the code, and the wheels of LEVELFIELD_WHEELS where an environment is made from them."""
     places = places_of(plan, 0)
-    names = {"code": places.code.name}
-    contents = {"code": memoryview(code_archive(Path(plan.implementation.folder)))}
+    content = memoryview(code_archive(Path(plan.implementation.folder)))
+    found = {"code": _archive("code", content, places.code.name)}
     wheels = installer.wheels_folder()
     if wheels and places.environment:
-        contents["wheels"] = wheels_archive(wheels)
-        names["wheels"] = hashlib.sha256(contents["wheels"]).hexdigest()[:16]
-    return Cargo(names, contents)
+        found["wheels"] = _archive("wheels", wheels_archive(wheels))
+    return found
+
+
+def _archive(kind: str, content: memoryview, name: str | None = None) -> Archive:
+    digest = hashlib.sha256(content).hexdigest()
+    return Archive({"kind": kind, "name": name or digest[:16], "bytes": len(content), "sha256": digest}, content)
 
 
 def prepare(plan: Plan, say: Say) -> None:
     """Prepare all nodes of a plan. Raises NodesNotReady with the first node that cannot be prepared."""
     try:
-        cargo, nodes = cargo_of(plan), range(plan.hardware.nodes)
+        archives, nodes = archives_of(plan), range(plan.hardware.nodes)
     except OSError as error:
         raise RunFailed(f"what the nodes need cannot be packed: {error.filename}: {error.strerror}") from None
     ready: list[NodeSetup] = []
     for first in range(0, len(nodes), AT_ONCE):
         part: list[NodeSetup] = []
         try:
-            part += (NodeSetup(plan, node, cargo) for node in nodes[first : first + AT_ONCE])
+            part += (NodeSetup(plan, node, archives) for node in nodes[first : first + AT_ONCE])
             while left := [each for each in part if each.ready is None]:
                 wait_for_output([each.connection for each in left], POLL_SECONDS)
                 for each in left:
@@ -94,8 +88,8 @@ def _refuse_differences(setups: Sequence[NodeSetup]) -> None:
 class NodeSetup:
     """The preparation of one node. ready: its answer when it is prepared."""
 
-    def __init__(self, plan: Plan, node_rank: int, cargo: Cargo) -> None:
-        self._node_rank, self._cargo, self._rest = node_rank, cargo, b""
+    def __init__(self, plan: Plan, node_rank: int, archives: Mapping[str, Archive]) -> None:
+        self._node_rank, self._archives, self._rest = node_rank, archives, b""
         places = places_of(plan, node_rank)
         self.name = places.host.name
         argv = ssh_argv(launch_of(plan), places.host, [places.host.python, "-c", LOADER])
@@ -105,7 +99,7 @@ class NodeSetup:
             why = f"{argv[0]} cannot be started here: {error.strerror}; install OpenSSH's client"
             raise self._failed(why) from None
         program = Path(node_setup.__file__).read_bytes()
-        header = json.dumps(setup_header(plan, places, cargo)).encode()
+        header = json.dumps(_header(plan, places, archives)).encode()
         self.connection.send(b"%d\n%s%s\n" % (len(program), program, header))
         self.ready: Mapping[str, Any] | None = None
         self._answered = False
@@ -134,14 +128,14 @@ class NodeSetup:
         self._answered = True
         if key == "say":
             say(f"{self.name}: {said}")
-        elif key == "need" and value in self._cargo.contents:
-            size = len(self._cargo.contents[value])
-            say(f"{self.name}: bringing the {value} ({size / 2**20:.1f} MiB)")
-            self.connection.send(self._cargo.contents[value])
+        elif key == "need" and said in self._archives:
+            content = self._archives[said].content
+            say(f"{self.name}: bringing the {said} ({len(content) / 2**20:.1f} MiB)")
+            self.connection.send(content)
         elif key == "ready" and isinstance(value, dict):
             self.ready = value
         else:
-            advice = INCOMPLETE if "wheels" in self._cargo.contents else SOURCES_NEEDED
+            advice = INCOMPLETE if "wheels" in self._archives else SOURCES_NEEDED
             raise self._failed(f"{said}; {advice}" if "pip install" in said else said)
 
     def _ended(self) -> None:
@@ -161,8 +155,7 @@ class NodeSetup:
         return NodesNotReady(cause, why, (NodeEnd(self._node_rank, self.name, word, why),))
 
 
-def setup_header(plan: Plan, places: NodePlaces, cargo: Cargo) -> dict[str, Any]:
-    """Return what a node is told before its preparation."""
+def _header(plan: Plan, places: NodePlaces, archives: Mapping[str, Archive]) -> dict[str, Any]:
     name = places.environment.name if places.environment else None
     made = {
         "name": name,
@@ -174,7 +167,7 @@ def setup_header(plan: Plan, places: NodePlaces, cargo: Cargo) -> dict[str, Any]
     python = places.host.python if plan.runtime == "docker" else places.python  # the image's is not on the node
     return {
         "folder": str(places.folder),
-        "code": cargo.announced("code"),
-        "wheels": cargo.announced("wheels"),
+        "code": archives["code"].told,
+        "wheels": archives["wheels"].told if "wheels" in archives else None,
         "environment": made if name else {"name": None, "python": python},
     }
