@@ -24,7 +24,8 @@ _STUCK = (
     "RunContainerError",
 )  # fmt: skip
 # The exit codes of the node's own part, and of start.py.
-_CODES: Mapping[int, tuple[NodeWord, Cause, str]] = {
+_CODES: Mapping[int, tuple[NodeWord, Cause | None, str]] = {
+    0: ("ended", None, "all ranks ended"),
     1: ("failed", "rank-failed", "a rank failed"),
     2: ("failed", "launch-error", "the node's part could not read its work"),
     3: ("stopped", "cancelled", "the pod was stopped from outside"),
@@ -161,8 +162,8 @@ def _change(line: bytes) -> dict[str, Any] | None:
     return found if known else None
 
 
-def _name(pod: Mapping[str, Any]) -> str:
-    return str((pod.get("metadata") or {}).get("name"))
+def _name(pod: Fields) -> str:
+    return str(_of(pod, "metadata").get("name"))
 
 
 def _is_of_others(state: PodState) -> bool:
@@ -193,31 +194,29 @@ def pod_state(pod: Fields) -> PodState | None:
     rank = _index(pod)
     if rank is None:
         return None
-    name, status = str(_of(pod, "metadata").get("name")), _of(pod, "status")
-    machine = _of(pod, "spec").get("nodeName")
+    status, machine = _of(pod, "status"), _of(pod, "spec").get("nodeName")
+    state = PodState(rank, _name(pod), "pending", "waits for its node", machine=machine)
     if found := _disrupted(status):
         (word, cause), says = found
-        return PodState(rank, name, "ended", says, word, cause, machine)
+        return replace(state, phase="ended", says=says, word=word, cause=cause)
     if ended := _terminated(status):
-        return _ended(rank, name, machine, ended)
+        return _ended(state, ended)
     if status.get("phase") in ("Succeeded", "Failed"):
-        return _ended(rank, name, machine, {"exitCode": 0 if status["phase"] == "Succeeded" else 1})
+        return _ended(state, {"exitCode": 0 if status["phase"] == "Succeeded" else 1})
     if status.get("phase") == "Running":
-        return PodState(rank, name, "running", f"runs on {machine or 'a node'}", machine=machine)
-    return _pending(rank, name, machine, status)
+        return replace(state, phase="running", says=f"runs on {machine or 'a node'}")
+    return _pending(state, status)
 
 
-def _pending(rank: int, name: str, machine: str | None, status: Fields) -> PodState:
+def _pending(state: PodState, status: Fields) -> PodState:
     for waiting in (_of(_of(each, "state"), "waiting") for each in _all(status, "containerStatuses")):
-        reason, says = str(waiting.get("reason", "")), _line(waiting)
-        if reason in _STUCK:
-            return PodState(rank, name, "pending", says, "unreachable", "launch-error", machine)
-        if reason:
-            return PodState(rank, name, "pending", says, machine=machine)
+        if reason := str(waiting.get("reason", "")):
+            found = replace(state, says=_line(waiting))
+            return replace(found, word="unreachable", cause="launch-error") if reason in _STUCK else found
     for condition in _all(status, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return PodState(rank, name, "pending", _line(condition), machine=machine)
-    return PodState(rank, name, "pending", "waits for its node", machine=machine)
+            return replace(state, says=_line(condition))
+    return state
 
 
 def _disrupted(status: Fields) -> tuple[tuple[NodeWord, Cause], str] | None:
@@ -235,16 +234,13 @@ def _terminated(status: Fields) -> Fields | None:
     return next((each for each in found if each), None)
 
 
-def _ended(rank: int, name: str, machine: str | None, ended: Fields) -> PodState:
-    code, reason = ended.get("exitCode"), str(ended.get("reason", ""))
-    if reason == "OOMKilled":
-        says = "the container ran out of memory (OOMKilled)"
-        return PodState(rank, name, "ended", says, "failed", "rank-failed", machine, out_of_memory=True)
-    if code == 0:
-        return PodState(rank, name, "ended", "all ranks ended", "ended", None, machine)
+def _ended(state: PodState, ended: Fields) -> PodState:
+    code, is_out = ended.get("exitCode"), ended.get("reason") == "OOMKilled"
     known = _CODES.get(code) if isinstance(code, int) else None
     word, cause, says = known or ("failed", "rank-failed", f"the container ended with exit code {code}")
-    return PodState(rank, name, "ended", says, word, cause, machine)
+    if is_out:
+        word, cause, says = "failed", "rank-failed", "the container ran out of memory (OOMKilled)"
+    return replace(state, phase="ended", word=word, cause=cause, says=says, out_of_memory=is_out)
 
 
 def _index(pod: Fields) -> int | None:
