@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -122,14 +121,11 @@ def _shared_file(site: Site) -> Iterator[Path]:
     """Write a file into the shared folder, whose content is its name; without `shared` into the current folder."""
     folder = Path(site.shared or Path.cwd())
     folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".levelfield-check-", dir=folder)
-    path = Path(name)
-    try:
-        os.write(handle, path.name.encode() + b"\n")
-        os.close(handle)
+    with tempfile.NamedTemporaryFile("w", prefix=".levelfield-check-", dir=folder) as file:
+        path = Path(file.name)
+        file.write(path.name + "\n")
+        file.flush()
         yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _output(*argv: str) -> str | None:
