@@ -96,10 +96,8 @@ class NodeRun:
             return 0, None
         return number, f"{self.name}: {printable_text(str(said), 500)}"
 
-    def finding(self) -> tuple[Cause, NodeEnd] | None:
-        """Return what the node's end means for the run, and its end; None while it is open."""
-        if self.is_open:
-            return None
+    def finding(self) -> tuple[Cause, NodeEnd]:
+        """Return what the end of a closed node means for the run, and its end."""
         last = self.last_word()
         if not last or self.fault:
             return self._without_last_word()
@@ -183,9 +181,9 @@ class Supervision:
                 self._check_silence(node)
             if not node.is_open and node.work.node_rank not in self._ended:
                 self._ended.add(node.work.node_rank)
-                finding = node.finding()
-                if finding and finding[0] != "exited":
-                    self._decide(finding[0], finding[1].detail)
+                cause, end = node.finding()
+                if cause != "exited":
+                    self._decide(cause, end.detail)
         self._watch()
 
     def _send_lines(self) -> None:

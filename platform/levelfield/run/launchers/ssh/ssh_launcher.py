@@ -179,9 +179,7 @@ def _collected(root: Path, request: Request, nodes: Sequence[NodeRun], outcome: 
 
 def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
     """Return how a node ended. What its stream did not bring is fetched, and what stays away is named."""
-    finding = node.finding()
-    assert finding is not None, "a node is collected after its end"
-    end = finding[1]
+    _, end = node.finding()
     if node.stream.is_complete() or end.word == "unreachable":
         return end
     rank, received = node.work.node_rank, node.stream.received
