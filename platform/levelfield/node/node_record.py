@@ -1,4 +1,4 @@
-"""The record of a node's own part: one JSON line for each thing that happened, appended and never changed."""
+"""What a node's own part writes: its record, one JSON line for each thing that happened, and files in one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every launcher makes of its ranks: a request before their start, and evidence after their end."""
+"""What every launcher makes of its ranks: a request and a port before their start, and evidence after their end."""
 
 from __future__ import annotations
 

@@ -54,7 +54,6 @@ except Exception:
     found["index"] = None
 print(json.dumps(found))
 """
-
 SUBJECT = "mpirun"
 VERSION_SECONDS, START_SECONDS = 20.0, 90.0
 # Not `true`: Open MPI 5.0.11 waits for ever for a process that ends before its daemon has recorded the start.

@@ -26,8 +26,7 @@ POLL_SECONDS = 0.3
 GONE_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's own time
 JOB_SECONDS = 5.0  # between two readings of the main object
 SETTLE_SECONDS = 5.0  # after a first failure: for other pods' reasons, and the rest of the logs
-
-TRIES = 3
+TRIES = 3  # to delete an object
 Fields = dict[str, Any]
 
 

@@ -52,7 +52,6 @@ _NODE_CAUSES: dict[str, Cause] = {
     "fault": "launch-error",
     "hang": "hang",
 }
-
 STEP_SECONDS = 0.3  # between two looks at a job that ends
 QUICKEST, SLOWEST = 0.5, 10.0  # seconds between two questions to Slurm: the longer it takes, the fewer they are
 PATIENCE_SECONDS = 300.0  # with a controller that does not answer, once every node has written its last record

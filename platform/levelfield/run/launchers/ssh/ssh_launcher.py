@@ -42,8 +42,7 @@ from levelfield.specs.plan import Plan, job_of
 _PROGRAM = re.compile(r"node_agent\.py run - --stream|mpi_part\.py keep")
 FILES_OF_A_NODE = 4  # three pipes, and one that is being written
 LEAST_SILENCE_SECONDS = 30.0  # ssh itself gives a host up after fifteen
-
-SILENCE_SECONDS = 20.0
+SILENCE_SECONDS = 20.0  # of a connection that fetches
 # What a node must have left for a whole result.
 _EXPECTED = ("nodes/node{node}.record.jsonl", "nodes/node{node}.facts.json", "telemetry/node{node}.raw.jsonl")
 
