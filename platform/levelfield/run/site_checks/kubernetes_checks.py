@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,11 @@ def kubernetes_findings(site: Site) -> Iterator[SiteFinding]:
     except UsageError as error:
         yield missing("client", str(error), "correct this first; nothing else can be tried")
         return
-    try:
-        yield from _of_cluster(api, own)
-    except ClusterSilence as error:
-        yield missing("cluster", f"{api.address} gave no answer: {error}", "check the context and your network")
-    finally:
-        api.close()
+    with closing(api):
+        try:
+            yield from _of_cluster(api, own)
+        except ClusterSilence as error:
+            yield missing("cluster", f"{api.address} gave no answer: {error}", "check the context and your network")
 
 
 def _of_cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
@@ -52,8 +52,7 @@ def _of_cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         return
     yield ok("cluster", f"{api.address} is Kubernetes {version}")
     yield _there(api, "namespace", f"/api/v1/namespaces/{site.namespace}", site.namespace, "kubernetes.namespace")
-    kind = _kind(api, site)
-    yield kind
+    yield _kind(api, site)
     yield from _rights(api, site)
     yield _image(site)
     yield from _named(api, site)

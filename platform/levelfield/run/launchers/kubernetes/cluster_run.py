@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,8 @@ def run_on_cluster(request: Request, watch: Watch, say: Callable[[str], None]) -
         api = ClusterApi(job.context, connections=len(request.nodes) + 8)
     except UsageError as error:
         return Outcome("launch-error", (), str(error), nodes=node_ends(request, {}, "unreachable")[0])
-    try:
+    with closing(api):
         return ClusterRun(request, job, api, say).run(watch)
-    finally:
-        api.close()
 
 
 class ClusterRun:
