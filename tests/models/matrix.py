@@ -23,8 +23,7 @@ from typing import Any
 
 from frameworks_page import PAGE, all_runs, page
 from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, compare, job_of, script_of, train, trained
-from levelfield.catalog.code_basis import CodeBasis
-from levelfield.catalog.framework_versions import runs_path
+from levelfield.catalog.code_basis import CodeBasis, runs_path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import ReferenceState, RunCurrency
 from levelfield.plan.environment import environment_of

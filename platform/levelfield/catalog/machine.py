@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from levelfield.contracts.checked_adapter import AdapterFault, wrong_devices
 from levelfield.contracts.plausibility import checked, plausible
 from levelfield.contracts.vendor import DeviceList, Vendor
 from levelfield.measure.other_use import device_sentence, in_use
+from levelfield.node.control_groups import HOST, core_quota
 
 
 class Machine:
@@ -79,3 +83,17 @@ def devices_of(vendor: Vendor) -> DeviceList:
     if wrong := wrong_devices(found):
         return DeviceList(problem=f"vendor {vendor.spec.name}: {wrong}")
     return checked(vendor.spec, found if isinstance(found, DeviceList) else DeviceList(found))
+
+
+def usable_cores(root: Path = HOST) -> int:
+    """Return the cores that the operating system allows this process: its affinity, and its control groups' quota.
+
+    A quota of part of a core counts as a core: it pays for that part of the time of one more thread.
+    """
+    quota = core_quota(root)
+    return allowed_cores() if quota is None else max(1, min(allowed_cores(), math.ceil(quota)))
+
+
+def allowed_cores() -> int:
+    """Return the cores of this process's affinity."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from levelfield.catalog.framework_versions import chosen
+from levelfield.catalog.code_basis import chosen
 from levelfield.catalog.machine import Machine
 from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import checked_adapter

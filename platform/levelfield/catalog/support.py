@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from levelfield.catalog.code_basis import CodeBasis
-from levelfield.catalog.framework_versions import rests_on, runs_path
+from levelfield.catalog.code_basis import CodeBasis, rests_on, runs_path
+from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
+from levelfield.checkout import checkout
+from levelfield.errors import DocumentError, UnknownName
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.base import load
 from levelfield.specs.basis import Basis
@@ -19,8 +21,9 @@ from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
 from levelfield.specs.layout import Layout
 from levelfield.specs.reference_curves import ReferenceCurves
+from levelfield.specs.rehearsed import RehearsedRow, RehearsedRuns
 from levelfield.specs.tested import LayoutRuns, MatrixRun
-from levelfield.specs.vendor import HOST_KIND
+from levelfield.specs.vendor import HOST_KIND, VendorFile
 
 State = Literal["tested", "fails", "written", "some", "chip", "-"]
 STATES: dict[State, str] = {
@@ -47,9 +50,10 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
     "DPxPP": ("data", "pipeline"),
     "TPxPP": ("tensor", "pipeline"),
 }
-
 REFERENCE = "torch"
 REFERENCES = "tested-references.json"  # beside torch's manifest
+
+EVIDENCE = "docs/verified/rehearsed.json"
 
 
 @dataclass(frozen=True)
@@ -250,3 +254,51 @@ def _names(paths: list[str]) -> str:
     """Return the first two of the paths, and how many more there are."""
     more = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
     return ", ".join(paths[:2]) + more
+
+
+class Rehearsals:
+    """The rows of docs/verified/rehearsed.json against the code at hand. Raises DocumentError for a wrong file."""
+
+    def __init__(self, registry: Registry) -> None:
+        path = checkout() / EVIDENCE
+        self._registry = registry
+        self.recorded = registry.files.document(RehearsedRuns, path) if path.exists() else None
+        rows = () if self.recorded is None else self.recorded.rows
+        self._code: dict[tuple[str, str], CodeBasis] = {}
+        self.faults: dict[RehearsedRow, str | None] = {row: self._fault(row) for row in rows}
+
+    def said(self, *, framework: str | None = None, kind: str | None = None, vendor: str | None = None) -> str | None:
+        """Return `rehearsed 2026-11` of the newest row that counts; None without one.
+
+        framework: with its version where that is a further one. kind: of devices. vendor: of the chip.
+        """
+        dates = [
+            row.date
+            for row, fault in self.faults.items()
+            if fault is None and framework in (None, row.framework)
+            if kind in (None, self._vendor(row).device_kind) and vendor in (None, self._vendor(row).name)
+        ]
+        return f"rehearsed {max(dates)[:7]}" if dates else None
+
+    def _fault(self, row: RehearsedRow) -> str | None:
+        """Return why a row does not count; None where it does."""
+        assert self.recorded is not None
+        kind = self._vendor(row).device_kind
+        if (row.framework, kind) not in self._code:
+            self._code[row.framework, kind] = CodeBasis(*self._implementation(row))
+        changed = self._code[row.framework, kind].changed(self.recorded.basis.of(row.rests_on))
+        if changed:
+            return f"its code has changed ({', '.join(changed[:2])}{', ...' if len(changed) > 2 else ''})"
+        return f"{row.failed_allocations} allocations failed" if row.failed_allocations else None
+
+    def _vendor(self, row: RehearsedRow) -> VendorFile:
+        try:
+            return find_chip(self._registry, row.chip)[0]
+        except UnknownName as error:
+            raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None
+
+    def _implementation(self, row: RehearsedRow) -> tuple[ImplementationFile, Path]:
+        try:
+            return self._registry.labelled(row.framework)
+        except UnknownName as error:
+            raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import RUN_NAME, chips_option, json_option, registry_of
 from levelfield.errors import GateFailed

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import RUN_NAME, chips_option, json_option, python_option, registry_of
 from levelfield.cli.terminal import Terminal

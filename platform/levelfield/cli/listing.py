@@ -10,7 +10,7 @@ from typing import Any
 
 from levelfield.catalog import support
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.rehearsals import Rehearsals
+from levelfield.catalog.support import Rehearsals
 from levelfield.report.words import WIDTH, wrapped
 from levelfield.rundir.run_state import state_words
 from levelfield.specs.paths import RunPaths

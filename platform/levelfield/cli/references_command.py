@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import RUN_NAME, chips_option, intake, json_option, recording_options, registry_of

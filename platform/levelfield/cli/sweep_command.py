@@ -9,7 +9,7 @@ from functools import partial
 from itertools import zip_longest
 
 from levelfield.catalog import lookup
-from levelfield.catalog.stored_references import reference_of
+from levelfield.catalog.lookup import reference_of
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     chips_option,

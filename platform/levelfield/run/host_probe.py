@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from levelfield.catalog.host_cores import usable_cores
+from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.command import completed
 from levelfield.errors import DocumentError, RunFailed

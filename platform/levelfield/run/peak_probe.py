@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from levelfield import user_folders
-from levelfield.catalog.host_cores import usable_cores
+from levelfield.catalog.machine import usable_cores
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.peak import MeasuredPeaks, is_better, why_again

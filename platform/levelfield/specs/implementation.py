@@ -83,7 +83,7 @@ class ImplementationFile(Document):
     `any` means every kind. A plan with such a choice is refused before anything is made.
 
     version, requirements: of the default version. versions: what other versions have in their place; each has an
-    environment or an image of its own. `catalog/framework_versions.py` chooses one.
+    environment or an image of its own. `catalog/code_basis.py` chooses one.
     """
 
     KIND: ClassVar[str] = "implementation"

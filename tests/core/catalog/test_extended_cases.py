@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
+from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
 from levelfield.specs.case import Case

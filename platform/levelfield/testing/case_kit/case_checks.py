@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from levelfield.catalog import lookup
+from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.errors import NotHere, UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.decision import Decision

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield.catalog.framework_versions import runs_path
+from levelfield.catalog.code_basis import runs_path
 from levelfield.specs.base import dump
 from levelfield.specs.basis import basis_of
 from levelfield.specs.tested import LayoutRuns
