@@ -36,7 +36,7 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.reference_curves import ReferenceCurve
 from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
 from levelfield.testing.framework_kit.layout_checks import edited_since
-from levelfield.testing.framework_kit.variants import SEQUENCE, TRIED, offered, zero
+from levelfield.testing.framework_kit.small_jobs import SEQUENCE, TRIED, offered, zero
 from references import HONEST, curve_of, honest_noise, machine, train_references
 from rehearsed_page import REHEARSED, rehearsed_page
 

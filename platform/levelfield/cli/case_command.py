@@ -19,10 +19,10 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
 from levelfield.report.words import wrapped
 from levelfield.specs.hardware import NamedHardware, read_hardware
-from levelfield.testing.case_kit.case_checks import HARDWARE, CaseSubject, check_case
-from levelfield.testing.case_kit.case_draft import new_case
-from levelfield.testing.case_kit.published_config import read_config
+from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
+from levelfield.testing.case_draft import new_case
 from levelfield.testing.findings import CheckFinding
+from levelfield.testing.published_config import read_config
 
 CASE = """\
 Bring a case. docs/writing-a-case.md has every key.

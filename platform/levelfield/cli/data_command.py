@@ -12,7 +12,9 @@ from pathlib import Path
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import registry_of
 from levelfield.cli.terminal import Terminal
-from levelfield.corpus import CorpusFacts, check, prepare
+from levelfield.corpus.facts import CorpusFacts
+from levelfield.corpus.integrity import check
+from levelfield.corpus.preparation import prepare
 from levelfield.report.words import wrapped
 
 DATA = """\

@@ -13,7 +13,8 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import RUN_NAME, chips_option, json_option, python_option, registry_of
 from levelfield.cli.terminal import Terminal
-from levelfield.corpus import CorpusFacts, check
+from levelfield.corpus.facts import CorpusFacts
+from levelfield.corpus.integrity import check
 from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import first_step_beyond

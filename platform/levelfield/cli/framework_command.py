@@ -21,9 +21,9 @@ from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
 from levelfield.report.words import wrapped
 from levelfield.testing.findings import CheckFinding
-from levelfield.testing.framework_kit.framework_scaffold import new_framework, new_framework_package
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, silent
 from levelfield.testing.framework_kit.framework_suite import check_framework, write_tested
+from levelfield.testing.scaffold import new_folder, new_package
 
 FRAMEWORK = """\
 Bring a framework. docs/writing-a-framework.md shows the steps.
@@ -101,11 +101,11 @@ def _conclude(name: str, found: Sequence[CheckFinding], bad: Sequence[CheckFindi
 def _new(options: argparse.Namespace) -> int:
     registry, place = Registry(options.plugins), options.folder or Path.cwd()
     if options.package:
-        root = new_framework_package(options.name, place, registry)[0].parent
+        root = new_package("framework", options.name, place, registry)
         _say(f"created  {shown(root)}, a package with a training that works. Next:")
         return _next(options.name, root / f"levelfield_{options.name.replace('-', '_')}")
-    made = new_framework(options.name, place, registry)
-    _say(f"created  {shown(made[0].parent)}, a training that works. Next:")
+    folder = new_folder("framework", options.name, place, registry)
+    _say(f"created  {shown(folder)}, a training that works. Next:")
     return _next(options.name, place)
 
 

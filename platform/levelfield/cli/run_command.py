@@ -30,7 +30,7 @@ from levelfield.cli.options import (
 from levelfield.cli.run_entries import checked, chosen, node_counts, series_entries, series_scaling, with_files
 from levelfield.cli.terminal import Terminal
 from levelfield.compare import scaling_sheets
-from levelfield.corpus import CorpusFacts
+from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.plan.permissions import refuse_unknown
 from levelfield.plan.request import UserRequest
@@ -321,7 +321,7 @@ def _variable(text: str) -> tuple[str, str]:
 def _corpus(prefix: str | None, terminal: Terminal) -> CorpusFacts | None:
     if prefix is None:
         return None
-    from levelfield.corpus import check
+    from levelfield.corpus.integrity import check
 
     with terminal.bytes_progress(f"checking {prefix}") as progress:
         return check(prefix, progress=progress)

@@ -24,7 +24,7 @@ from levelfield.report.words import wrapped
 from levelfield.testing.check_suite import check
 from levelfield.testing.findings import CheckFinding
 from levelfield.testing.recorder import record
-from levelfield.testing.scaffold import new_package, new_vendor
+from levelfield.testing.scaffold import new_folder, new_package
 from levelfield.testing.subject import VendorSubject
 from levelfield.testing.value_checks import readings
 
@@ -67,16 +67,15 @@ LABELS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", 
 def _new(options: argparse.Namespace) -> int:
     registry = Registry(options.plugins)
     if options.package:
-        made = new_package(options.name, options.output or Path.cwd(), registry)
-        folder = made[0].parent
+        folder = new_package("vendor", options.name, options.output or Path.cwd(), registry)
         _say(f"created  {shown(folder)}, a package. Next:")
         say_command(f"{shown(Path(sys.executable))} -m pip install -e", shown(folder))
         say_command(f"{this_program()} vendor check {options.name}")
         return 0
-    made = new_vendor(options.name, options.output or checkout(), registry)
+    folder = new_folder("vendor", options.name, options.output or checkout(), registry)
     where = [f"--plugins {shown(options.output)}"] if options.output else []
-    _say(f"created  {shown(made[0].parent)}. Next:")
-    _say(f"         fill in {shown(made[0])}")
+    _say(f"created  {shown(folder)}. Next:")
+    _say(f"         fill in {shown(folder / 'vendor.yaml')}")
     say_command(f"{this_program()} vendor check {options.name}", *where)
     return 0
 

@@ -23,7 +23,6 @@ from levelfield.worker.megatron import DTYPES, HEADER, MAGIC
 
 _SMALL_VOCABULARY = 65500  # Megatron's own limit for two-byte tokens
 _BATCH_BYTES = 1 << 22  # the tokenizers library spreads a batch over the cores
-
 _LONGEST = 2**31 - 1  # a length is an int32 in the index
 _ENTRIES = 1 << 20
 

@@ -47,7 +47,7 @@ class CorpusWatch:
         return [_mark(path) for path in paths_of(kind, Path(prefix))]
 
     def _check(self, again: bool) -> None:
-        from levelfield.corpus import check
+        from levelfield.corpus.integrity import check
 
         prefix, kind = str(self._corpus.prefix), self._corpus.kind
         facts = check(prefix, None if kind == "synthetic" else kind, again=again)

@@ -11,8 +11,7 @@ from levelfield.contracts.vendor import Device
 from levelfield.testing import damage
 from levelfield.testing.damage import NumberPlace
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.outcomes import Key, lost, outcome, without_reason, wrong
-from levelfield.testing.recordings import Recording
+from levelfield.testing.recordings import Key, Recording, lost, outcome, without_reason, wrong
 from levelfield.testing.subject import VendorSubject
 from levelfield.testing.tool_checks import check_problem
 

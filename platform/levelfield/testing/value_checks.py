@@ -12,8 +12,7 @@ from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.specs.tool import FieldName, units_of
 from levelfield.testing.findings import CheckRow, Fails
-from levelfield.testing.outcomes import without_reason
-from levelfield.testing.recordings import Recording
+from levelfield.testing.recordings import Recording, without_reason
 from levelfield.testing.subject import VendorSubject
 
 SAMPLED: dict[FieldName, str] = {

@@ -15,9 +15,9 @@ from levelfield.measure.parameter_counts import parameters
 from levelfield.publish.export import hf_config
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case
-from levelfield.testing.case_kit.case_checks import HARDWARE, CaseSubject, check_case
-from levelfield.testing.case_kit.case_draft import document
-from levelfield.testing.case_kit.published_config import read_config
+from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
+from levelfield.testing.case_draft import document
+from levelfield.testing.published_config import read_config
 from plans import PLUGINS
 
 _TOKENS: dict[str, Any] = {

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from levelfield.testing.findings import Fails
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.framework_kit.layout_checks import offered_runs
-from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant
+from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, small_job
 from levelfield.testing.framework_kit.small_runs import SmallRank, SmallRun
-from levelfield.testing.framework_kit.variants import small_job
 from levelfield.worker.init import Initializer
 from levelfield.worker.job import namespace
 from levelfield.worker.schedule import learning_rate

@@ -17,12 +17,17 @@ from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
 from levelfield.specs.tested import Difference, DifferenceLimits, MatrixRun
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
-from levelfield.testing.framework_kit.known_curves import curve_by_torch, known_curve
-from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant
-from levelfield.testing.framework_kit.small_models import with_large_vocabulary, with_large_weights
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, known_curve
+from levelfield.testing.framework_kit.small_jobs import (
+    LONG_STEPS,
+    SINGLE,
+    Variant,
+    offered,
+    small_job,
+    with_large_vocabulary,
+    with_large_weights,
+)
 from levelfield.testing.framework_kit.training_curves import Curve, compare, compare_routing
-from levelfield.testing.framework_kit.variants import offered, small_job
 from levelfield.worker.architecture import is_mixture
 from levelfield.worker.choices import packed
 from levelfield.worker.job import namespace

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.case import Model
-from levelfield.testing.case_kit.config_keys import ConfigKeys
+from levelfield.testing.config_keys import ConfigKeys
 
 Fields = dict[str, Any]
 NUMBER = (int, float)

@@ -15,7 +15,7 @@ from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case, Model
 from levelfield.specs.vendor import NAME
-from levelfield.testing.case_kit.published_config import PublishedModel
+from levelfield.testing.published_config import PublishedModel
 
 LENGTH = 4096  # of a sequence, where the model has as many positions
 _SMOKE_WIDTH, _SMOKE_HEADS = 256, 8
