@@ -42,7 +42,7 @@ def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> 
 def _text(found: dict[str, list[Row]]) -> list[str]:
     blocks = []
     for kind, rows in found.items():
-        lines = {"vendors": _vendor_lines, "chips": _chip_lines, "frameworks": _framework_lines}.get(kind, _lines)(rows)
+        lines = LINES.get(kind, _lines)(rows)
         notes = [wrapped(note, 4) for note in _private(rows)] if kind == "chips" else []
         blocks.append("\n".join([kind, *lines, *notes]))
     return blocks
@@ -52,6 +52,14 @@ def _lines(rows: list[Row]) -> list[str]:
     width = max((len(r["name"]) for r in rows), default=0)
     lines = [f"  {r['name']:<{width}}  {r['says']}" for r in rows] or ["  none"]
     return [_cut(line, WIDTH) for line in lines]
+
+
+def _case_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each case that stands by itself, and one about those that suites have for their rows."""
+    derived = [r for r in rows if r["suite"]]
+    suites = ", ".join(sorted({r["suite"] for r in derived}))
+    more = [wrapped(f"  and {len(derived)} that rows of suites train: {suites}", 4)] if derived else []
+    return _lines([r for r in rows if not r["suite"]]) + more
 
 
 def _chip_lines(rows: list[Row]) -> list[str]:
@@ -85,9 +93,24 @@ def _framework_lines(rows: list[Row]) -> list[str]:
     return lines
 
 
+LINES: dict[str, Callable[[list[Row]], list[str]]] = {
+    "cases": _case_lines,
+    "vendors": _vendor_lines,
+    "chips": _chip_lines,
+    "frameworks": _framework_lines,
+}
+
+
 def _cases(registry: Registry) -> list[Row]:
-    cases = [registry.case(name) for name in sorted(registry.cases)]
-    return [{"name": c.name, "says": c.title, "family": c.model.family, "digest": c.fingerprint()} for c in cases]
+    works = {registry.reference(name).identity.work for name in registry.references}
+    rows = []
+    for name, path in registry.all_cases.items():
+        case = registry.case(name)
+        has_one = case.work("smoke").fingerprint() in works
+        row: Row = {"name": name, "says": case.title if has_one else f"no reference; {case.title}"}
+        row |= {"family": case.model.family, "digest": case.fingerprint(), "has_reference": has_one}
+        rows.append({**row, "suite": None if name in registry.cases else path.stem})
+    return rows
 
 
 def _frameworks(registry: Registry) -> list[Row]:

@@ -151,7 +151,7 @@ def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) ->
 
 def _folder(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> Path:
     """Return the folder of --plugins that has the case, else the first one; without any, the checkout."""
-    case = registry.cases.get(split_name(reference.case)[0])
+    case = registry.all_cases.get(split_name(reference.case)[0])
     own = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
     return next(iter([*own, *plugins]), checkout())
 

@@ -93,7 +93,7 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
 
 def _case(registry: Registry, name: str) -> Case:
     """Return the case. Raises UnknownName with the nearest kinds and cases."""
-    if name not in registry.cases and (near := difflib.get_close_matches(name, KINDS, n=1, cutoff=0.7)):
+    if name not in registry.all_cases and (near := difflib.get_close_matches(name, KINDS, n=1, cutoff=0.7)):
         raise UsageError(f"unknown case '{name}'; did you mean `show {near[0]}`?")
     return registry.case(name)
 

@@ -68,8 +68,8 @@ def new_case(
     """
     if not re.fullmatch(NAME, name) or len(name) > 60:
         raise UsageError(f"case new: found the name '{name}', expected letters, digits, '.', '_' and '-'")
-    if (spelled := registry.spelled(name)) in registry.cases:
-        raise UsageError(f"case new: the case '{spelled}' exists: {registry.cases[spelled]}; use another name")
+    if (spelled := registry.spelled(name)) in registry.all_cases:
+        raise UsageError(f"case new: the case '{spelled}' exists: {registry.all_cases[spelled]}; use another name")
     path = plugins / "configs" / "cases" / f"{name}.yaml"
     count = parameters(published.model, sequence_length(published)).total
     if known is not None and count != known:
