@@ -56,7 +56,13 @@ FORMER = {
     "preflight": "site preflight",
     "image": "environment image",
     "wheels": "environment wheels",
-    "export": "data export",
+}
+GONE = {
+    "reveal": "a table with withheld cells has no commitments to hold values against",
+    **dict.fromkeys(
+        ("export", "data export"),
+        "a run makes its initial weights by the case's seed; tests/huggingface_classes.py has HuggingFace's names",
+    ),
 }
 _LINE = re.compile(r'(?:""")?`([a-z][a-z -]*)`(?: \(([a-z ]+)\))?: (.+?)(?:""")?')
 
@@ -149,13 +155,13 @@ def _split(arguments: Sequence[str], known: dict[Words, Listed]) -> tuple[Words,
 
 
 def _refuse_former(words: Words, rest: Sequence[str]) -> None:
-    """Raise UsageError for a command by a name that it had, with its new one."""
+    """Raise UsageError for a command by a name that it had, with its new one, and for one that is gone."""
     options = [" ".join((*words, option.partition("=")[0])) for option in rest]
     for name in options if words else (" ".join(rest[:2]), *rest[:1]):
         if name in FORMER:
             raise UsageError(f"`{name}` is now `{FORMER[name]}`")
-    if not words and rest[:1] == ["reveal"]:
-        raise UsageError("`reveal` is gone: a table with withheld cells has no commitments to hold values against")
+        if name in GONE:
+            raise UsageError(f"`{name}` is gone: {GONE[name]}")
 
 
 def _unknown(word: str, known: dict[Words, Listed]) -> str:

@@ -9,12 +9,10 @@ from typing import Any
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import registry_of, store_option
-from levelfield.compare import comparison_sheets, matrix_sheets, scaling_sheets
-from levelfield.compare.comparison import Histories, compare
-from levelfield.compare.evidence import ComparedSide, side_of
-from levelfield.compare.matrix import matrix
+from levelfield.compare import comparison, matrix, scaling
+from levelfield.compare.comparison import Histories
 from levelfield.compare.ratios import LEAST_RUNS
-from levelfield.compare.scaling import scaling
+from levelfield.compare.sides import ComparedSide, side_of
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import Sheet, as_markdown, as_text
 from levelfield.rundir.directory import default_runs
@@ -103,11 +101,11 @@ def _shown(options: argparse.Namespace, places: RunPlaces) -> Shown:
         return _matrix(options, places)
     if options.scaling:
         runs = {run.run_id: run for text in options.side for run in places.runs(text, options.repeats)}
-        found = scaling(list(runs.values()))
-        return list(scaling_sheets.sheets(found)), scaling_sheets.as_values(found), not found.unequal
+        found = scaling.scaling(list(runs.values()))
+        return list(scaling.sheets(found)), scaling.as_values(found), not found.unequal
     sides = [side_of(_name(i), places.runs(text, options.repeats)) for i, text in enumerate(options.side)]
-    compared = compare(sides, _histories(sides, places), options.across == "precision")
-    return list(comparison_sheets.sheets(compared)), comparison_sheets.as_values(compared), compared.comparability.holds
+    compared = comparison.compare(sides, _histories(sides, places), options.across == "precision")
+    return list(comparison.sheets(compared)), comparison.as_values(compared), compared.comparability.holds
 
 
 def _name(number: int) -> str:
@@ -125,8 +123,8 @@ def _matrix(options: argparse.Namespace, places: RunPlaces) -> Shown:
     cases, frameworks = _wanted(options)
     records = [record for record in places.latest() if cases is None or record.series.case in cases]
     expected = frameworks if options.matrix == "framework" else ()
-    found = matrix(records, options.matrix, expected, cases or ())
-    return list(matrix_sheets.sheets(found)), matrix_sheets.as_values(found), True
+    found = matrix.matrix(records, options.matrix, expected, cases or ())
+    return list(matrix.sheets(found)), matrix.as_values(found), True
 
 
 def _wanted(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:

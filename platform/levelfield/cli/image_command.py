@@ -25,6 +25,7 @@ from levelfield.report.words import gib
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import EngineError, answers, connect
 from levelfield.run.runtimes.wheels import verify, wheels_of
+from levelfield.rundir.directory import replacing
 from levelfield.specs.build_needs import Stages
 from levelfield.specs.container import ContainerOptions, ContainerPlan, ImagePlan
 
@@ -125,7 +126,7 @@ def _export(options: argparse.Namespace) -> None:
         recipe = _recipe(options, options.framework)
         wheels = wheels_of(recipe, options.offline, Terminal(quiet=False).say)
         verify(wheels)
-        with images.context(recipe, wheels) as tar, Path(options.output).open("wb") as file:
+        with images.context(recipe, wheels) as tar, replacing(options.output, "b") as file:
             shutil.copyfileobj(tar, file)
         print(f"{options.output}: the build context; build it: `docker build -t NAME - < {options.output}`")
         return

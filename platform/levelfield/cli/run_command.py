@@ -29,7 +29,7 @@ from levelfield.cli.options import (
 )
 from levelfield.cli.run_entries import checked, chosen, node_counts, series_entries, series_scaling, with_files
 from levelfield.cli.terminal import Terminal
-from levelfield.compare import scaling_sheets
+from levelfield.compare import scaling
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.plan.permissions import refuse_unknown
@@ -203,7 +203,7 @@ def _ended(results: list[Result], options: argparse.Namespace, terminal: Termina
     """Print the results and return the exit code."""
     scaled = list(series_scaling(results, _runs(options))) if options.nodes else []
     if options.json:
-        values = [scaling_sheets.as_values(found) for found in scaled if not isinstance(found, str)]
+        values = [scaling.as_values(found) for found in scaled if not isinstance(found, str)]
         print(as_json(results, values), end="")
     else:
         terminal.summary(results, _runs(options))

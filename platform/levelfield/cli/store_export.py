@@ -14,7 +14,7 @@ from levelfield.errors import UsageError
 from levelfield.publish.mlperf_log import mllog_lines
 from levelfield.publish.scalar_events import write_scalars
 from levelfield.report.escapes import spreadsheet_cell
-from levelfield.rundir.directory import room_left
+from levelfield.rundir.directory import replacing, room_left
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
 from levelfield.store.record_lines import line_of
@@ -81,7 +81,7 @@ def _output(path: Path | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     try:
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with replacing(path) as file:
             yield file
     except OSError as error:
         raise UsageError(f"--output {_unwritten(error, path)}") from None

@@ -13,7 +13,7 @@ from levelfield.errors import LevelfieldError, UsageError
 from levelfield.judge.collector import collect
 from levelfield.judge.sealing import Redaction
 from levelfield.rundir.bundle_reader import read_bundle, written
-from levelfield.rundir.directory import default_runs, find_run
+from levelfield.rundir.directory import PAIRS, default_runs, find_run
 from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.run_state import refuse_running
 from levelfield.specs.paths import RunPaths
@@ -109,6 +109,11 @@ class ImportSource:
 
     def _of_run(self, paths: RunPaths) -> RunRecord:
         refuse_running(paths)
+        if paths.root.parent.name == PAIRS:
+            raise UsageError(
+                f"{paths.root}: found a run of a pair of builds, which is no point of its series; expected another. A "
+                "nightly stores its pairs itself"
+            )
         raw = read_raw(paths)
         if self._trusts and paths.result.exists():
             return storable(record_of(paths, raw=raw).reported(_OF_A_RESULT), str(paths.root))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from levelfield.checkout import checkout
-from levelfield.compare import scaling_sheets
+from levelfield.compare import scaling
 from levelfield.compare.scaling import Scaling
 from levelfield.report import repeats, suites, tables, words
 from levelfield.report.escapes import one_line
@@ -87,7 +87,7 @@ class Terminal:
             if isinstance(each, str):
                 self.say(each)
             else:
-                print("\n" + as_text(scaling_sheets.sheets(each)), end="")
+                print("\n" + as_text(scaling.sheets(each)), end="")
 
     @contextmanager
     def bytes_progress(self, what: str) -> Iterator[Callable[[int, int], None]]:

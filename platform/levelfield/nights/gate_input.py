@@ -52,10 +52,7 @@ class GateInput:
     @cached_property
     def tonights(self) -> dict[str, list[Point]]:
         """The points of the night by series, without the runs of confirmations."""
-        counted = ("nightly", "manual")
-        every = (
-            (s, [p for p in of if night_of(p) == self.night and p.purpose in counted]) for s, of in self.points.items()
-        )
+        every = ((s, [p for p in of if night_of(p) == self.night and p.is_of_trend]) for s, of in self.points.items())
         return {series: points for series, points in every if points}
 
     @cached_property

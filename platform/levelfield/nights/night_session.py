@@ -282,7 +282,8 @@ def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
         platform_version=plan.platform_version,
         formulas=(),
     )
-    before = store.subject(points[-1].subject) if points else None
+    last = next((p for p in reversed(points) if p.is_of_trend), None)
+    before = store.subject(last.subject) if last else None
     return is_other_build(before, now)
 
 

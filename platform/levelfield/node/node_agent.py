@@ -22,7 +22,8 @@ if __name__ == "__main__":  # by path: this folder's modules shadow nothing, and
 from levelfield.node.assignment import Assignment, AssignmentError, assignment_of, node_rank_here
 from levelfield.node.file_stream import FileStream
 from levelfield.node.node_duty import NodeDuty
-from levelfield.node.platform_line import PlatformLine, Stop
+from levelfield.node.platform_line import PlatformLine
+from levelfield.node.rank_processes import Stop
 
 WRONG_WORK = 2
 MOST_WORK_BYTES = 64 * 2**20

@@ -17,8 +17,8 @@ from levelfield.node.memory_kills import MemoryKillWatch
 from levelfield.node.node_checks import Refusal, check_code, check_environment, check_name, check_port, digest_here
 from levelfield.node.node_facts import node_facts, tool_output
 from levelfield.node.node_record import NodeRecord
-from levelfield.node.platform_line import PlatformLine, Stop
-from levelfield.node.rank_processes import Ranks
+from levelfield.node.platform_line import PlatformLine
+from levelfield.node.rank_processes import Ranks, Stop
 from levelfield.node.sampling import Sampler
 from levelfield.node.written_files import write_files, write_json
 

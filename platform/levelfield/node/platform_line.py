@@ -1,23 +1,11 @@
-"""The reasons to end a node's work from outside, and the line to the platform on standard input."""
+"""The line to the platform on standard input: its end, or a long silence, ends a node's work."""
 
 from __future__ import annotations
 
 import sys
 import threading
 
-
-class Stop:
-    """The first reason to end from outside, from whichever thread it comes."""
-
-    def __init__(self) -> None:
-        self._set, self.reason = threading.Event(), ""
-
-    def request(self, reason: str) -> None:
-        self.reason = self.reason or reason
-        self._set.set()
-
-    def wait(self, seconds: float) -> bool:
-        return self._set.wait(seconds)
+from levelfield.node.rank_processes import Stop
 
 
 class PlatformLine:

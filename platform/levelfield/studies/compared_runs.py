@@ -12,10 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from levelfield.compare.cautions import began
 from levelfield.compare.comparison import Histories
-from levelfield.compare.evidence import exclusion
-from levelfield.compare.repeat_groups import repeat_number, repeats_around
+from levelfield.compare.sides import began, exclusion, repeat_number, repeats_around
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import read_plan
@@ -52,7 +50,7 @@ class RunSource(Protocol):
         ...
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
-        """Yield the runs of a series, the newest first, each read when it is taken. Dates in the future come last."""
+        """Yield the runs of a series' trend, the newest first, each read when it is taken. Future dates come last."""
         ...
 
 
@@ -126,7 +124,8 @@ class KeptRuns:
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
         digest = series.fingerprint()
-        points, ahead = self._store.points([digest]).get(digest, []), first_future_date().isoformat()
+        points = [point for point in self._store.points([digest]).get(digest, []) if point.is_of_trend]
+        ahead = first_future_date().isoformat()
         for point in sorted(reversed(points), key=lambda point: point.began >= ahead):
             yield self._store.record(point.run_id)
 

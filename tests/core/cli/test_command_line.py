@@ -215,6 +215,8 @@ def test_the_longest_words_win() -> None:
         (["report", "latest", "--formt", "csv"], "unrecognized arguments: --formt csv; did you mean --format?"),
         (["--case", "tiny:fake", "--dryrun"], "unrecognized arguments: --dryrun; did you mean --dry-run?"),
         (["reveal", "check", "a", "b"], "`reveal` is gone"),
+        (["data", "export", "tiny"], "`data export` is gone: a run makes its initial weights by the case's seed"),
+        (["export", "tiny", "--format", "hf"], "`export` is gone"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from levelfield.contracts.execution import Request
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
-from levelfield.node.regular_files import read_regular
+from levelfield.node.regular_files import MOST_BYTES, read_regular
 from levelfield.rundir.follower import event_file_sizes
 
 
@@ -49,4 +49,4 @@ class Liveness:
         return f"no {what} was finished for {waited:.0f} s (limit {limit:g} s)"
 
     def _has_steps(self, names: Iterable[str]) -> bool:
-        return any(b'"event":"step"' in read_regular(self._events / name) for name in names)
+        return any(b'"event":"step"' in read_regular(self._events / name, MOST_BYTES) for name in names)

@@ -113,13 +113,13 @@ class Connection:
             part = os.read(self.stdout.fileno(), _PART_BYTES)
         except BlockingIOError:
             return b""
-        except OSError:
+        except (OSError, ValueError):  # ValueError: it was ended here, and its streams are closed
             part = b""
         self.is_at_end = not part
         return part or None
 
     def _read_complaint(self) -> None:
-        with suppress(BlockingIOError, OSError):
+        with suppress(OSError, ValueError):
             while part := os.read(self.stderr.fileno(), _PART_BYTES):
                 self.complaint = (self.complaint + part.decode(errors="replace"))[-_MOST_COMPLAINT:]
 
