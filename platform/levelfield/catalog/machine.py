@@ -38,7 +38,11 @@ class Machine:
     def driver(self, vendor: str) -> str:
         """Return the version of the devices' driver, or why it is not known."""
         if vendor not in self._drivers:
-            self._drivers[vendor] = _driver(self._vendor(vendor))
+            try:
+                found = self._vendor(vendor).software().get("driver", "unknown: the vendor does not name it")
+            except Exception as error:  # an adapter may raise anything
+                found = f"unknown: {type(error).__name__}"
+            self._drivers[vendor] = found
         return self._drivers[vendor]
 
     def silent(self, vendors: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -60,13 +64,6 @@ def _in_use(vendor: Vendor, devices: DeviceList) -> dict[int, str]:
     read = ((d, plausible(vendor.spec, d, samples[d.index])) for d in devices if d.index in samples)
     values = {d.index: (s.memory_used_bytes, d.memory_bytes, s.utilisation) for d, s in read}
     return {i: device_sentence(str(i), *each, "when it was planned") for i, each in values.items() if in_use(*each)}
-
-
-def _driver(vendor: Vendor) -> str:
-    try:
-        return vendor.software().get("driver", "unknown: the vendor does not name it")
-    except Exception as error:  # an adapter may raise anything
-        return f"unknown: {type(error).__name__}"
 
 
 def devices_of(vendor: Vendor) -> DeviceList:

@@ -111,14 +111,12 @@ def tuning(subject: VendorSubject) -> str:
     files = sorted((subject.folder / "tuning").glob("*.yaml"))
     if not files:
         raise NotApplicable("no tuning/<case>.yaml: cases run as they are")
-    plans = sum(_check_file(subject, path.stem) for path in files)
+    plans = 0
+    for case in (path.stem for path in files):
+        subject.registry.case(case)
+        for number, row in enumerate(lookup.tuning_rows(subject.registry, subject.name, case)):
+            plans += _check_row(subject, case, number, row)
     return f"{len(files)} case(s), {plans} plan(s): {', '.join(path.stem for path in files)}"
-
-
-def _check_file(subject: VendorSubject, case: str) -> int:
-    subject.registry.case(case)
-    rows = lookup.tuning_rows(subject.registry, subject.name, case)
-    return sum(_check_row(subject, case, number, row) for number, row in enumerate(rows))
 
 
 def _check_row(subject: VendorSubject, case: str, number: int, row: TuningRow) -> int:

@@ -143,7 +143,7 @@ def _gpt2(keys: ConfigKeys, _: list[str]) -> Fields:
 def _rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
     """Return what all decoders with rotary positions have. The activation is that of an MLP with a gate."""
     heads, hidden = keys.take("num_attention_heads", int), keys.take("hidden_size", int)
-    width = keys.take("head_dim", (int, type(None)) if keys.has_default("head_dim") else int)
+    width = keys.take("head_dim", (int, type(None)) if "head_dim" in keys.defaults else int)
     base, scaling = _rope(keys)
     return {
         "layers": keys.take("num_hidden_layers", int),

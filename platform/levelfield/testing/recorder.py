@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from levelfield.contracts.command import CommandOutput, ask
+from levelfield.contracts.command import ask
 from levelfield.contracts.tool_records import Parsed, parse
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed, UsageError
@@ -62,8 +62,13 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
     known = commands(vendor.spec)
     if not any(tool for _, tool in known.values()):
         raise UsageError(f"{folder}: found no tool in vendor.yaml; add `monitor`, or record adapter.py's by hand")
-    _refuse_overwriting(folder / "recorded", list(known), force)
-    captured = [_captured(role, argv, tool) for role, (argv, tool) in known.items()]
+    there = [path for role in known for path in sorted((folder / "recorded").glob(f"{role}.*"))]
+    if there and not force:
+        raise UsageError(f"{there[0]} exists; --force replaces it and its line in {ORIGINS}")
+    captured = []
+    for role, (argv, tool) in known.items():
+        answer = ask(argv, 60)
+        captured.append(Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason))
     _check_output(captured)
     kept = redacted(captured_texts(captured), _tools(captured)) if redact else captured_texts(captured)
     _write(folder / "recorded", vendor, captured, kept)
@@ -77,17 +82,6 @@ def captured_texts(captured: list[Captured]) -> dict[str, str]:
 
 def _tools(captured: list[Captured]) -> dict[str, Tool]:
     return {item.file: item.tool for item in captured if item.tool}
-
-
-def _refuse_overwriting(folder: Path, roles: list[str], force: bool) -> None:
-    there = [path for role in roles for path in sorted(folder.glob(f"{role}.*"))]
-    if there and not force:
-        raise UsageError(f"{there[0]} exists; --force replaces it and its line in {ORIGINS}")
-
-
-def _captured(role: str, argv: tuple[str, ...], tool: Tool | None) -> Captured:
-    answer: CommandOutput = ask(argv, 60)
-    return Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason)
 
 
 def _check_output(captured: list[Captured]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,11 +93,6 @@ def wrong(found: Outcome, right: Outcome, new: frozenset[int] = frozenset()) -> 
             known = right.get((index, field), "none")
             return f"device {index}: {field} is {_said(value)}, expected null or {_said(known)}"
     return None
-
-
-def lost(found: Outcome, right: Outcome) -> Iterator[Key]:
-    """Return the keys that the right outcome has and this one lacks."""
-    return (key for key in right if key not in found)
 
 
 def without_reason(samples: Sequence[Sample]) -> str | None:

@@ -73,7 +73,7 @@ class VendorSubject:
         made = self.registry.vendor(self.name)
         if isinstance(made, CheckedAdapter):
             return made if spec is None else made.with_spec(spec)
-        return DeclaredVendor(spec or self.spec, root=self._root(self.outputs))
+        return DeclaredVendor(spec or self.spec, root=self.nodes())
 
     def over(self, outputs: Outputs) -> Vendor:
         """Return a new adapter whose tools print these outputs: directly, or through fake tools for an adapter.py."""
@@ -85,7 +85,7 @@ class VendorSubject:
         return DeclaredVendor(
             self.spec,
             lambda argv, seconds: answers.get(tuple(argv)) or CommandOutput(None, "not recorded"),
-            self._root(self.outputs),
+            self.nodes(),
         )
 
     def needs_recordings(self) -> tuple[Recording, ...]:
@@ -142,16 +142,12 @@ class VendorSubject:
         ]
 
     def nodes(self) -> Path:
-        """Return the folder for /dev that replayed adapters see."""
-        return self._root(self.outputs)
-
-    def _root(self, outputs: Mapping[tuple[str, ...], bytes]) -> Path:
-        """Return the folder for /dev, with nodes for the devices of the monitor's recording."""
+        """Return the folder for /dev that replayed adapters see. It has the devices of the monitor's recording."""
         discovery, root = self.spec.discovery, self.stage.root / "host"
         if discovery and discovery.device_nodes and not root.exists():
             seen = DeclaredVendor(
                 self.spec.model_copy(update={"discovery": None}),
-                lambda argv, seconds: _answer(outputs.get(tuple(argv), b"")),
+                lambda argv, seconds: _answer(self.outputs.get(tuple(argv), b"")),
             )
             fake_nodes(root, discovery.device_nodes, [device.index for device in seen._all_devices()])
         return root

@@ -169,7 +169,10 @@ def readings(found: Sequence[CheckRow]) -> Iterator[str]:
     if not found:
         return
     fields = [field for field in HEADINGS if field in found[0].values]
-    cells = [[HEADINGS[field][0] for field in fields], *([_cell(row, field) for field in fields] for row in found)]
+    cells = [[HEADINGS[field][0] for field in fields]]
+    for row in found:
+        values = ((row.values[field], HEADINGS[field][1]) for field in fields)
+        cells.append(["null" if value is None else f"{float(value) / unit:.8g}" for value, unit in values])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for first, line in zip(["device", *(str(row.device) for row in found)], cells, strict=True):
         yield "  ".join([first.rjust(6), *(cell.rjust(width) for cell, width in zip(line, widths, strict=True))])
@@ -187,8 +190,3 @@ HEADINGS = {
     "utilisation": ("load %", 0.01),
     "temperature": ("temp C", 1),
 }
-
-
-def _cell(row: CheckRow, field: str) -> str:
-    value = row.values[field]
-    return "null" if value is None else f"{float(value) / HEADINGS[field][1]:.8g}"

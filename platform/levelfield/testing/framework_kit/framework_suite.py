@@ -64,20 +64,16 @@ def write_tested(subject: FrameworkSubject) -> Path | None:
     runs = subject.kept.get("runs")
     if not runs:
         return None
+    devices = subject.registry.machine.devices(subject.vendor.name)
     tested = LayoutRuns(
         framework=subject.name,
         version=subject.manifest.version,
         device_kind=subject.kind,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        machine=f"{platform.system()} {platform.machine()}, {_processor(subject)}",
+        machine=f"{platform.system()} {platform.machine()}, {devices[0].description if devices else 'unknown'}",
         basis=basis_of(subject.kept["sets"].values()),
         runs=runs,
     )
     path = runs_path(subject.manifest, subject.folder)
     path.write_text(dump(tested), encoding="utf-8")
     return path
-
-
-def _processor(subject: FrameworkSubject) -> str:
-    devices = subject.registry.machine.devices(subject.vendor.name)
-    return devices[0].description if devices else "unknown"

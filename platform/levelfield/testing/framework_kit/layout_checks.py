@@ -82,11 +82,8 @@ def training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
         section = 5 if all(run.layout.world_size > 1 for run in bad) else 4
         hint = f"see section {section} of docs/writing-a-framework.md"
         raise Fails(f"{len(bad)} of {len(runs)} trainings differ from torch's; {first}", hint)
-    return f"{len(runs)} trainings as torch's; compared with {_source(subject)}"
-
-
-def _source(subject: FrameworkSubject) -> str:
-    return known_curve(subject, next(iter(subject.models))).source
+    source = known_curve(subject, next(iter(subject.models))).source
+    return f"{len(runs)} trainings as torch's; compared with {source}"
 
 
 def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:

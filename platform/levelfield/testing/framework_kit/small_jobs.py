@@ -187,7 +187,7 @@ def offered(
 
 def refusal(implementation: ImplementationFile, kind: str, job: dict[str, Any]) -> str | None:
     """Return why the manifest or the model's sizes exclude this job; None where they do not."""
-    work, tuning = work_of(job), tuning_of(job)
+    work, tuning = work_of(job), Tuning.model_validate({**job["tuning"], "layout": job["layout"]})
     layout = tuning.layout
     uneven = "uneven" in implementation.offered_parallelism(kind)
     if rules := broken(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven):
@@ -197,10 +197,6 @@ def refusal(implementation: ImplementationFile, kind: str, job: dict[str, Any]) 
     except NotHere as error:
         return str(error)
     return None
-
-
-def tuning_of(job: dict[str, Any]) -> Tuning:
-    return Tuning.model_validate({**job["tuning"], "layout": job["layout"]})
 
 
 def work_of(job: dict[str, Any]) -> Work:
