@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from levelfield.contracts.command import CommandOutput
-from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import is_named
 from levelfield.contracts.vendor import Device
 from levelfield.errors import DocumentError, UsageError
@@ -198,8 +196,8 @@ def claims(subject: VendorSubject) -> str:
         raise NotApplicable("the host's processors are no vendor's alone")
     mine = subject.devices()
     others = [name for name in subject.registry.vendors if name != subject.name]
-    for name in others:
-        same = next((d for d in _found_by(subject, name) if _is_one_of(d, mine)), None)
+    for name in (other for other in others if not subject.registry.vendor_file(other).is_host):
+        same = next((d for d in subject.over(subject.outputs, name).devices() if _is_one_of(d, mine)), None)
         if same:
             raise Fails(
                 f"vendor {name} claims device {same.index} ({same.description}) as well, by the same tool or node",
@@ -207,24 +205,6 @@ def claims(subject: VendorSubject) -> str:
                 "devices fit; without a named vendor the first by name would be taken",
             )
     return f"none of {len(others)} other vendor(s) claims these devices"
-
-
-def _found_by(subject: VendorSubject, name: str) -> Sequence[Device]:
-    """Return the devices that another vendor finds where this vendor's tools are replayed."""
-    spec = subject.registry.vendor_file(name)
-    adapter = subject.registry.vendor(name)
-    if spec.is_host:
-        return ()
-    if type(adapter) is not DeclaredVendor:
-        subject.stage.replay(subject.outputs)
-        return adapter.devices()
-    answers = {argv: content.decode(errors="replace") for argv, content in subject.outputs.items()}
-    replayed = DeclaredVendor(
-        spec,
-        lambda argv, seconds: CommandOutput(answers.get(tuple(argv)), "not recorded", absent=True),
-        subject.nodes(),
-    )
-    return replayed.devices()
 
 
 def _is_one_of(device: Device, mine: Sequence[Device]) -> bool:

@@ -75,15 +75,18 @@ class VendorSubject:
             return made if spec is None else made.with_spec(spec)
         return DeclaredVendor(spec or self.spec, root=self.nodes())
 
-    def over(self, outputs: Outputs) -> Vendor:
-        """Return a new adapter whose tools print these outputs: directly, or through fake tools for an adapter.py."""
-        made = self.registry.vendor(self.name)
+    def over(self, outputs: Outputs, name: str | None = None) -> Vendor:
+        """Return a new adapter whose tools print these outputs: directly, or through fake tools for an adapter.py.
+
+        name: of another vendor.
+        """
+        made = self.registry.vendor(name or self.name)
         if isinstance(made, CheckedAdapter):
             self.stage.replay(outputs)
             return made
         answers = {argv: _answer(content) for argv, content in outputs.items()}
         return DeclaredVendor(
-            self.spec,
+            made.spec,
             lambda argv, seconds: answers.get(tuple(argv)) or CommandOutput(None, "not recorded"),
             self.nodes(),
         )
