@@ -12,8 +12,9 @@ from levelfield.errors import UsageError
 from levelfield.report.words import wrapped
 
 if TYPE_CHECKING:
-    from levelfield.nights.bisection import Answer, FirstBad
+    from levelfield.nights.bisection import FirstBad
     from levelfield.run.builds import Pin
+    from levelfield.series.pairs import Side
     from levelfield.specs.plan import ImplementationUsed
     from levelfield.specs.record import Gated
 
@@ -83,7 +84,7 @@ def execute(options: argparse.Namespace) -> int:
     runs = options.runs or default_runs()
     trials = BuildTrials(job.plan, good, FIGURES[options.figure], runs, options.plugins, terminal.say)
 
-    def answer(candidate: Candidate) -> Answer:
+    def answer(candidate: Candidate) -> Side:
         build = build_of(*candidate, say=terminal.say)
         terminal.say(f"trying {build}")
         found = trials.answer(build)

@@ -10,8 +10,7 @@ from pathlib import Path
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import store_option
 from levelfield.rundir.directory import write_atomically
-from levelfield.series.finding_formats import FORMATS, FindingPage, written
-from levelfield.series.findings import Finding
+from levelfield.series.findings import FORMATS, Finding, FindingPage, written
 
 _HELP = """\
 Compare a night with the accepted levels of its series, without running

@@ -113,7 +113,7 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     """Add the event and print it. Return 0. Raises UsageError where the evidence accepts nothing."""
     from levelfield.nights import baselines
     from levelfield.nights.stored_nights import now, one_series, past_findings
-    from levelfield.series.eras import held
+    from levelfield.series.examination import held
     from levelfield.store.database import Store
 
     until = None if kind == "note" else _day(options.until)

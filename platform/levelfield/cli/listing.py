@@ -13,6 +13,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import Rehearsals
 from levelfield.report.words import WIDTH, wrapped
 from levelfield.rundir.run_state import state_words
+from levelfield.specs.implementation import SIMULATED
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.vendor import Achieved, Chip, Peak, PeakDtype
 
@@ -120,6 +121,7 @@ def _frameworks(registry: Registry) -> list[Row]:
         pins = {kind: needs.verified for kind, needs in found.requirements.items()}
         verified = {kind: "pins ran nowhere yet" if where == "none" else where for kind, where in pins.items()}
         verified = {k: _and(where, rehearsals.said(framework=name, kind=k)) for k, where in verified.items()}
+        verified |= {"every device": SIMULATED} if found.simulated else {}
         row: Row = {"name": name, "version": found.version, "families": support.families_of(found)}
         row["says"] = f"{row['version']}  {', '.join(row['families'])}  {'; '.join(map(': '.join, verified.items()))}"
         row["layouts"] = [asdict(each) for each in works if each.framework == name]

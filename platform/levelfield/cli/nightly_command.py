@@ -90,7 +90,7 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.cli.terminal import Terminal
     from levelfield.nights.night_session import NightSession
     from levelfield.rundir.directory import write_atomically
-    from levelfield.series.finding_formats import FindingPage, written
+    from levelfield.series.findings import FindingPage, written
 
     asked = _asked(options)
     night, output = asked.night, Terminal(quiet=options.quiet or options.json)
