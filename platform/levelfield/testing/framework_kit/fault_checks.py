@@ -32,8 +32,6 @@ from levelfield.testing.framework_kit.training_curves import Curve, compare, fir
 
 ALONE_SECONDS = 60.0  # for a rank that refuses, and none joins it
 KILLED_AFTER = 2
-
-# A framework that does not see one of them does not read that field of the job: it has a value of its own.
 STEPS = 10
 Job = dict[str, Any]
 
@@ -155,6 +153,7 @@ class PlantedJob:
         return changed
 
 
+# A framework that does not see one of them does not read that field of the job: it has a value of its own.
 PLANTED = (
     PlantedJob("rate 1 % higher", "training.schedule.peak_lr", lambda value: value * 1.01),
     PlantedJob("warm-up a step longer", "training.schedule.warmup_steps", lambda value: value + 1),
