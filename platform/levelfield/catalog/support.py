@@ -19,9 +19,7 @@ from levelfield.specs.base import load
 from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
 from levelfield.specs.layout import Layout
-from levelfield.specs.reference_curves import ReferenceCurves
-from levelfield.specs.rehearsed import RehearsedRow, RehearsedRuns
-from levelfield.specs.tested import LayoutRuns, MatrixRun
+from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun, ReferenceCurves, RehearsedRow, RehearsedRuns
 from levelfield.specs.vendor import HOST_KIND, VendorFile
 
 State = Literal["tested", "fails", "written", "some", "chip", "-"]
@@ -247,6 +245,7 @@ class Rehearsals:
         self._registry = registry
         self.recorded = registry.files.document(RehearsedRuns, path) if path.exists() else None
         rows = () if self.recorded is None else self.recorded.rows
+        self._vendors: dict[str, VendorFile] = {}  # by chip
         self._code: dict[str, CodeBasis] = {}
         self.faults: dict[RehearsedRow, str | None] = {row: self._fault(row) for row in rows}
 
@@ -257,7 +256,7 @@ class Rehearsals:
         """
         dates = []
         for row, fault in self.faults.items():
-            spec, _ = self._places(row)
+            spec = self._vendors[row.chip]
             of = (framework in (None, row.framework), kind in (None, spec.device_kind), vendor in (None, spec.name))
             dates += [row.date] if fault is None and all(of) else []
         return f"rehearsed {max(dates)[:7]}" if dates else None
@@ -265,17 +264,14 @@ class Rehearsals:
     def _fault(self, row: RehearsedRow) -> str | None:
         """Return why a row does not count; None where it does."""
         assert self.recorded is not None
-        _, implementation = self._places(row)
-        if row.framework not in self._code:
-            self._code[row.framework] = CodeBasis(*implementation)
+        try:
+            if row.chip not in self._vendors:
+                self._vendors[row.chip] = find_chip(self._registry, row.chip)[0]
+            if row.framework not in self._code:
+                self._code[row.framework] = CodeBasis(*self._registry.labelled(row.framework))
+        except UnknownName as error:
+            raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None
         changed = self._code[row.framework].changed(self.recorded.basis.of(row.rests_on))
         if changed:
             return f"its code has changed ({', '.join(changed[:2])}{', ...' if len(changed) > 2 else ''})"
         return f"{row.failed_allocations} allocations failed" if row.failed_allocations else None
-
-    def _places(self, row: RehearsedRow) -> tuple[VendorFile, tuple[ImplementationFile, Path]]:
-        """Return the vendor of the chip, and the framework's manifest and folder."""
-        try:
-            return find_chip(self._registry, row.chip)[0], self._registry.labelled(row.framework)
-        except UnknownName as error:
-            raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None

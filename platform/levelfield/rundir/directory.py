@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from levelfield.checkout import checkout
 from levelfield.errors import UnknownName, UsageError
 from levelfield.node.process_identity import own_identity
-from levelfield.specs.base import load
-from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
+from levelfield.specs.record import first_future_date
+
+if TYPE_CHECKING:  # documents take longer to import than all else of a short command
+    from levelfield.specs.plan import Plan
 
 PAIRS = "pairs"  # folder of runs: runs of pairs of builds are in it, so that none is the latest of a series
 _OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
@@ -86,6 +87,9 @@ def _age_order(plan: Path) -> tuple[bool, int, Path]:
 
 
 def read_plan(paths: RunPaths) -> Plan:
+    from levelfield.specs.base import load
+    from levelfield.specs.plan import Plan
+
     return load(Plan, paths.plan)
 
 

@@ -10,9 +10,9 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import NotHere, UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.case import Case, Scale
-from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.selector import Selector
+from levelfield.specs.suite import NamedHardware
 from levelfield.testing.findings import CheckFinding, Fails, Missing, NotApplicable, found
 from levelfield.testing.plan_checks import elsewhere, planned
 

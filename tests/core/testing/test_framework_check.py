@@ -15,7 +15,7 @@ from levelfield.cli.main import main
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.base import load
 from levelfield.specs.case import Precision
-from levelfield.specs.tested import LayoutRuns
+from levelfield.specs.recorded_runs import LayoutRuns
 from levelfield.testing.findings import Check
 from levelfield.testing.framework_kit import fault_checks, framework_suite, layout_checks
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, known_curve, recorded_curve

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from levelfield.catalog.code_basis import runs_path
 from levelfield.specs.base import dump
-from levelfield.specs.basis import basis_of
-from levelfield.specs.tested import LayoutRuns
+from levelfield.specs.recorded_runs import LayoutRuns, basis_of
 from levelfield.testing.findings import Check, CheckFinding, found
 from levelfield.testing.framework_kit import evidence_checks, fault_checks, layout_checks, manifest_checks
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject

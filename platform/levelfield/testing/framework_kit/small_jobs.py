@@ -11,7 +11,8 @@ from typing import Any
 from levelfield.errors import NotHere
 from levelfield.plan.unsupported import refuse_unsupported
 from levelfield.predict.layout_rules import broken
-from levelfield.specs.case import Model, Precision, Work
+from levelfield.specs.architecture import Model
+from levelfield.specs.case import Precision, Work
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.tuning import Tuning
 
