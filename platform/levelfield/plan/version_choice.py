@@ -20,13 +20,13 @@ def version_that_runs(
     """Return the selector and its selection with a version that the chip and the driver can run, and why it is another.
 
     The third value is the driver's version; None where the packages need no certain one, or nobody knows the driver:
-    for devices of other machines, and for packages that the platform does not install. A version that the user named
-    stays, and so does that of devices that are only assumed, as such a plan cannot run.
+    for devices that are assumed or on other machines, and for packages that the platform does not install. A version
+    that the user named stays.
     """
     file, kind = found.implementation, found.vendor.device_kind
     needs = file.requirements.get(kind)
     is_here = found.devices and not request.hardware
-    if needs is None or _is_brought(found, request) or not (is_here or request.launch):
+    if needs is None or _is_brought(found, request):
         return selector, found, None, ()
     driver = registry.machine.driver(found.vendor.name) if needs.driver and is_here else None
     faults = [

@@ -120,8 +120,12 @@ def test_a_mixture_keeps_the_tokens_of_its_experts() -> None:
     tokens, layer = 4096, layer_bytes(setup("DP1"))
     assert layer.mixture is not None
     mlp = tokens * 4 * 2 * 14336  # gate, up, their product and its activation, in 16 bits
-    routed = 2 * mlp + 2 * tokens * 4096 * (2 + 2) + 2 * 4 * tokens * 8
+    router = 4 * tokens * (4096 + 2 * 8)  # in 32 bits: its input, logits and scores
+    routed = 2 * mlp + 2 * tokens * 4096 * (2 + 2) + router
     assert layer.mixture.whole - layer.whole == routed - mlp
+    inside = replace(setup("DP1"), memory_model=MemoryModel(expert_outputs=False))
+    multiplied = layer_bytes(inside).mixture
+    assert multiplied and layer.mixture.whole - multiplied.whole == 2 * tokens * 4096 * 2, "the experts' outputs"
 
 
 def test_shared_experts_and_more_chosen_ones_keep_more() -> None:
