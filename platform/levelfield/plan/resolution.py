@@ -26,6 +26,7 @@ from levelfield.specs.build_needs import Stages
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.derivation import split_name
+from levelfield.specs.implementation import SIMULATED
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import (
     CorpusUsed,
@@ -89,6 +90,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         refusal=decision.refusal,
         notices=(
             *found.notices,
+            *([f"framework {found.implementation.framework}: {SIMULATED}"] if found.implementation.simulated else ()),
             *use_notices(found, hardware),
             *unused_hosts(None if decision.suite else decision.request.launch, decision.text, decision.selector),
         ),
