@@ -6,10 +6,9 @@ from levelfield.catalog.lookup import Selection
 from levelfield.contracts.vendor import Device
 from levelfield.errors import UsageError
 from levelfield.plan.arrangement import Arrangement
-from levelfield.plan.decision import Decision
 from levelfield.plan.image_recipe import image_plan
 from levelfield.plan.permissions import permitted
-from levelfield.plan.request import UserRequest
+from levelfield.plan.request import Decision, UserRequest
 from levelfield.specs.build_needs import Stages
 from levelfield.specs.container import ContainerPlan
 from levelfield.specs.plan import Hardware

@@ -11,9 +11,8 @@ from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
-from levelfield.plan.decision import Decision
-from levelfield.plan.request import Entry, RequestedScale, Suggestion
-from levelfield.plan.version_choice import version_that_runs
+from levelfield.plan.build_checks import version_that_runs
+from levelfield.plan.request import Decision, Entry, RequestedScale, Suggestion
 from levelfield.specs.case import Work
 from levelfield.specs.hardware import WITHHELD, NamedHardware
 from levelfield.specs.launch import LaunchPlan

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from levelfield.predict.activations import layer_bytes, passes
-from levelfield.predict.attention_kernels import kernel_of
 from levelfield.predict.footprint import HeldCount, context_buffers, stage_footprints, stage_parameters
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import (
@@ -18,10 +17,9 @@ from levelfield.predict.operations import (
     experts_forward,
     layer_forward,
 )
-from levelfield.predict.pass_timing import slice_of, traffic_bytes
+from levelfield.predict.pass_timing import exchanged_bytes, kernel_of, slice_of, traffic_bytes
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import UPDATE_BYTES
-from levelfield.predict.token_exchange import exchanged_bytes
 from levelfield.specs.constants import Pace
 
 ZERO = "Rajbhandari et al., 2020, section 5"
