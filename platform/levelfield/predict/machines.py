@@ -248,7 +248,8 @@ def fit_messages(seconds_by_bytes: Mapping[int, float]) -> tuple[float, float]:
     """Return alpha in seconds, and bytes per second, of a message's time alpha + bytes / rate (Hockney, 1994).
 
     The fit minimises the squares of relative errors. Absolute errors would fit only the largest of the sizes, which go
-    from a kilobyte to megabytes. Raises ValueError for fewer than two sizes, for invalid times, and for times that do not grow with the size.
+    from a kilobyte to megabytes. Raises ValueError for fewer than two sizes, for invalid times, and for times that do
+    not grow with the size.
     """
     if len(seconds_by_bytes) < 2:
         raise ValueError(f"found times of {len(seconds_by_bytes)} message size(s), expected two or more")
