@@ -91,7 +91,7 @@ def lacks(tool: BuildTool, build: Build) -> str | None:
     header = program.parent.parent / "include" / tool.header if tool.header else program
     if not header.is_file():
         return f"found {program} without the header {header}, {expected}"
-    if tool.release and not _is_release(found := _release_of(program), tool.release):
+    if tool.release and not f"{(found := _release_of(program))}.".startswith(f"{tool.release}."):
         return f"found {program} of release {found}, {expected}"
     return None
 
@@ -130,10 +130,6 @@ def _release_of(program: Path) -> str:
         return f"unknown ({type(error).__name__})"
     match = _RELEASE.search(said)
     return match[1] if match else "unknown"
-
-
-def _is_release(found: str, wanted: str) -> bool:
-    return found == wanted or found.startswith(f"{wanted}.")
 
 
 def version_that_runs(

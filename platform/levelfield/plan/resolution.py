@@ -22,7 +22,6 @@ from levelfield.plan.permissions import refuse_choice_of_devices
 from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.scale import choose_scale, footprint_of
 from levelfield.predict import layout_rules
-from levelfield.predict.footprint import Footprint
 from levelfield.predict.machines import with_assumed_rates
 from levelfield.specs.build_needs import Stages
 from levelfield.specs.case import Scale, Work
@@ -33,7 +32,6 @@ from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import (
     CorpusUsed,
     EnvironmentPlan,
-    Hardware,
     ImplementationUsed,
     MemoryExpected,
     Plan,
@@ -84,7 +82,9 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         runtime=decision.request.runtime,
         container=container,
         peak=peak_of(hardware.chip, work, MeasuredPeaks()),
-        expected_memory=_expected(memory, hardware),
+        expected_memory=MemoryExpected(
+            parts=memory.parts(), total_bytes=memory.total, available_bytes=hardware.memory_bytes_per_device
+        ),
         repeat=1,
         repeats=decision.selector.repeats,
         save_weights=decision.request.save_weights,
@@ -190,11 +190,6 @@ def _environment(
     return environment_of(
         file, kind, stages, request.python, request.runtime, assume, request.offline, decision.driver, chip
     )
-
-
-def _expected(memory: Footprint, hardware: Hardware) -> MemoryExpected:
-    available = hardware.memory_bytes_per_device
-    return MemoryExpected(parts=memory.parts(), total_bytes=memory.total, available_bytes=available)
 
 
 def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
