@@ -29,8 +29,7 @@ from levelfield.judge.collector import collect
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run.launchers import means
 from levelfield.run.launchers.launched_ranks import request_of
-from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.look_pace import pause_after
+from levelfield.run.launchers.liveness import Liveness, pause_after
 from levelfield.run.runtimes.node_runtime import NodeRuntime
 from levelfield.run.scheduler import jobs
 from levelfield.rundir.directory import write_json

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "models" / "torch"), str(ROOT / "platform")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("models/torch", "platform", "tests")]
 
 # family, hidden, layers, vocabulary, sequence, micro-batch, dtype, compiled
 SHAPES = (
@@ -261,7 +261,7 @@ def ours(task: dict[str, Any]) -> Any:
 
 def theirs(task: dict[str, Any]) -> Any:
     import torch
-    from levelfield.publish.export import hf_config
+    from huggingface_classes import hf_config
     from levelfield.specs.case import Model
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -22,6 +22,6 @@ def test_bisection_in_containers_names_the_commit(engine: DockerClient, images_c
     case = ["--case", "tiny:fake:fake:1:1", "--scale", "smoke", *IN_CONTAINERS]
     code, out, err = project.run("nightly", "bisect", project.first, "HEAD", *case, *plugins)
     assert code == 0 and f"first bad  {slow[:12]}" in out and f"last good  {project.first[:12]}" in out, out + err
-    runs = sorted((project.data / "runs").glob("*/plan.json"))
+    runs = sorted((project.data / "runs" / "pairs").glob("*/plan.json"))
     assert len(runs) >= 8 and {json.loads(path.read_text())["runtime"] for path in runs} == {"docker"}
     assert kept(engine, [path.parent.name for path in runs]) == []

@@ -130,7 +130,7 @@ def test_imports_go_one_way(tmp_path: Path) -> None:
 OWN_FILES = {
     "catalog/code_basis.py", "environment_folder.py", "first_start.py", "installer.py", "run/builds.py",
     "run/identities.py", "run/launchers/code_archive.py", "run/launchers/kubernetes/kubernetes_launcher.py",
-    "run/launchers/left_containers.py", "run/launchers/ports.py", "run/launchers/ssh/ssh_setup.py",
+    "run/launchers/left_containers.py", "run/launchers/launched_ranks.py", "run/launchers/ssh/ssh_setup.py",
     "run/machine_facts.py", "pages/page_rendering.py",
     "pages/page_building.py", "store/address.py",
 }  # fmt: skip

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LayoutError, NotHere
-from levelfield.plan.decision import Decision
 from levelfield.plan.placement import place
-from levelfield.plan.request import Entry, UserRequest
+from levelfield.plan.request import Decision, Entry, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.plan import Plan
 

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_classes import NoEquivalent, hf_config, mixture_arrays, to_hf
 from layouts import MODELS
-from levelfield.errors import UsageError
-from levelfield.publish.export import hf_config, to_hf
-from levelfield.publish.mixture_export import mixture_arrays
 from levelfield.specs.case import Model
 from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
@@ -56,7 +54,7 @@ def build(model: Model, arrays: dict[str, np.ndarray]):
 
 
 def theirs_of(model: Model, arrays: dict[str, np.ndarray], folder: Path):
-    """HuggingFace's model, read as a user reads an export."""
+    """HuggingFace's model, read from files, as a user reads it."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf_config(model, LENGTH)))
     save_file(to_hf(model, arrays), folder / "model.safetensors", metadata={"format": "pt"})
@@ -201,7 +199,7 @@ def test_a_block_of_deepseek_v3():
     ],
 )
 def test_a_mixture_without_an_equivalent_is_refused(changes, named):
-    with pytest.raises(UsageError, match=named):
+    with pytest.raises(NoEquivalent, match=named):
         hf_config(model_of(**changes), LENGTH)
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_classes import NoEquivalent, hf_config, initial_arrays, to_hf
 from layouts import EVERYWHERE, MODELS
-from levelfield.errors import UsageError
-from levelfield.publish.export import export_hf, hf_config, initial_arrays, to_hf
 from levelfield.specs.case import Model, Work
 from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
+from safetensors.numpy import save_file
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("transformers")]  # one process imports it: eight seconds
 LENGTH = 24
@@ -187,13 +187,13 @@ def test_a_wrong_constant_shows_in_the_logits(fault):
 
 
 @pytest.mark.parametrize("family", EVERYWHERE)
-def test_an_export_is_loaded_by_from_pretrained(family, tmp_path):
+def test_initial_weights_are_loaded_by_from_pretrained(family, tmp_path):
     work = work_of(family)
-    paths = export_hf(work, tmp_path / "weights")
-    assert [path.name for path in paths] == ["config.json", "model.safetensors"]
-    assert json.loads(paths[0].read_text())["vocab_size"] == work.model.vocab_size
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "weights").eval()
-    ours = build(work.model, initial_arrays(work))
+    arrays = initial_arrays(work)
+    (tmp_path / "config.json").write_text(json.dumps(hf_config(work.model, work.training.sequence_length)))
+    save_file(to_hf(work.model, arrays), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ours = build(work.model, arrays)
     assert Pair(ours, theirs).difference() <= TOLERANCE
 
 
@@ -214,7 +214,7 @@ def test_an_export_is_loaded_by_from_pretrained(family, tmp_path):
     ],
 )
 def test_an_architecture_without_an_equivalent_is_refused(family, changes, named):
-    with pytest.raises(UsageError, match=named):
+    with pytest.raises(NoEquivalent, match=named):
         hf_config(model_of(family, **changes), LENGTH)
 
 

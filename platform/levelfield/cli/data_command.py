@@ -1,19 +1,20 @@
-"""`data` (machines and environments): prepare or check a corpus; export initial weights
+"""`data` (machines and environments): prepare or check a corpus
 `data prepare`: convert text files to Megatron's indexed .bin/.idx
 `data check`: read a whole corpus; print its size and digest
-`data export`: write a case's initial weights in another tool's format
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import registry_of
 from levelfield.cli.terminal import Terminal
-from levelfield.corpus import CorpusFacts, check, prepare
 from levelfield.report.words import wrapped
+
+if TYPE_CHECKING:
+    from levelfield.corpus import CorpusFacts
 
 DATA = """\
 Prepare a corpus from text, or check one.
@@ -39,12 +40,6 @@ Read a whole corpus and print its format, size in tokens and digest.
 example:
   run_benchmarks.py data check PREFIX
 """
-EXPORT = """\
-Write a case's initial weights in another tool's format.
-
-example:
-  run_benchmarks.py data export llama3_8b --format hf --scale smoke --output DIR
-"""
 
 _CUT = (
     "long documents were cut in {} place(s), where this tokenizer gives other tokens for a part of a text than for the "
@@ -53,21 +48,16 @@ _CUT = (
 
 
 def _check(options: argparse.Namespace) -> int:
-    with Terminal(quiet=False).bytes_progress(f"checking {options.prefix}") as progress:
+    from levelfield.corpus import check
+
+    with Terminal().bytes_progress(f"checking {options.prefix}") as progress:
         return _say(check(options.prefix, progress=progress))
 
 
-def _export(options: argparse.Namespace) -> int:
-    from levelfield.publish.export import export_hf
-
-    work = registry_of(options).case(options.case).work(options.scale)
-    for path in export_hf(work, options.output, options.force):
-        print(path)
-    return 0
-
-
 def _prepare(options: argparse.Namespace) -> int:
-    with Terminal(quiet=False).bytes_progress("preparing") as progress:
+    from levelfield.corpus import prepare
+
+    with Terminal().bytes_progress("preparing") as progress:
         facts = prepare(
             options.input,
             options.tokenizer,
@@ -105,9 +95,7 @@ def _prepare_options(parser: argparse.ArgumentParser) -> None:
         "--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated"
     )
     parser.add_argument(
-        "--field",
-        metavar="NAME",
-        help="the files are JSON lines, with a document in this field (wikiextractor: text)",
+        "--field", metavar="NAME", help="the files are JSON lines, with a document in this field (wikiextractor: text)"
     )
     parser.add_argument("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
     parser.add_argument("--force", action="store_true", help="replace an existing corpus")
@@ -117,17 +105,8 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prefix", metavar="PREFIX", help="the path of the corpus without .bin/.idx or _ids.npy")
 
 
-def _export_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("case", metavar="CASE", help="the name of a case; `show cases` lists all")
-    parser.add_argument("--format", choices=("hf",), required=True, help="hf: safetensors and config.json")
-    parser.add_argument("--scale", choices=("full", "smoke"), default="smoke", help="default: smoke")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write; empty or new")
-    parser.add_argument("--force", action="store_true", help="replace what is in the folder")
-
-
 COMMANDS = {
     "data": Command(DATA),
     "data prepare": Command(PREPARE, _prepare_options, _prepare),
     "data check": Command(CHECK, _check_options, _check),
-    "data export": Command(EXPORT, _export_options, _export),
 }

@@ -2,17 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
 
-from levelfield.compare.cautions import cautions
-from levelfield.compare.compared_fields import NOTHING, ComparedField, Reader, chip_of, field_of, fields_of
-from levelfield.compare.evidence import DIFFERS, ComparedSide
-from levelfield.compare.quantities import at
-from levelfield.specs.record import RunRecord
+from levelfield.compare.sides import DIFFERS, ComparedSide, at, began, palm
+from levelfield.measure.other_use import HOST_LIMIT
+from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.vendor import HOST_SHARE
 
 _HOLDS, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"
+NOTHING = "-"
+Reader = Callable[[RunRecord], object]
+_DIGEST = 12  # characters of a digest that a table shows
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+MOST_APART = timedelta(days=30)
+# Why a field asks for caution, where its name does not say it.
+WHY = {
+    "left out": "these runs do not count; a side that often fails may look fast in the runs that are left",
+    "alignment": "only `aligned` says that the training agrees with the reference",
+    "attention kernel": "each side may choose its kernel, and this choice may explain the ratio",
+    "source": "changed files are in no commit, so nobody can repeat exactly this run",
+    "other programs": "what they used of the machine while a run was measured makes it slower",
+    "run order": "the sides ran one after another, so a change of the machine meanwhile looks like a difference",
+    "peak of MFU": "each MFU refers to its own peak, so the ratio of MFU is not the ratio of speed",
+    "date": "the runs are more than 30 days apart, or a date is not known",
+}
+_OF_ONE_FRAMEWORK: dict[str, Reader] = {  # another framework has another of each
+    "framework version": lambda r: r.subject.framework_version,
+    "environment": lambda r: r.subject.environment,
+    "packages": lambda r: r.subject.packages,
+    "implementation": lambda r: r.subject.implementation,
+}
+
+
+@dataclass(frozen=True)
+class ComparedField:
+    """A field with its different values on each side, in the order of the sides."""
+
+    name: str
+    values: tuple[tuple[str, ...], ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every run of every side has the same value."""
+        return len({value for side in self.values for value in side}) == 1
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Return a text for each side."""
+        return tuple(", ".join(shortened(value) for value in side) or NOTHING for side in self.values)
+
+
+def field_of(name: str, sides: Sequence[ComparedSide], read: Reader) -> ComparedField:
+    """Return a field of the runs that count; of a side without any, of all its runs."""
+    return ComparedField(name, tuple(_distinct(map(read, side.counted or side.runs)) for side in sides))
+
+
+def fields_of(sides: Sequence[ComparedSide], readers: Mapping[str, Reader]) -> Iterator[ComparedField]:
+    """Yield a field for each reader, under its name."""
+    yield from (field_of(name, sides, read) for name, read in readers.items())
+
+
+def shortened(value: str) -> str:
+    """Return a digest or a commit by its beginning, and any other value as it is."""
+    if _COMMIT.fullmatch(value):
+        return value[:_DIGEST]
+    return value[: len("sha256:") + _DIGEST] if value.startswith("sha256:") else value
+
+
+def chip_of(series: Series) -> str:
+    """Return vendor and chip; one of them where both have the same name."""
+    return series.chip if series.vendor == series.chip else f"{series.vendor} {series.chip}"
+
+
+def _distinct(values: Iterable[object]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(NOTHING if value is None else str(value) for value in values))
 
 
 @dataclass(frozen=True)
@@ -40,13 +108,16 @@ def checked(
     sides: Sequence[ComparedSide], fixed: Mapping[str, Reader]
 ) -> tuple[tuple[ComparedField, ...], tuple[ComparedField, ...]]:
     """Return the fields that must be equal and are, and those that are not: status, `fixed` and formulas."""
-    good = {field.name: _is_good(field) for field in _states(sides)}
-    fields = [*_states(sides), *fields_of(sides, fixed), _formulas(sides)]
+    states = (
+        ComparedField("valid and sealed", tuple(_left_out(side) if not side.counted else (_HOLDS,) for side in sides)),
+        ComparedField("training", tuple(_training(side) for side in sides)),
+    )
+    same = [*fields_of(sides, fixed), _formulas(sides)]
     if not all(side.counted for side in sides):  # only a valid run has these two
-        fields = [field for field in fields if field.name not in (_TOKENS, _FORMULAS)]
-    holds = [good.get(field.name, _is_same(field)) for field in fields]
-    named = list(zip(fields, holds, strict=True))
-    return tuple(field for field, held in named if held), tuple(field for field, held in named if not held)
+        same = [field for field in same if field.name not in (_TOKENS, _FORMULAS)]
+    held = [field for field in states if set(field.values) == {(_HOLDS,)}]
+    held += [field for field in same if field.is_equal and field.values[0] != (NOTHING,)]
+    return tuple(held), tuple(field for field in (*states, *same) if field not in held)
 
 
 def window_tokens(record: RunRecord) -> int | None:
@@ -64,7 +135,7 @@ def device_meaning(record: RunRecord) -> str:
     return f"{series.device_is}{shares}"
 
 
-_FIXED: dict[str, Reader] = {
+FIXED: dict[str, Reader] = {
     "work": lambda r: r.series.work,
     "corpus": lambda r: r.series.corpus,
     "scale": lambda r: r.series.scale,
@@ -91,27 +162,12 @@ _CHOSEN: dict[str, Reader] = {
 def _fixed(across_precision: bool) -> dict[str, Reader]:
     """Return the fields that must be equal. Across precisions the work must be the same but for its precision."""
     if across_precision:
-        return {**_FIXED, "work": lambda r: r.result.get("work_but_precision")}
-    return {**_FIXED, "precision": lambda r: r.series.precision}
+        return {**FIXED, "work": lambda r: r.result.get("work_but_precision")}
+    return {**FIXED, "precision": lambda r: r.series.precision}
 
 
-def _is_same(field: ComparedField) -> bool:
-    """Return whether the field is known and the same everywhere."""
-    return field.is_equal and field.values[0] != (NOTHING,)
-
-
-def _states(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
-    """Yield the two fields that must hold on every side: a run that counts, and a training that does the work."""
-    yield ComparedField("valid and sealed", tuple(_counted(side) for side in sides))
-    yield ComparedField("training", tuple(_training(side) for side in sides))
-
-
-def _is_good(field: ComparedField) -> bool:
-    return set(field.values) == {(_HOLDS,)}
-
-
-def _counted(side: ComparedSide) -> tuple[str, ...]:
-    return (_HOLDS,) if side.counted else tuple(f"{record.run_id}: {why}" for record, why in side.excluded)
+def _left_out(side: ComparedSide) -> tuple[str, ...]:
+    return tuple(f"{record.run_id}: {why}" for record, why in side.excluded)
 
 
 def _training(side: ComparedSide) -> tuple[str, ...]:
@@ -121,16 +177,123 @@ def _training(side: ComparedSide) -> tuple[str, ...]:
 
 def _formulas(sides: Sequence[ComparedSide]) -> ComparedField:
     """Return the versions of the formulas that all runs have. A formula that one run lacks is no difference."""
-    names = [set(_names(record)) for side in sides for record in side.counted or side.runs]
-    common = set.intersection(*names)
+    common = set.intersection(*(set(_named_formulas(r)) for side in sides for r in side.counted or side.runs))
 
     def versions(record: RunRecord) -> str | None:
-        found = sorted(formula for name, formula in _names(record).items() if name in common or not common)
-        return ", ".join(found) or None
+        named = _named_formulas(record).items()
+        return ", ".join(sorted(formula for name, formula in named if name in common or not common)) or None
 
     return field_of(_FORMULAS, sides, versions)
 
 
-def _names(record: RunRecord) -> dict[str, str]:
+def _named_formulas(record: RunRecord) -> dict[str, str]:
     """Return the run's formulas by their names: `palm` to `palm/1`."""
     return {formula.split("/")[0]: formula for formula in record.subject.formulas}
+
+
+_ALWAYS: dict[str, Reader] = {
+    "case": lambda r: r.series.case,
+    "platform": lambda r: r.subject.platform_version,
+    "commit": lambda r: r.subject.commit,
+    "image": lambda r: r.subject.image,
+    "node": lambda r: r.node,
+    "kernel": lambda r: r.conditions.kernel,
+    "os": lambda r: r.conditions.os,
+    "processor": lambda r: r.conditions.processor,
+    "cores": lambda r: r.conditions.cores,
+    "memory, GiB": lambda r: r.conditions.memory_gib,
+    "engine": lambda r: r.conditions.engine,
+    "peak of MFU": lambda r: _peak(r),
+}
+
+
+def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+    """Yield every field that asks for caution, with its values."""
+    yield from _of_runs(sides)
+    yield from _kernels(sides)
+    yield from _other_use(sides)
+    yield from (each for each in fields_of(sides, _surroundings(sides)) if not each.is_equal)
+    yield from _times(sides)
+
+
+def _of_runs(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+    """Yield the runs that are left out beside others, verdicts other than `aligned`, and runs of changed files."""
+    if any(side.counted and side.excluded for side in sides):
+        yield ComparedField("left out", tuple(_left_out(side) or (NOTHING,) for side in sides))
+    verdicts = field_of("alignment", sides, lambda record: record.verdict)
+    if any(side != ("aligned",) for side in verdicts.values):
+        yield verdicts
+    words = {True: "changed files", False: "as committed", None: NOTHING}
+    sources = field_of("source", sides, lambda record: words[record.subject.is_dirty])
+    if any("changed files" in side for side in sources.values):
+        yield sources
+
+
+def _kernels(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+    """Yield the kernels of attention where runs are known to have had different ones. An unknown one says nothing."""
+    found = field_of("attention kernel", sides, lambda record: at(record.result, "attention_kernel", "name"))
+    if len({name for side in found.values for name in side} - {NOTHING}) > 1:
+        yield found
+
+
+def _other_use(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+    """Yield the most that others used of the machine during a run of each side, where a run has a warning about it."""
+    most = [max((_busy(record) for record in side.counted or side.runs), default=(0.0, "")) for side in sides]
+    if any(text for _, text in most):
+        yield ComparedField("other programs", tuple((text or NOTHING,) for _, text in most))
+
+
+def _busy(record: RunRecord) -> tuple[float, str]:
+    """Return what others used beyond the limits of a warning: cores in the window, or a device before the training."""
+    used = record.result.get("other_use")
+    cores, of, devices = at(used, "host_in_window", "value"), at(used, "host_cores"), at(used, "devices")
+    if isinstance(cores, (int, float)) and isinstance(of, int) and cores > HOST_LIMIT * of:
+        return cores, f"up to {cores:.1f} of {of} cores"
+    is_used = isinstance(devices, list) and any(at(device, "in_use") is True for device in devices)
+    return 0.0, "a device" if is_used else ""
+
+
+def _surroundings(sides: Sequence[ComparedSide]) -> dict[str, Reader]:
+    """Return the readers of build and conditions that these sides can share."""
+    series = [side.first.series for side in sides]
+    readers = dict(_ALWAYS)
+    if len({each.framework for each in series}) == 1:
+        readers |= _OF_ONE_FRAMEWORK
+    if len({each.vendor for each in series}) == 1:
+        readers |= _condition_readers(sides, "software", "software: ")
+    return readers | _condition_readers(sides, "variables", "variable ")
+
+
+def _condition_readers(sides: Sequence[ComparedSide], mapping: str, prefix: str) -> dict[str, Reader]:
+    def reader(name: str) -> Reader:
+        return lambda record: getattr(record.conditions, mapping).get(name)
+
+    names = sorted({name for side in sides for r in side.runs for name in getattr(r.conditions, mapping)})
+    return {f"{prefix}{name}": reader(name) for name in names}
+
+
+def _peak(record: RunRecord) -> str | None:
+    tflops = palm(record).get("peak_tflops")
+    return f"{tflops:.4g} TFLOP/s" if isinstance(tflops, (int, float)) else None
+
+
+def _times(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+    """Yield the dates where runs are more than 30 days apart, and the order where sides were not run in turn."""
+    times = [sorted(time for r in side.counted or side.runs if (time := began(r))) for side in sides]
+    if not all(times):
+        yield ComparedField("date", tuple((f"{known[0]:%Y-%m-%d}",) if known else (NOTHING,) for known in times))
+    elif max(known[-1] for known in times) - min(known[0] for known in times) > MOST_APART:
+        yield ComparedField("date", tuple((_range(known, "%Y-%m-%d"),) for known in times))
+    elif len({record.node for side in sides for record in side.runs}) == 1 and _is_in_sequence(times):
+        yield ComparedField("run order", tuple((_range(known, "%m-%d %H:%M"),) for known in times))
+
+
+def _range(times: Sequence[datetime], form: str) -> str:
+    ends = [f"{time:{form}}" for time in (times[0], times[-1])]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _is_in_sequence(times: Sequence[Sequence[datetime]]) -> bool:
+    """Return whether a side began after all runs of another had begun."""
+    ordered = sorted(times, key=lambda known: known[0])
+    return any(before[-1] <= after[0] for before, after in pairwise(ordered))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from levelfield.compare.comparability import Comparability, comparability
-from levelfield.compare.evidence import DIFFERS, ComparedSide
-from levelfield.compare.quantities import QUANTITIES, Quantity
+from levelfield.compare.comparability import NOTHING, WHY, Comparability, ComparedField, comparability, shortened
 from levelfield.compare.ratios import HistoricNoise, Ratio, SideValues, historic_noise, ratio
+from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
+from levelfield.report.sheets import Sheet
 from levelfield.specs.record import Point, RunRecord
 
 NEWEST = 30  # runs of a history whose noise is taken
 Histories = Mapping[str, Sequence[Point]]  # by the digest of a series
+
+SCHEMA = "levelfield.comparison/1"
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,157 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
         for p in points
         if p.run_id not in own
         and (p.node, p.conditions) == (record.node, conditions)
-        and _is_accepted(p)
+        and p.is_comparable
+        and p.is_of_trend
         and (value := getattr(p, quantity.column.name, None)) is not None
     ]
     return historic_noise(kept[-NEWEST:])
 
 
-def _is_accepted(point: Point) -> bool:
-    is_right = point.word == "valid" and point.evidence == "sealed" and point.verdict not in DIFFERS
-    return is_right and not point.purpose.startswith("confirm")
+def sheets(comparison: Comparison) -> Iterator[Sheet]:
+    """Yield the sides, the fields by what they mean for the comparison, the figures and their ratios."""
+    found, names = comparison.comparability, tuple(side.name for side in comparison.sides)
+    yield Sheet("", ("side", "series", "build", "runs"), tuple(map(_side, comparison.sides)))
+    if found.unequal:
+        yield _fields("NOT COMPARABLE: these fields must be equal, so no ratio is printed", found.unequal, names)
+    yield Sheet("equal on all sides", notes=(_in_a_line(found.equal),))
+    if found.on_purpose:
+        yield _fields("differs on purpose", found.on_purpose, names)
+    if found.with_caution:
+        reasons = tuple(f"{field.name}: {WHY[field.name]}" for field in found.with_caution if field.name in WHY)
+        yield _fields("differs, and asks for caution", found.with_caution, names, reasons)
+    if comparison.figures:
+        yield _figures(comparison)
+        yield _ratios(comparison)
+
+
+def as_values(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison as a JSON object, in full precision."""
+    found, sides = comparison.comparability, comparison.sides
+    return {
+        "schema": SCHEMA,
+        "comparable": found.holds,
+        "sides": [_side_values(side) for side in sides],
+        "unequal": _field_values(found.unequal, sides),
+        "equal": _field_values(found.equal, sides),
+        "on_purpose": _field_values(found.on_purpose, sides),
+        "with_caution": _field_values(found.with_caution, sides),
+        "figures": [_figure_values(figure, sides) for figure in comparison.figures],
+    }
+
+
+def _side(side: ComparedSide) -> tuple[str, ...]:
+    first, counted = side.first, str(len(side.counted))
+    runs = f"{counted} of {len(side.runs)}" if side.excluded else counted
+    return side.name, first.series.label, f"{first.series.framework} {first.subject.framework_version}", runs
+
+
+def _fields(
+    heading: str, fields: Iterable[ComparedField], names: tuple[str, ...], notes: tuple[str, ...] = ()
+) -> Sheet:
+    return Sheet(heading, ("field", *names), tuple((field.name, *field.cells) for field in fields), notes)
+
+
+def _in_a_line(fields: Iterable[ComparedField]) -> str:
+    """Return the equal fields with their values in one sentence."""
+    return "; ".join(f"{field.name} {shortened(field.values[0][0])}" for field in fields) or NOTHING
+
+
+def _figures(comparison: Comparison) -> Sheet:
+    """Return the medians with their intervals, and the verdicts on the training."""
+    rows = [row for figure in _known(comparison) for row in _figure_rows(figure, comparison.sides)]
+    verdicts = [", ".join(dict.fromkeys(record.verdict for record in side.counted)) for side in comparison.sides]
+    named = zip(comparison.sides, verdicts, strict=True)
+    rows += [
+        ("alignment" if i == 0 else "", s.name, str(len(s.counted)), said, "") for i, (s, said) in enumerate(named)
+    ]
+    intervals = [found.interval for figure in comparison.figures for found in figure.sides]
+    methods = [f"interval of {i.n} values: {i.coverage:.0%}, {i.method}" for i in intervals if i and i.coverage]
+    notes = tuple(dict.fromkeys([*methods, *_missing(comparison)]))
+    return Sheet("figures", ("figure", "side", "runs", "median", "interval"), tuple(rows), notes)
+
+
+def _known(comparison: Comparison) -> list[ComparedFigure]:
+    """Return the figures that at least one side has."""
+    return [figure for figure in comparison.figures if any(found.values for found in figure.sides)]
+
+
+def _missing(comparison: Comparison) -> Iterator[str]:
+    """Yield why sides lack a figure; equal reasons in one sentence."""
+    for figure in comparison.figures:
+        by_reason: dict[str, list[str]] = {}
+        for side, found in zip(comparison.sides, figure.sides, strict=True):
+            if found.reason:
+                by_reason.setdefault(found.reason, []).append(side.name)
+        heading = figure.quantity.column.heading
+        yield from (f"{heading}: missing on {', '.join(names)}: {reason}" for reason, names in by_reason.items())
+
+
+def _figure_rows(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> Iterator[tuple[str, ...]]:
+    column = figure.quantity.column
+    for number, (side, found) in enumerate(zip(sides, figure.sides, strict=True)):
+        median = column.shown(found.interval.median if found.interval else None)
+        ends = column.ends(found.interval) if found.interval else ""
+        yield column.heading if number == 0 else "", side.name, str(len(found.values)), median, ends
+
+
+def _ratios(comparison: Comparison) -> Sheet:
+    base, *others = comparison.sides
+    rows, reasons = [], []
+    for figure in _known(comparison):
+        for side, found in zip(others, figure.ratios, strict=True):
+            rows.append((_name(figure), f"{side.name}/{base.name}", *_cells(found, figure.quantity.is_noisy)))
+            reasons.append(f"{found.standing}: {found.reason}" if found.low is None else found.reason)
+    header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
+    return Sheet(f"against {base.name}", header, tuple(rows), tuple(dict.fromkeys(reasons)))
+
+
+def _name(figure: ComparedFigure) -> str:
+    """Return the heading without the unit: a ratio has none."""
+    return figure.quantity.column.heading.split(",")[0]
+
+
+def _cells(found: Ratio, is_noisy: bool) -> tuple[str, str, str]:
+    digits = 4 if is_noisy else 7  # a loss is compared far below the noise of a speed
+    value = NOTHING if found.value is None else f"{found.value:.{digits}f}"
+    interval = "" if found.low is None or found.high is None else f"[{found.low:.4f}, {found.high:.4f}]"
+    return value, interval, found.standing
+
+
+def _side_values(side: ComparedSide) -> dict[str, Any]:
+    first = side.first
+    return {
+        "name": side.name,
+        "series": first.series.model_dump(mode="json"),
+        "label": first.series.label,
+        "runs": [record.run_id for record in side.counted],
+        "left_out": [{"run": record.run_id, "reason": reason} for record, reason in side.excluded],
+        "verdicts": [record.verdict for record in side.counted],
+    }
+
+
+def _field_values(fields: Iterable[ComparedField], sides: Sequence[ComparedSide]) -> dict[str, dict[str, list[str]]]:
+    """Return for each field the different values of each side, digests in full."""
+    names = [side.name for side in sides]
+    return {f.name: {name: list(values) for name, values in zip(names, f.values, strict=True)} for f in fields}
+
+
+def _figure_values(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dict[str, Any]:
+    base, *others = sides
+    column = figure.quantity.column
+    return {
+        "name": column.name,
+        "unit": column.unit,
+        "sides": {
+            side.name: {
+                "values": list(found.values),
+                "reason": found.reason,
+                **(asdict(found.interval) if found.interval else {}),
+            }
+            for side, found in zip(sides, figure.sides, strict=True)
+        },
+        "ratios": {
+            side.name: {"against": base.name, **asdict(found)}
+            for side, found in zip(others, figure.ratios, strict=True)
+        },
+    }

@@ -1,23 +1,26 @@
 """An adapter of an adapter.py, whose code is anybody's: its answers have the types of the contract, or are an error.
 
 An adapter may raise anything, and whoever calls it expects that. What no caller expects is an end of the whole process,
-or an answer that fails much later in the platform's own code.
+or an answer that fails much later in the platform's own code, or none at all.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from levelfield.contracts.command import Ask
+from levelfield.contracts.command import Ask, ask_for, end_tools
 from levelfield.contracts.node_commands import NodeCommands
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample, Vendor
 from levelfield.errors import DocumentError
 from levelfield.specs.bounds import MOST_DEVICES
 from levelfield.specs.vendor import VendorFile
 
+LIMIT_SECONDS = 120.0  # of one answer: the tools of eight devices without a resident driver take twenty
 _FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "index": ((int,), "a whole number from 0"),
     "chip": ((str, type(None)), "a text or None"),
@@ -32,7 +35,8 @@ class AdapterFault(DocumentError):
 
 
 class CheckedAdapter:
-    """The adapter of a file. Raises AdapterFault where it ends the process or returns what the contract does not have.
+    """The adapter of a file. Raises AdapterFault where it ends the process, returns what the contract does not have or
+    gives no answer in LIMIT_SECONDS.
 
     What else the adapter raises is passed on, but for `container`, whose options are asked for while planning.
     """
@@ -80,14 +84,39 @@ class CheckedAdapter:
     def _answer(self, method: str, ask: Callable[[], Any]) -> Any:
         """Return what a method gives. To end the process is not for an adapter; Ctrl-C is the user's."""
         try:
-            return ask()
+            return _within_limit(ask)
         except SystemExit as ended:
             raise AdapterFault(
                 f"{self._path}: {method}() called sys.exit({ended.code!r}), expected an answer"
             ) from None
+        except queue.Empty:
+            raise AdapterFault(f"{self._path}: {method}() gave no answer within {LIMIT_SECONDS:g} s") from None
 
     def _fault(self, method: str, found: object, expected: str) -> AdapterFault:
         return AdapterFault(f"{self._path}: {method}() returned {found!r:.80}, expected {expected}")
+
+
+def _within_limit(ask: Callable[[], Any]) -> Any:
+    """Return or raise what `ask` does. Raises queue.Empty after the limit; its thread then ends with the process."""
+    asking = threading.get_ident()
+    ends: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def answer() -> None:
+        ask_for(asking)
+        try:
+            ends.put((ask(), None))
+        except BaseException as error:  # SystemExit too: it is raised again where the answer is awaited
+            ends.put((None, error))
+
+    threading.Thread(target=answer, daemon=True, name="adapter").start()
+    try:
+        found, error = ends.get(timeout=LIMIT_SECONDS)
+    except queue.Empty:
+        end_tools(asking)
+        raise
+    if error is not None:
+        raise error
+    return found
 
 
 class CheckedReplayableAdapter(CheckedAdapter):

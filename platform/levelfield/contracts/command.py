@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from levelfield.node.bounded_command import Ask, CommandOutput, ask, completed, end_tools
+from levelfield.node.bounded_command import Ask, CommandOutput, ask, ask_for, completed, end_tools
 
-__all__ = ["Ask", "CommandOutput", "ask", "completed", "end_tools"]
+__all__ = ["Ask", "CommandOutput", "ask", "ask_for", "completed", "end_tools"]

@@ -15,7 +15,7 @@ from levelfield.measure.platform_clock import platform_clock_reasons
 from levelfield.measure.rerouting import choice_reasons
 from levelfield.measure.routing import auxiliary_reasons, mixture_layers, routing_reasons
 from levelfield.measure.validity import MOST_REASONS, check
-from levelfield.node.regular_files import read_regular_text
+from levelfield.node.regular_files import read_last
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
@@ -23,6 +23,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.result import INTERRUPTED, PRETENDED, Status, Word
 
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
+_END_OF_LOG = 2**20  # bytes in which the last line is looked for
 _WORDS_OF_CLASSES = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 
 
@@ -223,7 +224,7 @@ def _from_log(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
 def last_line(log: Path) -> str | None:
     """Return the last line of a log that is not empty; None without one."""
     try:
-        lines = read_regular_text(log, "replace").splitlines()
+        lines = read_last(log, _END_OF_LOG).decode(errors="replace").splitlines()
     except OSError:
         return None
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed
 from levelfield.run.builds import CommitBuild, run_of
+from levelfield.rundir.directory import PAIRS
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord, Series, Subject
@@ -90,7 +91,7 @@ def abba(pairs: int) -> Iterator[tuple[str, str]]:
 def paired_records(
     arms: Sequence[Arm], pairs: int, runs: Path, series: Series, keep: Keep, done: Sequence[RunRecord] = ()
 ) -> Iterator[tuple[RunRecord, RunRecord]]:
-    """Run and return one pair after another: the accepted build's record first.
+    """Run and return one pair after another: the accepted build's record first. The runs are in a folder of `runs`.
 
     done: records of an earlier start, in the order in which they ran; they are not run again. Raises ArmFailed where a
     run is not valid or is of another series.
@@ -105,7 +106,7 @@ def paired_records(
 
 def _record(arm: Arm, runs: Path, keep: Keep) -> RunRecord:
     try:
-        paths = run_of(arm.build, arm.arguments, runs, MOST_SECONDS)
+        paths = run_of(arm.build, arm.arguments, runs / PAIRS, MOST_SECONDS)
     except RunFailed as error:
         raise ArmFailed(arm, str(error)) from None
     return keep(arm.name, paths)

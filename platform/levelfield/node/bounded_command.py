@@ -36,6 +36,7 @@ class CommandOutput(NamedTuple):
 Ask = Callable[[Sequence[str], float], CommandOutput]
 _running: dict[subprocess.Popen[bytes], int] = {}  # each running tool, and the thread that waits for it
 _guard = threading.Lock()
+_this = threading.local()
 
 
 class _TooMuch(subprocess.SubprocessError):
@@ -87,6 +88,11 @@ def _start(argv: Sequence[str], environment: dict[str, str] | None) -> subproces
     )
 
 
+def ask_for(thread: int) -> None:
+    """Let the tools that this thread runs from now on count as those of another one, which waits for it."""
+    _this.asks_for = thread
+
+
 def end_tools(thread: int) -> None:
     """End every tool that `ask` runs in this thread (its identifier). `ask` then returns there, with a reason."""
     with _guard:
@@ -105,7 +111,7 @@ def _is_here(name: str) -> bool:
 def _ended_in_any_case(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """List the tool as running in the block. After it the tool and all processes that it started are ended."""
     with _guard:
-        _running[process] = threading.get_ident()
+        _running[process] = getattr(_this, "asks_for", threading.get_ident())
     try:
         yield
     finally:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import sys
+import threading
 import time
 from contextlib import ExitStack
-from typing import Any, Dict, NamedTuple
+from pathlib import Path
+from typing import Any, Dict, Mapping, NamedTuple
 
 from levelfield.node import rank_processes
 from levelfield.node.assignment import Assignment
+from levelfield.node.code_digest import code_digest
 from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
-from levelfield.node.host_counters import host_counters
 from levelfield.node.left_ranks import end_left_ranks, new_mark
 from levelfield.node.memory_kills import MemoryKillWatch
-from levelfield.node.node_checks import Refusal, check_code, check_environment, check_name, check_port, digest_here
-from levelfield.node.node_facts import node_facts, tool_output
-from levelfield.node.node_record import NodeRecord
-from levelfield.node.platform_line import PlatformLine, Stop
-from levelfield.node.rank_processes import Ranks
+from levelfield.node.node_facts import host_counters, node_facts, tool_output
+from levelfield.node.node_record import NodeRecord, write_files, write_json
+from levelfield.node.rank_processes import Ranks, Stop
+from levelfield.node.regular_files import read_regular_text
 from levelfield.node.sampling import Sampler
-from levelfield.node.written_files import write_files, write_json
 
 DIFFERS, NO_RENDEZVOUS, DEVICE_TAKEN = 4, 5, 6
 RESOLVE_SECONDS = 20.0
@@ -180,3 +183,91 @@ def _sampler(work: Assignment) -> Sampler:
 
     path = work.root / f"telemetry/node{work.node_rank}.raw.jsonl"
     return Sampler(path, samples.get("interval_seconds", 1.0), reading, {"outputs": []}, lambda _: host_counters())
+
+
+class PlatformLine:
+    """The line to the platform: it sends a line each second. Its end, or a long silence, stops this node."""
+
+    def __init__(self, stop: Stop, limit_seconds: float) -> None:
+        self._stop, self._limit = stop, limit_seconds
+        self._lines, self._seen = 0, (0, 0.0)
+        threading.Thread(target=self._read, daemon=True, name="platform").start()
+
+    def silent(self, watched: float) -> str | None:
+        """Return the evidence of a silence that is too long, in seconds that this process has watched."""
+        if self._lines != self._seen[0]:
+            self._seen = self._lines, watched
+        silence = watched - self._seen[1]
+        if silence > self._limit:
+            return f"the platform sent nothing for {silence:.0f} s (limit {self._limit:g} s)"
+        return None
+
+    def _read(self) -> None:
+        while sys.stdin.buffer.readline(65536):
+            self._lines += 1
+        self._stop.request("standard input was closed: the platform ended, or its connection did")
+
+
+class Refusal(NamedTuple):
+    """Why a node must not train: a word for the cause, and what was found."""
+
+    cause: str
+    evidence: str
+
+
+def check_code(expected: Mapping[str, Any]) -> Refusal | None:
+    """Compare the digest of the node's code with the plan's. expected: code and folder; no code: nothing to compare."""
+    if not expected.get("code"):
+        return None
+    found = digest_here(expected)
+    if found == expected["code"]:
+        return None
+    return Refusal("node-differs", f"the code differs: found {_short(found)}, expected {_short(expected['code'])}")
+
+
+def digest_here(expected: Mapping[str, Any]) -> str:
+    """Return the digest of the node's code, or why it cannot be read."""
+    try:
+        return code_digest(Path(str(expected.get("folder"))))
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+
+
+def check_environment(expected: Mapping[str, Any]) -> Refusal | None:
+    """Compare the digest in the environment's stamp with the plan's."""
+    if not expected.get("environment") or not expected.get("stamp"):
+        return None
+    path = Path(expected["stamp"])
+    try:
+        found = str(json.loads(read_regular_text(path))["digest"])
+    except (OSError, ValueError, TypeError, KeyError):
+        found = f"no stamp in {path}"
+    if found == expected["environment"]:
+        return None
+    wanted = _short(expected["environment"])
+    return Refusal("node-differs", f"the environment differs: found {_short(found)}, expected {wanted}")
+
+
+def check_port(port: int) -> Refusal | None:
+    """Check that nothing listens on the rendezvous port of this node."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that lingers does not count
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return Refusal("port-taken", f"port {port} of this node is taken: {error.strerror}")
+    return None
+
+
+def check_name(address: str) -> Refusal | None:
+    """Check that this node knows the address of the first one."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        why = f"the first node's name {address} does not resolve here: {error.strerror}; give its address"
+        return Refusal("name-unknown", why)
+    return None
+
+
+def _short(digest: str) -> str:
+    return digest[:19] if digest.startswith("sha256:") else digest

@@ -125,6 +125,27 @@ class Ranks:
                 os.killpg(self._running[rank].pid, number)
 
 
+class Stop:
+    """The first reason to end from outside, from whichever thread or signal it comes.
+
+    A signal's handler runs within any line of the main thread, also within itself. So no lock is taken here: a
+    threading.Event would wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+    def request(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether there is a reason, at the latest after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not self.reason and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_SECONDS))
+        return bool(self.reason)
+
+
 def _offer_for_memory(process: int) -> None:
     """Let the kernel prefer this process when memory ends. It may kill again before the memory of the first is free."""
     adjustment = Path(f"/proc/{process}/oom_score_adj")
@@ -180,15 +201,15 @@ def state_of(process: int) -> str:
 def main(path: str) -> int:
     """Run the ranks that the file lists and write their ends. Return 0 when every rank ended with exit code 0."""
     work = json.loads(Path(path).read_text(encoding="utf-8"))
-    ranks, ended, ends = Ranks(), threading.Event(), Path(work["ends"])
+    ranks, stop, ends = Ranks(), Stop(), Path(work["ends"])
     os.umask(work.get("umask", 0o022))  # the engine's own mask would give files to others that the user's does not
-    signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
-    threading.Thread(target=_until_closed, args=(ended,), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.request("a signal"))
+    threading.Thread(target=_until_closed, args=(stop,), daemon=True).start()
     try:
         for process in work["processes"]:
             environment = {**os.environ, **process["environment"]}
             ranks.start(process["rank"], process["argv"], environment, process["log"])
-        while ranks.alive() and ranks.failed() is None and not ended.wait(POLL_SECONDS):
+        while ranks.alive() and ranks.failed() is None and not stop.wait(POLL_SECONDS):
             _write_ends(ends, ranks.ends())
         if ranks.failed() is not None:
             ranks.settle()
@@ -198,11 +219,10 @@ def main(path: str) -> int:
     return 0 if ranks.failed() is None else 1
 
 
-def _until_closed(ended: threading.Event) -> None:
-    """Set `ended` when standard input closes."""
+def _until_closed(stop: Stop) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    ended.set()
+    stop.request("standard input was closed")
 
 
 def _write_ends(path: Path, ends: list[dict[str, Any]]) -> None:
@@ -216,4 +236,4 @@ def _write_ends(path: Path, ends: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    os._exit(main(sys.argv[1]))  # without Python's own end, in which a further signal would end it badly

@@ -1,6 +1,7 @@
 """Files that others may have put there, opened for reading: regular files only.
 
-A pipe would hold its reader for ever, and a device may answer without an end. Links are followed.
+A pipe would hold its reader for ever, and a device may answer without an end. A file that is read whole has a largest
+size: one of 1 TB takes no room on a disk and all memory of its reader. Links are followed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 from typing import Union
+
+MOST_BYTES = 2**29  # of a file that is read whole: two million steps of a rank
+MOST_DOCUMENT_BYTES = 2**26  # of a JSON document, which takes up to twenty times its size as objects
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -34,10 +38,27 @@ def open_regular(path: Union[Path, str]) -> BufferedReader:
         raise
 
 
-def read_regular(path: Union[Path, str], most: int = -1) -> bytes:
-    """Return the content of a regular file, at most so many bytes of it; -1: all. Raises OSError as open_regular."""
+def read_regular(path: Union[Path, str], first: int = -1, largest: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file, or its `first` bytes where that is given. Raises OSError as open_regular.
+
+    A file of more than `largest` bytes is an OSError too, unless only its first bytes are read.
+    """
     with open_regular(path) as file:
-        return file.read(most)
+        if first >= 0:
+            return file.read(first)
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(largest + 1) if size <= largest else b""
+        if max(size, len(content)) > largest:  # it may have grown meanwhile
+            found = f"found {max(size, len(content)):,} bytes, expected at most {largest:,}"
+            raise OSError(errno.EFBIG, found, str(path))
+        return content
+
+
+def read_last(path: Union[Path, str], last: int) -> bytes:
+    """Return the last bytes of a regular file. Raises OSError as open_regular."""
+    with open_regular(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - last))
+        return file.read(last)
 
 
 def read_regular_text(path: Union[Path, str], errors: str = "strict") -> str:

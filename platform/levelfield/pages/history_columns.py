@@ -95,6 +95,7 @@ def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: Surroun
         "verdict": kept["verdicts"].index(point.verdict),
         "purpose": kept["purposes"].index(point.purpose),
         "counts": int(point.is_comparable),
+        "trend": int(point.is_of_trend),
         "conditions": _place(kept["conditions"], point.conditions, surroundings.conditions),
         "subject": _place(kept["subjects"], point.subject, surroundings.subject),
         **_figures(point),
@@ -103,7 +104,10 @@ def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: Surroun
 
 def segments(points: Sequence[Point], surroundings: SurroundingDocuments) -> list[dict[str, Any]]:
     """Return where the conditions of a node change: the index of the first run under new ones, and what differs."""
-    found, place = segments_of(points), {id(point): index for index, point in enumerate(points)}
+    found, place = (
+        segments_of([point for point in points if point.is_of_trend]),
+        {id(point): index for index, point in enumerate(points)},
+    )
     return [
         {
             "at": place[id(segment.points[0])],

@@ -10,7 +10,7 @@ from levelfield.specs.record import Point
 
 @dataclass(frozen=True)
 class LatestFigures:
-    """Figures of the last run that may stand in a comparison. verdict: on its loss, such as aligned."""
+    """Figures of the last run of the trend that may stand in a comparison. verdict: on its loss, such as aligned."""
 
     run_id: str
     began: str
@@ -24,7 +24,7 @@ class LatestFigures:
 
 @dataclass(frozen=True)
 class SeriesSummary:
-    """valid: runs that may stand in a comparison. why_not: why the last run is none of them; None where it is."""
+    """valid: runs that may stand in a comparison. last: of the trend. why_not: why it may not; None where it may."""
 
     runs: int
     valid: int
@@ -37,10 +37,11 @@ class SeriesSummary:
 
 def summary_of(runs: SeriesRuns) -> SeriesSummary:
     """Return the summary of a series, which has at least one run."""
-    valid, last = [point for point in runs.points if point.is_comparable], runs.points[-1]
+    trend = [point for point in runs.points if point.is_of_trend]
+    valid, last = [point for point in trend if point.is_comparable], (trend or runs.points)[-1]
     return SeriesSummary(
         runs=len(runs.points),
-        valid=len(valid),
+        valid=sum(point.is_comparable for point in runs.points),
         nodes=len({point.node for point in runs.points}),
         last=last.began,
         last_word=last.word,

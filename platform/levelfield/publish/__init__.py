@@ -1,1 +1,1 @@
-"""Published tables of others, and tables for publication: audits, conversions, withheld cells, weights."""
+"""Published tables of others, and tables for publication: audits, conversions, withheld cells."""

@@ -19,7 +19,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.command import completed
 from levelfield.errors import DocumentError, RunFailed
 from levelfield.plan.environment import environment_of
-from levelfield.predict.messages import fit_messages
+from levelfield.predict.machines import fit_messages
 from levelfield.run.peak_probe import cache_folder
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.runtimes.process_runtime import inherited

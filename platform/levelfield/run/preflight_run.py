@@ -219,7 +219,10 @@ def _device_states(plan: Plan, vendor: Vendor) -> list[DeviceState]:
         return []
     devices = [device for device in devices_of(vendor) if device.index in plan.hardware.device_indices]
     memory = plan.hardware.memory_bytes_per_device
-    samples = vendor.sample(devices)
+    try:
+        samples = vendor.sample(devices)
+    except Exception:  # an adapter may raise anything; the training's own telemetry says what
+        return []
     return [DeviceState("node0", str(s.index), s.memory_used_bytes, memory, s.utilisation) for s in samples]
 
 

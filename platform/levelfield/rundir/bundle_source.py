@@ -11,7 +11,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.rundir.bundle_format import MOST_BYTES
 from levelfield.rundir.event_lines import event_or_none
 from levelfield.rundir.seal import finding_of, outcome_digest
-from levelfield.rundir.sealed_files import OUTCOME, opened, raw_paths
+from levelfield.rundir.sealed_files import MOST_SEALED_BYTES, OUTCOME, opened, raw_paths
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import SealFinding
 
@@ -58,6 +58,10 @@ def _read(name: str, path: Path) -> ReadFile:
     descriptor = opened(path)
     if descriptor is None:
         raise UsageError(f"bundle: {path}: found no readable regular file; links and pipes do not go into a bundle")
+    largest = MOST_SEALED_BYTES if name.startswith(LOGS) else MOST_BYTES
+    if os.fstat(descriptor).st_size > largest:
+        os.close(descriptor)
+        raise UsageError(f"bundle: {path}: found more than {largest:,} bytes")
     digest, kept, size = hashlib.sha256(), bytearray(), 0
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         while part := file.read(_PART_BYTES):
@@ -65,6 +69,4 @@ def _read(name: str, path: Path) -> ReadFile:
             kept, size = kept + part, size + len(part)
             if name.startswith(LOGS):
                 kept = kept[-TAIL_BYTES:]
-            elif size > MOST_BYTES:
-                raise UsageError(f"bundle: {path}: found more than {MOST_BYTES:,} bytes")
     return ReadFile(f"sha256:{digest.hexdigest()}", bytes(kept), size - len(kept))

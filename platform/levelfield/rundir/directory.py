@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from levelfield.checkout import checkout
 from levelfield.errors import UnknownName, UsageError
 from levelfield.node.process_identity import own_identity
-from levelfield.specs.base import load
 from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
 
+if TYPE_CHECKING:  # documents take longer to import than all else of a short command
+    from levelfield.specs.plan import Plan
+
+PAIRS = "pairs"  # folder of runs: runs of pairs of builds are in it, so that none is the latest of a series
 _OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRITABLE = "Mount it for writing (`dmesg` says why it is not)"
@@ -56,7 +59,7 @@ def find_run(runs: Path, name: str) -> RunPaths:
 
     The latest run is the one whose plan was written last, when it began. Ids are made for a whole command at once, so
     the run of a certificate, repeats and the entries of a suite are not in the order of their ids. A plan with a date
-    in the future counts only where there is no other.
+    in the future counts only where there is no other. A run of a pair has a name, and is never the latest.
     """
     given = Path(name)
     with suppress(OSError, ValueError):  # of a name that is too long for a path
@@ -65,14 +68,16 @@ def find_run(runs: Path, name: str) -> RunPaths:
     plans = sorted(runs.glob("*/plan.json"))
     if name == "latest" and plans:
         return RunPaths(max(plans, key=_age_order).parent.resolve())
-    known = [plan.parent.name for plan in plans]
-    matching = [k for k in known if name in k]
+    matching = [
+        plan.parent for plan in (*plans, *sorted(runs.glob(f"{PAIRS}/*/plan.json"))) if name in plan.parent.name
+    ]
     if len(matching) > 1:
-        named = ", ".join(matching[:4])
+        named = ", ".join(folder.name for folder in matching[:4])
         raise UsageError(f"run '{name}': found {len(matching)} matching runs: {named}; give more of the id")
     if not matching:
+        known = [plan.parent.name for plan in plans]
         raise UnknownName("run", name, known[-20:], hint=f"Runs are in {runs}; 'latest' is the newest run.")
-    return RunPaths((runs / matching[0]).resolve())
+    return RunPaths(matching[0].resolve())
 
 
 def _age_order(plan: Path) -> tuple[bool, int, Path]:
@@ -82,6 +87,9 @@ def _age_order(plan: Path) -> tuple[bool, int, Path]:
 
 
 def read_plan(paths: RunPaths) -> Plan:
+    from levelfield.specs.base import load
+    from levelfield.specs.plan import Plan
+
     return load(Plan, paths.plan)
 
 
@@ -101,24 +109,37 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of `path` by `text` in one step. A reader sees the old or the new content, never a part.
+    """Replace the content of `path` by `text` in one step. Raises OSError as `replacing`."""
+    with replacing(path) as file:
+        file.write(text)
 
-    A character device, such as /dev/null, and an open file of this process, such as /dev/stdout, are written into: a
-    file in their place would harm the machine. Of a link to a file, the file is replaced. Raises OSError with the name
-    of `path`, also for a pipe, a socket, a block device and a link to nothing.
+
+@contextmanager
+def replacing(path: Path, kind: str = "") -> Iterator[Any]:
+    """Give a file for the new content of `path`. A reader sees the old or the new content, never a part.
+
+    kind "b": a file of bytes. A character device, such as /dev/null, and an open file of this process, such as
+    /dev/stdout, are written into: a file in their place would harm the machine. Of a link to a file, the file is
+    replaced. Raises OSError with the name of `path`, also for a pipe, a socket, a block device and a link to nothing.
     """
+    # With the rights that the umask gives. A byte of a path that is not UTF-8 is written out, as JSON escapes it.
+    encoding, errors = (None, None) if kind else ("utf-8", "backslashreplace")
     try:
-        if str(path.absolute()).startswith(_OPEN_FILES):
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-        elif path.is_char_device():
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
-        elif path.exists() and not (path.is_file() or path.is_dir()):
+        if str(path.absolute()).startswith(_OPEN_FILES) or path.is_char_device():
+            with path.open(f"a{kind}", encoding=encoding, errors=errors) as file:
+                yield file
+            return
+        if path.exists() and not (path.is_file() or path.is_dir()):
             raise OSError(errno.EINVAL, "found a pipe, a socket or a device, expected a file or nothing")
-        elif path.is_symlink():
-            _replace(path.resolve(strict=True), text)
-        else:
-            _replace(path, text)
+        place = path.resolve(strict=True) if path.is_symlink() else path
+        temporary = place.with_name(f".{place.name}.{os.getpid()}-{os.urandom(4).hex()}")
+        try:
+            with temporary.open(f"x{kind}", encoding=encoding, errors=errors) as file:
+                yield file
+            temporary.replace(place)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -159,15 +180,3 @@ def _free(error: OSError, place: Path) -> str:
         return ""
     found = os.statvfs(next(path for path in (place, *place.parents) if path.exists()))
     return f" ({found.f_bavail * found.f_frsize:,} bytes and {found.f_favail:,} files free)"
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        # With the rights that the umask gives. A byte of a path that is not UTF-8 is written out, as JSON escapes it.
-        with temporary.open("x", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

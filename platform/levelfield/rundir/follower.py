@@ -13,6 +13,8 @@ from levelfield.node.regular_files import open_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.specs.plan import Plan
 
+_MOST_AT_ONCE = 2**26  # bytes of a rank's events in one look; the next look goes on from there
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -58,7 +60,7 @@ class Follower:
     def _new_events(self, path: Path) -> list[Event]:
         with open_regular(path) as file:
             file.seek(self._offsets.get(path.name, 0))
-            lines, newline, _ = file.read().rpartition(b"\n")
+            lines, newline, _ = file.read(_MOST_AT_ONCE).rpartition(b"\n")
         if not newline:
             return []
         self._offsets[path.name] = self._offsets.get(path.name, 0) + len(lines) + 1

@@ -29,6 +29,8 @@ def read_nodes(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
             recorded = read_regular(paths.node_raw_telemetry(node))
         except FileNotFoundError:
             continue
+        except OSError as error:
+            recorded = f"{error.filename}: {error.strerror}\n".encode()  # no reading: the run is invalid by it
         write_atomically(paths.node_telemetry(node), "".join(_lines(recorded, plan, vendor)))
 
 
@@ -37,8 +39,8 @@ def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
     for node in range(plan.hardware.nodes):
         try:
             facts = event_or_none(read_regular(paths.node_facts(node)))
-        except FileNotFoundError:
-            continue
+        except OSError:
+            continue  # raw_files finds no facts of this node either
         tools = (facts or {}).get("tools")
         adapter = replayed(vendor, answers_of(tools.values() if isinstance(tools, dict) else ()))
         if adapter is not None:

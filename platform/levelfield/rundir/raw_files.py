@@ -21,7 +21,7 @@ from levelfield.measure.raw_facts import (
     StepRecord,
     WeightSlice,
 )
-from levelfield.node.regular_files import read_regular
+from levelfield.node.regular_files import MOST_DOCUMENT_BYTES, read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, count, event_of, whole
 from levelfield.rundir.system_facts import system_of
 from levelfield.rundir.telemetry_files import (
@@ -287,6 +287,6 @@ def _node_ends(outcome: Event) -> dict[int, Event]:
 
 def _json(path: Path) -> Event:
     try:
-        return event_of(read_regular(path))
+        return event_of(read_regular(path, largest=MOST_DOCUMENT_BYTES))
     except (OSError, ValueError):
         return {}

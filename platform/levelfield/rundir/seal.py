@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from levelfield.rundir.event_lines import Event
-from levelfield.rundir.sealed_files import LEFT_OUT, OUTCOME, digests, document, documents, sha256_of
+from levelfield.rundir.sealed_files import LEFT_OUT, MOST_SEALED_BYTES, OUTCOME, digests, document, documents, sha256_of
 from levelfield.specs.base import Value
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import SealFinding
@@ -95,7 +95,8 @@ def finding_of(
     if differs := _differences(stored.files, present, facts):
         return tampered(f"changed after the run ended: {differs}", present)
     if irregular := [name for name, digest in found.items() if digest is None]:
-        return _unsealed(f"found {', '.join(irregular[:_NAMED])}: only a regular file can be sealed", present)
+        sealable = f"a regular file of at most {MOST_SEALED_BYTES / 2**30:.0f} GiB"
+        return _unsealed(f"found {', '.join(irregular[:_NAMED])}: only {sealable} can be sealed", present)
     return SealFinding(word="sealed", digest=stored.digest)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from levelfield.node.regular_files import read_regular
+from levelfield.node.regular_files import MOST_BYTES, MOST_DOCUMENT_BYTES, read_regular
 from levelfield.rundir.event_lines import Event, event_or_none
 from levelfield.specs.paths import RunPaths
 
@@ -28,6 +28,7 @@ FOLDERS = {
 # What no figure rests on: tensors that are large, and what is computed from the sealed files.
 LEFT_OUT = ("capture", "weights", "status.json", "result.json", "report.md")
 _PART_BYTES = 2**20
+MOST_SEALED_BYTES = 2**32  # of a file that is sealed: its digest takes seconds
 
 
 def raw_paths(root: Path) -> Iterator[tuple[str, Path]]:
@@ -69,20 +70,21 @@ def _shown(path: Path) -> str:
 
 
 def digests(paths: RunPaths) -> dict[str, str | None]:
-    """Return the digest of each raw file but outcome.json, by name; None for what is not a regular file."""
+    """Return the digest of each raw file but outcome.json, by name; None for what cannot be sealed."""
     return {name: _file_digest(path) for name, path in raw_paths(paths.root)}
 
 
 def _file_digest(path: Path) -> str | None:
-    """Return the digest of a file, which is read once and in parts; None as `opened` does."""
+    """Return the digest of a file, which is read once and in parts; None as `opened` does, and for a larger file."""
     descriptor = opened(path)
     if descriptor is None:
         return None
-    digest = hashlib.sha256()
+    digest, size = hashlib.sha256(), os.fstat(descriptor).st_size
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        while part := file.read(_PART_BYTES):
+        while size <= MOST_SEALED_BYTES and (part := file.read(_PART_BYTES)):
             digest.update(part)
-    return f"sha256:{digest.hexdigest()}"
+            size = max(size, file.tell())
+    return None if size > MOST_SEALED_BYTES else f"sha256:{digest.hexdigest()}"
 
 
 def sha256_of(content: bytes) -> str:
@@ -94,7 +96,7 @@ def documents(paths: RunPaths, found: Mapping[str, str | None]) -> dict[str, Any
     named = {
         name: path for name, path in raw_paths(paths.root) if found.get(name) and name.endswith((".json", ".jsonl"))
     }
-    contents = {name: document_of(name, read_regular(path)) for name, path in named.items()}
+    contents = {name: _content(name, path) for name, path in named.items()}
     return {name: content for name, content in contents.items() if content is not None}
 
 
@@ -110,7 +112,14 @@ def document_of(name: str, content: bytes) -> Any:
 
 def document(path: Path) -> Event | None:
     """Return the JSON object of a file; None for anything else."""
+    found = _content("", path)
+    return found if isinstance(found, dict) else None
+
+
+def _content(name: str, path: Path) -> Any:
+    """Return what a file holds, as `document_of` does; None for one that cannot be read."""
+    largest = MOST_BYTES if name.endswith(".jsonl") else MOST_DOCUMENT_BYTES
     try:
-        return event_or_none(read_regular(path))
+        return document_of(name, read_regular(path, largest=largest))
     except OSError:
         return None

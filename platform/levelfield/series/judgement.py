@@ -25,9 +25,7 @@ _SEEN_BY: dict[Rule, str] = {
     "drift": "the last nights have drifted from the accepted level",
 }
 Pairs = Sequence[tuple[float | None, float | None]]
-# Runs pairs of a figure in a direction (1: it looked worse): the values of A and B; None where none can be run.
-PairSource = Callable[[Examination], "Pairs | None"]
-
+Judged = tuple["Surroundings", Examination]
 FEWEST_ALIKE = 3
 ALIKE = (0.5, 1.5)  # of the median excess
 
@@ -56,15 +54,18 @@ def wants_pairs(found: Examination, around: Surroundings) -> bool:
     return found.suspicion is not None and found.suspicion.direction > 0
 
 
-def judged_night(found: Examination, around: Surroundings, source: PairSource) -> Finding:
-    """Return the finding about one figure, after a confirmation where one is needed and can be run."""
+def judged_night(found: Examination, around: Surroundings, source: Callable[[], Pairs | None]) -> Finding:
+    """Return the finding about one figure, after a confirmation where one is needed.
+
+    source: runs pairs and returns the values of A and B; None where none can be run.
+    """
     if found.level is None:
         detail = f"{len(found.history)} of {FEWEST} nights before this one"
         return Finding(
             series=around.series, label=around.label, figure=found.figure, word="new series", detail=detail,
             nights=len(found.history), run_id=found.tonight.run_id, node=found.tonight.node,
         )  # fmt: skip
-    pairs = source(found) if wants_pairs(found, around) else None
+    pairs = source() if wants_pairs(found, around) else None
     if pairs is not None:
         return _by_pairs(found, around, found.level, pairs)
     if found.has_stepped and not (found.suspicion and not found.is_young and found.runs_two_nights):
@@ -185,9 +186,6 @@ def _days(first: str, last: str) -> int:
         return (date.fromisoformat(last) - date.fromisoformat(first)).days
     except ValueError:
         return 0
-
-
-Judged = tuple[Surroundings, Examination]
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,7 @@ def in_history(points: Iterable[Point], left_out: Collection[str] = ()) -> list[
 
 def is_evidence(point: Point) -> bool:
     """Whether the run is valid, sealed, of no confirmation, and its training is the one that was expected."""
-    is_right = point.word == "valid" and point.verdict not in ("different", "diverged")
-    return is_right and point.evidence == "sealed" and point.purpose in ("nightly", "manual")
+    return point.is_comparable and point.is_of_trend
 
 
 def segments_of(points: Sequence[Point]) -> list[Segment]:

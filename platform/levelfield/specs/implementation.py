@@ -21,6 +21,7 @@ Parallelism = Literal[
     "data", "tensor", "pipeline", "uneven", "interleaved", "sequence", "context", "expert", "zero1", "zero2", "zero3"
 ]
 
+SIMULATED = "a simulated training; no figure and no verdict is of a device"
 ANY_ACCELERATOR = "accelerator"
 ANY_KIND = "any"
 
@@ -82,6 +83,8 @@ class ImplementationFile(Document):
     refuses: by device kind, choices of a case or a tuning that the implementation does not have, each with the reason.
     `any` means every kind. A plan with such a choice is refused before anything is made.
 
+    simulated: the program computes no training, only its files. Every result says so.
+
     version, requirements: of the default version. versions: what other versions have in their place; each has an
     environment or an image of its own. `catalog/framework_versions.py` chooses one.
     """
@@ -90,6 +93,7 @@ class ImplementationFile(Document):
 
     framework: str = Field(pattern=NAME)
     title: str
+    simulated: bool = Field(False, json_schema_extra=LATER)
     version: str
     architecture: tuple[Part, ...]
     precisions: dict[str, tuple[Precision, ...]]

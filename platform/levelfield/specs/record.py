@@ -18,6 +18,7 @@ from levelfield.specs.selector import labelled
 from levelfield.specs.traces import RunTraces
 
 Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b"]
+OF_TREND: tuple[Purpose, ...] = ("manual", "nightly")
 Evidence = Literal["sealed", "unsealed", "tampered", "reported"]
 Gated = Literal["tokens_per_second_per_device", "memory_bytes", "joules_per_token"]
 
@@ -178,6 +179,15 @@ class Point(Value):
     def is_comparable(self) -> bool:
         """Whether the run may stand in a comparison, as its record says."""
         return _is_comparable(self.word, self.evidence, self.verdict)
+
+    @property
+    def is_of_trend(self) -> bool:
+        """Whether the run is a point of its series' trend and may be its latest.
+
+        A run of a pair is neither: it was made for one difference, half of the pairs' runs are of an older build, and
+        after an even number of pairs such a run is the newest.
+        """
+        return self.purpose in OF_TREND
 
 
 def _is_comparable(word: Word, evidence: Evidence, verdict: str) -> bool:

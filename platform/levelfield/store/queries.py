@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, and_, func, or_, select
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.base import Value
 from levelfield.specs.future_dates import first_future_date
-from levelfield.specs.record import Conditions, Point, RunRecord, Series, Subject
+from levelfield.specs.record import OF_TREND, Conditions, Point, RunRecord, Series, Subject
 from levelfield.store.compression import inflated
 from levelfield.store.rows import document_from, point_from, record_from
 from levelfield.store.schema import CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
@@ -93,7 +93,8 @@ def find(connection: Connection, name: str) -> str:
     """Return the id of a run by its id, a unique part of it, or `latest`. Raises UnknownName or UsageError."""
     is_ahead = RUN.c.began >= first_future_date().isoformat()
     newest = select(RUN.c.run_id).where(_HERE).order_by(is_ahead, RUN.c.began.desc(), RUN.c.run_id.desc())
-    if name == "latest" and (latest := connection.execute(newest.limit(1)).scalar()):
+    of_trend = newest.where(RUN.c.purpose.in_(OF_TREND))
+    if name == "latest" and (latest := connection.execute(of_trend.limit(1)).scalar()):
         return str(latest)
     if exact := connection.execute(newest.where(RUN.c.run_id == name)).scalar():
         return str(exact)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
+from levelfield.contracts import checked_adapter
+from levelfield.contracts.vendor import Device
+from levelfield.node import sampling
+from levelfield.run.telemetry import watching
 from plans import PLUGINS
 
 HEAD = """
@@ -103,6 +109,59 @@ def test_a_run_goes_on_without_readings(
     (root,) = (tmp_path / "runs").iterdir()
     recorded = (root / "telemetry.jsonl" if method == "sample" else root / "provenance.json").read_text()
     assert f"{method}() " in recorded and ("expected" in recorded)
+
+
+@pytest.mark.parametrize(
+    "body", ["import time; time.sleep(9)", "from levelfield.contracts.command import ask; ask(['sleep', '9'], 9)"]
+)
+def test_an_adapter_that_never_answers_is_said(
+    adapted: Callable[[str, str], list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+) -> None:
+    monkeypatch.setattr(checked_adapter, "LIMIT_SECONDS", 0.5)
+    assert main(["show", "vendors", *adapted("devices", body)]) == 0
+    assert "devices() gave no answer within 0.5 s" in " ".join(capsys.readouterr().out.split())
+    wait_for_no_tool()
+
+
+def test_a_tool_of_an_adapter_ends_with_the_telemetry(
+    adapted: Callable[[str, str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(sampling, "LEAVE_SECONDS", 0.1)
+    _, plugins = adapted("sample", "from levelfield.contracts.command import ask; ask(['sleep', '9'], 9)")
+    vendor = Registry([Path(plugins)]).vendor("fake")
+    with watching(vendor, [Device(0, "F1", "Fake One", None)], tmp_path / "telemetry.jsonl"):
+        time.sleep(0.5)
+        assert b"sleep\x009\x00" in b"".join(commands())
+    wait_for_no_tool()
+
+
+def wait_for_no_tool() -> None:
+    deadline = time.monotonic() + 5
+    while b"sleep\x009\x00" in b"".join(commands()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert b"sleep\x009\x00" not in b"".join(commands())
+
+
+def commands() -> list[bytes]:
+    """Return the command line of every child of this process, also of those that another thread started."""
+    children = [
+        each for folder in Path("/proc/self/task").iterdir() for each in (folder / "children").read_text().split()
+    ]
+    return [path.read_bytes() for each in children if (path := Path("/proc") / each / "cmdline").exists()]
+
+
+@pytest.mark.parametrize("body", ["raise ValueError('no')", "import sys; sys.exit(7)"])
+def test_a_preflight_goes_on_without_readings(
+    adapted: Callable[[str, str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str
+) -> None:
+    words = ["--case", "tiny:fake:F1:1:1", "--python", sys.executable, "--preflight", "--runs", str(tmp_path / "runs")]
+    assert main([*words, *adapted("sample", body)]) in (0, 3)
+    assert "fault of the platform" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

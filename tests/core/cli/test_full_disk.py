@@ -14,7 +14,6 @@ COMMANDS: dict[str, list[str]] = {
     "withheld": ["report", "RUN", "--withhold", "mfu,peak", "--bundle", "DISK/out"],
     "report": ["report", "RUN", "--format", "json", "--output", "DISK/run.json"],
     "pages": ["report", "pages", "DISK/pages", "RUN", "--plugins", str(PLUGINS)],
-    "weights": ["data", "export", "tiny", "--format", "hf", "--output", "DISK/weights", "--plugins", str(PLUGINS)],
 }
 
 

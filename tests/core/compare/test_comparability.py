@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from compared_records import record, repeats
 from levelfield.compare.comparability import Comparability, comparability
-from levelfield.compare.evidence import contradiction, exclusion, side_of
+from levelfield.compare.sides import contradictions, exclusion, side_of
 from levelfield.errors import UsageError
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
@@ -226,7 +226,7 @@ class TestFiguresThatDoNotFollowFromTheirResult:
     def test_a_shifted_speed(self, factor: float) -> None:
         run = record(1, devices=4, layout=Layout(data=4))
         shifted = run.model_copy(update={"tokens_per_second_per_device": 1000.0 * factor})
-        assert "tokens_per_second_per_device is" in str(contradiction(shifted))
+        assert "tokens_per_second_per_device is" in str(list(contradictions(shifted)))
 
     def test_tokens_of_all_devices_taken_for_per_device(self) -> None:
         run = record(1, devices=4, layout=Layout(data=4))
@@ -234,18 +234,18 @@ class TestFiguresThatDoNotFollowFromTheirResult:
         wrong = run.model_copy(
             update={"tokens_per_second_per_device": 4000.0, "result": {**run.result, "throughput": speed}}
         )
-        assert "expected 4000.0 tokens/s over 4 device(s)" in str(contradiction(wrong))
+        assert "expected 4000.0 tokens/s over 4 device(s)" in str(list(contradictions(wrong)))
 
     def test_a_speed_that_is_wrong_throughout_has_other_tokens_in_its_window(self) -> None:
         run = record(1, 4000.0, devices=4, layout=Layout(data=4))
         speed = {**run.result["throughput"], "wall_seconds": 10_240 / 4000}  # type: ignore[dict-item]
         wrong = run.model_copy(update={"result": {**run.result, "throughput": speed}})
-        assert contradiction(wrong) is None and names(against(wrong).unequal) == ["tokens of the window"]
+        assert not list(contradictions(wrong)) and names(against(wrong).unequal) == ["tokens of the window"]
 
     @pytest.mark.parametrize("field", ["memory_bytes", "joules_per_token", "mfu", "loss_tail"])
     @pytest.mark.parametrize("value", [float("nan"), 0.51, None])
     def test_any_other_figure(self, field: str, value: float | None) -> None:
-        assert contradiction(record(1).model_copy(update={field: value})) is not None
+        assert list(contradictions(record(1).model_copy(update={field: value})))
 
     def test_a_layout_of_other_devices(self) -> None:
-        assert "for 2 devices, found 1" in str(contradiction(record(1, layout=Layout(data=2))))
+        assert "for 2 devices, found 1" in str(list(contradictions(record(1, layout=Layout(data=2)))))

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from compared_records import record, repeats
-from levelfield.compare.comparison import Comparison, compare
-from levelfield.compare.comparison_sheets import as_values, sheets
-from levelfield.compare.evidence import side_of
+from levelfield.compare.comparison import Comparison, as_values, compare, sheets
+from levelfield.compare.sides import side_of
 from levelfield.errors import UsageError
 from levelfield.measure.series import over_repeats
 from levelfield.report.sheets import as_markdown, as_text

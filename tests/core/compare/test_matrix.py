@@ -7,8 +7,7 @@ import math
 
 import pytest
 from compared_records import record, repeats
-from levelfield.compare.matrix import MatrixCell, ResultMatrix, matrix
-from levelfield.compare.matrix_sheets import as_values, sheets
+from levelfield.compare.matrix import MatrixCell, ResultMatrix, as_values, matrix, sheets
 from levelfield.report.sheets import as_markdown, as_text
 from levelfield.specs.record import RunRecord
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from compared_records import record
-from levelfield.compare.scaling import Scaling, scaling
-from levelfield.compare.scaling_sheets import as_values, sheets
+from levelfield.compare.scaling import Scaling, as_values, scaling, sheets
 from levelfield.errors import UsageError
 from levelfield.report.sheets import as_text
 from levelfield.specs.layout import Layout

@@ -10,6 +10,7 @@ from levelfield.errors import RunFailed
 from levelfield.nights.bisection import BuildTrials
 from levelfield.nights.build_pairs import Arm, ArmFailed, paired_records
 from levelfield.run.builds import CommitBuild
+from levelfield.rundir.directory import PAIRS
 
 ENDS = "import sys\nsys.exit('it lacks a library')\n"
 
@@ -26,6 +27,25 @@ def test_a_build_that_gives_no_result_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArmFailed, match="aaaaaaaaaaaa: it gave no result, exit code 1: it lacks a library") as found:
         next(pairs)
     assert found.value.arm == "a"
+
+
+WRITES = """\
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[sys.argv.index("--runs") + 1]) / "a-run"
+folder.mkdir(parents=True)
+print(json.dumps([{"run_id": folder.name}]))
+"""
+
+
+def test_runs_of_pairs_are_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    """So neither the folder's latest run nor its matrix takes one of them."""
+    arms = [arm("a", tmp_path / "first"), arm("b", tmp_path / "second")]
+    (arms[0].build.folder / "run_benchmarks.py").write_text(WRITES)
+    kept: list[Path] = []
+    runs = paired_records(arms, 3, tmp_path / "runs", series=None, keep=lambda name, paths: kept.append(paths.root))
+    with pytest.raises(ArmFailed):
+        next(runs)
+    assert kept == [tmp_path / "runs" / PAIRS / "a-run"] and kept[0].is_dir()
 
 
 class Failing(BuildTrials):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
-from levelfield.nights.night_state import (
+from levelfield.nights import night_session
+from levelfield.nights.nightly import (
     UNKNOWN_SECONDS,
     Candidate,
     expected_seconds,
@@ -65,6 +68,23 @@ def test_nights_since_an_entry_ran() -> None:
     assert nights_unseen([point("1"), point("2")], nights) == 2
     assert nights_unseen([point("4")], nights) == 0
     assert nights_unseen([point(None), point("other")], nights) is None
+
+
+@pytest.mark.parametrize(("purpose", "held_against"), [("nightly", "b"), ("confirm-a", "a")])
+def test_tonights_build_is_held_against_the_last_night_and_not_against_a_pairs_older_build(
+    purpose: str, held_against: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(night_session, "is_other_build", lambda before, now: seen.append(before))
+    monkeypatch.setattr(night_session, "Subject", SimpleNamespace)
+    points = [Point.model_construct(purpose=p, subject=s) for p, s in (("nightly", "a"), (purpose, "b"))]
+    plan = SimpleNamespace(
+        implementation=SimpleNamespace(version="1", digest="d"),
+        environment=SimpleNamespace(digest=""),
+        platform_version="1",
+    )
+    night_session._is_new(SimpleNamespace(subject=str), points, plan)  # type: ignore[arg-type]
+    assert seen == [held_against]
 
 
 def subject(**change: object) -> Subject:

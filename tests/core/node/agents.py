@@ -112,6 +112,14 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20) -> bool:
     return bool(condition())
 
 
+def send_many(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal for half a second again and again: it arrives while the process is still within its handler."""
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline and process.poll() is None:
+        for _ in range(100):
+            process.send_signal(number)
+
+
 def frames(printed: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in printed.splitlines()]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import AGENT, BEATING, SLEEP, Node, frames, received, wait_until
+from agents import AGENT, BEATING, SLEEP, Node, frames, received, send_many, wait_until
 from levelfield.node.device_files import device_locked
 from levelfield.node.memory_kills import MemoryKillWatch
 from levelfield.node.node_record import NodeRecord
-from levelfield.plan.implementation_identity import code_digest
+from levelfield.plan.resolution import code_digest
 from live_groups import control_group
 
 MODELS = AGENT.parents[3] / "models"
@@ -108,6 +108,14 @@ def test_a_signal_from_outside_ends_the_ranks(node: Node, number: int) -> None:
     process.send_signal(number)
     assert process.wait(30) == 3
     assert node.ended()["evidence"] == f"signal {number:d} from outside" and node.ranks() == []
+
+
+def test_many_signals_at_once_end_the_ranks(node: Node) -> None:
+    process = node.start(node.work(SLEEP))
+    assert wait_until(node.ranks)
+    send_many(process, signal.SIGTERM)
+    assert process.wait(30) == 3
+    assert node.ended()["evidence"] == f"signal {signal.SIGTERM:d} from outside" and node.ranks() == []
 
 
 @pytest.mark.drill

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from agents import send_many
 from levelfield.node import device_files, left_ranks, rank_processes
 from levelfield.node.left_ranks import end_left_ranks, new_mark, own_ranks
 from levelfield.node.process_identity import identity_of
@@ -168,3 +170,39 @@ def test_a_run_that_ends_well_keeps_nothing(tmp_path: Path) -> None:
         locks.keep([])
     content = (tmp_path / "locks/fake-0.lock").read_text()
     assert content.startswith("run the_run (process ") and device_files.HELD not in content
+
+
+# Within any line of `request` the handler may call it again.
+INTERRUPTING = """
+import signal, time
+from levelfield.node.rank_processes import Stop
+
+stop = Stop()
+signal.signal(signal.SIGALRM, lambda number, frame: stop.request("second"))
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+deadline = time.monotonic() + 1
+while time.monotonic() < deadline:
+    stop.request("first")
+print(stop.reason, stop.wait(0))
+"""
+
+
+def test_a_request_to_end_may_interrupt_another() -> None:
+    command = [sys.executable, "-c", INTERRUPTING]
+    done = subprocess.run(command, env={"PYTHONPATH": str(ROOT / "platform")}, capture_output=True, timeout=20)
+    assert done.stdout == b"first True\n", done.stderr
+
+
+def test_many_signals_at_once_end_a_containers_first_process(tmp_path: Path) -> None:
+    rank = {"rank": 0, "argv": ["sleep", "60"], "environment": {}, "log": str(tmp_path / "log")}
+    ends, work = tmp_path / "ends.json", tmp_path / "node0.json"
+    work.write_text(json.dumps({"processes": [rank], "ends": str(ends)}))
+    first = subprocess.Popen([sys.executable, rank_processes.__file__, str(work)], stdin=subprocess.PIPE)
+    try:
+        assert until(ends.exists)
+        send_many(first, signal.SIGTERM)
+        assert first.wait(30) == 1
+        assert json.loads(ends.read_text())[0]["stopped_by_us"] is True
+    finally:
+        first.kill()
+        first.communicate()

@@ -187,3 +187,23 @@ def test_the_latest_figures_are_those_of_the_last_run_that_counts(change: dict[s
 def test_a_series_without_a_valid_run_has_no_figures() -> None:
     record = next(SeededNights(series=1, nights=1).records()).model_copy(update={"evidence": "unsealed"})
     assert summary_of(runs_of([record])).latest is None
+
+
+def with_pairs(calm: list[RunRecord]) -> list[RunRecord]:
+    """The runs, and two pairs after the last one: A B B A, so that the accepted build's run is the newest."""
+    other = calm[-1].conditions.model_copy(update={"kernel": "6.9"})
+    changes = [
+        {"run_id": f"pair{n}", "began": f"2026-12-31T0{n}:00:00Z", "purpose": purpose, "conditions": other}
+        for n, purpose in enumerate(("confirm-a", "confirm-b", "confirm-b", "confirm-a"), 1)
+    ]
+    return [*calm, *(calm[-1].model_copy(update=change) for change in changes)]
+
+
+def test_a_run_of_a_pair_is_neither_the_latest_of_its_series_nor_a_point_of_its_trend() -> None:
+    calm = list(SeededNights(series=1, nights=3, faults=False).records())
+    summary, made = summary_of(runs_of(with_pairs(calm))), made_history(with_pairs(calm))
+    assert summary.latest is not None and summary.latest.run_id == calm[-1].run_id
+    assert (summary.last, summary.runs, summary.valid) == (calm[-1].began, 7, 7)
+    assert made["columns"]["trend"] == [1, 1, 1, 0, 0, 0, 0] and made["segments"] == []
+    failed = calm[-1].model_copy(update={"word": "failed"})
+    assert summary_of(runs_of(with_pairs([*calm[:-1], failed]))).why_not == "failed"

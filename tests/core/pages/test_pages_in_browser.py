@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.pages.page_building import build_pages
 from levelfield.pages.page_server import PageServer, opened_server
+from levelfield.pages.results import GivenRuns
 from seeded_nights import SeededNights
 
 CHROMIUM = shutil.which(os.environ.get("LEVELFIELD_CHROMIUM", "chromium"))
@@ -201,6 +204,21 @@ def test_absent_values_come_last_in_both_directions_and_no_cell_is_a_formula(bro
         page.locator("#mine .copy").click()
         page.locator("#mine .copy", has_text="Copied").wait_for()
         assert page.evaluate("navigator.clipboard.readText()") == "n\tt\n10\t'−x\n1\t'=1+1\n-2\t-3.1 %\nnull\t'@x\n"
+
+
+def test_runs_of_pairs_are_in_the_table_and_in_no_chart(browser: Any, tmp_path: Path) -> None:
+    calm = list(SeededNights(series=1, nights=3, faults=False).records())
+    pair = {"run_id": "pair", "began": "2026-12-31T00:00:00Z", "purpose": "confirm-a"}
+    build_pages(GivenRuns([*calm, calm[-1].model_copy(update=pair)]), tmp_path / "site", Registry())
+    with watched(browser) as page:
+        open_case(page, tmp_path / "site")
+        section = page.locator(f"#{first_series(tmp_path / 'site')}")
+        assert "3 values." in (section.locator(".plot").first.get_attribute("aria-label") or "")
+        section.locator("details.figures summary").first.click()
+        assert section.locator("details.figures tbody tr").count() == 4
+        section.locator(".plot").first.focus()
+        section.locator(".plot").first.press("End")
+        assert (section.locator(".reading").first.text_content() or "").startswith(calm[-1].began[:10])
 
 
 def test_a_chart_is_read_and_opened_by_keyboard(browser: Any, seeded_pages: Path) -> None:

@@ -22,7 +22,7 @@ from levelfield.predict.layout_search import (
     not_offered,
     predict,
 )
-from levelfield.predict.links import Link, MachineRates, UnknownLink
+from levelfield.predict.machines import Link, MachineRates, UnknownLink
 from levelfield.predict.operations import experts_forward, head_forward, layer_forward
 from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import TrainingSetup, setup_of

@@ -6,7 +6,10 @@ TensorBoard's and MLPerf's readers are the real ones.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from levelfield.publish.foreign_curves import scalars
 from levelfield.publish.mlperf_log import mllog_lines
 from levelfield.publish.scalar_events import write_scalars
 from levelfield.store.database import Store
+from plans import ROOT
 from stored_records import changed, real_record
 
 
@@ -126,3 +130,29 @@ def test_the_command_writes_each_format(record, tmp_path, capsys, monkeypatch):
     (tmp_path / "file").touch()
     assert main([*export, "tensorboard", "--output", str(tmp_path / "file")]) == 2
     assert "Not a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "mllog", "tensorboard"])
+def test_a_pipe_without_a_reader_is_refused_and_stays(form, record, tmp_path, capsys):
+    """The command waited for a reader without an end."""
+    store, pipe = str(tmp_path / "results.sqlite"), tmp_path / "output" / "pipe"
+    pipe.parent.mkdir()
+    with Store.open(store) as opened:
+        opened.add([record])
+    os.mkfifo(pipe)
+    code = "import sys; from levelfield.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    argv = [sys.executable, "-c", code, "store", "export", "--format", form, "--store", store, "--output", str(pipe)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and f"--output {pipe}" in done.stderr and "cannot be written" in done.stderr
+    assert pipe.is_fifo() and list(pipe.parent.iterdir()) == [pipe]
+
+
+def test_a_failed_export_keeps_the_file_that_was_there(record, tmp_path, monkeypatch, capsys):
+    store, file = str(tmp_path / "results.sqlite"), tmp_path / "export.csv"
+    with Store.open(store) as opened:
+        opened.add([record])
+    file.write_text("before")
+    monkeypatch.setattr("levelfield.store.record_table.row_of", lambda record: 1 / 0)
+    assert main(["store", "export", "--format", "csv", "--store", store, "--output", str(file)]) == 5
+    assert file.read_text() == "before"

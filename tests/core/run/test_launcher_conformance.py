@@ -16,7 +16,7 @@ from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.site import Site
 from levelfield.testing import LauncherConformance, launcher_subject
 from levelfield.testing.findings import NotOk
-from levelfield.testing.launcher_checks import LAUNCHER_CHECKS
+from levelfield.testing.launcher_conformance import LAUNCHER_CHECKS
 from levelfield.testing.launcher_subject import LauncherSubject
 from simulated_cluster import Kubelet, SimulatedCluster, served
 

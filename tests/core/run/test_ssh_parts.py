@@ -11,16 +11,18 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from levelfield.contracts.execution import NodeWork, ProcessWork, Request, Submission
 from levelfield.node import node_setup
 from levelfield.node.code_digest import code_digest
 from levelfield.run.launchers.code_archive import code_archive, wheels_archive
-from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
-from levelfield.run.launchers.ssh.ssh_errors import explained
+from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
+from levelfield.run.launchers.ssh.ssh_launcher import SshLauncher
 from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
 from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.site import Host, Site
@@ -322,3 +324,35 @@ def test_a_connection_that_does_nothing_is_ended() -> None:
     assert connection.read() == b"" and not connection.has_ended()
     connection.end()
     assert connection.code == -signal.SIGKILL
+
+
+def test_an_ended_connection_says_nothing_more_however_often_it_is_ended() -> None:
+    connection = Connection("h1", ["sh", "-c", "echo oops >&2; exec sleep 600"])
+    while not connection.complaint:
+        connection.read()
+        time.sleep(0.01)
+    connection.end()
+    connection.end()
+    assert connection.read() is None and connection.is_at_end and connection.has_ended()
+    assert (connection.code, connection.complaint) == (-signal.SIGKILL, "oops\n")
+
+
+# ---- a node that is given up
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"), [("", "h1 sent nothing for"), ("hello", "h1 sent no proper frame: found b'hello'")]
+)
+def test_a_node_that_is_given_up_is_a_lost_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, said: str
+) -> None:
+    monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_launcher.LEAST_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_launcher.SILENCE_SECONDS", 0.5)
+    argv = ("sh", "-c", f"echo {printed}; exec sleep 600" if printed else "exec sleep 600")
+    sent = Submission("h1", argv, stdin=json.dumps({"root": "/nowhere"}) + "\n")
+    rank = ProcessWork(0, ("train",), {}, "log")
+    node = NodeWork(0, "h1", (rank,), name="h1")
+    events = str(tmp_path / "events")
+    outcome = SshLauncher().execute(Request("ssh", "process", (node,), events, 60, 60, 0.5, (), (sent,)), lambda: None)
+    assert outcome.cause == "node-lost" and str(outcome.evidence).startswith(said)
+    assert [end.word for end in outcome.nodes] == ["lost"] and outcome.ends[0].exit_code is None

@@ -86,6 +86,14 @@ def test_a_run_of_the_future_is_the_latest_only_where_it_is_alone(runs: Path) ->
     assert directory.find_run(runs, "latest").root.name.endswith("111111")
 
 
+def test_a_run_of_a_pair_has_a_name_and_is_never_the_latest(runs: Path) -> None:
+    pair = runs / directory.PAIRS / "20260105T000000Z_a_torch_cpu_555555"
+    pair.mkdir(parents=True)
+    (pair / "plan.json").write_text("{}")
+    assert directory.find_run(runs, "555555").root == pair
+    assert directory.find_run(runs, "latest").root.name.endswith("333333")
+
+
 def test_a_run_is_found_by_its_path(runs: Path) -> None:
     folder = next(runs.glob("*333333"))
     assert directory.find_run(runs / "elsewhere", str(folder)).root == folder.resolve()

@@ -1,4 +1,4 @@
-"""A pipe, a socket, a device or a folder in the place of a file of a run: no reader waits, or reads without end."""
+"""A pipe, a socket, a device, a folder or 1 TB in the place of a file of a run: no reader waits, or reads it all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ KINDS: dict[str, Callable[[str], object]] = {
     "a socket": lambda path: bound(path),
     "a device": lambda path: os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5)),  # zeros without an end
     "a folder": os.mkdir,
+    "1 TB": lambda path: sparse(path),
 }
+TOO_LARGE = 2**40  # bytes; a file system that has blocks keeps none of them
 
 
 def bound(path: str) -> None:
@@ -44,6 +46,11 @@ def bound(path: str) -> None:
             os.chdir(before)
 
 
+def sparse(path: str) -> None:
+    with Path(path).open("wb") as file:
+        file.truncate(TOO_LARGE)
+
+
 def put(path: Path, kind: str) -> None:
     path.parent.mkdir(exist_ok=True)
     if path.is_dir():
@@ -53,6 +60,12 @@ def put(path: Path, kind: str) -> None:
         KINDS[kind](str(path))
     except PermissionError:
         pytest.skip("a device can be made by root alone")
+
+
+def expected(kind: str) -> str:
+    return (
+        f"found {TOO_LARGE:,} bytes, expected at most" if kind == "1 TB" else f"found {kind}, expected a regular file"
+    )
 
 
 @contextmanager
@@ -103,10 +116,11 @@ def test_what_was_found_is_said(run: RunPaths, capsys: pytest.CaptureFixture[str
     put(run.telemetry, kind)
     assert main(["report", str(run.root)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"telemetry.jsonl: found {kind}, expected a regular file" in said
+    assert f"telemetry.jsonl: {expected(kind)}" in said
     put(run.plan, kind)
     assert main(["report", run.root.name, "--runs", str(run.root.parent)]) == 2
-    assert f"plan.json: cannot be read: found {kind}, expected a regular file" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert (f"plan.json: found {TOO_LARGE:,} bytes" if kind == "1 TB" else f"cannot be read: {expected(kind)}") in said
 
 
 def test_a_run_begins_beside_a_pipe(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

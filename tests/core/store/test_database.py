@@ -80,6 +80,14 @@ def test_series_and_points_have_what_was_added(url: str, record: RunRecord) -> N
         assert [p.run_id for p in store.points([digest], since="2026-01-04")[digest]] == [added[2].run_id]
 
 
+def test_the_latest_run_is_none_of_a_pair(url: str, record: RunRecord) -> None:
+    pairs = [changed(record, 8, purpose="confirm-b"), changed(record, 9, purpose="confirm-a")]
+    with Store.open(url) as store:
+        store.add([changed(record, 1, purpose="nightly"), *pairs])
+        assert store.find("latest") == changed(record, 1).run_id
+        assert store.find(pairs[1].run_id) == pairs[1].run_id
+
+
 def test_a_run_is_found_by_its_id_by_a_part_and_as_the_latest(url: str, record: RunRecord) -> None:
     added = runs_of(record)
     with Store.open(url) as store:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.cli.store_import import _OF_AN_EXPORT
+from levelfield.cli.store_command import _OF_AN_EXPORT
 from levelfield.run.runner import finish
-from levelfield.rundir.directory import write_status
+from levelfield.rundir.directory import PAIRS, write_status
 from levelfield.specs.record import StoreEvent
 from levelfield.store.database import Store
 from levelfield.store.intake import RunIntake
@@ -68,6 +68,14 @@ def test_a_folder_of_runs_is_imported_once(command, run, store):
     assert code == 0 and json.loads(out)["rows"]["run"] == 4
     with Store.open(str(store), read_only=True) as opened:
         assert opened.record(opened.find("latest")).word == "valid"
+
+
+def test_a_run_of_a_pair_is_refused_and_a_folder_leaves_its_pairs_out(command, run, store):
+    pair = run.root.parent / PAIRS / run.root.name
+    shutil.copytree(run.root, pair)
+    code, _, err = command("store", "import", pair)
+    assert code == 2 and f"{pair}: found a run of a pair of builds, which is no point of its series" in err
+    assert command("store", "import", run.root.parent)[1] == "1 new, 0 known already\n"
 
 
 def test_the_result_is_computed_from_the_raw_files(command, run, store):

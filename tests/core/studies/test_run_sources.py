@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from levelfield.errors import UnknownName, UsageError
 from levelfield.judge.collector import collect
-from levelfield.rundir.directory import write_json
+from levelfield.rundir.directory import PAIRS, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
 from levelfield.studies.compared_runs import FolderRuns, KeptRuns, RunPlaces
@@ -91,6 +91,26 @@ def test_a_run_of_the_future_is_not_the_newest(folder: Path, tmp_path: Path) -> 
         store.add([source.record(str(folder / run_id)) for run_id in (*IDS, ahead)])
         assert store.find("latest") == IDS[1]
         assert [record.run_id for record in KeptRuns(store).newest(series)] == [*IDS[::-1], ahead]
+
+
+def test_a_run_of_a_pair_is_not_the_newest_of_its_series(folder: Path, kept: str) -> None:
+    """Pairs run the older build last. `compare --matrix` and a series' label show the night's own run."""
+    with Store.open(kept) as store:
+        older = store.record(IDS[1]).model_copy(
+            update={"run_id": "pair", "content": "pair", "began": "2026-01-03T00:00:00+00:00", "purpose": "confirm-a"}
+        )
+        store.add([older])
+        (series,) = KeptRuns(store).series()
+        assert [record.run_id for record in KeptRuns(store).newest(series)] == IDS[::-1]
+    with RunPlaces(folder / "none", kept) as places:
+        assert [record.run_id for record in places.latest()] == IDS[::-1]
+        assert [record.run_id for record in places.runs("tiny:fake")] == IDS[::-1]
+        assert [record.run_id for record in places.runs("pair")] == ["pair"]
+    (folder / PAIRS).mkdir()
+    (folder / IDS[1]).rename(folder / PAIRS / IDS[1])
+    source = FolderRuns(folder)
+    assert [record.run_id for record in source.newest(series)] == IDS[:1]
+    assert source.record(source.find(IDS[1])).run_id == IDS[1]
 
 
 def test_a_damaged_run_is_in_no_series(folder: Path) -> None:

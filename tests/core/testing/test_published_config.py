@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
+from huggingface_classes import hf_config
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.publish.export import hf_config
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case
 from levelfield.testing.case_kit.case_checks import HARDWARE, CaseSubject, check_case

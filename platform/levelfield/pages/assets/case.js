@@ -77,22 +77,24 @@
   function chart(place, slug, history, stated, name) {
     const { columns, kept } = history;
     const { factor } = levelfield.FIGURES[name];
-    const values = columns[name].map((value) => (value === null ? null : value * factor));
+    const at = columns.run.map((run, i) => i).filter((i) => columns.trend[i]);
+    const of = (column) => at.map((i) => column[i]);
+    const values = of(columns[name]).map((value) => (value === null ? null : value * factor));
     const nightly = kept.purposes.indexOf("nightly");
     levelfield.charts.add(place, {
       name: t(`figure.${name}`),
       unit: t(`unit.${name}`),
-      x: columns.time,
+      x: of(columns.time),
       time: true,
       lines: [{ name: t(`figure.${name}`), values, width: 0.6, colour: "faint" }],
-      marks: { kinds: columns.node, full: columns.purpose.map((p) => p === nightly), counts: columns.counts },
+      marks: { kinds: of(columns.node), full: of(columns.purpose).map((p) => p === nightly), counts: of(columns.counts) },
       steps: [
         ...history.segments.map((segment, i) => ({ x: columns.time[segment.at], label: `C${i + 1}` })),
         ...stated.events.map((event, i) => ({ x: event.time, label: `E${i + 1}`, colour: "note" })),
       ],
       levels: levels(history, stated, name, factor),
-      open: (i) => `run.html#${slug}/${encodeURIComponent(columns.run[i])}`,
-      describe: (i) => description(history, name, i),
+      open: (i) => `run.html#${slug}/${encodeURIComponent(columns.run[at[i]])}`,
+      describe: (i) => description(history, name, at[i]),
     });
   }
 

@@ -77,7 +77,7 @@
   /* The figures with what was expected: the estimate of memory, the reference's loss, the median of the series. */
   function figures(place, history, index, found, fact) {
     const part = section(place, "figures");
-    const earlier = NAMES.map((name) => median(history.columns[name].filter((v, i) => i < index && v !== null && history.columns.counts[i]).slice(-30)));
+    const earlier = NAMES.map((name) => median(history.columns[name].filter((v, i) => i < index && v !== null && history.columns.counts[i] && history.columns.trend[i]).slice(-30)));
     const rows = NAMES.map((name, i) => row(levelfield.figureName(name), figure(name, found[name]), found[name], figure(name, earlier[i]), earlier[i]));
     const measured = found.memory, expected = fact("expected_bytes");
     if (expected) rows.push(row(`${t("memory-estimate")} (${t("unit.memory")})`, figure("memory", measured), measured, figure("memory", expected), expected));

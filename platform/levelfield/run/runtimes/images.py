@@ -23,7 +23,7 @@ from levelfield import environment_folder
 from levelfield.errors import RunFailed
 from levelfield.run.runtimes.engine import IMAGE_LABEL, Say, first_line
 from levelfield.run.runtimes.wheels import Wheels, cache_folder, verify, wheels_of
-from levelfield.rundir.directory import write_atomically
+from levelfield.rundir.directory import replacing, write_atomically
 from levelfield.specs.container import ContainerPlan, ImagePlan
 
 if TYPE_CHECKING:
@@ -219,11 +219,6 @@ def prune(client: DockerClient, everything: bool) -> tuple[list[str], int]:
 
 def export(client: DockerClient, tag: str, path: Path) -> None:
     """Write the image for `docker load`. A failed write leaves no file. Raises OSError."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            for block in client.images.get(tag).save(named=True):
-                file.write(block)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path, "b") as file:
+        for block in client.images.get(tag).save(named=True):
+            file.write(block)

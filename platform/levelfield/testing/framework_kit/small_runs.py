@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
-from levelfield.run.launchers.ports import free_port
+from levelfield.run.launchers.launched_ranks import free_port
 
 LIMIT_SECONDS = 600.0
 SETTLE_SECONDS = 30.0  # for the other ranks, after one has failed

@@ -54,10 +54,6 @@ class NodePlaces:
     def mpi_part(self) -> str:
         return str(self.code / "platform/levelfield/node/mpi_part.py")
 
-    @property
-    def fetch(self) -> str:
-        return str(self.code / "platform/levelfield/node/node_fetch.py")
-
 
 def places_of(plan: Plan, node_rank: int) -> NodePlaces:
     """Return the places of a run on one of its nodes."""

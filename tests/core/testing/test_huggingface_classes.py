@@ -1,15 +1,12 @@
-"""`export`: no field of the model is lost on the way into HuggingFace's configuration and weights."""
+"""No field of the model is lost on the way into HuggingFace's configuration and weights, with which tests compare."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+import huggingface_classes as classes
 import numpy as np
 import pytest
-from levelfield.cli.main import main
-from levelfield.errors import UsageError
-from levelfield.publish import export
 from levelfield.specs.architecture import Experts, Router
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Model, Work
@@ -71,15 +68,15 @@ OTHER_OF_LLAMA = {
 
 
 def written(model: Model) -> tuple[Any, dict[str, bytes]]:
-    """What an export writes of a model: the configuration, and the weights as bytes."""
+    """What their files have of a model: the configuration, and the weights as bytes."""
     work: Work = WORK.model_copy(update={"model": model})
-    arrays = export.to_hf(model, export.initial_arrays(work))
+    arrays = classes.to_hf(model, classes.initial_arrays(work))
     named = {name: np.asarray(array).tobytes() for name, array in arrays.items()}
-    return export.hf_config(model, work.training.sequence_length), named
+    return classes.hf_config(model, work.training.sequence_length), named
 
 
 def lost(base: Model) -> list[str]:
-    """The fields whose change alters nothing that an export writes, and that are not refused either.
+    """The fields whose change alters nothing in their files, and that are not refused either.
 
     The family is a word that nothing follows from.
     """
@@ -95,7 +92,7 @@ def lost(base: Model) -> list[str]:
         assert model != base, name
         try:
             found += [name] if written(model) == before and name != "family" else []
-        except UsageError as error:
+        except classes.NoEquivalent as error:
             assert "no equivalent in HuggingFace's" in str(error)
     return found
 
@@ -111,23 +108,23 @@ CLASSES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_field_of_the_model_is_in_what_export_writes_or_refused(name: str) -> None:
+def test_every_field_of_the_model_is_in_their_files_or_refused(name: str) -> None:
     base = Model.model_validate({**WORK.model.model_dump(), **CLASSES[name]})
-    assert export.hf_config(base, 8)["architectures"] == [name]
+    assert classes.hf_config(base, 8)["architectures"] == [name]
     assert lost(base) == []
 
 
 def test_a_field_that_is_dropped_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = export._gpt_config
-    monkeypatch.setattr(export, "_gpt_config", lambda *a: {k: v for k, v in right(*a).items() if k[-5:] != "pdrop"})
-    monkeypatch.setattr(export, "_GPT_ACTIVATIONS", {"gelu": "gelu", "gelu_tanh": "gelu"})
+    right = classes._gpt_config
+    monkeypatch.setattr(classes, "_gpt_config", lambda *a: {k: v for k, v in right(*a).items() if k[-5:] != "pdrop"})
+    monkeypatch.setattr(classes, "_GPT_ACTIVATIONS", {"gelu": "gelu", "gelu_tanh": "gelu"})
     assert lost(WORK.model) == ["activation", "hidden_dropout"]
 
 
 def test_the_dropout_of_a_llama_is_refused_by_name() -> None:
     model = Model.model_validate({**WORK.model.model_dump(), **LLAMA, "hidden_dropout": 0.1})
-    with pytest.raises(UsageError, match=r"LlamaForCausalLM: hidden_dropout 0\.1 \(it has 0\)"):
-        export.hf_config(model, 8)
+    with pytest.raises(classes.NoEquivalent, match=r"LlamaForCausalLM: hidden_dropout 0\.1 \(it has 0\)"):
+        classes.hf_config(model, 8)
 
 
 # ---- mixtures of experts
@@ -152,13 +149,13 @@ def lost_of_experts(base: Model) -> list[str]:
         try:
             model = Model.model_validate({**content, "experts": {**content["experts"], **change}})
             found += [name] if written(model) == before else []
-        except UsageError as error:
+        except classes.NoEquivalent as error:
             assert "no equivalent in HuggingFace's" in str(error)
     return found
 
 
 @pytest.mark.parametrize("normed", [False, True], ids=["mixtral", "qwen3 moe"])
-def test_every_field_of_a_mixture_is_in_what_export_writes_or_refused(normed: bool) -> None:
+def test_every_field_of_a_mixture_is_in_their_files_or_refused(normed: bool) -> None:
     base = Model.model_validate({**WORK.model.model_dump(), **MIXTURE, "query_key_norm": normed})
     config, _ = written(base)
     assert config["architectures"] == ["Qwen3MoeForCausalLM" if normed else "MixtralForCausalLM"]
@@ -170,31 +167,15 @@ def test_every_field_of_a_mixture_is_in_what_export_writes_or_refused(normed: bo
         model = Model.model_validate({**base.model_dump(), **change})
         try:
             unseen += [name] if written(model) == written(base) and name != "family" else []
-        except UsageError as error:
+        except classes.NoEquivalent as error:
             assert "no equivalent in HuggingFace's" in str(error)
     assert unseen == ([] if normed else ["ffn_hidden_size"])
 
 
 def test_a_mixture_has_a_matrix_for_each_expert() -> None:
     base = Model.model_validate({**WORK.model.model_dump(), **MIXTURE})
-    arrays = export.initial_arrays(WORK.model_copy(update={"model": base}))
-    named = export.to_hf(base, arrays)
+    arrays = classes.initial_arrays(WORK.model_copy(update={"model": base}))
+    named = classes.to_hf(base, arrays)
     for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
         found = named[f"model.layers.0.block_sparse_moe.experts.3.{theirs}.weight"]
         assert np.array_equal(found, arrays[f"layers.0.mlp.experts.{ours}.weight"][3])
-
-
-def test_a_folder_that_holds_weights_is_left_as_it_is(tmp_path: Path) -> None:
-    """Trained weights have the names that an export writes."""
-    weights = tmp_path / "model.safetensors"
-    weights.write_text("a month of training")
-    with pytest.raises(UsageError, match=r"found model\.safetensors, expected an empty folder or none.*--force"):
-        export.export_hf(WORK, tmp_path)
-    with pytest.raises(UsageError, match="found a file"):
-        export.export_hf(WORK, weights, replace=True)
-    assert weights.read_text() == "a month of training" and len(list(tmp_path.iterdir())) == 1
-    assert main(["data", "export", "tiny", "--plugins", str(PLUGINS), "--format", "hf", "--output", str(tmp_path)]) == 2
-    written = export.export_hf(WORK, tmp_path, replace=True)
-    assert [path.name for path in written] == ["config.json", "model.safetensors"]
-    (tmp_path / "empty").mkdir()
-    assert export.export_hf(WORK, tmp_path / "empty") and export.export_hf(WORK, tmp_path / "new")

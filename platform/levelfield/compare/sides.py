@@ -1,0 +1,204 @@
+"""The sides of a comparison: which of their runs count, the figures that are compared, and which runs are repeats.
+
+A run counts that is valid, sealed, and whose figures follow from its own result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pydantic import JsonValue
+
+from levelfield.errors import UsageError
+from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
+from levelfield.specs.record import RunRecord
+from levelfield.specs.vendor import HOST_SHARE
+
+DIFFERS = ("different", "diverged")  # verdicts of a training that did not do the work
+
+
+@dataclass(frozen=True)
+class ComparedSide:
+    """One side of a comparison: runs of one series. counted: those that may be compared; excluded: others, and why."""
+
+    name: str
+    counted: tuple[RunRecord, ...]
+    excluded: tuple[tuple[RunRecord, str], ...] = ()
+
+    @property
+    def runs(self) -> tuple[RunRecord, ...]:
+        return (*self.counted, *(record for record, _ in self.excluded))
+
+    @property
+    def first(self) -> RunRecord:
+        """Return the run whose series stands for the side."""
+        return self.runs[0]
+
+
+def side_of(name: str, records: Sequence[RunRecord]) -> ComparedSide:
+    """Return a side. Raises UsageError for no run, for a run given twice, and for runs of several series."""
+    if not records:
+        raise UsageError(f"side {name}: found no run, expected at least one")
+    ids = [record.run_id for record in records]
+    if twice := next((i for i in ids if ids.count(i) > 1), None):
+        raise UsageError(f"side {name}: found run {twice} twice; expected every run once")
+    _refuse_mixed(name, records)
+    reasons = [(record, exclusion(record)) for record in records]
+    counted = tuple(record for record, reason in reasons if reason is None)
+    return ComparedSide(name, counted, tuple((record, reason) for record, reason in reasons if reason))
+
+
+def exclusion(record: RunRecord) -> str | None:
+    """Return why the run is in no comparison; None for one that counts."""
+    if record.evidence != "sealed":
+        return f"{record.evidence}: {record.evidence_reason}" if record.evidence_reason else record.evidence
+    if record.word != "valid":
+        failure = f" ({record.failure})" if record.failure and record.failure != record.word else ""
+        return f"{record.word}{failure}" + (f": {record.reason}" if record.reason else "")
+    return next(contradictions(record), None)
+
+
+def began(record: RunRecord) -> datetime | None:
+    """Return the begin of a run in UTC; None where the record has no date."""
+    try:
+        found = datetime.fromisoformat(record.began.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return found.replace(tzinfo=None) - (found.utcoffset() or timedelta())
+
+
+def contradictions(record: RunRecord) -> Iterator[str]:
+    """Yield figures that differ from result.json, and a speed per device that is not that of all over devices."""
+    for quantity in QUANTITIES:
+        stored, (found, _) = quantity.read(record), quantity.origin(record)
+        if not _agree(stored, found):
+            yield f"{quantity.column.name} is {stored}, and {found} in its result.json"
+    whole, devices = at(record.result, "throughput", "tokens_per_second"), record.series.devices
+    if isinstance(whole, (int, float)) and not _agree(RATE.read(record), whole / devices):
+        yield f"{RATE.column.name} is {RATE.read(record)}, expected {whole} tokens/s over {devices} device(s)"
+    if record.series.layout.world_size != devices:
+        yield f"layout {record.series.layout} is for {record.series.layout.world_size} devices, found {devices}"
+
+
+def _agree(stored: float | None, found: JsonValue) -> bool:
+    """Return whether both are the same number, or neither is one. NaN agrees with nothing."""
+    if stored is None or isinstance(found, bool) or not isinstance(found, (int, float)):
+        return stored is None and not isinstance(found, (int, float))
+    return math.isclose(stored, found, rel_tol=1e-9)
+
+
+def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
+    """Raises UsageError where the runs of a side belong to different series, with a field that differs."""
+    first, *others = records
+    for other in others:
+        for field in type(first.series).model_fields:
+            one, two = getattr(first.series, field), getattr(other.series, field)
+            if one != two:
+                raise UsageError(
+                    f"side {name}: found {field} {one} in {first.run_id} and {two} in {other.run_id}; expected runs of "
+                    "one series a side, so give them as two sides"
+                )
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One compared figure. origin: its value and reason in result.json. is_noisy: whether equal runs differ in it."""
+
+    column: FigureColumn
+    read: Callable[[RunRecord], float | None]
+    origin: Callable[[RunRecord], tuple[JsonValue, JsonValue]]
+    is_noisy: bool = True
+
+    def missing(self, record: RunRecord) -> str:
+        """Return why the run has no such figure."""
+        value, reason = self.origin(record)
+        why = value if isinstance(value, str) else reason  # a published result has the word `withheld` for a value
+        return str(why) if why else "result.json has no reason"
+
+
+def at(content: JsonValue, *keys: str) -> JsonValue:
+    """Return the value behind the keys of nested mappings; None where a mapping or a key is missing."""
+    for key in keys:
+        content = content.get(key) if isinstance(content, dict) else None
+    return content
+
+
+def palm(record: RunRecord) -> dict[str, JsonValue]:
+    """Return the headline utilisation of result.json, with its formula and peak; empty without one."""
+    rows = record.result.get("utilisation")
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return next((r for r in found if r.get("kind") == "MFU" and str(r.get("formula")).startswith("palm/")), {})
+
+
+def _rate(record: RunRecord) -> tuple[JsonValue, JsonValue]:
+    found = record.result.get("throughput")
+    return at(found, RATE.column.name) if isinstance(found, dict) else found, None
+
+
+def _memory(record: RunRecord) -> tuple[JsonValue, JsonValue]:
+    name = "process_peak" if record.series.device_is == HOST_SHARE else "device_used_peak"
+    return at(record.result, "memory", name, "value"), at(record.result, "memory", name, "reason")
+
+
+def _energy(record: RunRecord) -> tuple[JsonValue, JsonValue]:
+    found = at(record.result, "energy", "joules_per_token")
+    return at(found, "value"), at(found, "reason")
+
+
+def _mfu(record: RunRecord) -> tuple[JsonValue, JsonValue]:
+    return palm(record).get("value"), palm(record).get("reason")
+
+
+RATE = Quantity(
+    FIGURE_COLUMNS["tokens_per_second_per_device"], lambda record: record.tokens_per_second_per_device, _rate
+)
+QUANTITIES = (
+    RATE,
+    Quantity(FIGURE_COLUMNS["memory_bytes"], lambda record: record.memory_bytes, _memory),
+    Quantity(FIGURE_COLUMNS["joules_per_token"], lambda record: record.joules_per_token, _energy),
+    Quantity(FIGURE_COLUMNS["mfu_palm"], lambda record: record.mfu, _mfu),
+    Quantity(
+        FIGURE_COLUMNS["loss_tail_mean"],
+        lambda record: record.loss_tail,
+        lambda record: (at(record.result, "loss", "tail_mean"), None),
+        is_noisy=False,
+    ),
+)
+
+
+def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs of the `--repeat` that the run belongs to, in order; the run alone where it has no others.
+
+    The repeats of a plan are numbered from 1 and follow each other, with the same series and the same build.
+    """
+    ordered = sorted((r for r in records if _kind(r) == _kind(record)), key=_order)
+    groups: list[list[RunRecord]] = []
+    for each in ordered:
+        if groups and repeat_number(each) == repeat_number(groups[-1][-1]) + 1:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return next((group for group in groups if any(r.run_id == record.run_id for r in group)), [record])
+
+
+def newest_group(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the repeats around the newest of these runs. Raises ValueError for no run."""
+    return repeats_around(max(records, key=_order), records)
+
+
+def _kind(record: RunRecord) -> tuple[str, str, str | None]:
+    return record.series.fingerprint(), record.subject.fingerprint(), record.entry
+
+
+def _order(record: RunRecord) -> tuple[str, int, str]:
+    """Return what sorts runs by time; repeats that began in one second by their numbers."""
+    return str(began(record) or ""), repeat_number(record), record.run_id
+
+
+def repeat_number(record: RunRecord) -> int:
+    """Return which repeat of its command the run is, from 1."""
+    found = record.result.get("repeat")
+    return found if isinstance(found, int) else 1

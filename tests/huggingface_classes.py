@@ -1,0 +1,359 @@
+"""A case's model as HuggingFace's classes have it: config.json, and the names of the initial weights.
+
+The class of a dense model with rotary positions follows from its parts and not from its family: these classes share one
+layout of parameters and differ in their constants. A mixture of experts is Mixtral or Qwen3-MoE; their files have one
+matrix for each expert, and from_pretrained joins them. tests/models/test_torch_huggingface.py and
+test_mixture_huggingface.py check the mapping by logits, loss and gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from levelfield.specs.architecture import Experts, RopeScaling
+from levelfield.specs.base import LATER
+from levelfield.specs.case import Model, Work
+from levelfield.worker import Initializer
+from levelfield.worker.job import namespace
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+Arrays = Mapping[str, Array]
+
+_GPT_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+
+
+class NoEquivalent(Exception):
+    """HuggingFace has no class with these parts. The message names the parts."""
+
+
+def initial_arrays(work: Work) -> dict[str, Array]:
+    """Return the whole initial value of every parameter by canonical name, as float32."""
+    job = namespace({"model": work.model.model_dump(), "training": work.training.model_dump()})
+    initializer = Initializer(job)
+    return {name: initializer.array(name, spec.shape) for name, spec in initializer.parameters(job.model).items()}
+
+
+def hf_config(model: Model, sequence_length: int) -> dict[str, Any]:
+    """Return the config.json of HuggingFace's class for the model. Raises NoEquivalent when there is none."""
+    _check_equivalent(model)
+    shared = {
+        "vocab_size": model.vocab_size,
+        "initializer_range": model.init_std,
+        "attention_dropout": model.attention_dropout,
+        "tie_word_embeddings": model.tied_embeddings,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "dtype": "float32",
+    }
+    if model.experts is not None:
+        return {**shared, **mixture_config(model, sequence_length)}
+    return {**shared, **(_gpt_config if _is_gpt(model) else rotary_config)(model, sequence_length)}
+
+
+def to_hf(model: Model, arrays: Arrays) -> dict[str, Array]:
+    """Return canonical arrays under HuggingFace's names and layouts. Raises NoEquivalent as `hf_config` does."""
+    _check_equivalent(model)
+    if model.experts is not None:
+        return {name: np.ascontiguousarray(array) for name, array in mixture_arrays(model, arrays).items()}
+    named = (_gpt_arrays if _is_gpt(model) else rotary_arrays)(model, arrays)
+    return {name: np.ascontiguousarray(array) for name, array in named.items()}
+
+
+def _check_equivalent(model: Model) -> None:
+    """Raises NoEquivalent with every part that the class of a GPT has not; the other modules check their own."""
+    if _is_gpt(model):
+        activation = model.activation if model.activation in _GPT_ACTIVATIONS else "gelu"
+        wanted = {"norm": "layernorm", "bias": True, "kv_heads": model.heads, "activation": activation}
+        refuse_others(model, "GPT2LMHeadModel", wanted)
+
+
+def _is_gpt(model: Model) -> bool:
+    return model.positions == "learned" and model.experts is None
+
+
+def _gpt_config(model: Model, sequence_length: int) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_positions": sequence_length,
+        "n_embd": model.hidden_size,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "n_inner": model.ffn_hidden_size,
+        "activation_function": _GPT_ACTIVATIONS[model.activation],
+        "layer_norm_epsilon": model.norm_eps,
+        "embd_pdrop": model.hidden_dropout,
+        "resid_pdrop": model.hidden_dropout,
+        "attn_pdrop": model.attention_dropout,
+    }
+
+
+def _gpt_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
+    named = {
+        "transformer.wte.weight": arrays["embedding.weight"],
+        "transformer.wpe.weight": arrays["position.weight"],
+        "transformer.ln_f.weight": arrays["final_norm.weight"],
+        "transformer.ln_f.bias": arrays["final_norm.bias"],
+    }
+    for layer in range(model.layers):
+        named.update(_gpt_layer(arrays, f"layers.{layer}", f"transformer.h.{layer}"))
+    return named if model.tied_embeddings else {**named, "lm_head.weight": arrays["head.weight"]}
+
+
+def _gpt_layer(arrays: Arrays, ours: str, theirs: str) -> dict[str, Array]:
+    """Return one GPT-2 layer. Its matrices are Conv1D, [in, out]; one of them holds query, key and value."""
+    named = {}
+    for part in ("weight", "bias"):
+        fused = [arrays[f"{ours}.attention.{name}.{part}"] for name in ("query", "key", "value")]
+        named[f"{theirs}.ln_1.{part}"] = arrays[f"{ours}.attention_norm.{part}"]
+        named[f"{theirs}.ln_2.{part}"] = arrays[f"{ours}.mlp_norm.{part}"]
+        named[f"{theirs}.attn.c_attn.{part}"] = np.concatenate(fused).T
+        named[f"{theirs}.attn.c_proj.{part}"] = arrays[f"{ours}.attention.output.{part}"].T
+        named[f"{theirs}.mlp.c_fc.{part}"] = arrays[f"{ours}.mlp.up.{part}"].T
+        named[f"{theirs}.mlp.c_proj.{part}"] = arrays[f"{ours}.mlp.down.{part}"].T
+    return named
+
+
+# -- dense models with rotary positions
+_ATTENTION = {
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+}
+_MLP = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
+_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+_HEAD_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+
+
+@dataclass(frozen=True)
+class RotaryClass:
+    """One of HuggingFace's classes. takes: the later parts that it may have; constants: what its config.json adds.
+
+    norm_offset: what its norms add to their weights.
+    """
+
+    name: str
+    model_type: str
+    takes: tuple[str, ...]
+    constants: dict[str, Any]
+    norm_offset: float = 0.0
+
+
+_ALWAYS = ("head_dim", "rope_scaling")
+_LLAMA = RotaryClass("LlamaForCausalLM", "llama", _ALWAYS, {"hidden_act": "silu"})
+_MISTRAL = RotaryClass("MistralForCausalLM", "mistral", (*_ALWAYS, "sliding_window"), {"hidden_act": "silu"})
+_QWEN2 = RotaryClass("Qwen2ForCausalLM", "qwen2", (*_ALWAYS, "qkv_bias"), {"hidden_act": "silu"})
+_QWEN3 = RotaryClass("Qwen3ForCausalLM", "qwen3", (*_ALWAYS, "query_key_norm"), {"hidden_act": "silu"})
+_GEMMA = RotaryClass(
+    "GemmaForCausalLM", "gemma", (*_ALWAYS, "embedding_scale"), {"hidden_act": "gelu_pytorch_tanh"}, norm_offset=1.0
+)
+
+
+def rotary_config(model: Model, sequence_length: int) -> dict[str, Any]:
+    """Return the config.json of the class that the model's parts choose. Raises NoEquivalent when it does not fit."""
+    theirs = _class_of(model)
+    own: dict[str, Any] = {"mlp_bias": model.bias} if theirs is _LLAMA else {}
+    own |= {"sliding_window": model.sliding_window} if theirs is _MISTRAL else {}
+    return {
+        "model_type": theirs.model_type,
+        "architectures": [theirs.name],
+        "max_position_embeddings": sequence_length,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_hidden_size,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_size,
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_base,
+        "rope_parameters": {**_scaling(model.rope_scaling), "rope_theta": model.rope_base},
+        "attention_bias": model.bias,
+        **theirs.constants,
+        **own,
+    }
+
+
+def rotary_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
+    """Return canonical arrays under the names of their files. Raises NoEquivalent as `rotary_config` does."""
+    offset = _class_of(model).norm_offset
+    named = {
+        "model.embed_tokens.weight": arrays["embedding.weight"],
+        "model.norm.weight": arrays["final_norm.weight"] - np.float32(offset),
+    }
+    for layer in range(model.layers):
+        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+        for name, their_name in {**_NORMS, **(_HEAD_NORMS if model.query_key_norm else {})}.items():
+            named[f"{theirs}.{their_name}.weight"] = arrays[f"{ours}.{name}.weight"] - np.float32(offset)
+        for name, their_name in {**_ATTENTION, **_MLP}.items():
+            for part in ("weight", "bias") if f"{ours}.{name}.bias" in arrays else ("weight",):
+                named[f"{theirs}.{their_name}.{part}"] = arrays[f"{ours}.{name}.{part}"]
+    return named if model.tied_embeddings else {**named, "lm_head.weight": arrays["head.weight"]}
+
+
+def refuse_others(model: Model, name: str, wanted: dict[str, Any], takes: tuple[str, ...] = ()) -> None:
+    """Raises NoEquivalent with every field of the model that the class `name` has otherwise.
+
+    wanted: the values that it has. takes: the later parts that it can have.
+    """
+    later = {key: f.default for key, f in Model.model_fields.items() if f.json_schema_extra == LATER}
+    wanted = {**{key: value for key, value in later.items() if key not in takes}, **wanted}
+    found = {key: getattr(model, key) for key in wanted}
+    wrong = [f"{key} {found[key]!r} (it has {wanted[key]!r})" for key in wanted if not _same(found[key], wanted[key])]
+    if wrong:
+        raise NoEquivalent(f"no equivalent in HuggingFace's {name}: {', '.join(wrong)}")
+
+
+def _class_of(model: Model) -> RotaryClass:
+    chosen = (
+        (_MISTRAL, model.sliding_window is not None),
+        (_GEMMA, model.activation == "geglu_tanh" or model.embedding_scale is not None),
+        (_QWEN3, model.query_key_norm),
+        (_QWEN2, model.qkv_bias),
+    )
+    theirs = next((each for each, has in chosen if has), _LLAMA)
+    wanted: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0}
+    wanted |= {} if theirs is _LLAMA else {"bias": False}
+    if theirs is _GEMMA:
+        wanted |= {"activation": "geglu_tanh", "embedding_scale": math.sqrt(model.hidden_size)}
+    refuse_others(model, theirs.name, wanted, theirs.takes)
+    return theirs
+
+
+def _scaling(scaling: RopeScaling | None) -> dict[str, Any]:
+    """Return the rope_parameters without the base."""
+    if scaling is None:
+        return {"rope_type": "default"}
+    names = {
+        "factor": "factor",
+        "original_length": "original_max_position_embeddings",
+        "low_factor": "low_freq_factor",
+        "high_factor": "high_freq_factor",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "magnitude": "attention_factor",
+    }
+    given = {theirs: getattr(scaling, ours) for ours, theirs in names.items() if getattr(scaling, ours) is not None}
+    return {"rope_type": scaling.kind, **given}
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if isinstance(found, float) and isinstance(wanted, float):
+        return math.isclose(found, wanted, rel_tol=1e-6)
+    return bool(found == wanted)
+
+
+# -- mixtures of experts
+_QWEN_EXPERT = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_MIXTRAL_EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+def mixture_config(model: Model, sequence_length: int) -> dict[str, Any]:
+    """Return the config.json of MixtralForCausalLM or Qwen3MoeForCausalLM. Raises NoEquivalent when neither fits.
+
+    The coefficient of the auxiliary loss is left out: theirs has another definition.
+    """
+    experts = _equivalent(model)
+    own = _qwen_config(model, experts) if model.query_key_norm else _mixtral_config(model, experts)
+    return {
+        "max_position_embeddings": sequence_length,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
+        "num_experts_per_tok": experts.chosen,
+        **own,
+    }
+
+
+def mixture_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
+    """Return canonical arrays under the names of their files. Raises NoEquivalent as `mixture_config` does."""
+    _equivalent(model)
+    named = {"model.embed_tokens.weight": arrays["embedding.weight"], "model.norm.weight": arrays["final_norm.weight"]}
+    for layer in range(model.layers):
+        own = {name.removeprefix(f"layers.{layer}."): array for name, array in _of_layer(arrays, layer)}
+        for name, array in _layer(model, layer, own).items():
+            named[f"model.layers.{layer}.{name}.weight"] = array
+    return named if model.tied_embeddings else {**named, "lm_head.weight": arrays["head.weight"]}
+
+
+def _of_layer(arrays: Arrays, layer: int) -> list[tuple[str, Array]]:
+    return [(name.removesuffix(".weight"), a) for name, a in arrays.items() if name.startswith(f"layers.{layer}.")]
+
+
+def _layer(model: Model, layer: int, own: Arrays) -> dict[str, Array]:
+    shared = {**_NORMS, **_ATTENTION, **(_HEAD_NORMS if model.query_key_norm else {})}
+    if not model.is_mixture(layer):
+        return {theirs: own[ours] for ours, theirs in {**shared, **_MLP}.items()}
+    named = {theirs: own[ours] for ours, theirs in shared.items()}
+    place, names = ("mlp", _QWEN_EXPERT) if model.query_key_norm else ("block_sparse_moe", _MIXTRAL_EXPERT)
+    named[f"{place}.gate"] = own["mlp.router"]
+    for ours, theirs in names.items():
+        for index, matrix in enumerate(own[f"mlp.experts.{ours}"]):
+            named[f"{place}.experts.{index}.{theirs}"] = matrix
+    return named
+
+
+def _mixtral_config(model: Model, experts: Experts) -> dict[str, Any]:
+    return {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "intermediate_size": experts.ffn_hidden_size,
+        "num_local_experts": experts.count,
+        "sliding_window": model.sliding_window,
+    }
+
+
+def _qwen_config(model: Model, experts: Experts) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "intermediate_size": model.ffn_hidden_size,
+        "moe_intermediate_size": experts.ffn_hidden_size,
+        "num_experts": experts.count,
+        "norm_topk_prob": experts.router.normalised,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer in range(model.layers) if not model.is_mixture(layer)],
+        "attention_bias": False,
+        "use_sliding_window": False,
+    }
+
+
+def _equivalent(model: Model) -> Experts:
+    """Return the experts of a model that one of both has. Raises NoEquivalent with every part that it has not."""
+    experts = model.experts
+    if experts is None:
+        raise NoEquivalent("no equivalent in HuggingFace's mixtures of experts: experts None")
+    name = "Qwen3MoeForCausalLM" if model.query_key_norm else "MixtralForCausalLM"
+    wanted = {**_SHARED, "normalised": True, "dense layers": 0}
+    if model.query_key_norm:
+        wanted = {**_SHARED, "sliding_window": None}
+    found = {key: _value(model, experts, key) for key in wanted}
+    wrong = [f"{key} {found[key]!r} (it has {wanted[key]!r})" for key in wanted if found[key] != wanted[key]]
+    if wrong:
+        raise NoEquivalent(f"no equivalent in HuggingFace's {name}: {', '.join(wrong)}")
+    return experts
+
+
+_SHARED: dict[str, Any] = {
+    "norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0, "bias": False,
+    "qkv_bias": False, "rope_scaling": None, "latent_attention": None, "norm_place": "before", "embedding_scale": None,
+    "shared": 0, "capacity_factor": None, "scores": "softmax", "scale": 1.0, "groups": None, "bias_rate": 0,
+}  # fmt: skip
+
+
+def _value(model: Model, experts: Experts, key: str) -> Any:
+    if key == "dense layers":
+        return model.layers - model.mixture_layers
+    owner = next(each for each in (model, experts, experts.router) if key in type(each).model_fields)
+    return getattr(owner, key)
