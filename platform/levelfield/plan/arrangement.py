@@ -12,9 +12,8 @@ from levelfield.plan.default_layout import DefaultLayout, Place, default_layout,
 from levelfield.plan.request import Decision
 from levelfield.predict.layout_search import LayoutEstimate
 from levelfield.specs.case import Scale, Work
-from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.implementation import ImplementationFile, refused
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
-from levelfield.specs.refusable import refused
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
 MEANING = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}

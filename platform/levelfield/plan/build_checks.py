@@ -16,9 +16,8 @@ from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.command import completed
 from levelfield.plan.request import UserRequest
-from levelfield.specs.build_needs import Build, BuildTool, LeastVersion, NamedIndex, Stages, numbers
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.requirements import Requirements
+from levelfield.specs.requirements import Build, BuildTool, LeastVersion, NamedIndex, Requirements, Stages, numbers
 from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.vendor import Chip
 

@@ -9,9 +9,8 @@ from levelfield.plan.arrangement import Arrangement
 from levelfield.plan.image_recipe import image_plan
 from levelfield.plan.permissions import permitted
 from levelfield.plan.request import Decision, UserRequest
-from levelfield.specs.build_needs import Stages
-from levelfield.specs.container import ContainerPlan
-from levelfield.specs.plan import Hardware
+from levelfield.specs.plan import ContainerPlan, Hardware
+from levelfield.specs.requirements import Stages
 
 
 def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:

@@ -18,12 +18,10 @@ from levelfield.contracts.command import completed
 from levelfield.errors import NotHere, UsageError
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.build_checks import missing
-from levelfield.specs.build_needs import BuildStep, Stages
 from levelfield.specs.case import Work
-from levelfield.specs.container import ImagePlan
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.plan import EnvironmentPlan, RuntimeName
-from levelfield.specs.requirements import PythonVersion, takes_python
+from levelfield.specs.plan import EnvironmentPlan, ImagePlan, RuntimeName
+from levelfield.specs.requirements import BuildStep, PythonVersion, Stages, takes_python
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip
 from levelfield.user_folders import home_folder

@@ -14,10 +14,10 @@ from levelfield.errors import DoesNotFit, UsageError
 from levelfield.plan.build_checks import version_that_runs
 from levelfield.plan.request import Decision, Entry, RequestedScale, Suggestion
 from levelfield.specs.case import Work
-from levelfield.specs.hardware import WITHHELD, NamedHardware
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.selector import Selector, parse_selector
+from levelfield.specs.site import LaunchPlan
+from levelfield.specs.suite import WITHHELD, NamedHardware
 from levelfield.specs.tuning import TuningChoice
 
 

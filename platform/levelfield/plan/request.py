@@ -7,11 +7,10 @@ from typing import Literal
 
 from levelfield.catalog.lookup import Selection
 from levelfield.specs.derivation import Derivation
-from levelfield.specs.hardware import NamedHardware
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import RuntimeName
 from levelfield.specs.selector import Selector
-from levelfield.specs.suite import EntryUsed
+from levelfield.specs.site import LaunchPlan
+from levelfield.specs.suite import EntryUsed, NamedHardware
 from levelfield.specs.tuning import TuningChoice
 
 RequestedScale = Literal["auto", "smoke", "full"]

@@ -33,8 +33,7 @@ from levelfield.predict.operations import (
     layer_forward,
 )
 from levelfield.predict.setup import TrainingSetup
-from levelfield.specs.architecture import Experts
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Experts, Model
 from levelfield.specs.constants import AttentionKernel, Pace
 
 # torch tries its kernels in the chip's order and takes the first that can do the work. What each cannot do is in torch

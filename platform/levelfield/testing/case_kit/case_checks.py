@@ -14,9 +14,9 @@ from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.case import Case, Scale
-from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.selector import Selector
+from levelfield.specs.suite import NamedHardware
 from levelfield.testing.findings import CheckFinding, Fails, Missing, NotApplicable, found
 
 HARDWARE = NamedHardware(nodes=1, devices=8, chip="H100-SXM5-80GB")  # where the full scale is planned by default
