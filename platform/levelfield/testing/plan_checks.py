@@ -12,9 +12,8 @@ from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import ProcessWork
 from levelfield.errors import NotHere, UsageError
-from levelfield.plan.decision import Decision
 from levelfield.plan.permissions import needs
-from levelfield.plan.request import UserRequest
+from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.run.launchers.local import LocalLauncher
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
