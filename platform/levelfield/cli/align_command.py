@@ -13,13 +13,10 @@ from levelfield.errors import GateFailed
 from levelfield.judge.certification import with_certificate
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
-from levelfield.judge.sealing import unless_tampered
-from levelfield.judge.uncounted_verdict import under_status
-from levelfield.judge.verdict import against, judged, training_of, training_of_reference
+from levelfield.judge.verdict import against, judged, training_of, training_of_reference, under_status, unless_tampered
 from levelfield.report.words import reason_without_limits, wrapped
-from levelfield.rundir.directory import default_runs, read_plan
+from levelfield.rundir.directory import default_runs, finished_run, read_plan
 from levelfield.rundir.raw_files import read_raw
-from levelfield.rundir.run_state import finished_run
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Alignment, Identity

@@ -14,12 +14,11 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import RUN_NAME, NamedRuns, json_option, registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
-from levelfield.judge.packing import Packed, packed
+from levelfield.judge.packing import Packed, members_of, packed
 from levelfield.judge.verification import SCHEMA, VerifiedRun, verified
 from levelfield.report.words import wrapped
 from levelfield.rundir.bundle_archive import archive
 from levelfield.rundir.bundle_reader import Bundle, bundle_of, read_bundle
-from levelfield.rundir.bundle_writer import members_of
 from levelfield.rundir.directory import room_left, write_new
 from levelfield.rundir.signature import signed, signer_of
 from levelfield.specs.base import dump

@@ -19,9 +19,8 @@ from levelfield.judge.collector import collect
 from levelfield.judge.verdict import first_step_beyond
 from levelfield.measure.tensors import TensorDifference
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import default_runs, read_plan
+from levelfield.rundir.directory import default_runs, finished_run, read_plan
 from levelfield.rundir.raw_files import read_raw
-from levelfield.rundir.run_state import finished_run
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference

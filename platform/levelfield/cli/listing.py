@@ -12,7 +12,7 @@ from levelfield.catalog import support
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.rehearsals import Rehearsals
 from levelfield.report.words import WIDTH, wrapped
-from levelfield.rundir.run_state import state_words
+from levelfield.rundir.directory import state_words
 from levelfield.specs.implementation import SIMULATED
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.vendor import Achieved, Chip, Peak, PeakDtype

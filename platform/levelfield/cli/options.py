@@ -158,7 +158,7 @@ class NamedRuns:
 
     def over(self) -> Iterator[RunPaths]:
         """Return every named run that is over. The error of any other is kept."""
-        from levelfield.rundir.run_state import finished_run
+        from levelfield.rundir.directory import finished_run
 
         for name in self._names:
             with self.kept_error():

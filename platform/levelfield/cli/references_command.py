@@ -27,8 +27,7 @@ from levelfield.measure.spikes import largest_rise
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.report.words import wrapped
 from levelfield.run import scheduler
-from levelfield.rundir.directory import default_runs, find_run, read_plan, room_left, write_atomically
-from levelfield.rundir.run_state import finished_run
+from levelfield.rundir.directory import default_runs, find_run, finished_run, read_plan, room_left, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.derivation import split_name
 from levelfield.specs.plan import Plan

@@ -11,11 +11,10 @@ from zipfile import is_zipfile
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.judge.collector import collect
-from levelfield.judge.sealing import Redaction
+from levelfield.judge.verdict import Redaction
 from levelfield.rundir.bundle_reader import read_bundle, written
-from levelfield.rundir.directory import PAIRS, default_runs, find_run
+from levelfield.rundir.directory import PAIRS, default_runs, find_run, refuse_running
 from levelfield.rundir.raw_files import read_raw
-from levelfield.rundir.run_state import refuse_running
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Added, Store

@@ -8,19 +8,13 @@ from __future__ import annotations
 import hashlib
 import math
 
-from levelfield.judge.attention_kernel import attention_kernel
-from levelfield.judge.certification import certificate_finding, with_certificate
+from levelfield.judge.certification import certificate_finding, warning_elsewhere, with_certificate
 from levelfield.judge.implausibility import unless_implausible
-from levelfield.judge.node_ends import missing_warnings, node_results
-from levelfield.judge.node_figures import device_load, energy, memory
+from levelfield.judge.node_figures import device_load, energy, memory, other_use
 from levelfield.judge.outlying_steps import disturbance, disturbed
-from levelfield.judge.rank_pace import rank_pace
-from levelfield.judge.recomputation import repeated
-from levelfield.judge.sealing import Redaction, seal_warnings, under_seal, unless_tampered
-from levelfield.judge.status import judge
-from levelfield.judge.uncounted_verdict import under_status
-from levelfield.judge.use_by_others import other_use
-from levelfield.judge.verdict import judged
+from levelfield.judge.status import judge, missing_warnings, node_results
+from levelfield.judge.training_facts import attention_kernel, rank_pace, repeated
+from levelfield.judge.verdict import Redaction, judged, seal_warnings, under_seal, under_status, unless_tampered
 from levelfield.measure.expert_load import expert_load
 from levelfield.measure.flops import FORMULAS, Recomputation
 from levelfield.measure.parameter_counts import parameters
@@ -30,9 +24,8 @@ from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
-from levelfield.rundir.imports_elsewhere import warning_elsewhere
 from levelfield.rundir.node_parts import node_parts
-from levelfield.rundir.preflight_file import preflight_sentence
+from levelfield.rundir.preflight_events import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import origin_of
@@ -72,7 +65,8 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     used, nodes = other_use(plan, parts), node_results(plan, raw, parts)
     identity, version = _identity(plan, raw), _framework_version(plan, raw)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
-    alignment = unless_tampered(judged(plan.work, raw, identity, _reference(paths)), seal)
+    reference = load(Reference, paths.reference) if paths.reference.exists() else None
+    alignment = unless_tampered(judged(plan.work, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
     return Result(
         run_id=plan.run_id,
@@ -103,7 +97,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         window=(plan.work.window.first_step, plan.work.window.last_step),
         loss=_loss(plan, raw),
         experts=_experts(plan, raw),
-        throughput=_as_result(throughput) if throughput else None,
+        throughput=_stated(throughput) if throughput else None,
         utilisation=_utilisation(plan, throughput, recompute),
         memory=kept,
         energy=used_energy,
@@ -159,13 +153,8 @@ def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[WindowThro
         return None, str(error)
 
 
-def _as_result(measured: WindowThroughput) -> Throughput:
-    return Throughput(
-        tokens_per_second=measured.tokens_per_second,
-        tokens_per_second_per_device=measured.tokens_per_second_per_device,
-        wall_seconds=measured.wall_seconds,
-        step_seconds=measured.step_seconds,
-    )
+def _stated(measured: WindowThroughput) -> Throughput:
+    return Throughput.model_validate({name: getattr(measured, name) for name in Throughput.model_fields})
 
 
 def _utilisation(plan: Plan, throughput: WindowThroughput | None, recompute: Recomputation) -> tuple[Utilisation, ...]:
@@ -174,11 +163,11 @@ def _utilisation(plan: Plan, throughput: WindowThroughput | None, recompute: Rec
         return ()
     model, length = plan.work.model, plan.work.training.sequence_length
     rate, peaks = throughput.tokens_per_second_per_device, _peaks(plan)
-    found = [mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"]
-    found += [
-        hfu(f, model, length, rate, peaks, recompute) for f in FORMULAS if f == "megatron-2021" or recompute != "none"
-    ]
-    return tuple(found)
+    counting = [f for f in FORMULAS if f == "megatron-2021" or recompute != "none"]
+    return (
+        *(mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"),
+        *(hfu(f, model, length, rate, peaks, recompute) for f in counting),
+    )
 
 
 def _peaks(plan: Plan) -> PeakRange:
@@ -225,10 +214,6 @@ def _identity(plan: Plan, raw: RawRecords) -> Identity:
         initial_weights="sha256:" + hashlib.sha256(listed.encode()).hexdigest() if weights else None,
         tokens=f"{tokens:016x}" if tokens is not None else None,
     )
-
-
-def _reference(paths: RunPaths) -> Reference | None:
-    return load(Reference, paths.reference) if paths.reference.exists() else None
 
 
 def _framework_version(plan: Plan, raw: RawRecords) -> str:

@@ -64,9 +64,10 @@ class RunFacts:
 
 def cross_checked(run: RunFacts, known: Registry) -> CrossChecked:
     """Return what contradicts itself in a run, and what could not be checked. known: this checkout's documents."""
-    found = [*_clocks(run.plan, run.raw, run.provenance), *_plan(run.plan), *_job(run.plan, run.job)]
-    found += _peaks(run.plan, known)
-    return CrossChecked.of(found)
+    plan, found = run.plan, [*_clocks(run.plan, run.raw, run.provenance)]
+    if plan.work.fingerprint() != plan.work_digest:
+        found.append(Contradiction("plan.json: work_digest", plan.work_digest, plan.work.fingerprint()))
+    return CrossChecked.of([*found, *_job(plan, run.job), *_peaks(plan, known)])
 
 
 def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:
@@ -138,11 +139,6 @@ def _facts(part: NodePart, raw: RawRecords) -> Iterator[Contradiction]:
     if not apart <= LATE_SECONDS:
         found = f"they are {apart:.0f} s from those in nodes/{part.name}.facts.json: it is another machine's"
         yield Contradiction(f"telemetry/{part.name}.jsonl: clocks", _seconds(time_ns), found)
-
-
-def _plan(plan: Plan) -> Iterator[Contradiction]:
-    if plan.work.fingerprint() != plan.work_digest:
-        yield Contradiction("plan.json: work_digest", plan.work_digest, plan.work.fingerprint())
 
 
 def _job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:

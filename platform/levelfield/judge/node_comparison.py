@@ -14,8 +14,7 @@ from levelfield.measure.peer_comparison import (
     compare_earlier,
     compare_peers,
 )
-from levelfield.rundir.preflight_events import PreflightFacts
-from levelfield.rundir.preflight_nodes import CHECKS, PRODUCT
+from levelfield.rundir.preflight_events import CHECKS, PRODUCT, PreflightFacts
 from levelfield.specs.preflight_report import Fact, NodeReport, PairReport, PreflightFinding, PreflightWord, Rate
 
 FIGURES = tuple(figure for figures in CHECKS.values() for figure in figures)

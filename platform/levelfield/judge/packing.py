@@ -1,23 +1,36 @@
-"""Packs runs into a bundle, with the result that follows from the redacted files, and holds it against the original."""
+"""Packs runs into a bundle, with the result that follows from the redacted files, and holds it against the original.
+
+The same runs give the same bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import levelfield
 from levelfield.errors import UsageError
 from levelfield.judge.certification import software_of
 from levelfield.judge.collector import collect
-from levelfield.judge.sealing import Redaction
-from levelfield.rundir.bundle_format import RUN_NAME, BundledFile, BundledRun, Manifest
+from levelfield.judge.verdict import Redaction
+from levelfield.rundir.bundle_archive import (
+    MANIFEST,
+    MOST_BYTES,
+    MOST_MEMBERS,
+    RUN_NAME,
+    SIGNATURE,
+    BundledFile,
+    BundledRun,
+    Manifest,
+    Replacement,
+)
 from levelfield.rundir.bundle_reader import RESULT, RunInBundle, written
-from levelfield.rundir.bundle_redaction import RedactedRun, placeholders_of, redacted_run
-from levelfield.rundir.bundle_source import read_run
-from levelfield.rundir.bundle_writer import manifest_of
-from levelfield.rundir.sealed_files import sha256_of
+from levelfield.rundir.bundle_redaction import RedactedRun, placeholders_of, read_run, redacted_run
+from levelfield.rundir.placeholders import Placeholders
+from levelfield.rundir.seal import sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Result
+from levelfield.specs.result import REVISION, Result
 
 # Texts of a result that name what was measured. Redaction may change any other text, and no number.
 _NAMES = (
@@ -98,3 +111,34 @@ def _refuse_names(names: Sequence[str]) -> None:
         raise UsageError(f"bundle: found run {twice[0]} twice; name each run once")
     if wrong := [name for name in names if not RUN_NAME.fullmatch(name)]:
         raise UsageError(f"bundle: found run id {wrong[0]!r}, expected letters, digits, '.', '_' and '-'")
+
+
+def manifest_of(runs: Mapping[str, BundledRun], placeholders: Placeholders) -> Manifest:
+    """Return the manifest with its digest."""
+    listed = [
+        Replacement(kind=kind, placeholder=text, times=times)
+        for (kind, text), times in sorted(placeholders.counts.items())
+    ]
+    draft = Manifest(
+        platform_version=levelfield.__version__,
+        runs=dict(runs),
+        replacements=tuple(listed),
+        kept=placeholders.kept,
+        result_revision=REVISION,
+        digest="",
+    )
+    return draft.model_copy(update={"digest": draft.content_digest})
+
+
+def members_of(manifest: bytes, runs: Sequence[RedactedRun], signature: bytes | None) -> dict[str, bytes]:
+    """Return every member of the archive by its name. Raises UsageError for more than a reader takes."""
+    members = {f"runs/{run.name}/{name}": content for run in runs for name, content in run.files.items()}
+    members |= {MANIFEST: manifest, **({SIGNATURE: signature} if signature else {})}
+    size = sum(map(len, members.values()))
+    if size > MOST_BYTES or len(members) > MOST_MEMBERS:
+        largest = max(members, key=lambda name: len(members[name]))
+        raise UsageError(
+            f"bundle: found {len(members):,} files of {size:,} bytes, expected at most "
+            f"{MOST_MEMBERS:,} of {MOST_BYTES:,}; the largest is {largest}. Give fewer runs"
+        )
+    return members

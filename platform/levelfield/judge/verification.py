@@ -15,17 +15,15 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, LevelfieldError
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction, CrossChecked, RunFacts, cross_checked
-from levelfield.judge.sealing import Redaction
 from levelfield.judge.stated_result import StatedResult, certificate_checked, reference_checked
-from levelfield.judge.verdict import judged
+from levelfield.judge.verdict import Redaction, judged
 from levelfield.node.code_digest import code_digest
-from levelfield.rundir.bundle_format import Manifest
+from levelfield.rundir.bundle_archive import Manifest
 from levelfield.rundir.bundle_reader import RESULT, Bundle, RunInBundle, written
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, event_or_none
 from levelfield.rundir.raw_files import RawRecords, read_raw
-from levelfield.rundir.seal import names_something
-from levelfield.rundir.sealed_files import OUTCOME
+from levelfield.rundir.seal import OUTCOME, names_something
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan

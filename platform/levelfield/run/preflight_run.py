@@ -28,8 +28,7 @@ from levelfield.judge.node_comparison import (
     slower_than_earlier,
     word_of,
 )
-from levelfield.judge.node_ends import GOOD
-from levelfield.judge.status import last_line
+from levelfield.judge.status import GOOD, last_line
 from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
 from levelfield.run.launchers import LOCAL, means, speaking
 from levelfield.run.preflight_history import earlier_rates, keep_rates

@@ -15,13 +15,10 @@ from typing import Any
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir import bundle_format
-from levelfield.rundir.bundle_archive import members_in
-from levelfield.rundir.bundle_format import FILE_NAME, MANIFEST, SIGNATURE, BundledRun, Manifest
-from levelfield.rundir.event_lines import Event, event_or_none
-from levelfield.rundir.seal import FACTS, finding_of, stored_seal, tampered
-from levelfield.rundir.sealed_files import OUTCOME, document_of, sha256_of
-from levelfield.rundir.strict_json import strict_json, strict_lines
+from levelfield.rundir import bundle_archive
+from levelfield.rundir.bundle_archive import FILE_NAME, MANIFEST, SIGNATURE, BundledRun, Manifest, members_in
+from levelfield.rundir.event_lines import Event, event_or_none, strict_json, strict_lines
+from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, sha256_of, stored_seal, tampered
 from levelfield.specs.base import parse
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import SealFinding
@@ -126,9 +123,9 @@ def _content(path: Path) -> bytes:
             raise DocumentError(
                 f"{path}: found no file, expected a bundle, which `evidence bundle RUN --output FILE` writes"
             )
-        if (size := path.stat().st_size) > bundle_format.MOST_BYTES:
-            raise DocumentError(f"{path}: found {size:,} bytes, expected at most {bundle_format.MOST_BYTES:,}")
-        return read_regular(path, bundle_format.MOST_BYTES + 1)
+        if (size := path.stat().st_size) > bundle_archive.MOST_BYTES:
+            raise DocumentError(f"{path}: found {size:,} bytes, expected at most {bundle_archive.MOST_BYTES:,}")
+        return read_regular(path, bundle_archive.MOST_BYTES + 1)
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
 

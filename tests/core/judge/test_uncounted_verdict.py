@@ -10,7 +10,7 @@ from levelfield.cli.main import main
 from levelfield.cli.terminal import result_lines
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
-from levelfield.judge.uncounted_verdict import under_status
+from levelfield.judge.verdict import under_status
 from levelfield.report.markdown import run_report
 from levelfield.report.tables import as_text
 from levelfield.rundir.directory import read_plan, write_atomically
