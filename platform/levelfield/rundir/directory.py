@@ -1,4 +1,4 @@
-"""The run directory: created once, with an atomically replaced status, by which a run that goes on is told from others."""
+"""The run directory: created once, with an atomically replaced status that shows whether the run goes on."""
 
 from __future__ import annotations
 
