@@ -6,7 +6,7 @@ A contradiction makes a bundle not follow. A note says what a reader has to know
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,35 +39,18 @@ class Contradiction:
     recomputed: str
 
 
-@dataclass(frozen=True)
-class CrossChecked:
-    contradictions: tuple[Contradiction, ...]
-    notes: tuple[str, ...]
+def cross_checked(
+    plan: Plan, raw: RawRecords, job: Event | None, provenance: Event | None, known: Registry
+) -> Iterator[Contradiction | str]:
+    """Yield what contradicts itself in a run, and notes on what could not be checked.
 
-    @classmethod
-    def of(cls, found: Iterable[Contradiction | str]) -> CrossChecked:
-        """Return findings by their kind: a text is a note."""
-        both = list(found)
-        wrong = tuple(each for each in both if isinstance(each, Contradiction))
-        return cls(wrong, tuple(each for each in both if isinstance(each, str)))
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """What is held against each other. job, provenance: None where the run has none."""
-
-    plan: Plan
-    raw: RawRecords
-    job: Event | None
-    provenance: Event | None
-
-
-def cross_checked(run: RunFacts, known: Registry) -> CrossChecked:
-    """Return what contradicts itself in a run, and what could not be checked. known: this checkout's documents."""
-    plan, found = run.plan, [*_clocks(run.plan, run.raw, run.provenance)]
+    job, provenance: None where the run has none. known: this checkout's documents.
+    """
+    yield from _clocks(plan, raw, provenance)
     if plan.work.fingerprint() != plan.work_digest:
-        found.append(Contradiction("plan.json: work_digest", plan.work_digest, plan.work.fingerprint()))
-    return CrossChecked.of([*found, *_job(plan, run.job), *_peaks(plan, known)])
+        yield Contradiction("plan.json: work_digest", plan.work_digest, plan.work.fingerprint())
+    yield from _job(plan, job)
+    yield from _peaks(plan, known)
 
 
 def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:

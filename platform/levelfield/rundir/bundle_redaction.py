@@ -16,11 +16,11 @@ from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.errors import GateFailed, UsageError
-from levelfield.rundir.bundle_archive import FILE_NAME, MOST_BYTES, BundledFile
+from levelfield.rundir.bundle_archive import FILE_NAME, MOST_BYTES, BundledFile, BundledRun
+from levelfield.rundir.bundle_reader import RunInBundle
 from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none
 from levelfield.rundir.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
 from levelfield.rundir.seal import (
-    FILES,
     MOST_SEALED_BYTES,
     OUTCOME,
     finding_of,
@@ -40,16 +40,6 @@ LOGS = ("logs/", "image/build.log")
 _PART_BYTES = 2**20
 
 
-@dataclass(frozen=True)
-class RedactedRun:
-    """A run as a bundle holds it."""
-
-    name: str
-    files: dict[str, bytes]
-    entries: dict[str, BundledFile]
-    seal: SealFinding
-
-
 def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
     """Return the placeholders for all runs of a bundle: their folders, hosts and users, and those of this machine."""
     documents = [
@@ -61,13 +51,15 @@ def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
     users |= {*_own_names(), *(by for each in documents for by in _by(each.get("reference.json")))}
     hosts = {platform.node(), *(_host(each.get("provenance.json")) for each in documents)}
     hosts |= {host for each in documents for document in each.values() for host in hosts_in(document)}
-    words = {word for each in documents for word in words_of(_without_launch(each.get("plan.json")))}
+    # of a plan without the names and addresses of the machines that it was to run on
+    plans = [{key: v for key, v in (each.get("plan.json") or {}).items() if key != "launch"} for each in documents]
+    words = {word for plan in plans for word in words_of(plan)}
     own = {str(checkout()): "checkout", str(home_folder()): "home"}
     return Placeholders({**own, **roots}, hosts, users, words)
 
 
-def redacted_run(run: ReadRun, placeholders: Placeholders) -> RedactedRun:
-    """Return the run with placeholders. A file that needs none keeps its bytes."""
+def redacted_run(run: ReadRun, placeholders: Placeholders) -> RunInBundle:
+    """Return the run with placeholders, without its software. A file that needs none keeps its bytes."""
     files: dict[str, bytes] = {}
     entries = {}
     for name, file in run.files.items():
@@ -81,23 +73,21 @@ def redacted_run(run: ReadRun, placeholders: Placeholders) -> RedactedRun:
             cut=file.cut,
         )
         files |= {name: content} if fits else {}
-    return _with_certificate(RedactedRun(run.name, files, entries, run.seal))
+    return _with_certificate(RunInBundle(run.name, files, BundledRun(seal=run.seal, software=None, files=entries)))
 
 
-def _with_certificate(run: RedactedRun) -> RedactedRun:
+def _with_certificate(run: RunInBundle) -> RunInBundle:
     """Return the run whose redacted certificate has the digest of its own content, also in the plan that names it."""
-    name, plan = "certificate.json", "plan.json"
+    name, plan, entries = "certificate.json", "plan.json", run.listed.files
     document = event_or_none(run.files.get(name, b""))
-    if document is None or run.entries[name].is_whole:
+    if document is None or entries[name].is_whole:
         return run
     with suppress(*DAMAGED):
         sealed_again = _resealed(document)
         new, old = sealed_again.digest.encode(), str(document["digest"]).encode()
         files = {**run.files, name: dump(sealed_again).encode(), plan: run.files[plan].replace(old, new)}
-        stored = {
-            each: run.entries[each].model_copy(update={"stored": sha256_of(files[each])}) for each in (name, plan)
-        }
-        return replace(run, files=files, entries={**run.entries, **stored})
+        stored = {each: entries[each].model_copy(update={"stored": sha256_of(files[each])}) for each in (name, plan)}
+        return RunInBundle(run.name, files, run.listed.model_copy(update={"files": {**entries, **stored}}))
     return run  # a damaged one, which does not hold before or after
 
 
@@ -108,27 +98,19 @@ def _resealed(document: Event) -> Certificate:
     return Certificate.seal(**kept, subject=subject, layers=layers)
 
 
-def _documents(files: Mapping[str, ReadFile]) -> dict[str, Event]:
-    found = {name: event_or_none(files[name].content) for name in FILES if name.endswith(".json") and name in files}
-    return {name: document for name, document in found.items() if document is not None}
-
-
 def _redacted(name: str, content: bytes, placeholders: Placeholders) -> bytes:
     if name.endswith(".json"):
-        found = json_like(content, placeholders.value)
-        return _redacted_text(content, placeholders) if found is None else found
+        return _redacted_json(content, placeholders)
     if name.endswith(".jsonl"):
-        return b"\n".join(_redacted_line(line, placeholders) for line in content.split(b"\n"))
-    text = content.decode("utf-8", "surrogateescape")
-    return placeholders.log(text).encode("utf-8", "surrogateescape")
+        return b"\n".join(line and _redacted_json(line, placeholders) for line in content.split(b"\n"))
+    return placeholders.log(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
-def _redacted_line(line: bytes, placeholders: Placeholders) -> bytes:
-    found = json_like(line, placeholders.value) if line else line
-    return _redacted_text(line, placeholders) if found is None else found
-
-
-def _redacted_text(content: bytes, placeholders: Placeholders) -> bytes:
+def _redacted_json(content: bytes, placeholders: Placeholders) -> bytes:
+    """Return JSON with placeholders; of what is no JSON the text."""
+    found = json_like(content, placeholders.value)
+    if found is not None:
+        return found
     return placeholders.text(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
@@ -139,11 +121,6 @@ def _roots(documents: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     with suppress(*DAMAGED):
         folder = Path(documents["plan.json"]["implementation"]["folder"])
         yield str(folder.parents[1]), "checkout"
-
-
-def _without_launch(plan: Any) -> Any:
-    """Return a plan without the names and addresses of the machines that it was to run on."""
-    return {key: each for key, each in plan.items() if key != "launch"} if isinstance(plan, dict) else plan
 
 
 def _host(provenance: Any) -> str:
