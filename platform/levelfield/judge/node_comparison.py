@@ -15,7 +15,7 @@ from levelfield.measure.peer_comparison import (
     compare_peers,
 )
 from levelfield.rundir.preflight_events import CHECKS, PRODUCT, PreflightFacts
-from levelfield.specs.preflight_report import Fact, NodeReport, PairReport, PreflightFinding, PreflightWord, Rate
+from levelfield.specs.preflight_report import Fact, FindingKind, NodeReport, PairReport, PreflightFinding, PreflightWord
 
 FIGURES = tuple(figure for figures in CHECKS.values() for figure in figures)
 # Facts that a training needs equal on all nodes, by the check that reads them.
@@ -75,6 +75,10 @@ def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport], earl
     return "not compared" if alone else "in line"
 
 
+def _of_node(kind: FindingKind, node: str, figure: str, said: str) -> PreflightFinding:
+    return PreflightFinding(kind=kind, nodes=(node,), figure=figure, sentence=f"{node}: {said}")
+
+
 def rates_kept(node: NodeReport) -> dict[str, float]:
     """Return the rates of a node that later preflights are compared with."""
     return {figure: rate.value for figure, rate in node.rates.items() if rate.value is not None}
@@ -88,29 +92,22 @@ def _readings(nodes: Sequence[NodeReport]) -> dict[str, dict[str, PeerReading]]:
             if rate.value is not None:
                 device = figure.removeprefix(PRODUCT) if figure.startswith(f"{PRODUCT} ") else ""
                 name = f"{node.name} device{device}" if device else node.name
-                found.setdefault(PRODUCT if device else figure, {})[name] = _reading(rate)
+                reading = PeerReading(rate.value, rate.spread or 0.0)
+                found.setdefault(PRODUCT if device else figure, {})[name] = reading
     return found
-
-
-def _reading(rate: Rate) -> PeerReading:
-    return PeerReading(rate.value or 0.0, rate.spread or 0.0)
 
 
 def _missing(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
     for node in nodes:
         for check, reason in node.missing.items():
-            yield PreflightFinding(
-                kind="missing", nodes=(node.name,), figure=check, sentence=f"{node.name}: no {check} check: {reason}"
-            )
+            yield _of_node("missing", node.name, check, f"no {check} check: {reason}")
         for figure in FIGURES if "node" not in node.missing else ():
             rate = node.rates.get(figure)
             if rate is None and any(figure in CHECKS[check] for check in node.missing):
                 continue
             if rate is None or rate.value is None:
                 why = rate.reason if rate else "the check did not give it"
-                yield PreflightFinding(
-                    kind="missing", nodes=(node.name,), figure=figure, sentence=f"{node.name}: no {figure}: {why}"
-                )
+                yield _of_node("missing", node.name, figure, f"no {figure}: {why}")
     yield from _missing_products(nodes)
 
 
@@ -122,8 +119,7 @@ def _missing_products(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]
         if any(have.values()) and not have[node.name]:
             whys = ["the rank did not record it"]
         for why in whys:
-            sentence = f"{node.name}: no {PRODUCT} rate: {why}"
-            yield PreflightFinding(kind="missing", nodes=(node.name,), figure=PRODUCT, sentence=sentence)
+            yield _of_node("missing", node.name, PRODUCT, f"no {PRODUCT} rate: {why}")
 
 
 def _wrong(facts: PreflightFacts) -> Iterator[PreflightFinding]:
@@ -153,11 +149,8 @@ def slower_than_earlier(
         known = [rates[figure] for rates in earlier if figure in rates]
         found = compare_earlier(value, known, (spreads or {}).get(figure, 0.0))
         if found:
-            sentence = (
-                f"{name}: {figure} is {1 - found.ratio:.0%} below the median of its {len(known)} earlier preflights; "
-                f"at most {1 - found.limit:.0%} is in line"
-            )
-            yield PreflightFinding(kind="slow", nodes=(name,), figure=figure, sentence=sentence)
+            said = f"{figure} is {1 - found.ratio:.0%} below the median of its {len(known)} earlier preflights"
+            yield _of_node("slow", name, figure, f"{said}; at most {1 - found.limit:.0%} is in line")
 
 
 def _of_peers(figure: str, found: PeerFinding, peers: int) -> PreflightFinding:
@@ -197,8 +190,8 @@ def _used_devices(devices: Sequence[DeviceState]) -> Iterator[PreflightFinding]:
     """Return the devices that others use."""
     for node, device, used, memory, load in devices:
         if in_use(used, memory, load):
-            sentence = f"{node}: {device_sentence(device, used, memory, load, 'before the preflight')}"
-            yield PreflightFinding(kind="others", nodes=(node,), figure="device", sentence=sentence)
+            said = device_sentence(device, used, memory, load, "before the preflight")
+            yield _of_node("others", node, "device", said)
 
 
 def _others(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
@@ -207,8 +200,8 @@ def _others(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
         load = node.facts.get("load", {})
         used, cores = load.get("other_cores"), load.get("cores")
         if isinstance(used, (int, float)) and isinstance(cores, int) and not used <= HOST_LIMIT * cores:
-            sentence = f"{node.name}: other programs used {used:.2f} of {cores} cores (limit: {HOST_LIMIT * cores:.2g})"
-            yield PreflightFinding(kind="others", nodes=(node.name,), figure="load", sentence=sentence)
+            said = f"other programs used {used:.2f} of {cores} cores (limit: {HOST_LIMIT * cores:.2g})"
+            yield _of_node("others", node.name, "load", said)
 
 
 def _clocks(nodes: Sequence[NodeReport], launched_ns: tuple[int, int]) -> Iterator[PreflightFinding]:
@@ -222,8 +215,8 @@ def _clocks(nodes: Sequence[NodeReport], launched_ns: tuple[int, int]) -> Iterat
         if not abs(apart) <= MOST_APART_SECONDS:
             said.append(f"is {apart:+.0f} s from this machine's")
         if said:
-            sentence = f"{node.name}: the time of day {' and '.join(said)}; no figure is computed from it"
-            yield PreflightFinding(kind="clock", nodes=(node.name,), figure="clock", sentence=sentence)
+            sentence = f"the time of day {' and '.join(said)}; no figure is computed from it"
+            yield _of_node("clock", node.name, "clock", sentence)
 
 
 def _apart_seconds(node: NodeReport, launched_ns: tuple[int, int]) -> float:

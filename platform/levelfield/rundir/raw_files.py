@@ -34,6 +34,7 @@ from levelfield.rundir.telemetry_files import (
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import System
 
+Slices = tuple[tuple[int, int], ...]
 _DIGITS = 6  # of a node's number
 
 
@@ -107,6 +108,8 @@ def read_raw(paths: RunPaths) -> RawRecords:
     broken: list[str] = []
     pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
     choices = [(rank, e) for rank, path in _event_files(paths, broken, ".choices") for e in read_lines(path, broken)]
+    said = {rank: e.get("follows") for rank, e in choices if e.get("event") == "choices"}
+    follows = {rank: None if text is None else str(text) for rank, text in said.items()}
     telemetry = read_telemetry(paths, broken)
     outcome, provenance = _outcome(paths.outcome), _json(paths.provenance)
     return RawRecords(
@@ -115,7 +118,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         gradients=tuple(g for found in _records(pairs, "gradients", _gradients, broken) for g in found),
         final=tuple(f for found in _records(pairs, "final_weights", _final, broken) for f in found),
         experts=tuple(x for found in _records(pairs, "experts", _experts, broken) for x in found),
-        follows={rank: _text(e.get("follows")) for rank, e in choices if e.get("event") == "choices"},
+        follows=follows,
         compared=tuple(_records(choices, "compared", _compared, broken, ".choices")),
         chosen=tuple(_records(choices, "chosen", _chosen, broken, ".choices")),
         begins=dict(_records(pairs, "begin", lambda rank, e: (rank, whole(e["end_ns"])), broken)),
@@ -178,29 +181,18 @@ def _step(rank: int, event: Event) -> StepRecord:
 
 
 def _weights(rank: int, event: Event) -> list[WeightSlice]:
-    return [
-        WeightSlice(
-            rank,
-            name.strip(),
-            tuple(map(whole, shape)),
-            tuple((whole(a), whole(b)) for a, b in slices),
-            int(checksum, 16),
-        )
-        for name, shape, slices, checksum in event["parameters"]
-    ]
+    return [WeightSlice(*_slice(rank, *where), int(checksum, 16)) for *where, checksum in event["parameters"]]
 
 
 def _final(rank: int, event: Event) -> list[FinalSlice]:
     return [
-        FinalSlice(
-            rank,
-            name.strip(),
-            tuple(map(whole, shape)),
-            tuple((whole(a), whole(b)) for a, b in slices),
-            (float(square), *map(float, projections)),
-        )
-        for name, shape, slices, (square, *projections) in event["parameters"]
+        FinalSlice(*_slice(rank, *where), (float(square), *map(float, projections)))
+        for *where, (square, *projections) in event["parameters"]
     ]
+
+
+def _slice(rank: int, name: str, shape: Any, slices: Any) -> tuple[int, str, tuple[int, ...], Slices]:
+    return rank, name.strip(), tuple(map(whole, shape)), tuple((whole(a), whole(b)) for a, b in slices)
 
 
 def _gradients(rank: int, event: Event) -> list[GradientShare]:
@@ -221,10 +213,6 @@ def _compared(rank: int, event: Event) -> ComparedChoices:
 
 def _chosen(rank: int, event: Event) -> ChosenExperts:
     return ChosenExperts(rank, count(event["step"]), count(event["layer"]), str(event["experts"]))
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def _layer(text: str) -> int:
@@ -250,8 +238,7 @@ def _outcome(path: Path) -> Event:
     content = _json(path)
     if not isinstance(content.get("cause"), str):
         return {}
-    ends = content.get("ends")
-    evidence = content.get("evidence")
+    ends, evidence = content.get("ends"), content.get("evidence")
     return {
         **content,
         "ends": [end for end in ends if _is_end(end)] if isinstance(ends, list) else [],
