@@ -25,6 +25,7 @@ class Rehearsals:
         self.recorded = registry.files.document(RehearsedRuns, path) if path.exists() else None
         rows = () if self.recorded is None else self.recorded.rows
         self._code: dict[tuple[str, str], CodeBasis] = {}
+        self._vendors: dict[str, VendorFile] = {}
         self.faults: dict[RehearsedRow, str | None] = {row: self._fault(row) for row in rows}
 
     def said(self, *, framework: str | None = None, kind: str | None = None, vendor: str | None = None) -> str | None:
@@ -53,9 +54,11 @@ class Rehearsals:
 
     def _vendor(self, row: RehearsedRow) -> VendorFile:
         try:
-            return find_chip(self._registry, row.chip)[0]
+            if row.chip not in self._vendors:
+                self._vendors[row.chip] = find_chip(self._registry, row.chip)[0]
         except UnknownName as error:
             raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None
+        return self._vendors[row.chip]
 
     def _implementation(self, row: RehearsedRow) -> tuple[ImplementationFile, Path]:
         try:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.terminal import Terminal
-from levelfield.corpus import CorpusFacts, check, prepare
 from levelfield.report.words import wrapped
+
+if TYPE_CHECKING:
+    from levelfield.corpus import CorpusFacts
 
 DATA = """\
 Prepare a corpus from text, or check one.
@@ -45,12 +48,16 @@ _CUT = (
 
 
 def _check(options: argparse.Namespace) -> int:
-    with Terminal(quiet=False).bytes_progress(f"checking {options.prefix}") as progress:
+    from levelfield.corpus import check
+
+    with Terminal().bytes_progress(f"checking {options.prefix}") as progress:
         return _say(check(options.prefix, progress=progress))
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    with Terminal(quiet=False).bytes_progress("preparing") as progress:
+    from levelfield.corpus import prepare
+
+    with Terminal().bytes_progress("preparing") as progress:
         facts = prepare(
             options.input,
             options.tokenizer,
@@ -88,9 +95,7 @@ def _prepare_options(parser: argparse.ArgumentParser) -> None:
         "--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated"
     )
     parser.add_argument(
-        "--field",
-        metavar="NAME",
-        help="the files are JSON lines, with a document in this field (wikiextractor: text)",
+        "--field", metavar="NAME", help="the files are JSON lines, with a document in this field (wikiextractor: text)"
     )
     parser.add_argument("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
     parser.add_argument("--force", action="store_true", help="replace an existing corpus")

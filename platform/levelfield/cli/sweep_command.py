@@ -7,9 +7,8 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
-from levelfield.catalog import lookup
-from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     chips_option,
@@ -19,20 +18,16 @@ from levelfield.cli.options import (
     quiet_option,
     recording_options,
     registry_of,
+    runs_of,
     scale_option,
 )
-from levelfield.cli.run_command import exit_code, run_jobs
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
-from levelfield.plan.decision import Decision
-from levelfield.plan.request import UserRequest
-from levelfield.plan.scale import choose_scale
-from levelfield.predict.layout_search import answer
+from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, status, wrapped
-from levelfield.run import scheduler
-from levelfield.rundir.directory import default_runs
-from levelfield.specs.selector import parse_selector
-from levelfield.studies.sweep import PredictedRun, distinct, entries_of, question_here
+
+if TYPE_CHECKING:
+    from levelfield.studies.variations import PredictedRun
 
 DESCRIPTION = """\
 Run the best layouts of the plan on this machine's devices, one after another.
@@ -59,6 +54,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the layouts and print the table. Return the exit code as `run` does."""
+    from levelfield.catalog import lookup
+    from levelfield.catalog.stored_references import reference_of
+    from levelfield.cli.run_entries import exit_code, run_jobs
+    from levelfield.plan.decision import Decision
+    from levelfield.plan.request import UserRequest
+    from levelfield.plan.scale import choose_scale
+    from levelfield.predict.layout_search import answer
+    from levelfield.run import scheduler
+    from levelfield.specs.selector import parse_selector
+    from levelfield.studies.variations import PredictedRun, distinct, entries_of, question_here
+
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
     terminal = Terminal(quiet=options.quiet or options.json, recorded=intake(options))
@@ -77,34 +83,32 @@ def execute(options: argparse.Namespace) -> int:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")
     pairs = [PredictedRun(row) for row in rows]
     if not options.dry_run:
-        runs = options.runs or default_runs()
         work = entries_of(rows, selector, found.vendor.name, devices, request, chosen.scale)
         jobs = scheduler.jobs(registry, work, None)
-        results = run_jobs(jobs, runs, terminal, partial(reference_of, registry))
+        results = run_jobs(jobs, runs_of(options), terminal, partial(reference_of, registry))
         pairs = [PredictedRun(row, result) for row, result in zip_longest(rows, results)]
-    _show(pairs, options)
-    return exit_code([pair.result for pair in pairs if pair.result])
-
-
-def _show(pairs: Sequence[PredictedRun], options: argparse.Namespace) -> None:
     if options.json:
         content = {"schema": "levelfield.sweep/1", "rows": [_content(pair) for pair in pairs]}
         print(json.dumps(content, indent=2, ensure_ascii=False))
     else:
         print("\n".join(_lines(pairs)))
+    return exit_code([pair.result for pair in pairs if pair.result])
 
 
 def _lines(pairs: Sequence[PredictedRun]) -> Iterator[str]:
-    yield f"{'':37}{'tokens/s/device':>21}  {'GiB':>12}"
-    yield "layout                micro again     predicted  measured   off  pred.  meas."
+    yield padded(("", "tokens/s/device", "GiB"), (37, -21, -14), gap="")
+    widths = (21, -5, 8, -10, -9, -5, -6, -6)
+    yield padded(("layout", "micro", "again", "predicted", "measured", "off", "pred.", "meas."), widths, " ")
     for pair in pairs:
         row, rate, memory = pair.row, pair.measured_rate, pair.measured_memory
-        off = f"{100 * (row.tokens_per_second / rate - 1):+.0f}%" if rate else NONE
-        yield (
-            f"{row.layout!s:<21} {row.tuning.micro_batch:>5} {row.tuning.recompute:<9}{row.tokens_per_second:>10,.0f} "
-            f"{f'{rate:,.0f}' if rate else NONE:>9} {off:>5} {row.memory.total / GIB:>6.2f} "
-            f"{f'{memory / GIB:.2f}' if memory else NONE:>6}"
+        measured = (
+            f"{rate:,.0f}" if rate else NONE,
+            f"{100 * (row.tokens_per_second / rate - 1):+.0f}%" if rate else NONE,
+            f"{row.memory.total / GIB:.2f}",
+            f"{memory / GIB:.2f}" if memory else NONE,
         )
+        predicted = (row.layout, row.tuning.micro_batch, row.tuning.recompute, f"{row.tokens_per_second:,.0f}")
+        yield padded((*predicted, *measured), widths, " ")
     for pair in pairs:
         if pair.result and pair.result.status.word != "valid":
             yield wrapped(f"{pair.row.layout}: {status(pair.result)}: {pair.result.status.evidence or ''}", 4)
@@ -126,6 +130,4 @@ def _content(pair: PredictedRun) -> dict[str, object]:
     }
 
 
-COMMANDS = {
-    "plan sweep": Command(DESCRIPTION, arguments, execute, trains=True),
-}
+COMMANDS = {"plan sweep": Command(DESCRIPTION, arguments, execute, trains=True)}

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from levelfield.catalog.registry import Registry
 from levelfield.publish.published_rows import FIGURES, FigureRow, beside, remarks
 from levelfield.report.escapes import markdown, table
+from levelfield.report.sheets import padded
 from levelfield.report.tables import csv_text
 from levelfield.report.words import gib, number, wrapped
 from levelfield.specs.result import Result
@@ -42,7 +43,7 @@ def as_text(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
 
 def _parts(line: FigureRow) -> Iterator[str]:
     blank = " " * _INDENT
-    yield f"{line.origin:<{_INDENT}}{line.name}"
+    yield padded((line.origin, line.name), (_INDENT,), gap="")
     hardware = f"{line.framework} on {line.hardware}, {line.layout}, micro-batch {line.micro_batch}, {line.precision}"
     yield f"{blank}{hardware}{'' if line.status in ('published', 'valid') else f', {line.status}'}"
     tokens = f"{number(line.tokens_per_second_per_device)} tokens/s/device{_converted(line, line.tokens_from)}"

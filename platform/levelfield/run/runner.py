@@ -20,7 +20,7 @@ from levelfield.judge.collector import collect
 from levelfield.node.left_ranks import own_ranks
 from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
-from levelfield.report.markdown import run_report
+from levelfield.report.one_run import run_report
 from levelfield.run import peak_probe
 from levelfield.run.code_watch import CodeWatch
 from levelfield.run.corpus_watch import CorpusWatch

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from levelfield.checkout import checkout
 from levelfield.errors import StillRunning, UnknownName, UsageError
@@ -20,7 +20,9 @@ from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import load
 from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
+
+if TYPE_CHECKING:  # documents take longer to import than all else of a short command
+    from levelfield.specs.plan import Plan
 
 PAIRS = "pairs"  # folder of runs: runs of pairs of builds are in it, so that none is the latest of a series
 _OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
@@ -94,6 +96,8 @@ def _age_order(plan: Path) -> tuple[bool, int, Path]:
 
 
 def read_plan(paths: RunPaths) -> Plan:
+    from levelfield.specs.plan import Plan
+
     return load(Plan, paths.plan)
 
 

@@ -10,6 +10,7 @@ from levelfield.contracts.plausibility import MEMORY_TOLERANCE
 from levelfield.contracts.readings import without
 from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Sample
+from levelfield.report.sheets import padded, widths_of
 from levelfield.specs.tool import FieldName, units_of
 from levelfield.testing.findings import CheckRow, Fails
 from levelfield.testing.outcomes import without_reason
@@ -171,9 +172,9 @@ def readings(found: Sequence[CheckRow]) -> Iterator[str]:
         return
     fields = [field for field in HEADINGS if field in found[0].values]
     cells = [[HEADINGS[field][0] for field in fields], *([_cell(row, field) for field in fields] for row in found)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [-width for width in widths_of(cells)]
     for first, line in zip(["device", *(str(row.device) for row in found)], cells, strict=True):
-        yield "  ".join([first.rjust(6), *(cell.rjust(width) for cell, width in zip(line, widths, strict=True))])
+        yield padded((first, *line), (-6, *widths))
     nulls = dict.fromkeys(null for row in found for null in row.reasons.items())
     for field, why in nulls:
         which = ", ".join(str(row.device) for row in found if row.reasons.get(field) == why)

@@ -26,7 +26,7 @@ from levelfield.specs.selector import parse_selector
 from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun
 from levelfield.specs.vendor import Image
 from levelfield.store.run_record import series_of
-from levelfield.studies.noise_runs import variations
+from levelfield.studies.variations import variations
 from plans import PLUGINS, ROOT, make_plan
 
 NEWER = """\

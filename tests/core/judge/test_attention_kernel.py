@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from levelfield.judge.collector import collect
 from levelfield.judge.training_facts import attention_kernel
-from levelfield.report.markdown import run_report
+from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import KERNELS

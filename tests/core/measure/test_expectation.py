@@ -8,11 +8,10 @@ import math
 from typing import Any
 
 import pytest
-from levelfield.cli.terminal import result_lines
 from levelfield.judge.collector import collect
 from levelfield.measure.expectation import Expectation, against_expected
 from levelfield.measure.memory import MemoryPeak, MemoryPeaks
-from levelfield.report.markdown import run_report
+from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.tables import as_csv, as_json
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import read_plan

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from levelfield import installer
 from levelfield.catalog.registry import Registry
-from levelfield.cli import environment_command
 from levelfield.cli.main import main
 from levelfield.errors import RunFailed, UsageError
 from levelfield.plan.image_recipe import image_plan
@@ -225,7 +224,7 @@ def test_fetch_takes_levelfield_its_tests_and_every_framework_that_this_machine_
         folder.mkdir(exist_ok=True)
         fetched.append(arguments)
 
-    monkeypatch.setattr(environment_command, "fetch_into", fetch)
+    monkeypatch.setattr("levelfield.run.runtimes.wheels.fetch_into", fetch)
     assert main(["environment", "wheels", "fetch", str(tmp_path / "w"), "torch", "paddle"]) == 0
     locks, torch, paddle = fetched
     assert [Path(word).name for word in locks if "lock" in word] == ["requirements.lock", "requirements-dev.lock"]

@@ -1,8 +1,8 @@
-"""The planner's best layouts on this machine, and runs of them, each with its prediction."""
+"""Runs that vary one case: the planner's best layouts on this machine, and the same work with other arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from levelfield.catalog.lookup import Selection
@@ -13,9 +13,13 @@ from levelfield.predict.questions import question_on_chip, question_on_host
 from levelfield.report.words import worst_memory
 from levelfield.run import host_probe
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningChoice
+
+# The parallelism that an implementation must offer, and a layout with it over two processes.
+LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP2"}
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,12 @@ def entries_of(
     """Return one entry of work for each row, on `devices` devices."""
     framework = f"{selector.framework}_{selector.version}" if selector.version else selector.framework
     text = f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
-    return [Entry(text, replace(request, scale=scale, choice=_choice(row))) for row in rows]
-
-
-def _choice(row: LayoutEstimate) -> TuningChoice:
-    return TuningChoice(
-        layout=str(row.layout),
-        micro_batch=row.tuning.micro_batch,
-        recompute=row.tuning.recompute,
-        virtual_pipeline=row.tuning.virtual_pipeline,
-    )
+    entries = []
+    for row in rows:
+        names = ("micro_batch", "recompute", "virtual_pipeline")
+        choice = TuningChoice(layout=str(row.layout), **{name: getattr(row.tuning, name) for name in names})
+        entries.append(Entry(text, replace(request, scale=scale, choice=choice)))
+    return entries
 
 
 def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
@@ -74,3 +74,26 @@ def question_here(
         )
     rates = host_probe.known_host_rates(registry) or host_probe.measure_host_rates(registry, say)
     return question_on_host(registry, found.implementation.framework, work, devices, memory, rates)
+
+
+def variations(registry: Registry, plan: Plan) -> list[Entry]:
+    """Return entries of the same work: one thread, other micro-batches, each layout over two processes."""
+    framework, vendor = plan.implementation.label, plan.hardware.vendor
+    offered = registry.labelled(framework)[0].parallelism.get(plan.hardware.device_kind, ())
+    one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
+    choices = [(one, TuningChoice(threads=1))]
+    choices += [(one, TuningChoice(micro_batch=size)) for size in _micro_batches(plan)]
+    choices += [(two, TuningChoice(layout=layout, threads=1)) for key, layout in LAYOUTS.items() if key in offered]
+    return [Entry(text, UserRequest(plan.scale, choice)) for text, choice in choices]
+
+
+def _micro_batches(plan: Plan) -> Iterator[int]:
+    """Return half the micro-batch, and a larger one, as far as the same global batch divides into them.
+
+    At smoke scale the larger one is all sequences of a step at once: in 16 bits the difference grows with the factor,
+    so it covers the sizes between. At full scale it is twice the micro-batch, for which memory more often has room.
+    """
+    if plan.tuning.micro_batch % 2 == 0:
+        yield plan.tuning.micro_batch // 2
+    if plan.accumulation % 2 == 0:
+        yield plan.tuning.micro_batch * (plan.accumulation if plan.scale == "smoke" else 2)
