@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import Event, event_or_none
+from levelfield.rundir.event_lines import Event, event_or_none, listed
 from levelfield.specs.base import load
 from levelfield.specs.certificate import Certificate, CertificateSubject, code_path
 from levelfield.specs.paths import RunPaths
@@ -121,15 +121,15 @@ def software_of(paths: RunPaths) -> str | None:
     """
     try:
         found: dict[str, Any] = json.loads(read_regular(paths.provenance))
-        listed = {key: found[key] for key in ("environment_packages", "vendor_software")}
-        if elsewhere := digests_elsewhere(event_or_none(read_regular(paths.outcome)) or {}):
-            listed["elsewhere"] = elsewhere
-        listed["inherited"] = counting(found.get("inherited", {}), found.get("inherited_are"))
+        used = {key: found[key] for key in ("environment_packages", "vendor_software")}
+        if elsewhere := _digests_elsewhere(event_or_none(read_regular(paths.outcome)) or {}):
+            used["elsewhere"] = elsewhere
+        used["inherited"] = counting(found.get("inherited", {}), found.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if not listed["environment_packages"]:
+    if not used["environment_packages"]:
         return None
-    return "sha256:" + hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()
 
 
 def _why_not(found: Certificate, software: str | None, plan: Plan, framework_version: str) -> str | None:
@@ -155,16 +155,15 @@ def _other_reference(subject: CertificateSubject, paths: RunPaths) -> str | None
     return f"it was compared with another reference than the plan names, {reference.name}"
 
 
-def digests_elsewhere(outcome: Event) -> list[str]:
+def _digests_elsewhere(outcome: Event) -> list[str]:
     """Return the digests of the files, in order. A rank that did not say what it imported counts as such a file."""
-    listed = outcome.get("elsewhere")
-    files = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    files = (each for each in listed(outcome.get("elsewhere")) if isinstance(each, dict))
     return sorted({str(each.get("sha256")) for each in files})
 
 
 def warning_elsewhere(outcome: Event) -> tuple[str, ...]:
     """Return a warning for a run that imported such files. It names no path: a bundle has others."""
-    if number := len(digests_elsewhere(outcome)):
+    if number := len(_digests_elsewhere(outcome)):
         files = "1 file was" if number == 1 else f"{number} files were"
         return (f"{files} imported from elsewhere, and no digest of the code covers them: `elsewhere` in outcome.json",)
     return ()

@@ -16,7 +16,7 @@ from levelfield.measure.rerouting import choice_reasons
 from levelfield.measure.routing import auxiliary_reasons, mixture_layers, routing_reasons
 from levelfield.measure.validity import MOST_REASONS, check
 from levelfield.node.regular_files import read_last
-from levelfield.rundir.event_lines import Event
+from levelfield.rundir.event_lines import Event, listed
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.rundir.system_facts import clipped, clipped_texts
@@ -247,8 +247,7 @@ def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tupl
 
 def _node(raw: RawRecords, node: int, is_silent: bool) -> NodeResult:
     facts, end = raw.node_facts.get(node, {}), raw.node_ends.get(node, {})
-    listed = end.get("missing")
-    missing = [text for each in listed if (text := clipped(each))] if isinstance(listed, list) else []
+    missing = [text for each in listed(end.get("missing")) if (text := clipped(each))]
     missing += [what for what, lacks in (("facts", not facts), ("telemetry", is_silent)) if lacks]
     return NodeResult(
         node=node,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from levelfield.measure.flops import Recomputation
 from levelfield.measure.straggler import stragglers
-from levelfield.rundir.event_lines import Event
+from levelfield.rundir.event_lines import Event, mapping
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import KERNELS, AttentionKernelFound, RankPace, Straggler
@@ -26,7 +26,7 @@ def attention_kernel(frameworks: Mapping[int, Event]) -> AttentionKernelFound | 
 
     frameworks: each rank's event of that name.
     """
-    said = {rank: _detail(event, "attention_kernel") for rank, event in sorted(frameworks.items())}
+    said = {rank: mapping(event.get("details")).get("attention_kernel") for rank, event in sorted(frameworks.items())}
     names = list(dict.fromkeys(map(_shown, said.values())))
     if all(name is None for name in said.values()):
         return None
@@ -42,11 +42,6 @@ def attention_kernel(frameworks: Mapping[int, Event]) -> AttentionKernelFound | 
     return AttentionKernelFound(name=known)
 
 
-def _detail(event: Event, name: str) -> object:
-    details = event.get("details")
-    return details.get(name) if isinstance(details, dict) else None
-
-
 def _shown(name: object) -> str:
     return "none" if name is None else repr(name)[:40]
 
@@ -56,7 +51,7 @@ def repeated(chosen: Recompute, framework: Event | None) -> Recomputation:
 
     A report that contradicts the choice counts as none.
     """
-    said = _detail(framework or {}, "repeats")
+    said = mapping(mapping(framework).get("details")).get("repeats")
     return next((kind for kind in MEANINGS[chosen] if kind == said), MEANINGS[chosen][0])
 
 

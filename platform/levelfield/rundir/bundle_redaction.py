@@ -18,7 +18,7 @@ from levelfield.checkout import checkout
 from levelfield.errors import GateFailed, UsageError
 from levelfield.rundir.bundle_archive import FILE_NAME, MOST_BYTES, BundledFile, BundledRun
 from levelfield.rundir.bundle_reader import RunInBundle
-from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none
+from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none, mapping
 from levelfield.rundir.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
 from levelfield.rundir.seal import (
     MOST_SEALED_BYTES,
@@ -52,7 +52,7 @@ def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
     hosts = {platform.node(), *(_host(each.get("provenance.json")) for each in documents)}
     hosts |= {host for each in documents for document in each.values() for host in hosts_in(document)}
     # of a plan without the names and addresses of the machines that it was to run on
-    plans = [{key: v for key, v in (each.get("plan.json") or {}).items() if key != "launch"} for each in documents]
+    plans = [{key: v for key, v in mapping(each.get("plan.json")).items() if key != "launch"} for each in documents]
     words = {word for plan in plans for word in words_of(plan)}
     own = {str(checkout()): "checkout", str(home_folder()): "home"}
     return Placeholders({**own, **roots}, hosts, users, words)

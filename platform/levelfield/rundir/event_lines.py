@@ -51,6 +51,16 @@ def event_or_none(content: bytes | str) -> Event | None:
         return None
 
 
+def mapping(value: Any) -> Event:
+    """Return an object; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list; an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
 def whole(value: Any) -> int:
     """Return a whole number. Raises TypeError for a text, ValueError for a number beyond 2**64."""
     if isinstance(value, str):

@@ -15,7 +15,7 @@ from levelfield.contracts.plausibility import plausible_samples
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
-from levelfield.rundir.event_lines import Event, event_or_none
+from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -41,8 +41,7 @@ def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
             facts = event_or_none(read_regular(paths.node_facts(node)))
         except OSError:
             continue  # raw_files finds no facts of this node either
-        tools = (facts or {}).get("tools")
-        adapter = replayed(vendor, answers_of(tools.values() if isinstance(tools, dict) else ()))
+        adapter = replayed(vendor, answers_of(mapping(mapping(facts).get("tools")).values()))
         if adapter is not None:
             write_json(paths.node_software(node), _versions(adapter))
 
@@ -62,7 +61,7 @@ class _Replay:
         self._answers: Ask = answers_of(())
 
     def show(self, outputs: Any) -> None:
-        self._answers = answers_of(outputs if isinstance(outputs, list) else ())
+        self._answers = answers_of(listed(outputs))
 
     def ask(self, argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
         return self._answers(argv, timeout_seconds)
@@ -78,11 +77,8 @@ def _lines(recorded: bytes, plan: Plan, vendor: Vendor) -> Iterator[str]:
             yield line.decode("utf-8", "replace") + "\n"
             continue
         replay.show(found.get("outputs"))
-        yield json.dumps({**_kept(found), **_samples(adapter, devices, found)}) + "\n"
-
-
-def _kept(line: Event) -> Event:
-    return {name: line[name] for name in _KEPT if line.get(name) is not None}
+        kept = {name: found[name] for name in _KEPT if found.get(name) is not None}
+        yield json.dumps({**kept, **_samples(adapter, devices, found)}) + "\n"
 
 
 def _samples(adapter: Vendor | None, devices: Sequence[Device], line: Event) -> dict[str, object]:

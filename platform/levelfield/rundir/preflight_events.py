@@ -14,7 +14,7 @@ from levelfield.errors import DocumentError
 from levelfield.measure.collective_rates import bus_factor, middle_and_best, slowest_blocks
 from levelfield.measure.peer_comparison import spread_of
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -90,8 +90,8 @@ def _barrier(ranks: Mapping[int, Measured]) -> float | None:
 
 def _seconds(values: Event) -> list[float]:
     """Return the seconds of an event's blocks; none where one cannot be right."""
-    given = values.get("seconds")
-    return given if isinstance(given, list) and given and all(is_rate(value) for value in given) else []
+    given = listed(values.get("seconds"))
+    return given if all(map(is_rate, given)) else []
 
 
 def _slowest(each: Mapping[int, Sequence[float]]) -> tuple[float, float]:
@@ -167,8 +167,8 @@ def rate_of(values: Any, unit: Any, expected: str) -> Rate:
     """Return the rate of repeats; without a value and with the reason where one of them cannot be right."""
     if unit != expected:
         return Rate(unit=expected, reason=f"found the unit {str(unit)[:20]!r}, expected {expected!r}")
-    numbers = values if isinstance(values, list) else []
-    if not numbers or not all(is_rate(value) for value in numbers):
+    numbers = listed(values)
+    if not numbers or not all(map(is_rate, numbers)):
         return Rate(unit=expected, reason="the repeats are not all finite numbers above zero")
     middle, best = middle_and_best([-float(value) for value in numbers])
     return Rate(unit=expected, value=-middle, best=-best, spread=spread_of(numbers), repeats=len(numbers))
@@ -209,39 +209,29 @@ def _node(number: int, name: str, ranks: Mapping[int, Measured], own: range) -> 
         answer = answer if isinstance(answer, dict) else {"reason": "it gave no answer"}
         if checks and "reason" in answer:
             missing[check] = str(answer["reason"])[:MOST_TEXT]
-        given = answer.get("rates")
-        given = given if isinstance(given, dict) else {}
-        rates |= {figure: _rate(given[figure], UNITS[figure]) for figure in figures if figure in given}
+        given = mapping(answer.get("rates"))
+        for figure in (figure for figure in figures if figure in given):
+            rate = mapping(given[figure])
+            rates[figure] = rate_of(rate.get("values"), rate.get("unit"), UNITS[figure])
     facts = {check: _facts(answer) for check, answer in checks.items() if check in CHECKS}
-    rates |= _products(ranks, own)
-    wall = found.get("wall_ns")
+    wall = None
+    with suppress(*DAMAGED):
+        first, last = found["wall_ns"]
+        wall = whole(first), whole(last)
     return NodeReport(
         node_rank=number,
         name=name,
-        rates=rates,
+        rates=rates | _products(ranks, own),
         facts={check: kept for check, kept in facts.items() if kept},
         missing=missing,
-        wall_ns=_wall(wall),
+        wall_ns=wall,
     )
-
-
-def _wall(given: Any) -> tuple[int, int] | None:
-    with suppress(*DAMAGED):
-        first, last = given
-        return whole(first), whole(last)
-    return None
-
-
-def _rate(given: Any, unit: str) -> Rate:
-    given = given if isinstance(given, dict) else {}
-    return rate_of(given.get("values"), given.get("unit"), unit)
 
 
 def _facts(answer: Any) -> dict[str, Fact]:
     """Return facts of plain types: a text is cut, and a number that is not finite is left out."""
-    given = answer.get("facts") if isinstance(answer, dict) else None
     kept: dict[str, Fact] = {}
-    for name, value in (given if isinstance(given, dict) else {}).items():
+    for name, value in mapping(mapping(answer).get("facts")).items():
         if isinstance(value, str):
             kept[str(name)[:MOST_TEXT]] = value[:MOST_TEXT]
         elif value is None or (isinstance(value, (int, float)) and math.isfinite(value)):
@@ -285,14 +275,11 @@ def sentence_of(report: PreflightReport) -> str:
     if report.word == "failed":
         why = report.evidence or "; ".join(finding.sentence for finding in report.faults)
         return f"failed: {why}"[:LONGEST_SENTENCE]
-    said = [f"{report.word}: {len(report.nodes)} node(s)", *_fastest(report)]
+    rates = [row.bus_bytes_per_second for row in report.collectives if row.operation == "all_reduce"]
+    said = [f"{report.word}: {len(report.nodes)} node(s)"]
+    said += [f"all_reduce up to {max(rates) / _GIGA:.3g} GB/s bus bandwidth"] if rates else []
     said += [finding.sentence for finding in report.faults[:2]]
     more = len(report.faults) - 2
     said += [f"{more} more in preflight.json"] if more > 0 else []
     remarks = len(report.remarks)
     return "; ".join([*said, *([f"{remarks} remark(s)"] if remarks else [])])[:LONGEST_SENTENCE]
-
-
-def _fastest(report: PreflightReport) -> list[str]:
-    rates = [row.bus_bytes_per_second for row in report.collectives if row.operation == "all_reduce"]
-    return [f"all_reduce up to {max(rates) / _GIGA:.3g} GB/s bus bandwidth"] if rates else []

@@ -22,7 +22,7 @@ from levelfield.measure.raw_facts import (
     WeightSlice,
 )
 from levelfield.node.regular_files import MOST_DOCUMENT_BYTES, read_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, count, event_of, whole
+from levelfield.rundir.event_lines import DAMAGED, Event, count, event_of, listed, mapping, whole
 from levelfield.rundir.system_facts import system_of
 from levelfield.rundir.telemetry_files import (
     NodeTelemetry,
@@ -91,8 +91,7 @@ class RawRecords:
 
     @property
     def _extra(self) -> Event:
-        found = self.outcome.get("extra")
-        return found if isinstance(found, dict) else {}
+        return mapping(self.outcome.get("extra"))
 
     @property
     def steps_done(self) -> int:
@@ -133,7 +132,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         seen=dict(_sightings(outcome, broken)),
         outcome=outcome,
         broken=tuple(broken),
-        inherited=_inherited(provenance),
+        inherited={str(name): str(text) for name, text in mapping(provenance.get("inherited")).items()},
         system=system_of(provenance),
         provenance=provenance,
     )
@@ -238,24 +237,14 @@ def _outcome(path: Path) -> Event:
     content = _json(path)
     if not isinstance(content.get("cause"), str):
         return {}
-    ends, evidence = content.get("ends"), content.get("evidence")
-    return {
-        **content,
-        "ends": [end for end in ends if _is_end(end)] if isinstance(ends, list) else [],
-        "evidence": None if evidence is None else str(evidence),
-    }
+    ends, evidence = filter(_is_end, listed(content.get("ends"))), content.get("evidence")
+    return {**content, "ends": [*ends], "evidence": None if evidence is None else str(evidence)}
 
 
 def _is_end(end: Any) -> bool:
     if not isinstance(end, dict) or not isinstance(end.get("rank"), int):
         return False
     return all(isinstance(end.get(name), (int, type(None))) for name in ("exit_code", "signal", "process"))
-
-
-def _inherited(provenance: Event) -> dict[str, str]:
-    """Return the variables that the training took from the user's shell, as the provenance has them."""
-    found = provenance.get("inherited")
-    return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
 
 
 def _node_documents(paths: RunPaths, kind: str) -> Iterator[tuple[int, Event]]:
@@ -267,9 +256,8 @@ def _node_documents(paths: RunPaths, kind: str) -> Iterator[tuple[int, Event]]:
 
 def _node_ends(outcome: Event) -> dict[int, Event]:
     """Return how each node's part ended, by its rank. Of two ends of one node the first one counts."""
-    listed = outcome.get("nodes")
-    ends = [end for end in listed if isinstance(end, dict)] if isinstance(listed, list) else []
-    return {end["node_rank"]: end for end in reversed(ends) if type(end.get("node_rank")) is int}
+    ends = [end for end in listed(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
+    return {end["node_rank"]: end for end in reversed(ends)}
 
 
 def _json(path: Path) -> Event:

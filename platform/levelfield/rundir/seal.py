@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from levelfield.node.regular_files import MOST_BYTES, MOST_DOCUMENT_BYTES, read_regular
-from levelfield.rundir.event_lines import Event, event_or_none
+from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping
 from levelfield.specs.base import Value
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import SealFinding
@@ -205,9 +205,7 @@ def outcome_digest(outcome: Event) -> str:
 
 def _may_still_write(outcome: Event) -> bool:
     """Return whether a rank was left that did not end by SIGKILL."""
-    ends = outcome.get("ends")
-    found: list[Any] = ends if isinstance(ends, list) else []
-    return any(isinstance(end, dict) and end.get("process") is not None for end in found)
+    return any(mapping(end).get("process") is not None for end in listed(outcome.get("ends")))
 
 
 def _why_none(outcome: Event) -> str:

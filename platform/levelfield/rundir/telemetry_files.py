@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from levelfield.measure.raw_facts import HostReading, Reading
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
 from levelfield.specs.paths import RunPaths
 
 T = TypeVar("T")
@@ -152,10 +152,8 @@ def _reasons(telemetry: list[Event]) -> dict[str, str]:
     """Return the last reason of the vendor's tool for each figure that it could not read."""
     found: dict[str, str] = {}
     for line in telemetry:
-        samples = line.get("samples")
-        for sample in samples if isinstance(samples, list) else ():
-            reasons = sample.get("reasons") if isinstance(sample, dict) else None
-            found.update({str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {})
+        for sample in listed(line.get("samples")):
+            found |= {str(name): str(why) for name, why in mapping(mapping(sample).get("reasons")).items()}
         if "error" in line:
             found["tool"] = str(line["error"])
     return found
