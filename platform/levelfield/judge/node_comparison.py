@@ -49,17 +49,19 @@ def findings(
     facts: PreflightFacts, earlier: Earlier, launched_ns: tuple[int, int], devices: Sequence[DeviceState] = ()
 ) -> list[PreflightFinding]:
     """Return everything that is out of line, and remarks. launched_ns: this machine's time of day around the launch."""
-    found = [*_missing(facts.nodes), *_wrong(facts), *_slower_than_earlier(facts.nodes, earlier)]
+    found = [*_missing(facts.nodes), *_wrong(facts)]
+    for node in facts.nodes:
+        values = rates_kept(node)
+        spreads = {figure: node.rates[figure].spread or 0.0 for figure in values}
+        found += slower_than_earlier(node.name, values, earlier.get(node.name, ()), spreads)
     for figure, readings in _readings(facts.nodes).items():
         found += [_of_peers(figure, each, len(readings)) for each in compare_peers(readings)]
-    return [
-        *found,
-        *_of_pairs(facts.pairs),
-        *_used_devices(devices),
-        *_others(facts.nodes),
-        *_clocks(facts.nodes, launched_ns),
-        *_settings(facts.nodes),
-    ]
+    found += _of_pairs(facts.pairs)
+    for name, device, used, memory, load in devices:
+        if in_use(used, memory, load):
+            said = device_sentence(device, used, memory, load, "before the preflight")
+            found.append(_of_node("others", name, "device", said))
+    return [*found, *_others(facts.nodes), *_clocks(facts.nodes, launched_ns), *_settings(facts.nodes)]
 
 
 def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport], earlier: Earlier) -> PreflightWord:
@@ -134,13 +136,6 @@ def _wrong(facts: PreflightFacts) -> Iterator[PreflightFinding]:
             yield PreflightFinding(kind="wrong", nodes=pair.members, figure="pair", sentence=sentence)
 
 
-def _slower_than_earlier(nodes: Sequence[NodeReport], earlier: Earlier) -> Iterator[PreflightFinding]:
-    for node in nodes:
-        values = rates_kept(node)
-        spreads = {figure: node.rates[figure].spread or 0.0 for figure in values}
-        yield from slower_than_earlier(node.name, values, earlier.get(node.name, ()), spreads)
-
-
 def slower_than_earlier(
     name: str, values: Rates, earlier: Sequence[Rates], spreads: Rates | None = None
 ) -> Iterator[PreflightFinding]:
@@ -184,14 +179,6 @@ def _of_pairs(pairs: Sequence[PairReport]) -> Iterator[PreflightFinding]:
     if not found and len(big) > 2:
         links = {f"{pair.members[0]} to {pair.members[1]}": PeerReading(pair.bytes_per_second) for pair in big}
         yield from (_of_peers("messages", each, len(big)) for each in compare_peers(links) if each.word == "slow")
-
-
-def _used_devices(devices: Sequence[DeviceState]) -> Iterator[PreflightFinding]:
-    """Return the devices that others use."""
-    for node, device, used, memory, load in devices:
-        if in_use(used, memory, load):
-            said = device_sentence(device, used, memory, load, "before the preflight")
-            yield _of_node("others", node, "device", said)
 
 
 def _others(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:

@@ -41,7 +41,7 @@ def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> Distu
         return None
     found, whole = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
     unexplained = [span for span in found.outliers if not _is_explained(found, span, parts)]
-    lost, limit = found.lost_part(unexplained), plan.work.window.disturbance_limit
+    lost, limit, seen = found.lost_part(unexplained), plan.work.window.disturbance_limit, raw.seen.get(0)
     figures = Disturbance(
         slowest=_slowest(part_of(parts, rank), found, whole),
         outliers=len(found.outliers),
@@ -49,7 +49,7 @@ def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> Distu
         unexplained=lost,
         limit=limit,
         mean_over_median=found.mean_seconds / found.median_seconds,
-        platform_seconds=_platform_seconds(raw),
+        platform_seconds=(max(0.0, seen.least_seconds), seen.most_seconds) if seen else None,
         flags=(),
     )
     figures = figures.model_copy(update={"flags": tuple(_flags(figures))})
@@ -101,19 +101,19 @@ def _described(slowest: SlowestStep) -> str:
 
 def _slowest(part: NodePart, found: StepOutliers, window: StepSpan) -> SlowestStep:
     span = found.slowest
+    step, whole = _host(part, span), _host(part, window)
     return SlowestStep(
         step=span.step,
         seconds=span.seconds,
         over_median=found.over_median(span),
         after_seconds=(span.begin_ns - window.begin_ns) / NANOSECONDS,
         began=_time_of_day(part, span.begin_ns),
-        telemetry=(*_of_host(part, span, window), *_of_devices(part, span, window)),
+        telemetry=(
+            _around("other programs", "cores", step.other_cores, whole.other_cores, step.reason),
+            _around("this run", "cores", step.own_cores, whole.own_cores, step.reason),
+            *_of_devices(part, span, window),
+        ),
     )
-
-
-def _platform_seconds(raw: RawRecords) -> tuple[float, float] | None:
-    seen = raw.seen.get(0)
-    return (max(0.0, seen.least_seconds), seen.most_seconds) if seen else None
 
 
 def _time_of_day(part: NodePart, time_ns: int) -> str | None:
@@ -132,12 +132,6 @@ def _host(part: NodePart, span: StepSpan) -> HostUse:
     if part.why_silent:
         return HostUse(None, None, part.said(part.why_silent))
     return host_use(part.read.host, span.begin_ns, span.end_ns)
-
-
-def _of_host(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
-    step, whole = _host(part, span), _host(part, window)
-    yield _around("other programs", "cores", step.other_cores, whole.other_cores, step.reason)
-    yield _around("this run", "cores", step.own_cores, whole.own_cores, step.reason)
 
 
 def _of_devices(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:

@@ -52,15 +52,11 @@ def archive(members: Mapping[str, bytes]) -> bytes:
         for name, content in sorted(members.items()):
             info = zipfile.ZipInfo(name, _MADE)
             info.external_attr, info.create_system = _MODE, 3
-            info.compress_type = _compression(content)
+            # Compressed, except where a reader would take the ratio for a trap.
+            is_dense = len(content) <= MOST_RATIO / 2 * len(zlib.compress(content))
+            info.compress_type = zipfile.ZIP_DEFLATED if is_dense else zipfile.ZIP_STORED
             made.writestr(info, content)
     return out.getvalue()
-
-
-def _compression(content: bytes) -> int:
-    """Return how to store a member: compressed, except where a reader would take the ratio for a trap."""
-    is_dense = len(content) <= MOST_RATIO / 2 * len(zlib.compress(content))
-    return zipfile.ZIP_DEFLATED if is_dense else zipfile.ZIP_STORED
 
 
 def members_in(content: bytes, origin: str) -> dict[str, bytes]:
@@ -125,7 +121,7 @@ def _why_not_dense(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
             )
         place += len(header) + info.compress_size
         listed += _entry_of(info)
-    if content[place:] != listed + _end_of(len(infos), len(listed), place):
+    if content[place:] != listed + _END.pack(b"PK\5\6", 0, 0, len(infos), len(infos), len(listed), place, 0):
         return "found bytes that belong to no member"
     return None
 
@@ -160,11 +156,6 @@ def _entry_of(info: zipfile.ZipInfo) -> bytes:
     sizes = (info.CRC, info.compress_size, info.file_size, len(name), 0, 0, 0, 0)
     start = (b"PK\1\2", _VERSION, _UNIX, _VERSION, 0, 0, info.compress_type, 0, _DATE)
     return _ENTRY.pack(*start, *sizes, _MODE, info.header_offset) + name
-
-
-def _end_of(count: int, size: int, place: int) -> bytes:
-    """Return the end of an archive: so many members, whose list has a size and a place."""
-    return _END.pack(b"PK\5\6", 0, 0, count, count, size, place, 0)
 
 
 def _is_ended(content: bytes) -> bool:

@@ -101,7 +101,12 @@ def bundle_of(content: bytes, origin: str) -> Bundle:
     }
     _check_left_out(manifest, origin)
     _check_members(files, listed, origin)
-    return Bundle(manifest, members[MANIFEST], members.get(SIGNATURE), tuple(_runs(files, manifest)))
+    runs = []
+    for run, entry in manifest.runs.items():
+        before = f"runs/{run}/"
+        own = {name.removeprefix(before): content for name, content in files.items() if name.startswith(before)}
+        runs.append(RunInBundle(run, own, entry))
+    return Bundle(manifest, members[MANIFEST], members.get(SIGNATURE), tuple(runs))
 
 
 @contextmanager
@@ -159,19 +164,7 @@ def _check_members(files: dict[str, bytes], listed: dict[str, str], origin: str)
         if sha256_of(files[name]) != listed[name]:
             raise GateFailed(f"{origin}: refused: member '{name}' differs from its digest in the manifest")
         try:
-            _check_json(name, files[name])
+            if name.endswith((".json", ".jsonl")):
+                (strict_json if name.endswith(".json") else strict_lines)(files[name])
         except ValueError as error:
             raise GateFailed(f"{origin}: refused: member '{name}': {error}") from None
-
-
-def _check_json(name: str, content: bytes) -> None:
-    if name.endswith(".jsonl"):
-        strict_lines(content)
-    elif name.endswith(".json"):
-        strict_json(content)
-
-
-def _runs(files: dict[str, bytes], manifest: Manifest) -> Iterator[RunInBundle]:
-    for run, listed in manifest.runs.items():
-        before = f"runs/{run}/"
-        yield RunInBundle(run, {n.removeprefix(before): c for n, c in files.items() if n.startswith(before)}, listed)

@@ -76,7 +76,9 @@ def find_run(runs: Path, name: str) -> RunPaths:
             return RunPaths(given.resolve())
     plans = sorted(runs.glob("*/plan.json"))
     if name == "latest" and plans:
-        return RunPaths(max(plans, key=_age_order).parent.resolve())
+        now = first_future_date().timestamp() * 1e9
+        written = {plan: plan.stat().st_mtime_ns for plan in plans}
+        return RunPaths(max(plans, key=lambda plan: (written[plan] < now, written[plan], plan)).parent.resolve())
     matching = [
         plan.parent for plan in (*plans, *sorted(runs.glob(f"{PAIRS}/*/plan.json"))) if name in plan.parent.name
     ]
@@ -87,12 +89,6 @@ def find_run(runs: Path, name: str) -> RunPaths:
         known = [plan.parent.name for plan in plans]
         raise UnknownName("run", name, known[-20:], hint=f"Runs are in {runs}; 'latest' is the newest run.")
     return RunPaths(matching[0].resolve())
-
-
-def _age_order(plan: Path) -> tuple[bool, int, Path]:
-    """Return what sorts plans by the time of their last write."""
-    written = plan.stat().st_mtime_ns
-    return written < first_future_date().timestamp() * 1e9, written, plan
 
 
 def read_plan(paths: RunPaths) -> Plan:

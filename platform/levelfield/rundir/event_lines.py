@@ -30,17 +30,13 @@ def event_of(line: bytes | str) -> Event:
     try:
         found = from_json(line)
     except (TypeError, ValueError):  # TypeError: of half a pair of characters
-        found = _by_json(line)
+        try:
+            found = json.loads(line)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
     if not isinstance(found, dict):
         raise ValueError(f"found {type(found).__name__}, expected an object")
     return found
-
-
-def _by_json(line: bytes | str) -> Any:
-    try:
-        return json.loads(line)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
 
 
 def event_or_none(content: bytes | str) -> Event | None:

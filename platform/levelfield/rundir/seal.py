@@ -246,12 +246,8 @@ def _below(root: Path, folder: str, ending: str) -> Iterator[tuple[str, Path]]:
     for place, folders, names in os.walk(root / folder):
         found += [Path(place, name) for name in names if name.endswith(ending)]
         found += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
-    yield from ((_shown(path.relative_to(root)), path) for path in sorted(found))
-
-
-def _shown(path: Path) -> str:
-    """Return the name as JSON can hold it: bytes that are not UTF-8 are written out."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    for path in sorted(found):  # named as JSON can hold it: bytes that are not UTF-8 are written out
+        yield os.fsencode(path.relative_to(root)).decode("utf-8", "backslashreplace"), path
 
 
 def digests(paths: RunPaths) -> dict[str, str | None]:
