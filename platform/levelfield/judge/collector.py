@@ -54,20 +54,21 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     plan, raw = read_plan(paths), raw or read_raw(paths)
     seal = redaction.seal if redaction else seal_finding(paths)
     parts = node_parts(plan, raw)
-    around = disturbance(plan, raw, parts)
-    ended = disturbed(judge(plan, raw, paths), around)
+    around, why_disturbed = disturbance(plan, raw, parts)
+    ended = disturbed(judge(plan, raw, paths), why_disturbed)
     throughput, why_none = _throughput(plan, raw, ended)
     kept, used_energy = memory(plan, parts, ended), energy(plan, parts, throughput, why_none)
     status = under_seal(unless_implausible(ended, plan, parts, throughput, kept, used_energy), seal)
     if status.word != ended.word:
         throughput, why_none = _throughput(plan, raw, status)
         kept, used_energy = memory(plan, parts, status), energy(plan, parts, throughput, why_none)
-    used, nodes = other_use(plan, parts), node_results(plan, raw, parts)
+    (others, of_others), nodes = other_use(plan, parts), node_results(plan, raw, parts)
     identity, version = _identity(plan, raw), _framework_version(plan, raw)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
     alignment = unless_tampered(judged(plan.work, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
+    model, length = plan.work.model, plan.work.training.sequence_length
     return Result(
         run_id=plan.run_id,
         case=plan.case,
@@ -89,7 +90,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         compile=plan.tuning.compile,
         attention_kernel=attention_kernel(raw.frameworks),
         parameters=plan.parameters,
-        active_parameters=_active_parameters(plan),
+        active_parameters=parameters(model, length).active if model.experts is not None else None,
         repeat=plan.repeat,
         status=status,
         steps_done=raw.steps_done,
@@ -103,8 +104,8 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         energy=used_energy,
         system=raw.system,
         load=device_load(plan, parts),
-        other_use=used.figures,
-        disturbance=around.figures if around else None,
+        other_use=others,
+        disturbance=around,
         identity=identity,
         work_but_precision=plan.work.digest_but_precision,
         alignment=under_status(with_certificate(alignment, plan, certificate), status),
@@ -115,7 +116,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         warnings=(
             *plan.notices,
             *raw.warnings,
-            *used.warnings,
+            *of_others,
             *_loaded(raw),
             *warning_elsewhere(raw.outcome),
             *(missing_warnings(nodes) if status.word != "not-run" else ()),  # else none was to be
@@ -188,12 +189,6 @@ def _loss(plan: Plan, raw: RawRecords) -> Loss:
         tail_mean=math.fsum(tail) / len(tail) if tail else None,
         floor=plan.corpus.entropy_nats,
     )
-
-
-def _active_parameters(plan: Plan) -> int | None:
-    """Return the parameters that one token uses, of a mixture of experts; None for other models."""
-    model, length = plan.work.model, plan.work.training.sequence_length
-    return parameters(model, length).active if model.experts is not None else None
 
 
 def _experts(plan: Plan, raw: RawRecords) -> ExpertLoad | None:

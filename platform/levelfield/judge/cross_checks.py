@@ -145,7 +145,6 @@ def _without_folders(job: Event) -> Event:
 
 
 def _peaks(plan: Plan, known: Registry) -> Iterator[Contradiction | str]:
-    """Hold the peaks that the plan calls published against vendor.yaml of this checkout."""
     chip, used = plan.hardware.chip, plan.peak
     own = chip.peaks.get(used.dtype)  # type: ignore[call-overload]
     if own is not None and own.tflops != used.tflops:

@@ -149,7 +149,6 @@ def slower_than_earlier(
 
 
 def _of_peers(figure: str, found: PeerFinding, peers: int) -> PreflightFinding:
-    """Return the sentence about nodes that differ from their peers."""
     names = ", ".join(found.nodes)
     if found.word == "differ" and peers == 2:
         said = f"{found.nodes[0]} and {found.nodes[1]}: {figure} differs by {1 - found.ratio:.0%} (at most "
@@ -182,7 +181,6 @@ def _of_pairs(pairs: Sequence[PairReport]) -> Iterator[PreflightFinding]:
 
 
 def _others(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
-    """Return the nodes whose processors other programs use."""
     for node in nodes:
         load = node.facts.get("load", {})
         used, cores = load.get("other_cores"), load.get("cores")
@@ -215,7 +213,6 @@ def _apart_seconds(node: NodeReport, launched_ns: tuple[int, int]) -> float:
 
 
 def _settings(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
-    """Return the settings that are not the same on all nodes."""
     for check, names in SETTINGS.items():
         for name in names:
             given = {node.name: node.facts[check].get(name) for node in nodes if check in node.facts}

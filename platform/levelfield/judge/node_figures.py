@@ -126,17 +126,13 @@ def _with_reason(reason: str | None, why: str | None) -> str | None:
     return f"{reason} ({why})" if reason and why else reason or why
 
 
-class OtherUseFound(NamedTuple):
-    """The figures, and a sentence for each that is above its limit."""
+def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, tuple[str, ...]]:
+    """Return what others used of each machine, and a sentence for each figure that is above its limit.
 
-    figures: OtherUse | None
-    warnings: tuple[str, ...]
-
-
-def other_use(plan: Plan, parts: Sequence[NodePart]) -> OtherUseFound:
-    """Return what others used of each machine. Of several, the processors' figures are those of the busiest one."""
+    Of several machines the processors' figures are those of the busiest one.
+    """
     if not any(r.before for part in parts for r in part.read.readings) and not any(part.read.host for part in parts):
-        return OtherUseFound(None, ())  # a run of an earlier version, or one that did not start
+        return None, ()  # a run of an earlier version, or one that did not start
     each = [_of_machine(plan, part) for part in parts]
     busiest = max(each, key=lambda found: -1.0 if found.during.other_cores is None else found.during.other_cores)
     figures = OtherUse(
@@ -145,7 +141,7 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> OtherUseFound:
         host_in_window=_cores([(part, found.during) for part, found in zip(parts, each, strict=True)]),
         host_cores=busiest.during.cores or busiest.before.cores,
     )
-    return OtherUseFound(figures, tuple(warning for found in each for warning in found.warnings))
+    return figures, tuple(warning for found in each for warning in found.warnings)
 
 
 class _MachineUse(NamedTuple):

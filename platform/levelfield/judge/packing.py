@@ -111,7 +111,6 @@ def _refuse_names(names: Sequence[str]) -> None:
 
 
 def _manifest(runs: Sequence[RunInBundle], placeholders: Placeholders) -> Manifest:
-    """Return the manifest with its digest."""
     counts = sorted(placeholders.counts.items())
     draft = Manifest(
         platform_version=levelfield.__version__,

@@ -168,10 +168,6 @@ def certificate_checked(
     except (DocumentError, *DAMAGED) as error:
         yield Contradiction(CERTIFICATE, f"run {own.name}", " ".join(str(error).split())[:120])
         return
-    yield from _differences(certificate, result)
-
-
-def _differences(certificate: Certificate, result: Result) -> Iterator[Contradiction]:
     facts = {
         "the run's word": ("valid", result.status.word),
         "verdict": (certificate.verdict, result.alignment.verdict),

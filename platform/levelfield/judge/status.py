@@ -72,7 +72,6 @@ def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
 
 
 def _held(raw: RawRecords) -> list[str]:
-    """Return a sentence for each rank that did not end by SIGKILL."""
     return [
         f"rank {end['rank']} (process {end['process']}, state {end.get('state')}) did not end by SIGKILL"
         for end in raw.outcome.get("ends", ())

@@ -93,7 +93,6 @@ def _why_refused(infos: list[zipfile.ZipInfo]) -> str | None:
 
 
 def _why_not(info: zipfile.ZipInfo) -> str | None:
-    """Return what is wrong with a member; None for nothing."""
     name = info.filename
     if not MEMBER_NAME.fullmatch(name) or info.orig_filename != name:
         return f"found a member {name[:120]!r}, which no bundle has"

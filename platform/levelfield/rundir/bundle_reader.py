@@ -67,7 +67,6 @@ class RunInBundle:
         return event_or_none(self.files.get(OUTCOME, b""))
 
     def _without_names(self) -> dict[str, Any]:
-        """Return the JSON of the files that are not as the run left them."""
         named = [name for name in self.redacted if name.endswith((".json", ".jsonl")) and name in self.files]
         found = {name: document_of(name, self.files[name]) for name in named}
         return {name: document for name, document in found.items() if document is not None}

@@ -145,7 +145,6 @@ def _whole(text: str) -> int:
 
 
 def _levels(value: Any) -> int:
-    """Return how deep lists and mappings are nested."""
     level, layer = 0, [value]
     while layer := [each for each in layer if isinstance(each, (dict, list))]:
         level += 1

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from levelfield.contracts.command import Ask, CommandOutput
+from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.node_commands import NOT_REPLAYABLE, answers_of, replayed
 from levelfield.contracts.plausibility import plausible_samples
 from levelfield.contracts.vendor import Device, Vendor
@@ -54,29 +53,20 @@ def _versions(adapter: Vendor) -> dict[str, str]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-class _Replay:
-    """The answers of one line at a time, for an adapter that lives through all lines of a node: it has counters."""
-
-    def __init__(self) -> None:
-        self._answers: Ask = answers_of(())
-
-    def show(self, outputs: Any) -> None:
-        self._answers = answers_of(listed(outputs))
-
-    def ask(self, argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
-        return self._answers(argv, timeout_seconds)
-
-
 def _lines(recorded: bytes, plan: Plan, vendor: Vendor) -> Iterator[str]:
     """Return a line for each whole one. What is no object stays as it is: whoever reads the file reports it."""
-    replay, devices = _Replay(), _devices(plan)
-    adapter = replayed(vendor, replay.ask)
+    answers, devices = answers_of(()), _devices(plan)
+
+    def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
+        return answers(argv, timeout_seconds)  # of one line at a time
+
+    adapter = replayed(vendor, ask)  # lives through all lines of a node: it has counters
     for line in recorded.split(b"\n")[:-1]:
         found = event_or_none(line)
         if found is None:
             yield line.decode("utf-8", "replace") + "\n"
             continue
-        replay.show(found.get("outputs"))
+        answers = answers_of(listed(found.get("outputs")))
         kept = {name: found[name] for name in _KEPT if found.get(name) is not None}
         yield json.dumps({**kept, **_samples(adapter, devices, found)}) + "\n"
 

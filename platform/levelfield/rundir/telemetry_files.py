@@ -149,7 +149,6 @@ def whole_or_none(value: Any) -> int | None:
 
 
 def _reasons(telemetry: list[Event]) -> dict[str, str]:
-    """Return the last reason of the vendor's tool for each figure that it could not read."""
     found: dict[str, str] = {}
     for line in telemetry:
         for sample in listed(line.get("samples")):

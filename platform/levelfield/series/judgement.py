@@ -128,7 +128,6 @@ def _by_nights(found: Examination, around: Surroundings, level: Level) -> Findin
 
 
 def _of_drift(found: Examination, around: Surroundings, word: FindingWord, suspicion: Suspicion) -> Finding:
-    """Return the finding about the last nights against the accepted level."""
     level = found.expected_first
     assert level is not None
     half = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 / DRIFT_NIGHTS)
