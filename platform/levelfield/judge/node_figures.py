@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from levelfield.contracts.readings import LEAST_WATTS
 from levelfield.measure import energy as energies
@@ -28,10 +27,10 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
     named = {name: peaks for name, peaks in each.items() if name is not None}
     measured = memories.over_nodes(named) if named else each[None]
     return Memory(
-        device_used_peak=_bytes(measured.used),
-        allocated_peak=_bytes(measured.allocated),
-        reserved_peak=_bytes(measured.reserved),
-        process_peak=_bytes(measured.process),
+        device_used_peak=_figure(measured.used.peak_bytes, "B", measured.used.reason),
+        allocated_peak=_figure(measured.allocated.peak_bytes, "B", measured.allocated.reason),
+        reserved_peak=_figure(measured.reserved.peak_bytes, "B", measured.reserved.reason),
+        process_peak=_figure(measured.process.peak_bytes, "B", measured.process.reason),
         capacity_bytes=plan.hardware.memory_bytes_per_device,
         expected_bytes=plan.expected_memory.total_bytes,
         expectation=_expectation(plan, measured, status),
@@ -53,22 +52,21 @@ def _expectation(plan: Plan, measured: memories.MemoryPeaks, status: Status) -> 
     """Return measured against expected memory of a valid run. An incomplete run may not have reached its peak."""
     why_none = None if status.has_figures else f"the run is {status.word}"
     found = against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none)
-    reason = found.reason if found.measured_bytes is None else None
-    figure = Figure(value=found.measured_bytes, unit="B", reason=reason)
+    figure = _figure(found.measured_bytes, "B", found.reason)
     return MemoryExpectation(figure=found.figure, measured=figure, ratio=found.ratio, remark=found.remark)
 
 
-def _bytes(peak: memories.MemoryPeak) -> Figure:
-    return Figure(value=peak.peak_bytes, unit="B", reason=peak.reason if peak.peak_bytes is None else None)
+def _figure(value: float | None, unit: str, reason: str | None) -> Figure:
+    return Figure(value=value, unit=unit, reason=reason if value is None else None)
 
 
 def energy(plan: Plan, parts: Sequence[NodePart], throughput: WindowThroughput | None, why_none: str) -> Energy:
     """Return the energy of all machines over the window; without one, with the reason."""
-    if throughput is None:
-        return _no_energy(why_none)
-    each = {part.name: _used(plan, part, throughput.tokens) for part in parts}
-    named = {name: use for name, use in each.items() if name is not None}
-    found = energies.over_nodes(named) if named else each[None]
+    found = energies.EnergyUse(None, None, None, (), why_none)
+    if throughput is not None:
+        each = {part.name: _used(plan, part, throughput.tokens) for part in parts}
+        named = {name: use for name, use in each.items() if name is not None}
+        found = energies.over_nodes(named) if named else each[None]
     return Energy(
         joules=Figure(value=found.joules, unit="J", reason=found.reason),
         joules_per_token=Figure(value=found.joules_per_token, unit="J/token", reason=found.reason),
@@ -83,10 +81,8 @@ def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
         reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.why_silent
         return energies.EnergyUse(None, None, None, (), reason)
     if len(part.indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
-        reason = (
-            f"the tool shows {len(part.indices)} devices of a host that is one, so which of them trained is unknown"
-        )
-        return energies.EnergyUse(None, None, None, (), reason)
+        reason = f"the tool shows {len(part.indices)} devices of a host that is one"
+        return energies.EnergyUse(None, None, None, (), f"{reason}, so which of them trained is unknown")
     least = 0.0 if plan.hardware.is_host else LEAST_WATTS
     found = energies.energy(part.read.readings, part.indices, *window_ns, tokens, least)
     if found.joules is not None:
@@ -94,11 +90,6 @@ def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
     known = (part.said_by_tool(figure) for figure in ("energy_joules", "power_watts"))
     why = "; ".join(dict.fromkeys(reason for reason in known if reason))
     return replace(found, reason=_with_reason(found.reason, why))
-
-
-def _no_energy(reason: str) -> Energy:
-    joules, per_token, watts = (Figure(value=None, unit=unit, reason=reason) for unit in ("J", "J/token", "W"))
-    return Energy(joules=joules, joules_per_token=per_token, mean_watts=watts, boundary=energies.BOUNDARY)
 
 
 def device_load(plan: Plan, parts: Sequence[NodePart]) -> Figure:
@@ -133,58 +124,41 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, t
     """
     if not any(r.before for part in parts for r in part.read.readings) and not any(part.read.host for part in parts):
         return None, ()  # a run of an earlier version, or one that did not start
-    each = [_of_machine(plan, part) for part in parts]
-    busiest = max(each, key=lambda found: -1.0 if found.during.other_cores is None else found.during.other_cores)
+    before = [_before(part) for part in parts]
+    during = [_in_window(part, part.window_ns(plan.work.window)) for part in parts]
+    devices, warnings = list[DeviceUse](), list[str]()
+    for part, earlier, later in zip(parts, before, during, strict=True):
+        readings = {reading.device: reading for reading in part.read.readings if reading.before}
+        for index in map(str, plan.hardware.device_indices):
+            use, warning = _device(plan, part, index, readings.get(index))
+            devices.append(use)
+            warnings += [warning] if warning else []
+        warnings += map(part.said, _of_host(earlier, later))
+    busiest = max(range(len(parts)), key=lambda k: -1.0 if (cores := during[k].other_cores) is None else cores)
     figures = OtherUse(
-        devices=tuple(use for found in each for use in found.devices),
-        host_before=_cores([(part, found.before) for part, found in zip(parts, each, strict=True)]),
-        host_in_window=_cores([(part, found.during) for part, found in zip(parts, each, strict=True)]),
-        host_cores=busiest.during.cores or busiest.before.cores,
+        devices=tuple(devices),
+        host_before=_cores(parts, before),
+        host_in_window=_cores(parts, during),
+        host_cores=during[busiest].cores or before[busiest].cores,
     )
-    return figures, tuple(warning for found in each for warning in found.warnings)
+    return figures, tuple(warnings)
 
 
-class _MachineUse(NamedTuple):
-    devices: tuple[DeviceUse, ...]
-    before: HostUse
-    during: HostUse
-    warnings: tuple[str, ...]
-
-
-def _of_machine(plan: Plan, part: NodePart) -> _MachineUse:
-    before = {r.device: r for r in part.read.readings if r.before}
-    earlier, during = _before(part), _in_window(part, part.window_ns(plan.work.window))
-    indices = [str(index) for index in plan.hardware.device_indices]
-    uses = tuple(_device(plan, part, index, before.get(index)) for index in indices)
-    said = (_sentence(plan, use, before.get(index)) for index, use in zip(indices, uses, strict=True))
-    return _MachineUse(uses, earlier, during, (*filter(None, said), *map(part.said, _of_host(earlier, during))))
-
-
-def _device(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> DeviceUse:
-    name = part.device(index)
+def _device(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> tuple[DeviceUse, str | None]:
+    """Return the use of a device, and a warning where others use it, or nothing of it was read, not even its power."""
+    name, memory = part.device(index), plan.hardware.memory_bytes_per_device
+    unread = f"device {name} could not be read before the training"
     if reading is None:
         reason = part.why_silent or part.said_by_tool("tool") or "the vendor's tool gave no reading in time"
-        return DeviceUse(device=name, memory_used=_memory_used(None, reason), load=None, in_use=None)
+        use = DeviceUse(device=name, memory_used=_figure(None, "B", reason), load=None, in_use=None)
+        return use, f"{unread}: {reason}"
     used, load = reading.memory_used_bytes, reading.utilisation
-    memory = plan.hardware.memory_bytes_per_device
-    reason = reading.reasons.get("memory_used_bytes", "the vendor's tool gave no figure")
-    return DeviceUse(device=name, memory_used=_memory_used(used, reason), load=load, in_use=in_use(used, memory, load))
-
-
-def _memory_used(value: int | None, reason: str) -> Figure:
-    return Figure(value=value, unit="B", reason=reason if value is None else None)
-
-
-def _sentence(plan: Plan, use: DeviceUse, reading: Reading | None) -> str | None:
-    """Return the warning about a device that others use, or of which the tool shows nothing, not even its power."""
-    if reading is None:
-        return f"device {use.device} could not be read before the training: {use.memory_used.reason}"
+    figure = _figure(used, "B", reading.reasons.get("memory_used_bytes", "the vendor's tool gave no figure"))
+    use = DeviceUse(device=name, memory_used=figure, load=load, in_use=in_use(used, memory, load))
     if use.in_use:
-        values = (reading.memory_used_bytes, plan.hardware.memory_bytes_per_device, reading.utilisation)
-        return device_sentence(use.device, *values, "before the training")
-    if use.in_use is None and reading.power_watts is None and reading.energy_joules is None:
-        return f"device {use.device} could not be read before the training: {use.memory_used.reason}"
-    return None
+        return use, device_sentence(name, used, memory, load, "before the training")
+    is_silent = use.in_use is None and reading.power_watts is None and reading.energy_joules is None
+    return use, f"{unread}: {figure.reason}" if is_silent else None
 
 
 def _before(part: NodePart) -> HostUse:
@@ -203,10 +177,11 @@ def _in_window(part: NodePart, window_ns: tuple[int, int] | None) -> HostUse:
     return host_use(host, *window_ns)
 
 
-def _cores(uses: Sequence[tuple[NodePart, HostUse]]) -> Figure:
+def _cores(parts: Sequence[NodePart], uses: Sequence[HostUse]) -> Figure:
     """Return the use of the busiest machine; unknown when it is unknown of one, which may be the busiest."""
-    unknown = [part.said(use.reason or "unknown") for part, use in uses if use.other_cores is None]
-    value = None if unknown else max(use.other_cores or 0.0 for _, use in uses)
+    each = zip(parts, uses, strict=True)
+    unknown = [part.said(use.reason or "unknown") for part, use in each if use.other_cores is None]
+    value = None if unknown else max(use.other_cores or 0.0 for use in uses)
     return Figure(value=value, unit="cores", reason=unknown[0] if unknown else None)
 
 
