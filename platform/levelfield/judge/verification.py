@@ -71,10 +71,8 @@ class VerifiedRun:
 
 
 def verified(bundle: Bundle, known: Registry) -> Iterator[VerifiedRun]:
-    """Yield the finding on each run. known: the documents of this checkout; a bundle
-    may need others."""
-    for run in bundle.runs:
-        yield _verified(run, known, bundle)
+    """Yield the finding on each run. known: the documents of this checkout; a bundle may need others."""
+    return (_verified(run, known, bundle) for run in bundle.runs)
 
 
 def _verified(run: RunInBundle, known: Registry, bundle: Bundle) -> VerifiedRun:
