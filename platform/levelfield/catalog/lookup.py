@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from levelfield.contracts.plausibility import memory_fault
+from levelfield.contracts.readings import memory_fault
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
 from levelfield.specs.case import Case

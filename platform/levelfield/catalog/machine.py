@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from levelfield.contracts.checked_adapter import AdapterFault, wrong_devices
-from levelfield.contracts.plausibility import checked, plausible
+from levelfield.contracts.readings import checked, plausible
 from levelfield.contracts.vendor import DeviceList, Vendor
 from levelfield.measure.other_use import device_sentence, in_use
 

@@ -21,7 +21,7 @@ from levelfield.plan.peak import why_again
 from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_search import predict
 from levelfield.report import tables
-from levelfield.report.sheets import labelled
+from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import gib, parameters_in_words, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.preflight_run import plan_of
@@ -42,7 +42,12 @@ TUNING_FIELDS = (
 def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
     """Print every plan with its request and job, and the plans of suites as tables. Return 0."""
     if as_json:
-        print(json.dumps([_everything(plan, runs) for plan in plans], indent=2, ensure_ascii=False))
+        contents = []
+        for plan in plans:
+            request, paths = _request(plan, runs)
+            job = job_of(plan, paths)
+            contents.append({"plan": plan.model_dump(mode="json"), "request": request.to_dict(), "job": job})
+        print(json.dumps(contents, indent=2, ensure_ascii=False))
     else:
         alone = [_text(plan, runs) for plan in plans if plan.entry is None]
         suites = ["\n".join(tables.planned(listed)) for listed in tables.by_suite(plans)]
@@ -90,11 +95,6 @@ def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     paths = RunPaths(runs.absolute() / plan.run_id)
     runtime, launcher = means(plan)
     return launcher.request(plan, paths, runtime).public(), paths
-
-
-def _everything(plan: Plan, runs: Path) -> dict[str, object]:
-    request, paths = _request(plan, runs)
-    return {"plan": plan.model_dump(mode="json"), "request": request.to_dict(), "job": job_of(plan, paths)}
 
 
 def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[Row]:
@@ -222,7 +222,9 @@ def _predicted(plan: Plan) -> Iterator[Row]:
     """Return the planner's prediction for the chosen layout, and its next best layouts."""
     for number, row in enumerate(plan.predicted):
         chunks = f" chunks {row.virtual_pipeline}" if row.virtual_pipeline > 1 else ""
-        rate = "no rate" if row.tokens_per_second is None else f"{row.tokens_per_second:>7,.0f} tokens/s/device"
+        rate = "no rate"
+        if row.tokens_per_second is not None:
+            rate = padded((f"{row.tokens_per_second:,.0f}", "tokens/s/device"), (-7,), " ")
         said = f"{rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recompute}{chunks}"
         yield f"next best {number}" if number else "predicted", said
 

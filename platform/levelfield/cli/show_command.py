@@ -223,9 +223,11 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
     import yaml
 
     from levelfield.catalog import lookup
-    from levelfield.specs.yaml_words import WordDumper
+    from levelfield.specs.bounded_reading import WordDumper
 
-    case = _case(registry, options.name)
+    if options.name not in registry.cases and (near := difflib.get_close_matches(options.name, KINDS, 1, 0.7)):
+        raise UsageError(f"unknown case '{options.name}'; did you mean `show {near[0]}`?")
+    case = registry.case(options.name)
     scales: list[Scale] = [options.scale] if options.scale else ["full", "smoke"]
     place = _place(options, registry)
     rows = lookup.tuning_rows(registry, options.vendor, case.name) if options.vendor else ()
@@ -245,13 +247,6 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
     else:
         print(yaml.dump(content, Dumper=WordDumper, sort_keys=False, allow_unicode=True, width=80), end="")
     return 0
-
-
-def _case(registry: Registry, name: str) -> Case:
-    """Return the case. Raises UnknownName with the nearest kinds and cases."""
-    if name not in registry.cases and (near := difflib.get_close_matches(name, KINDS, n=1, cutoff=0.7)):
-        raise UsageError(f"unknown case '{name}'; did you mean `show {near[0]}`?")
-    return registry.case(name)
 
 
 def _extended(registry: Registry, name: str) -> dict[str, object]:

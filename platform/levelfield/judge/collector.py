@@ -15,11 +15,10 @@ from levelfield.judge.outlying_steps import disturbance, disturbed
 from levelfield.judge.status import judge, missing_warnings, node_results
 from levelfield.judge.training_facts import attention_kernel, rank_pace, repeated
 from levelfield.judge.verdict import Redaction, judged, seal_warnings, under_seal, under_status, unless_tampered
-from levelfield.measure.expert_load import expert_load
 from levelfield.measure.flops import FORMULAS, Recomputation
 from levelfield.measure.parameter_counts import parameters
-from levelfield.measure.routing import auxiliary_curve, routing_of, routing_reasons
-from levelfield.measure.throughput import WindowError, WindowThroughput, clock_rank, step_times, window
+from levelfield.measure.routing import auxiliary_curve, expert_load, routing_of, routing_reasons
+from levelfield.measure.throughput import WindowError, clock_rank, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
@@ -98,7 +97,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         window=(plan.work.window.first_step, plan.work.window.last_step),
         loss=_loss(plan, raw),
         experts=_experts(plan, raw),
-        throughput=_stated(throughput) if throughput else None,
+        throughput=throughput,
         utilisation=_utilisation(plan, throughput, recompute),
         memory=kept,
         energy=used_energy,
@@ -141,7 +140,7 @@ def _loaded(raw: RawRecords) -> tuple[str, ...]:
     )
 
 
-def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[WindowThroughput | None, str]:
+def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[Throughput | None, str]:
     """Return the window's throughput, or None and the reason. Only a run whose rules hold has a throughput."""
     if not status.has_figures:
         return None, f"the run is {status.word}"
@@ -154,11 +153,7 @@ def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[WindowThro
         return None, str(error)
 
 
-def _stated(measured: WindowThroughput) -> Throughput:
-    return Throughput.model_validate({name: getattr(measured, name) for name in Throughput.model_fields})
-
-
-def _utilisation(plan: Plan, throughput: WindowThroughput | None, recompute: Recomputation) -> tuple[Utilisation, ...]:
+def _utilisation(plan: Plan, throughput: Throughput | None, recompute: Recomputation) -> tuple[Utilisation, ...]:
     """Return each formula's MFU, and its HFU where the run recomputes or the formula counts recomputation."""
     if throughput is None:
         return ()

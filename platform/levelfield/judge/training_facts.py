@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from levelfield.measure.flops import Recomputation
 from levelfield.measure.straggler import stragglers
 from levelfield.rundir.event_lines import Event, mapping
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import KERNELS, AttentionKernelFound, RankPace, Straggler
+from levelfield.specs.result import KERNELS, AttentionKernelFound, RankPace
 from levelfield.specs.tuning import Recompute
 
 # What each choice may mean in a framework; the first is meant where the training reports nothing.
@@ -70,6 +69,4 @@ def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:
     }
     size, nodes = plan.hardware.devices_per_node, plan.hardware.nodes
     members = {f"node{node}": range(node * size, (node + 1) * size) for node in range(nodes)}
-    found = stragglers(inside, members if nodes > 1 else {})
-    named = tuple(Straggler.model_validate(asdict(each)) for each in found.found)
-    return RankPace(steps=found.steps, stragglers=named, unchecked=found.unchecked)
+    return stragglers(inside, members if nodes > 1 else {})

@@ -43,7 +43,7 @@ from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker, scheduler
 from levelfield.run.builds import CommitBuild, build_of
-from levelfield.run.control_probe import control_rates
+from levelfield.run.measurement import control_rates
 from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
 from levelfield.series.level import level_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import levelfield
 from levelfield.catalog.lookup import access_of
-from levelfield.contracts.node_commands import recorded_commands
-from levelfield.contracts.vendor import Vendor
+from levelfield.contracts.vendor import Vendor, recorded_commands
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, LayoutError
 from levelfield.measure.parameter_counts import parameters
@@ -22,13 +21,11 @@ from levelfield.plan.unsupported import refuse_unsupported
 from levelfield.predict import layout_rules
 from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.footprint import Footprint
-from levelfield.specs.build_needs import Stages
 from levelfield.specs.case import Scale, Work
-from levelfield.specs.container import ContainerPlan
 from levelfield.specs.derivation import split_name
 from levelfield.specs.implementation import SIMULATED
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import (
+    ContainerPlan,
     CorpusUsed,
     EnvironmentPlan,
     Hardware,
@@ -37,7 +34,9 @@ from levelfield.specs.plan import (
     PredictedLayout,
     PreflightPlan,
 )
+from levelfield.specs.requirements import Stages
 from levelfield.specs.selector import Selector
+from levelfield.specs.site import LaunchPlan
 from levelfield.specs.vendor import Chip, FrameworkAccess
 from levelfield.worker.synthetic import synthetic_entropy
 

@@ -41,7 +41,8 @@ def _rows(result: Result) -> Iterator[tuple[str, str]]:
     name, memory = words.worst_memory(result)
     yield "memory", f"{words.gib(memory)} ({name})"
     yield "", f"expected {words.expectation(result)}"
-    yield from (("", f"remark: {remark}") for remark in words.memory_remarks(result))
+    if result.memory.expectation and result.memory.expectation.remark:
+        yield "", f"remark: {result.memory.expectation.remark}"
     first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
     yield "loss", f"{first} -> {last}, mean of the last steps"
     yield from (("experts", sentence) for sentence in words.expert_lines(result))

@@ -18,8 +18,8 @@ from levelfield.node.process_identity import ProcessIdentity, identity_from, is_
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import load
-from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.record import first_future_date
 
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan

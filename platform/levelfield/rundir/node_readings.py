@@ -9,9 +9,8 @@ import json
 from collections.abc import Iterator, Sequence
 
 from levelfield.contracts.command import CommandOutput
-from levelfield.contracts.node_commands import NOT_REPLAYABLE, answers_of, replayed
-from levelfield.contracts.plausibility import plausible_samples
-from levelfield.contracts.vendor import Device, Vendor
+from levelfield.contracts.readings import plausible_samples
+from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, Vendor, answers_of, replayed
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from levelfield.errors import DocumentError
-from levelfield.measure.collective_rates import bus_factor, middle_and_best, slowest_blocks
-from levelfield.measure.peer_comparison import spread_of
+from levelfield.measure.preflight import bus_factor, middle_and_best, slowest_blocks, spread_of
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
 from levelfield.specs.base import load

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.plausibility import several_of_a_host
-from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.readings import SAMPLED, several_of_a_host
 from levelfield.contracts.vendor import Device
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
-from levelfield.contracts.plausibility import MEMORY_TOLERANCE
-from levelfield.contracts.readings import without
+from levelfield.contracts.readings import MEMORY_TOLERANCE, without
 from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.report.sheets import padded, widths_of
