@@ -16,10 +16,7 @@ from levelfield.checkout import checkout
 from levelfield.errors import StillRunning, UnknownName, UsageError
 from levelfield.node.process_identity import ProcessIdentity, identity_from, is_alive, own_identity
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.seal import seal_finding
-from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.record import first_future_date
 
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan
@@ -76,6 +73,8 @@ def find_run(runs: Path, name: str) -> RunPaths:
             return RunPaths(given.resolve())
     plans = sorted(runs.glob("*/plan.json"))
     if name == "latest" and plans:
+        from levelfield.specs.record import first_future_date
+
         now = first_future_date().timestamp() * 1e9
         written = {plan: plan.stat().st_mtime_ns for plan in plans}
         return RunPaths(max(plans, key=lambda plan: (written[plan] < now, written[plan], plan)).parent.resolve())
@@ -92,6 +91,7 @@ def find_run(runs: Path, name: str) -> RunPaths:
 
 
 def read_plan(paths: RunPaths) -> Plan:
+    from levelfield.specs.base import load
     from levelfield.specs.plan import Plan
 
     return load(Plan, paths.plan)
@@ -212,6 +212,8 @@ def state_words(paths: RunPaths) -> str:
     if (platform := _platform_of(status)) and is_alive(platform) is False:
         how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
         return f"{status['phase']}: the platform was killed; {how}"
+    from levelfield.rundir.seal import seal_finding
+
     if (status["phase"], status["state"]) == ("done", "valid") and (seal := seal_finding(paths)).word != "sealed":
         return f"done: {seal.word}"
     return f"{status['phase']}: {status['state']}"
