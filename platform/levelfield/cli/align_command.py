@@ -18,7 +18,7 @@ from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import reason_without_limits, wrapped
 
 if TYPE_CHECKING:
-    from levelfield.measure.tail_comparison import TailComparison
+    from levelfield.measure.curves import TailComparison
     from levelfield.specs.result import Alignment
 
 ALIGN = """\
@@ -54,10 +54,9 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 
 
 def _align_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN_NAME)
-    parser.add_argument(
-        "--reference", metavar="RUN|NAME", help="another run, or a reference (default: the one of the case)"
-    )
+    option = parser.add_argument
+    option("run", metavar="RUN", help=RUN_NAME)
+    option("--reference", metavar="RUN|NAME", help="another run, or a reference (default: the one of the case)")
     json_option(parser)
     chips_option(parser)
 
@@ -71,13 +70,18 @@ def _align(options: argparse.Namespace) -> int:
 
 def _verdict(options: argparse.Namespace) -> Alignment:
     """Return the verdict on the run against --reference, a run or a name, by default that of its case."""
-    from levelfield.catalog.stored_references import reference_of
+    from levelfield.catalog.lookup import reference_of
     from levelfield.judge.certification import with_certificate
     from levelfield.judge.collector import collect
     from levelfield.judge.promotion import reference_from
-    from levelfield.judge.sealing import unless_tampered
-    from levelfield.judge.uncounted_verdict import under_status
-    from levelfield.judge.verdict import against, judged, training_of, training_of_reference
+    from levelfield.judge.verdict import (
+        against,
+        judged,
+        training_of,
+        training_of_reference,
+        under_status,
+        unless_tampered,
+    )
     from levelfield.rundir.directory import read_plan
     from levelfield.rundir.raw_files import read_raw
 
@@ -110,17 +114,16 @@ def lines(found: Alignment) -> list[str]:
 
 
 def _curves_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ours", nargs="+", type=Path, metavar="FILE", help="a loss curve for each run of one side")
-    parser.add_argument(
+    option = parser.add_argument
+    option("ours", nargs="+", type=Path, metavar="FILE", help="a loss curve for each run of one side")
+    option(
         "--against", nargs="+", type=Path, required=True, metavar="FILE", help="a curve for each run of the other side"
     )
-    parser.add_argument(
+    option(
         "--margin", type=_margin, default=0.01, metavar="P%", help="the largest difference that counts as none (1%%)"
     )
-    parser.add_argument(
-        "--from-step", type=int, metavar="N", help="the tail begins here (default: the second half of common steps)"
-    )
-    parser.add_argument("--tag", metavar="NAME", help="the scalar or column with the loss, where it is not `loss`")
+    option("--from-step", type=int, metavar="N", help="the tail begins here (default: the second half of common steps)")
+    option("--tag", metavar="NAME", help="the scalar or column with the loss, where it is not `loss`")
     json_option(parser)
 
 
@@ -129,8 +132,7 @@ def _curves(options: argparse.Namespace) -> int:
 
     Raises DocumentError for a file without a curve, and UsageError for one run on both sides.
     """
-    from levelfield.measure.equal_curves import first_of_each_run
-    from levelfield.measure.tail_comparison import compare_tails
+    from levelfield.measure.curves import compare_tails, first_of_each_run
     from levelfield.publish.foreign_curves import read_curve
 
     files, count = [*options.ours, *options.against], len(options.ours)

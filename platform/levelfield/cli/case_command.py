@@ -48,8 +48,8 @@ examples:
 
 
 def _new(options: argparse.Namespace) -> int:
-    from levelfield.testing.case_kit.case_draft import new_case
-    from levelfield.testing.case_kit.published_config import read_config
+    from levelfield.testing.case_draft import new_case
+    from levelfield.testing.published_config import read_config
 
     registry, plugins = registry_of(options), options.output or checkout()
     published = read_config(options.config, frozenset(options.ignore))
@@ -69,8 +69,8 @@ def _new(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from levelfield.specs.hardware import read_hardware
-    from levelfield.testing.case_kit.case_checks import HARDWARE, CaseSubject, check_case
+    from levelfield.specs.suite import read_hardware
+    from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
 
     registry = registry_of(options)
     case = registry.case(options.name)
@@ -109,10 +109,9 @@ def _new_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the case's name")
-    parser.add_argument(
-        "--hardware", metavar="HARDWARE", help='plan the full scale for it (default: "1x8 H100-SXM5-80GB")'
-    )
+    option = parser.add_argument
+    option("name", metavar="NAME", help="the case's name")
+    option("--hardware", metavar="HARDWARE", help='plan the full scale for it (default: "1x8 H100-SXM5-80GB")')
     json_option(parser)
     chips_option(parser)
 

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
     from levelfield.catalog.registry import Registry
     from levelfield.run.runtimes.images import Built
-    from levelfield.specs.build_needs import Stages
-    from levelfield.specs.container import ImagePlan
-    from levelfield.specs.plan import EnvironmentPlan
+    from levelfield.specs.plan import EnvironmentPlan, ImagePlan
+    from levelfield.specs.requirements import Stages
 
 ENVIRONMENT = """\
 Make what the trainings of frameworks need, ahead of a run: Python environments
@@ -154,12 +153,13 @@ def _fetch(options: argparse.Namespace) -> int:
     A framework that was not named is left out where this machine has no Python for it.
     """
     from levelfield.plan.image_recipe import PIP_REQUIREMENT
-    from levelfield.specs.build_needs import Stages
+    from levelfield.run.runtimes.wheels import fetch_into
+    from levelfield.specs.requirements import Stages
 
     terminal, registry, folder = Terminal(), registry_of(options), options.folder.absolute()
     kind = registry.vendor_file(options.vendor).device_kind
     locks = [word for name in LOCKS for word in ("-r", str(checkout() / name))]
-    _fetch_into(folder, "Levelfield and its tests", sys.executable, ("--no-deps", *locks), Stages(), terminal)
+    groups = [("Levelfield and its tests", sys.executable, ("--no-deps", *locks), Stages())]
     for name in options.framework or registry.labels():
         try:
             python, stages = _needs(registry, name, kind, tuple(options.uses))
@@ -168,22 +168,15 @@ def _fetch(options: argparse.Namespace) -> int:
                 raise
             terminal.say(f"left out: {error}")
         else:
-            _fetch_into(folder, f"{name} on {kind}", python, (PIP_REQUIREMENT, *stages.first), stages, terminal)
+            groups.append((f"{name} on {kind}", python, (PIP_REQUIREMENT, *stages.first), stages))
+    for name, python, arguments, stages in groups:
+        terminal.say(f"fetching the wheels of {name} with {python}")
+        index = stages.index.setting if stages.index else None
+        fetch_into(folder, python, arguments, terminal.say, stages.steps, index)
     sizes = [path.stat().st_size for path in folder.glob("*.whl")]
     print(f"{folder}: {len(sizes)} wheels, {gib(sum(sizes))}")
     print(f"To use them: {WHEELS}={folder}, on a machine with the same system and Python.")
     return 0
-
-
-def _fetch_into(
-    folder: Path, name: str, python: str, arguments: tuple[str, ...], stages: Stages, terminal: Terminal
-) -> None:
-    """Fetch requirements of one Python. arguments: as pip takes them. stages: what is built against them."""
-    from levelfield.run.runtimes.wheels import fetch_into
-
-    terminal.say(f"fetching the wheels of {name} with {python}")
-    index = stages.index.setting if stages.index else None
-    fetch_into(folder, python, arguments, terminal.say, stages.steps, index)
 
 
 def _needs(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> tuple[str, Stages]:
@@ -213,7 +206,7 @@ def _engine() -> Iterator[DockerClient]:
 
 def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
     from levelfield.plan.image_recipe import image_plan
-    from levelfield.specs.build_needs import Stages
+    from levelfield.specs.requirements import Stages
 
     registry = registry_of(options)
     implementation, folder = registry.labelled(framework)
@@ -225,7 +218,8 @@ def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
 
 def _ready(options: argparse.Namespace, framework: str) -> Built:
     from levelfield.run.runtimes import images
-    from levelfield.specs.container import ContainerOptions, ContainerPlan
+    from levelfield.specs.plan import ContainerPlan
+    from levelfield.specs.vendor import ContainerOptions
 
     recipe = _recipe(options, framework)
     plan = ContainerPlan(image=recipe, options=ContainerOptions(), visible={}, offline=options.offline)
@@ -301,10 +295,9 @@ def _make_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _fetch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to fill")
-    parser.add_argument(
-        "framework", nargs="*", metavar="FRAMEWORK", help="such as torch or jax_0.10.1 (default: every one)"
-    )
+    option = parser.add_argument
+    option("folder", type=Path, metavar="DIR", help="the folder to fill")
+    option("framework", nargs="*", metavar="FRAMEWORK", help="such as torch or jax_0.10.1 (default: every one)")
     _device_options(parser)
 
 
@@ -335,11 +328,10 @@ def _prune_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
     _show_options(parser)
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the tar file to write")
-    parser.add_argument(
-        "--context", action="store_true", help="write Dockerfile and wheels, to build elsewhere; needs no engine"
-    )
+    option("--output", type=Path, required=True, metavar="FILE", help="the tar file to write")
+    option("--context", action="store_true", help="write Dockerfile and wheels, to build elsewhere; needs no engine")
 
 
 def _recipe_options(parser: argparse.ArgumentParser) -> None:

@@ -275,7 +275,8 @@ def _bisect(options: argparse.Namespace) -> int:
         terminal.say(f"{build} is {found}")
         return found
 
-    _print_bisected([_name(each) for each in candidates], first_bad(candidates, answer), options.json)
+    names = [commit[:12] if pin is None else str(pin) for commit, pin in candidates]
+    _print_bisected(names, first_bad(candidates, answer), options.json)
     return 0
 
 
@@ -296,11 +297,6 @@ def _candidates(options: argparse.Namespace, used: ImplementationUsed) -> list[C
     if len(options.commits) != 2 or options.versions:
         raise UsageError(f"bisect: found {len(options.commits)} commits, expected two, GOOD and BAD, or --package")
     return [(commit, None) for commit in commits_between(*options.commits)]
-
-
-def _name(candidate: Candidate) -> str:
-    commit, pin = candidate
-    return commit[:12] if pin is None else str(pin)
 
 
 def _print_bisected(names: list[str], found: FirstBad, as_json: bool) -> None:

@@ -23,8 +23,7 @@ from levelfield.user_folders import config_folder
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
-    from levelfield.specs.launch import LaunchPlan
-    from levelfield.specs.site import Host, Site
+    from levelfield.specs.site import Host, LaunchPlan, Site
     from levelfield.store.database import Store
 
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -74,15 +73,14 @@ def runtime_option(parser: Options) -> None:
 
 def site_options(parser: Options) -> None:
     """Add --launcher, --site and --hosts, which launch_of reads."""
-    parser.add_argument(
-        "--launcher", metavar="NAME", help="ssh, slurm, kubernetes, or a site's own: runs on other machines"
-    )
-    parser.add_argument(
+    option = parser.add_argument
+    option("--launcher", metavar="NAME", help="ssh, slurm, kubernetes, or a site's own: runs on other machines")
+    option(
         "--site",
         metavar="NAME|FILE",
         help="how these machines are reached (default: ~/.config/levelfield/site.yaml, if it exists)",
     )
-    parser.add_argument(
+    option(
         "--hosts", type=Path, metavar="FILE", help="hosts.yaml, or FlagPerf's cluster_conf.py: the nodes of the plan"
     )
 
@@ -158,9 +156,9 @@ def runs_of(options: argparse.Namespace) -> Path:
 
 def finished_run(options: argparse.Namespace, name: str) -> RunPaths:
     """Return a run that is over. Raises UsageError for one that goes on."""
-    from levelfield.rundir import run_state
+    from levelfield.rundir import directory
 
-    return run_state.finished_run(runs_of(options), name)
+    return directory.finished_run(runs_of(options), name)
 
 
 @contextmanager
@@ -179,7 +177,7 @@ def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
     The command line has priority over the site's file. Raises UsageError for a launcher or a site that does not exist.
     """
     from levelfield.run.launchers import LOCAL, launcher_code, launcher_names
-    from levelfield.specs.launch import LaunchPlan
+    from levelfield.specs.site import LaunchPlan
 
     site = site_of(options.site)
     name = options.launcher or site.launcher or LOCAL

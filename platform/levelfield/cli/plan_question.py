@@ -12,7 +12,6 @@ from levelfield.cli.options import registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.predict import machines, questions
-from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_rules import require
 from levelfield.predict.layout_search import (
     RECOMPUTATIONS,
@@ -23,8 +22,8 @@ from levelfield.predict.layout_search import (
     answer,
     not_offered,
 )
-from levelfield.predict.links import UnknownLink
-from levelfield.specs.bounds import MOST_RANKS
+from levelfield.predict.machines import UnknownLink, with_assumed_rates
+from levelfield.specs.base import MOST_RANKS
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import parse_layout
@@ -68,11 +67,7 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
     nodes, per_node, network, assumed = _place(options)
     rehearser = _rehearser(options, chip, nodes, per_node)
     work = _work_in(registry.case(options.case).work(options.scale), options.precision)
-    rated, unknown = chip, tuple[str, ...]()
-    # A chip with peaks, but none of this precision, stays as it is: it has no products in it.
-    needed = "bf16" if work.training.precision == "fp8" else work.training.precision
-    if not (vendor.is_host or options.precision == "tf32" or (chip.peaks and needed not in chip.peaks)):
-        rated, unknown = with_assumed_rates(chip, work.training.precision, nodes * per_node)
+    rated, unknown = (chip, ()) if vendor.is_host else _rated(chip, work, options.precision, nodes * per_node)
     if unknown:
         assumed.append(
             f"{', '.join(unknown)}: not public of {chip.name}, so rows have the order that the rates of an "
@@ -101,6 +96,25 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
     )
 
 
+def _work_in(work: Work, precision: str | None) -> Work:
+    """Return the work in another precision, as the planner sees it; None: in its own."""
+    if precision is None:
+        return work
+    changes = {"precision": "fp32" if precision == "tf32" else precision}
+    return work.model_copy(update={"training": work.training.model_copy(update=changes)})
+
+
+def _rated(chip: Chip, work: Work, precision: str | None, devices: int) -> tuple[Chip, tuple[str, ...]]:
+    """Return the chip with assumed rates in place of those that are not public, as runs take them, and their names.
+
+    A chip with peaks, but none of this precision, stays as it is: it has no products in it.
+    """
+    own = work.training.precision
+    if precision == "tf32" or (chip.peaks and ("bf16" if own == "fp8" else own) not in chip.peaks):
+        return chip, ()
+    return with_assumed_rates(chip, own, devices)
+
+
 def _read_case(options: argparse.Namespace) -> None:
     """Put the parts of a case string into the options that they stand for. Raises UsageError for a part given twice."""
     if ":" in options.case:
@@ -120,14 +134,6 @@ def _read_case(options: argparse.Namespace) -> None:
     options.framework = options.framework or "torch"
     if options.chip is None:
         raise UsageError(f"plan {options.case}: found no chip; give --chip NAME or case:framework:chip (`show chips`)")
-
-
-def _work_in(work: Work, precision: str | None) -> Work:
-    """Return the work in another precision, as the planner sees it; None: in its own."""
-    if precision is None:
-        return work
-    changes = {"precision": "fp32" if precision == "tf32" else precision}
-    return work.model_copy(update={"training": work.training.model_copy(update=changes)})
 
 
 def _place(options: argparse.Namespace) -> tuple[int, int, float | None, list[str]]:

@@ -15,17 +15,16 @@ from typing import Any, Dict, Mapping, NamedTuple
 from levelfield.node import rank_processes
 from levelfield.node.assignment import Assignment
 from levelfield.node.code_digest import code_digest
+from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
-from levelfield.node.left_ranks import end_left_ranks, new_mark
-from levelfield.node.memory_kills import MemoryKillWatch
 from levelfield.node.node_facts import host_counters, node_facts, tool_output
-from levelfield.node.node_record import NodeRecord, write_files, write_json
+from levelfield.node.node_record import NodeRecord, write_files
+from levelfield.node.process_identity import end_left_ranks, new_mark
 from levelfield.node.rank_processes import Ranks, Stop
 from levelfield.node.regular_files import read_regular_text
 from levelfield.node.sampling import Sampler
 
-DIFFERS, NO_RENDEZVOUS, DEVICE_TAKEN = 4, 5, 6
 RESOLVE_SECONDS = 20.0
 Fields = Dict[str, Any]
 
@@ -40,7 +39,27 @@ class Ending(NamedTuple):
     evidence: str | None = None
 
 
-FAULT = Ending("fault", 1, "the node's own part failed; see its log")
+class PlatformLine:
+    """The line to the platform: it sends a line each second. Its end, or a long silence, stops this node."""
+
+    def __init__(self, stop: Stop, limit_seconds: float) -> None:
+        self._stop, self._limit = stop, limit_seconds
+        self._lines, self._seen = 0, (0, 0.0)
+        threading.Thread(target=self._read, daemon=True, name="platform").start()
+
+    def silent(self, watched: float) -> str | None:
+        """Return the evidence of a silence that is too long, in seconds that this process has watched."""
+        if self._lines != self._seen[0]:
+            self._seen = self._lines, watched
+        silence = watched - self._seen[1]
+        if silence > self._limit:
+            return f"the platform sent nothing for {silence:.0f} s (limit {self._limit:g} s)"
+        return None
+
+    def _read(self) -> None:
+        while sys.stdin.buffer.readline(65536):
+            self._lines += 1
+        self._stop.request("standard input was closed: the platform ended, or its connection did")
 
 
 class NodeDuty:
@@ -56,52 +75,46 @@ class NodeDuty:
 
     def run(self) -> int:
         """Do the work, and return the exit code. Every rank has ended then that SIGKILL ends."""
-        ending: Ending | None = None
+        ending = Ending("fault", 1, "the node's own part failed; see its log")
         with ExitStack() as stack:
             try:
-                ending = self._refusal()
-                if ending is None:
+                self._record.write("started", node_rank=self._work.node_rank, name=self._work.name, process=os.getpid())
+                if refusal := self._refusal():
+                    ending = self._refused(refusal)
+                else:
                     end_left_ranks()
                     self._device_locks = self._locks(stack)
                     ending = self._trained()
             except DeviceInUse as error:
-                ending = self._refused(Ending("device-taken", DEVICE_TAKEN, str(error)))
+                ending = self._refused(Ending("device-taken", 6, str(error)))
             except OSError as error:
                 ending = Ending("launch-error", 1, f"{error.filename or 'process'}: {error.strerror}")
             finally:
                 self._ranks.stop()
                 ends = self._ranks.ends()
                 self._device_locks.keep([end["process"] for end in ends if "process" in end])
-                ending = ending or FAULT
                 kills = self._kills.found(self._ranks.processes())
-                killed = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
-                killed.update(self._code_at_end(ending))
-                self._record.write_last("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **killed)
+                more: Fields = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
+                expected = self._work.part("expected")
+                if ending.cause == "exited" and expected.get("code"):
+                    more["code"] = _digest_here(expected)
+                self._record.write_last("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **more)
         return ending.code
-
-    def _code_at_end(self, ending: Ending) -> Fields:
-        """Return the digest of the code after a training that ended well, where the platform knows the planned one."""
-        expected = self._work.part("expected")
-        return {"code": digest_here(expected)} if ending.cause == "exited" and expected.get("code") else {}
 
     def _refusal(self) -> Ending | None:
         """Return why this node must not train, or None. Nothing was started yet."""
-        self._record.write("started", node_rank=self._work.node_rank, name=self._work.name, process=os.getpid())
         expected = self._work.part("expected")
-        refusal = check_code(expected) or check_environment(expected) or self._rendezvous_refusal()
-        return self._refused(refusal) if refusal else None
-
-    def _rendezvous_refusal(self) -> Ending | None:
-        """Return why this node's port or the first node's name is not usable.
-
-        In a cluster a name may come a little after its node.
-        """
+        if refusal := check_code(expected) or check_environment(expected):
+            return refusal
         port, first = self._work.content.get("port"), self._work.content.get("first_node")
         if self._work.node_rank == 0:
             return check_port(port) if port is not None else None
-        if first is None:
-            return None
-        deadline = time.monotonic() + self._work.part("limits").get("resolve_seconds", RESOLVE_SECONDS)
+        return self._name_refusal(first) if first is not None else None
+
+    def _name_refusal(self, first: str) -> Ending | None:
+        """Return why the first node's name is not usable. In a cluster a name may come a little after its node."""
+        seconds = self._work.part("limits").get("resolve_seconds", RESOLVE_SECONDS)
+        deadline = time.monotonic() + seconds
         while (refusal := check_name(first)) and time.monotonic() < deadline and not self._stop.wait(1.0):
             pass
         return refusal
@@ -120,15 +133,13 @@ class NodeDuty:
         facts = node_facts(node, self._work.part("facts"))
         expected = self._work.part("expected")
         identity = {"code": expected.get("code"), "environment": {"digest": expected.get("environment")}}
-        write_json(self._work.root / f"nodes/node{node}.facts.json", {**facts, **identity})
-        sampler = _sampler(self._work)
-        sampler.start()
-        try:
-            sampler.wait_for_first_reading()
-            return self._supervised()
-        finally:
-            self._ranks.stop()
-            sampler.end()
+        text = json.dumps({**facts, **identity}, indent=2) + "\n"
+        write_files(self._work.root, {f"nodes/node{node}.facts.json": text})
+        with _sampler(self._work):
+            try:
+                return self._supervised()
+            finally:
+                self._ranks.stop()
 
     def _supervised(self) -> Ending:
         if self._stop.wait(0):
@@ -184,59 +195,36 @@ def _sampler(work: Assignment) -> Sampler:
     return Sampler(path, samples.get("interval_seconds", 1.0), reading, {"outputs": []}, lambda _: host_counters())
 
 
-class PlatformLine:
-    """The line to the platform: it sends a line each second. Its end, or a long silence, stops this node."""
-
-    def __init__(self, stop: Stop, limit_seconds: float) -> None:
-        self._stop, self._limit = stop, limit_seconds
-        self._lines, self._seen = 0, (0, 0.0)
-        threading.Thread(target=self._read, daemon=True, name="platform").start()
-
-    def silent(self, watched: float) -> str | None:
-        """Return the evidence of a silence that is too long, in seconds that this process has watched."""
-        if self._lines != self._seen[0]:
-            self._seen = self._lines, watched
-        silence = watched - self._seen[1]
-        if silence > self._limit:
-            return f"the platform sent nothing for {silence:.0f} s (limit {self._limit:g} s)"
-        return None
-
-    def _read(self) -> None:
-        while sys.stdin.buffer.readline(65536):
-            self._lines += 1
-        self._stop.request("standard input was closed: the platform ended, or its connection did")
-
-
 def check_code(expected: Mapping[str, Any]) -> Ending | None:
     """Compare the digest of the node's code with the plan's. expected: code and folder; no code: nothing to compare."""
-    return _compared("code", digest_here(expected), expected["code"]) if expected.get("code") else None
+    wanted = expected.get("code")
+    found = _digest_here(expected) if wanted else wanted
+    return None if found == wanted else _differs("code", str(found), str(wanted))
 
 
-def digest_here(expected: Mapping[str, Any]) -> str:
+def check_environment(expected: Mapping[str, Any]) -> Ending | None:
+    """Compare the digest in the environment's stamp with the plan's."""
+    wanted, stamp = expected.get("environment"), expected.get("stamp")
+    if not wanted or not stamp:
+        return None
+    try:
+        found = str(json.loads(read_regular_text(stamp))["digest"])
+    except (OSError, ValueError, TypeError, KeyError):
+        found = f"no stamp in {stamp}"
+    return None if found == wanted else _differs("environment", found, wanted)
+
+
+def _differs(what: str, *digests: str) -> Ending:
+    found, wanted = (digest[:19] if digest.startswith("sha256:") else digest for digest in digests)
+    return Ending("node-differs", 4, f"the {what} differs: found {found}, expected {wanted}")
+
+
+def _digest_here(expected: Mapping[str, Any]) -> str:
     """Return the digest of the node's code, or why it cannot be read."""
     try:
         return code_digest(Path(str(expected.get("folder"))))
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-
-
-def check_environment(expected: Mapping[str, Any]) -> Ending | None:
-    """Compare the digest in the environment's stamp with the plan's."""
-    if not expected.get("environment") or not expected.get("stamp"):
-        return None
-    path = Path(expected["stamp"])
-    try:
-        found = str(json.loads(read_regular_text(path))["digest"])
-    except (OSError, ValueError, TypeError, KeyError):
-        found = f"no stamp in {path}"
-    return _compared("environment", found, expected["environment"])
-
-
-def _compared(what: str, found: str, expected: str) -> Ending | None:
-    if found == expected:
-        return None
-    shown, wanted = (each[:19] if each.startswith("sha256:") else each for each in (found, expected))
-    return Ending("node-differs", DIFFERS, f"the {what} differs: found {shown}, expected {wanted}")
 
 
 def check_port(port: int) -> Ending | None:
@@ -246,7 +234,7 @@ def check_port(port: int) -> Ending | None:
         try:
             probe.bind(("", port))
         except OSError as error:
-            return Ending("port-taken", NO_RENDEZVOUS, f"port {port} of this node is taken: {error.strerror}")
+            return Ending("port-taken", 5, f"port {port} of this node is taken: {error.strerror}")
     return None
 
 
@@ -256,5 +244,5 @@ def check_name(address: str) -> Ending | None:
         socket.getaddrinfo(address, None)
     except OSError as error:
         why = f"the first node's name {address} does not resolve here: {error.strerror}; give its address"
-        return Ending("name-unknown", NO_RENDEZVOUS, why)
+        return Ending("name-unknown", 5, why)
     return None

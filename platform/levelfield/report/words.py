@@ -98,12 +98,6 @@ def reason_without_limits(found: Alignment) -> str:
     return found.reason.replace(f" ({found.limits})", "") if found.limits else found.reason
 
 
-def memory_remarks(result: Result) -> tuple[str, ...]:
-    """Return the remark on memory that is far from the estimate, if there is one."""
-    found = result.memory.expectation
-    return (found.remark,) if found and found.remark else ()
-
-
 def node_rows(result: Result) -> list[tuple[str, str]]:
     """Return how many nodes ended in which way, `1 failed, 1 stopped`, and a line for each that did not just end."""
     number_of = Counter(each.word or "without a known end" for each in result.machines)

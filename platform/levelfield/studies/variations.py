@@ -11,7 +11,7 @@ from levelfield.plan.request import Entry, UserRequest
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.questions import question_on_chip, question_on_host
 from levelfield.report.words import worst_memory
-from levelfield.run import host_probe
+from levelfield.run import measurement
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
@@ -72,7 +72,7 @@ def question_here(
         return question_on_chip(
             registry, found.implementation.framework, work, found.chip, found.vendor.device_kind, 1, devices, None
         )
-    rates = host_probe.known_host_rates(registry) or host_probe.measure_host_rates(registry, say)
+    rates = measurement.known_host_rates(registry) or measurement.measure_host_rates(registry, say)
     return question_on_host(registry, found.implementation.framework, work, devices, memory, rates)
 
 

@@ -26,8 +26,7 @@ from levelfield.run.launchers.ssh.connection import Connection, explained, wait_
 from levelfield.run.launchers.ssh.ssh_launcher import SshLauncher
 from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Host, Site
+from levelfield.specs.site import Host, LaunchPlan, Site
 from levelfield.testing.rehearsal import DRILL
 from plans import make_plan
 from planted_wheels import wheel

@@ -44,8 +44,8 @@ from levelfield.run.runtimes.engine import (
     hurry,
     hurry_if_lost,
     owner,
+    started,
 )
-from levelfield.run.runtimes.engine_containers import started
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 

@@ -16,11 +16,10 @@ from levelfield.contracts.execution import NodeSource, NodeWork, ProcessWork, Re
 from levelfield.node.code_digest import shared_folders, sources
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.launched_ranks import request_of, with_port
-from levelfield.run.runtimes.node_runtime import launch_of
-from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES
-from levelfield.specs.launch import rendezvous_port
+from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.site import rendezvous_port
 from levelfield.specs.variables import is_secret
 
 SCHEMA = "levelfield.node/1"

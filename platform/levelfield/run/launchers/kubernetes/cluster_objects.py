@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from levelfield.run.runtimes.pod_runtime import LOCAL
+from levelfield.run.runtimes.process_runtime import LOCAL
 from levelfield.specs.site import KubernetesSite
 
 Fields = dict[str, Any]

@@ -18,8 +18,7 @@ from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.run.launchers.kubernetes.cluster_objects import JobManifest, first_pod, object_name, objects_of
 from levelfield.run.launchers.node_content import code_archive, node_content, request_for_nodes, secrets_of
-from levelfield.run.runtimes.node_runtime import launch_of
-from levelfield.run.runtimes.pod_runtime import CODE, LOCAL, PodRuntime, image_of, python_of
+from levelfield.run.runtimes.process_runtime import CODE, LOCAL, PodRuntime, image_of, launch_of, python_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 

@@ -22,8 +22,7 @@ from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
 from levelfield.run.launchers.slurm.slurm_commands import SlurmJob, SubmissionError, find, state_of, submit
 from levelfield.run.launchers.slurm.slurm_watch import JobWatch
-from levelfield.run.runtimes.node_runtime import NodeRuntime, launch_of
-from levelfield.run.runtimes.rank_work import NodeFolders
+from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan

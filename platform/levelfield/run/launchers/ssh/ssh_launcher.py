@@ -34,7 +34,7 @@ from levelfield.run.launchers.ssh.mpirun_job import MpirunJob, keep_works, mpiru
 from levelfield.run.launchers.ssh.node_run import NodeLine, NodeRun, Supervision
 from levelfield.run.launchers.ssh.ssh_places import moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, in_container
-from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of

@@ -20,11 +20,9 @@ from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import RUN_LABEL, answers, connect, reap
-from levelfield.run.runtimes.node_runtime import NodeRuntime, launch_of
-from levelfield.run.runtimes.rank_work import NodeFolders, worker_path
-from levelfield.specs.container import ContainerPlan
+from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of, worker_path
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import ContainerPlan, Plan
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -129,7 +127,7 @@ def in_container(plan: Plan, places: NodePlaces, command: Sequence[str]) -> list
 
 
 def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
-    """Yield what `run/runtimes/engine_containers.py` gives to the engine's interface, as options of the client.
+    """Yield what `run/runtimes/engine.py` gives to the engine's interface, as options of the client.
 
     The network is the node's own: the ranks of other nodes must reach it.
     """

@@ -16,7 +16,7 @@ from levelfield.node import node_setup
 from levelfield.run.launchers.node_content import code_archive, wheels_archive
 from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
 from levelfield.run.launchers.ssh.ssh_places import LOADER, NodePlaces, places_of, ssh_argv
-from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.plan import Plan
 
 AT_ONCE = 64  # connections that are made at the same time
