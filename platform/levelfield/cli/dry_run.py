@@ -18,8 +18,8 @@ from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.default_layout import Place, question_of
 from levelfield.plan.peak import why_again
-from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_search import predict
+from levelfield.predict.machines import with_assumed_rates
 from levelfield.report import tables
 from levelfield.report.sheets import LabelledText, labelled, padded
 from levelfield.report.words import gib, parameters_in_words, wrapped

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from levelfield.catalog.host_cores import usable_cores
+from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.errors import DocumentError, RunFailed
@@ -30,7 +30,7 @@ from levelfield.node.node_facts import host_counters
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import environment_of
 from levelfield.plan.peak import MeasuredPeaks, is_better, why_again
-from levelfield.predict.messages import fit_messages
+from levelfield.predict.machines import fit_messages
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.runtimes.process_runtime import printed_by
 from levelfield.rundir.directory import write_atomically
