@@ -15,9 +15,8 @@ from levelfield.judge.collector import collect
 from levelfield.publish.foreign_columns import FORMATS as FOREIGN
 from levelfield.publish.foreign_columns import as_report
 from levelfield.publish.foreign_tables import runs_of
-from levelfield.publish.published_tables import beside_published
-from levelfield.publish.withheld_tables import FILES, published
-from levelfield.publish.withholding import parse_fields, published_id, refuse_leaks
+from levelfield.publish.published_rows import beside_published
+from levelfield.publish.withholding import FILES, parse_fields, published, published_id, refuse_leaks
 from levelfield.report import repeats
 from levelfield.report.escapes import printable
 from levelfield.report.markdown import run_report

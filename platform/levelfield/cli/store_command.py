@@ -127,7 +127,7 @@ def _export(options: argparse.Namespace) -> int:
 def _pruned(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
     from levelfield.store.database import Store
-    from levelfield.store.pruning import prune
+    from levelfield.store.upkeep import prune
 
     if options.keep_days is None and not options.case and not options.run:
         raise UsageError("store prune: found nothing to choose by; give --keep-days N, --case NAME or --run ID")
@@ -148,7 +148,7 @@ def _pruned(options: argparse.Namespace) -> int:
 
 def _checked(options: argparse.Namespace) -> int:
     from levelfield.store.database import Store
-    from levelfield.store.store_check import counts, faults
+    from levelfield.store.upkeep import counts, faults
 
     terminal = Terminal(quiet=options.json)
     with Store.open(options.store, read_only=True) as store:
@@ -168,7 +168,7 @@ def _shown(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
     from levelfield.store.database import Store
     from levelfield.store.schema import REVISION
-    from levelfield.store.store_check import counts, size_bytes
+    from levelfield.store.upkeep import counts, size_bytes
 
     with Store.open(options.store, is_missing(options.store)) as store:
         rows, size, where, nights = counts(store), size_bytes(store), store.address.text, store.nights()

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from levelfield.errors import UsageError
-from levelfield.publish.mlperf_log import mllog_lines
-from levelfield.publish.scalar_events import write_scalars
+from levelfield.publish.tool_logs import mllog_lines, write_scalars
 from levelfield.report.escapes import spreadsheet_cell
 from levelfield.rundir.directory import replacing, room_left
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
-from levelfield.store.record_lines import line_of
-from levelfield.store.record_table import row_of
-from levelfield.store.statement_lines import statements_of
+from levelfield.store.record_lines import line_of, row_of
+from levelfield.store.statements import statements_of
 
 Records = Iterator[RunRecord]
 

@@ -20,9 +20,8 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Added, Store
 from levelfield.store.record_lines import read_lines
-from levelfield.store.run_record import record_of
-from levelfield.store.statement_lines import Statement, add_statements
-from levelfield.store.storable import storable
+from levelfield.store.run_record import record_of, storable
+from levelfield.store.statements import Statement, add_statements
 
 _LISTED = 20  # messages about what could not be added
 # Why a record is `reported`: anybody can edit a line of an export, or a result.json, and no seal would show it.

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from levelfield.pages.gathering import PagesContent
-from levelfield.pages.history_columns import SeriesRuns, seconds_of
-from levelfield.pages.night_findings import NightFinding
-from levelfield.pages.series_summary import SeriesSummary
+from levelfield.pages.content import NightFinding, PagesContent
+from levelfield.pages.series_history import SeriesRuns, SeriesSummary, seconds_of
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import Series, StoreEvent
 
@@ -80,7 +78,7 @@ def _kind(series: Series) -> tuple[str, ...]:
 
 
 def _speed(summary: SeriesSummary) -> float | None:
-    tokens = summary.latest.tokens if summary.latest else None
+    tokens = summary.tokens
     return tokens if tokens is not None and math.isfinite(tokens) and tokens > 0 else None
 
 

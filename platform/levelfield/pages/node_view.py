@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from levelfield.pages.gathering import PagesContent
-from levelfield.pages.history_columns import SeriesRuns, SurroundingDocuments, differences, seconds_of
+from levelfield.pages.content import PagesContent
+from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, differences, seconds_of
 from levelfield.series.segments import Segment, segments_of
 from levelfield.specs.record import Point, StoreEvent
 

@@ -6,10 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from levelfield.pages.gathering import PagesContent
-from levelfield.pages.history_columns import SeriesRuns
-from levelfield.pages.night_findings import CHANGES, NightFinding, in_order
-from levelfield.pages.series_summary import SeriesSummary
+from levelfield.pages.content import CHANGES, NightFinding, PagesContent, in_order
+from levelfield.pages.series_history import SeriesRuns, SeriesSummary
 from levelfield.series.findings import COMPARED, WORDS
 from levelfield.series.level import FEWEST
 from levelfield.specs.record import StoreEvent
@@ -96,7 +94,7 @@ def _cell(series: Sequence[Summarized]) -> LatestCell:
     return LatestCell(
         case_slug=runs.case_slug,
         slug=runs.slug,
-        tokens=latest.tokens if latest else None,
+        tokens=summary.tokens,
         verdict=latest.verdict if latest else None,
         date=(latest.began if latest else summary.last)[:10],
         devices=f"{s.nodes}x{s.devices // s.nodes}",
@@ -107,7 +105,7 @@ def _cell(series: Sequence[Summarized]) -> LatestCell:
 
 
 def _speed(summary: SeriesSummary) -> float:
-    return -1.0 if summary.latest is None or summary.latest.tokens is None else summary.latest.tokens
+    return -1.0 if summary.tokens is None else summary.tokens
 
 
 def _short(digest: str) -> str:

@@ -14,20 +14,18 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.pages.case_view import CaseView, case_view
-from levelfield.pages.escaped_data import data_script
-from levelfield.pages.gathering import PagesContent, gathered
-from levelfield.pages.history_columns import SeriesRuns, SurroundingDocuments, history, month_of
+from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.node_view import nodes_view
 from levelfield.pages.overview import overview
-from levelfield.pages.page_manifest import PagesWriter
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
 from levelfield.pages.published_view import beside_rows
 from levelfield.pages.results import StoredResults
 from levelfield.pages.run_details import month_file
-from levelfield.pages.series_summary import summary_of
+from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, history, month_of, summary_of
+from levelfield.pages.site_files import PagesWriter, data_script
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.vendor import HOST_SHARE
-from levelfield.store.rare_collections import rare_collections
+from levelfield.store.database import rare_collections
 
 HERE = Path(__file__).parent
 ASSETS = ("page.js", "tables.js", "charts.js", "case.js", "run.js", "traces.js", "compare.js", "style.css", "icon.svg")
@@ -200,7 +198,7 @@ def write_pages(
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
     first = overview(content, summaries)
     nodes = nodes_view(content, first.quarantined, documents)
-    values = {"overview": first, "rows": beside_rows(content, summaries, registry), "nodes": nodes}
+    values = {"overview": first, "rows": list(beside_rows(content, summaries, registry)), "nodes": nodes}
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__}
     for language in LANGUAGES:
         renderer, folder = PageRenderer(language, shared), folder_of(language)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from levelfield.pages.history_columns import DistinctValues
+from levelfield.pages.series_history import DistinctValues
 from levelfield.specs.record import RunRecord, Series
 
 # Of result.json, by the name that the page uses. Most runs of a series share these: each group of values is kept once.

@@ -38,8 +38,7 @@ class RunIntake:
 
     def _record(self, paths: RunPaths) -> None:
         from levelfield.store.database import Store  # with SQLAlchemy: only a command that records imports it
-        from levelfield.store.run_record import record_of
-        from levelfield.store.storable import storable
+        from levelfield.store.run_record import record_of, storable
 
         record = storable(record_of(paths, self._purpose, self._night), str(paths.root))
         with Store.open(self._url) as store:

@@ -20,8 +20,7 @@ from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
 from levelfield.publish.foreign_columns import FLAGPERF_GPT, FLAGPERF_LLAMA, FORMATS, ONEFLOW, OSDI, as_report
 from levelfield.publish.foreign_tables import ReportedRun, changed, constants_of, runs_of
-from levelfield.publish.published_rows import beside, rate, remarks
-from levelfield.publish.published_tables import beside_published
+from levelfield.publish.published_rows import beside, beside_published, rate, remarks
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.paths import RunPaths

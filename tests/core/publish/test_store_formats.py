@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from levelfield.cli.main import main
 from levelfield.publish.foreign_curves import scalars
-from levelfield.publish.mlperf_log import mllog_lines
-from levelfield.publish.scalar_events import write_scalars
+from levelfield.publish.tool_logs import mllog_lines, write_scalars
 from levelfield.store.database import Store
 from plans import ROOT
 from stored_records import changed, real_record

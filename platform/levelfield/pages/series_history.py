@@ -1,4 +1,4 @@
-"""The history of a series as columns, for the charts of its case: one value of each column is one run."""
+"""The history of a series: as columns, for the charts of its case, and its latest state in a few figures."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def month_of(began: str) -> str:
 
 
 def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, Any]:
-    """Return the columns, what they refer to, and the segments."""
+    """Return the columns, one value of each a run; what they refer to; and the segments."""
     kept = {name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")}
     rows = [_row(point, kept, surroundings) for point in runs.points]
     columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
@@ -156,3 +156,45 @@ def _figures(point: Point) -> dict[str, float | None]:
 
 def rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
+
+
+@dataclass(frozen=True)
+class SeriesSummary:
+    """The latest state of a series. valid: runs that may stand in a comparison. last: of the trend.
+
+    latest: the last of the trend that may stand in a comparison. why_not: why the last may not; None where it may.
+    """
+
+    runs: int
+    valid: int
+    nodes: int
+    last: str
+    last_word: str
+    why_not: str | None
+    latest: Point | None
+
+    @property
+    def tokens(self) -> float | None:
+        """The tokens/s/device of the latest figures."""
+        return self.latest.tokens_per_second_per_device if self.latest else None
+
+
+def summary_of(runs: SeriesRuns) -> SeriesSummary:
+    """Return the summary of a series, which has at least one run."""
+    trend = [point for point in runs.points if point.is_of_trend]
+    valid, last = [point for point in trend if point.is_comparable], (trend or runs.points)[-1]
+    return SeriesSummary(
+        runs=len(runs.points),
+        valid=sum(point.is_comparable for point in runs.points),
+        nodes=len({point.node for point in runs.points}),
+        last=last.began,
+        last_word=last.word,
+        why_not=None if last.is_comparable else _why_not(last),
+        latest=valid[-1] if valid else None,
+    )
+
+
+def _why_not(point: Point) -> str:
+    if point.word != "valid":
+        return point.word
+    return point.evidence if point.evidence != "sealed" else point.verdict

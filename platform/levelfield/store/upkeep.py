@@ -1,17 +1,22 @@
-"""Whether a store is whole: the database's own checks, and the digest of every run and of what it refers to."""
+"""What keeps a store whole and small: its check, its size, and runs that are removed.
+
+The check is the database's own, and of the digest of every run and of what it refers to. A run that a baseline or
+another event names is never removed: it is evidence.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, delete, func, select, text
 from sqlalchemy.exc import NoResultFound, StatementError
 
 from levelfield.specs.base import Value
 from levelfield.specs.record import Conditions, Series, StoreEvent, Subject
-from levelfield.store import queries
+from levelfield.store import queries, statements
 from levelfield.store.database import Store
 from levelfield.store.rows import document_from, row_digest
 from levelfield.store.schema import ASIDE, CONDITION, EVENT, EXPECTATION, FINDING, METADATA, RAW, RUN, SERIES, SUBJECT
@@ -21,6 +26,8 @@ _CHANGED = "run {}: its row was changed or is damaged; prune it, and import its 
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StatementError, NoResultFound)
 _MOST = 20  # faults that are listed
 _DOCUMENTS: tuple[tuple[Any, type[Value]], ...] = ((SERIES, Series), (CONDITION, Conditions), (SUBJECT, Subject))
+
+_BATCH = 500
 
 
 def counts(store: Store) -> dict[str, int]:
@@ -162,3 +169,59 @@ def _unreadable(connection: Connection, run_ids: list[str]) -> list[str]:
     except _DAMAGED:  # of damaged bytes, or of a value that no record may have
         return run_ids if len(run_ids) == 1 else [bad for one in run_ids for bad in _unreadable(connection, [one])]
     return []
+
+
+class Pruned(NamedTuple):
+    """Runs that were removed, or would be, and those that stay because an event names them."""
+
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def prune(
+    store: Store,
+    keep_days: int | None,
+    case: str | None,
+    run_id: str | None,
+    dry_run: bool,
+    now: datetime | None = None,
+) -> Pruned:
+    """Remove the runs that match all conditions that are given. A run that was put aside goes with all its copies.
+
+    keep_days: only runs that began earlier. dry_run: remove nothing.
+    """
+    before = None if keep_days is None else _text((now or datetime.now(timezone.utc)) - timedelta(days=keep_days))
+
+    def change(connection: Connection) -> Pruned:
+        matching = _matching(connection, before, case, run_id)
+        named = {run for event in statements.events(connection, None, None) for run in event.runs}
+        found = Pruned(tuple(r for r in matching if r not in named), tuple(r for r in matching if r in named))
+        if not dry_run:
+            _remove(connection, found.removed)
+        return found
+
+    if dry_run:
+        return store.read(change)
+    found = store.written(change)
+    if found.removed:
+        store.give_space_back()
+    return found
+
+
+def _matching(connection: Connection, before: str | None, case: str | None, run_id: str | None) -> list[str]:
+    query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).order_by(RUN.c.began, RUN.c.run_id)
+    query = query if before is None else query.where(RUN.c.began < before)
+    query = query if case is None else query.where(SERIES.c.case_name == case)
+    query = query if run_id is None else query.where(RUN.c.run_id == run_id)
+    return list(connection.execute(query).scalars())
+
+
+def _remove(connection: Connection, run_ids: tuple[str, ...]) -> None:
+    for start in range(0, len(run_ids), _BATCH):
+        batch = run_ids[start : start + _BATCH]
+        connection.execute(delete(RUN).where(RUN.c.run_id.in_(batch)))
+        connection.execute(delete(ASIDE).where(ASIDE.c.run_id.in_(batch)))
+
+
+def _text(time: datetime) -> str:
+    return time.astimezone(timezone.utc).isoformat(timespec="seconds")
