@@ -1,4 +1,4 @@
-"""Records and statements as the lines of an export: JSON lines, which `store import` reads without trust; rows of tables.
+"""Records and statements as the lines of an export: JSON, which `store import` reads without trust; rows of tables.
 
 A row has figures and what they belong to, without steps and losses.
 """
@@ -20,6 +20,7 @@ from levelfield.rundir.strict_json import strict_json
 from levelfield.specs.base import Document, Value, parse
 from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
 from levelfield.store.run_record import check_texts, storable, with_storable_numbers
+from levelfield.store.schema import FIGURES
 from levelfield.store.statements import StatedExpectation, StatedFinding, Statement
 
 MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
@@ -31,7 +32,6 @@ _LONGEST_AROUND = 20_000  # bytes of one that is remembered
 Line = RunRecord | Statement
 
 _FIRST = ("run_id", "began", "purpose", "night", "entry", "evidence", "word", "failure", "reason", "verdict")
-_FIGURES = ("tokens_per_second_per_device", "memory_bytes", "joules_per_token", "mfu", "loss_tail")
 _SERIES = (
     *("case", "scale", "framework", "vendor", "chip", "device_is", "nodes", "devices", "precision", "layout"),
     *("micro_batch", "accumulation", "virtual_pipeline", "recompute", "compile", "attention", "threads", "runtime"),
@@ -125,7 +125,7 @@ def _object(line: bytes, origin: str) -> dict[str, Any]:
 def row_of(record: RunRecord) -> Mapping[str, Any]:
     """Return one row: raw numbers, and an empty cell for what is not known."""
     found = {
-        **{name: getattr(record, name) for name in (*_FIRST, *_FIGURES)},
+        **{name: getattr(record, name) for name in (*_FIRST, *FIGURES)},
         **{name: getattr(record.series, name) for name in _SERIES},
         **{name: getattr(record.subject, name) for name in _SUBJECT},
         "series": record.series.fingerprint(),

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ def record_of(
     plan, result, raw = read_plan(paths), result or load(Result, paths.result), raw or read_raw(paths)
     if result.run_id != plan.run_id:
         raise DocumentError(f"{paths.result}: key 'run_id': found '{result.run_id}', expected '{plan.run_id}'")
-    provenance, status = raw.provenance, result.status
+    provenance, status, window = raw.provenance, result.status, plan.work.window
     private = _private(plan, provenance)
     palm = next((u for u in result.utilisation if u.kind == "MFU" and u.formula.startswith("palm/")), None)
     return RunRecord(
@@ -85,7 +84,7 @@ def record_of(
         mfu=palm.value if palm else None,
         loss_tail=result.loss.tail_mean,
         window=result.window,
-        step_seconds=_step_seconds(plan, raw),
+        step_seconds=steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step),
         losses=_losses(raw),
         telemetry=telemetry_summary(plan, raw),
         result=_result(result, private),
@@ -146,12 +145,9 @@ def _variables(plan: Plan, provenance: dict[str, Any]) -> dict[str, str]:
     LEVELFIELD_ variables change no training. Of all other names one would change each night, and end every history.
     """
     inherited = _mapping(provenance.get("inherited", provenance.get("variables")))
-    taken = {name: text for name, text in inherited.items() if isinstance(text, str) and _matters(name)}
+    matters = [name for name in inherited if name.startswith(KNOWN_TO_MATTER) and not name.startswith("LEVELFIELD_")]
+    taken = {name: inherited[name] for name in matters if isinstance(inherited[name], str)}
     return {**taken, **plan.implementation.environment, **plan.hardware.environment, **plan.tuning.environment}
-
-
-def _matters(name: str) -> bool:
-    return name.startswith(KNOWN_TO_MATTER) and not name.startswith("LEVELFIELD_")
 
 
 def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
@@ -211,19 +207,10 @@ def _utc(text: str, path: Path) -> str:
     return found.astimezone(timezone.utc).isoformat(timespec="seconds")
 
 
-def _step_seconds(plan: Plan, raw: RawRecords) -> tuple[float, ...]:
-    window = plan.work.window
-    return steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step)
-
-
 def _losses(raw: RawRecords) -> tuple[float | None, ...]:
     """Return the loss of each step from step 1; null where none was reported, or it was not finite."""
-    found = loss_curve(raw.steps)
-    return tuple(_finite(found.get(step)) for step in range(1, raw.steps_done + 1))
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    found = {step: loss for step, loss in loss_curve(raw.steps).items() if math.isfinite(loss)}
+    return tuple(found.get(step) for step in range(1, raw.steps_done + 1))
 
 
 def _memory_bytes(result: Result) -> float | None:
@@ -235,11 +222,7 @@ def _private(plan: Plan, provenance: dict[str, Any]) -> PrivateTexts:
     name, series = _mapping(provenance.get("machine")).get("name"), series_of(plan)
     hosts = [name, name.partition(".")[0]] if isinstance(name, str) else []
     known = [text for text in series.model_dump().values() if isinstance(text, str)]
-    return PrivateTexts(hosts, known, _folders(plan))
-
-
-def _folders(plan: Plan) -> Iterable[str]:
-    return (plan.implementation.folder, plan.environment.folder, plan.environment.python)
+    return PrivateTexts(hosts, known, (plan.implementation.folder, plan.environment.folder, plan.environment.python))
 
 
 def _digest(content: JsonValue) -> str:
@@ -277,15 +260,12 @@ def with_storable_numbers(record: RunRecord, origin: str) -> RunRecord:
     for name, value in {**numbers, "window": max(window, key=abs)}.items():
         if not abs(value) < _MOST:
             raise DocumentError(f"{origin}: key '{name}': found {value}, expected less than {_MOST:,}")
-    if not _is_time(record.began):
+    try:
+        is_time = bool(_UTC.fullmatch(record.began) and datetime.fromisoformat(record.began))
+    except ValueError:
+        is_time = False
+    if not is_time:
         raise DocumentError(
             f"{origin}: key 'began': found '{record.began}', expected UTC such as 2026-11-22T03:04:05+00:00"
         )
     return record
-
-
-def _is_time(text: str) -> bool:
-    try:
-        return bool(_UTC.fullmatch(text) and datetime.fromisoformat(text))
-    except ValueError:
-        return False

@@ -16,7 +16,6 @@ from sqlalchemy import Connection, insert, select, update
 from levelfield.errors import UsageError
 from levelfield.specs.base import Document
 from levelfield.specs.record import StoreEvent
-from levelfield.store.rows import document_from
 from levelfield.store.schema import EVENT, EXPECTATION, FINDING, RUN
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 def add_event(connection: Connection, event: StoreEvent) -> None:
     """Add an event. Raises UsageError where another one has its id; the same one again changes nothing."""
     stored = connection.execute(select(EVENT.c.document).where(EVENT.c.id == event.id)).scalar()
-    if stored is not None and document_from(StoreEvent, stored) != event:
+    if stored is not None and StoreEvent.model_validate_json(stored) != event:
         raise UsageError(f"event '{event.id}': found another event of this id; events are never changed, add a new one")
     if stored is None:
         names = ("id", "kind", "series", "node", "at", "who", "why", "until")
@@ -38,7 +37,7 @@ def events(connection: Connection, series: str | None, node: str | None) -> list
     query = select(EVENT.c.document).order_by(EVENT.c.at, EVENT.c.id)
     query = query if series is None else query.where(EVENT.c.series == series)
     query = query if node is None else query.where(EVENT.c.node == node)
-    return [document_from(StoreEvent, text) for text in connection.execute(query).scalars()]
+    return [StoreEvent.model_validate_json(text) for text in connection.execute(query).scalars()]
 
 
 def expect(connection: Connection, night: str, suite: str, entries: Mapping[str, str | None]) -> None:

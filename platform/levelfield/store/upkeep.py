@@ -14,18 +14,16 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, delete, func, select, text
 from sqlalchemy.exc import NoResultFound, StatementError
 
-from levelfield.specs.base import Value
-from levelfield.specs.record import Conditions, Series, StoreEvent, Subject
-from levelfield.store import queries, statements
-from levelfield.store.database import Store
-from levelfield.store.rows import document_from, row_digest
-from levelfield.store.schema import ASIDE, CONDITION, EVENT, EXPECTATION, FINDING, METADATA, RAW, RUN, SERIES, SUBJECT
+from levelfield.specs.record import StoreEvent
+from levelfield.store import statements
+from levelfield.store.database import BATCH, Store
+from levelfield.store.rows import DOCUMENTS, RecordReader, row_digest
+from levelfield.store.schema import ASIDE, EVENT, EXPECTATION, FINDING, METADATA, RAW, RUN, SERIES
 
 _CHANGED = "run {}: its row was changed or is damaged; prune it, and import its run directory again"
 # What reading a value raises that is not what was written. SQLAlchemy wraps errors of its own conversions.
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StatementError, NoResultFound)
 _MOST = 20  # faults that are listed
-_DOCUMENTS: tuple[tuple[Any, type[Value]], ...] = ((SERIES, Series), (CONDITION, Conditions), (SUBJECT, Subject))
 
 _BATCH = 500
 
@@ -82,10 +80,10 @@ def _of_database(connection: Connection) -> list[str]:
 
 def _of_documents(connection: Connection) -> list[str]:
     found = []
-    for table, cls in _DOCUMENTS:
+    for cls, table in DOCUMENTS.items():
         for digest, document in connection.execute(select(table.c.digest, table.c.document)):
             try:
-                is_right = document_from(cls, document).fingerprint() == digest
+                is_right = cls.model_validate_json(document).fingerprint() == digest
             except _DAMAGED:
                 is_right = False
             if not is_right:
@@ -108,7 +106,7 @@ def _of_statements(connection: Connection) -> list[str]:
 
 
 def _event(values: dict[str, Any]) -> None:
-    event = document_from(StoreEvent, values["document"])
+    event = StoreEvent.model_validate_json(values["document"])
     if any(values[name] != getattr(event, name) for name in values.keys() - {"document"}):
         raise ValueError
 
@@ -139,8 +137,8 @@ def _of_rows(connection: Connection) -> list[str]:
 def _of_runs(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
     """Return the runs whose row is not what its digest says."""
     run_ids = store.run_ids()
-    for start in range(0, len(run_ids), queries.BATCH):
-        batch = run_ids[start : start + queries.BATCH]
+    for start in range(0, len(run_ids), BATCH):
+        batch = run_ids[start : start + BATCH]
         yield from store.read(lambda connection, ids=batch: _changed(connection, ids))  # type: ignore[misc]
         progress(start + len(batch), len(run_ids))
 
@@ -165,7 +163,7 @@ def _differing(connection: Connection, run_ids: list[str]) -> list[str]:
 def _unreadable(connection: Connection, run_ids: list[str]) -> list[str]:
     """Return the runs that cannot be read back. After an error they are read one by one."""
     try:
-        queries.RecordReader().records(connection, run_ids)
+        RecordReader().records(connection, run_ids)
     except _DAMAGED:  # of damaged bytes, or of a value that no record may have
         return run_ids if len(run_ids) == 1 else [bad for one in run_ids for bad in _unreadable(connection, [one])]
     return []

@@ -21,7 +21,7 @@ from levelfield.rundir.run_state import finished_run, refuse_running
 from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series
-from levelfield.store.address import NOWHERE, VARIABLE, address_of
+from levelfield.store.address import NOWHERE, VARIABLE, is_missing
 from levelfield.store.run_record import record_of, series_of
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class RunPlaces:
     @cached_property
     def _store(self) -> KeptRuns | None:
         """Return the open store; None where there is none yet."""
-        if self._url is None and (os.environ.get(VARIABLE) == NOWHERE or not _is_there()):
+        if self._url is None and (os.environ.get(VARIABLE) == NOWHERE or is_missing(None)):
             return None
         from levelfield.store.database import Store
 
@@ -268,9 +268,3 @@ class RunPlaces:
         if self._store is None:
             raise UsageError("compare: found no store, expected one; name it with --store")
         return self._store
-
-
-def _is_there() -> bool:
-    """Return whether the default store exists; a database server is asked when it is opened."""
-    path = address_of(None).path
-    return path is None or path.exists()
