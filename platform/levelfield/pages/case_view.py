@@ -11,12 +11,13 @@ from typing import Any
 from levelfield.pages.content import NightFinding, PagesContent
 from levelfield.pages.series_history import SeriesRuns, SeriesSummary, seconds_of
 from levelfield.series.findings import WORDS
-from levelfield.specs.record import Series, StoreEvent
+from levelfield.specs.record import StoreEvent
 
 # A chart of scaling is drawn here, as numbers for an SVG: it needs no script, and prints.
 WIDTH, HEIGHT = 360.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
 Latest = tuple[SeriesRuns, SeriesSummary]
+_ALIKE = ("framework_label", "chip", "scale", "precision", "work", "corpus", "runtime")  # of the points of one chart
 
 
 @dataclass(frozen=True)
@@ -59,22 +60,10 @@ def scaling_charts(latest: Sequence[Latest]) -> tuple[ScalingChart, ...]:
     groups: dict[tuple[str, ...], dict[int, Latest]] = defaultdict(dict)
     for runs, summary in latest:
         if _speed(summary) is not None and runs.series.devices >= 1 and runs.series.nodes >= 1:
-            found, devices = groups[_kind(runs.series)], runs.series.devices
+            found, devices = groups[tuple(getattr(runs.series, name) for name in _ALIKE)], runs.series.devices
             if devices not in found or (_speed(found[devices][1]) or 0) < (_speed(summary) or 0):
                 found[devices] = (runs, summary)
     return tuple(_chart([group[n] for n in sorted(group)]) for group in groups.values() if len(group) > 1)
-
-
-def _kind(series: Series) -> tuple[str, ...]:
-    return (
-        series.framework_label,
-        series.chip,
-        series.scale,
-        series.precision,
-        series.work,
-        series.corpus,
-        series.runtime,
-    )
 
 
 def _speed(summary: SeriesSummary) -> float | None:

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from levelfield.pages.results import SeriesEntry, StoredResults
+from levelfield.pages.results import StoredResults
 from levelfield.pages.series_history import SeriesRuns, seconds_of
 from levelfield.pages.site_files import slug
 from levelfield.series.findings import WORDS, FindingWord
 from levelfield.specs.record import Point, StoreEvent
+from levelfield.store.database import StoredSeries
 
 NIGHTS_SHOWN = 30  # of which the case pages repeat what the gate said
 
@@ -148,7 +149,7 @@ def _findings(results: StoredResults, nights: Sequence[str], judged: Sequence[Ma
     return latest_of_each([*tonight, *stored])
 
 
-def _runs(entry: SeriesEntry, points: Sequence[Point], unreadable: list[str]) -> SeriesRuns:
+def _runs(entry: StoredSeries, points: Sequence[Point], unreadable: list[str]) -> SeriesRuns:
     unreadable += [point.run_id for point in points if not _is_time(point.began)]
     kept = sorted((p for p in points if _is_time(p.began)), key=lambda point: seconds_of(point.began))
     case, own = entry.series.case, f"{entry.series.label} {entry.digest}"

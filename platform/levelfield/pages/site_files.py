@@ -119,14 +119,9 @@ def _json(value: Any) -> str:
         content = to_json(value, inf_nan_mode="null").decode()  # in a fifth of the time of json's
     except ValueError:  # of half a pair of characters
         content = ""
-    return content if content.isascii() and content else _escaped(value)
-
-
-def _escaped(value: Any) -> str:
-    try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    if content and content.isascii():
+        return content
+    return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
