@@ -92,14 +92,10 @@ def _chart(members: Sequence[Latest]) -> ScalingChart:
         )
         for (runs, summary), ratio, speed_up in zip(members, ratios, speed_ups, strict=True)
     )
-    ticks = tuple((f"{value:g}", _y(value, top)) for value in _powers(top))
+    powers = [2.0**power for power in range(int(math.log2(top) + 1e-9) + 1)]
+    ticks = tuple((f"{value:g}", _y(value, top)) for value in powers)
     setting = f"{first.scale} {first.precision}"
     return ScalingChart(first.framework_label, first.chip, setting, points, _y(most / fewest, top), ticks)
-
-
-def _powers(top: float) -> list[float]:
-    """Return 1, 2, 4 and so on up to `top`."""
-    return [2.0**power for power in range(int(math.log2(top) + 1e-9) + 1)]
 
 
 def _x(devices: int, fewest: int, most: int) -> float:

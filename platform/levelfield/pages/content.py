@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -77,11 +77,6 @@ def in_order(findings: Sequence[NightFinding]) -> list[NightFinding]:
     return sorted(findings, key=lambda f: (WORDS.index(f.word), -abs(f.change or 0.0), f.label))
 
 
-def latest_of_each(findings: Iterable[NightFinding]) -> list[NightFinding]:
-    """Return the last finding of each series and figure: findings are only added, and a later one replaces."""
-    return list({(f.night, f.series, f.figure, f.label): f for f in findings}.values())
-
-
 def _text(value: Any) -> str | None:
     return value[:LONGEST] if isinstance(value, str) else None
 
@@ -146,7 +141,9 @@ def _findings(results: StoredResults, nights: Sequence[str], judged: Sequence[Ma
     tonight = [finding_of(nights[-1], finding) for finding in judged] if nights else []
     if any(finding.night == nights[-1] for finding in stored):
         tonight = [finding for finding in tonight if finding.word in CALM]
-    return latest_of_each([*tonight, *stored])
+    # Findings are only added: the last one of a series and figure replaces those before.
+    latest = {(f.night, f.series, f.figure, f.label): f for f in (*tonight, *stored)}
+    return list(latest.values())
 
 
 def _runs(entry: StoredSeries, points: Sequence[Point], unreadable: list[str]) -> SeriesRuns:

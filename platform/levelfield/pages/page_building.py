@@ -100,7 +100,8 @@ def build_pages(
             writer.write(f"data/{month.file}.js", data_script(month.file, value), month.stamp)
             if progress:
                 progress(done, len(months))
-    _write_assets(writer)
+    for name in (*ASSETS, *VENDORED):
+        writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
     write_pages(writer, content, registry, datetime.now(timezone.utc), surroundings)
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
@@ -160,11 +161,6 @@ def _version() -> str:
     for path in sorted(HERE.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _write_assets(writer: PagesWriter) -> None:
-    for name in (*ASSETS, *VENDORED):
-        writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
 
 
 def write_pages(

@@ -164,13 +164,10 @@ def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> Fi
         mfu_high=high,
         mfu_from=mfu_from,
         memory_bytes=max(memory, default=None),
-        memory_from=(stages if len(memory) > 1 else "printed") if memory else _unprinted(row),
+        memory_from=(stages if len(memory) > 1 else "printed")
+        if memory
+        else row.figures.get("memory_bytes", row).status,
     )
-
-
-def _unprinted(row: PublishedRow) -> str:
-    figure = row.figures.get("memory_bytes")
-    return f"{figure.status if figure else row.status}"
 
 
 def _utilisation(
@@ -216,11 +213,12 @@ def beside_published(form: str, results: Sequence[Result], registry: Registry) -
     """Return the table in one of the platform's formats: table, markdown, csv or json."""
     lines = beside(results, registry)
     said = list(remarks(results, lines))
+    rows = [asdict(line) for line in lines]
     writers = {
         "table": lambda: as_text(lines, said),
         "markdown": lambda: as_markdown(lines, said),
-        "csv": lambda: as_csv(lines),
-        "json": lambda: as_json(lines, said),
+        "csv": lambda: csv_text(rows),  # raw numbers with units in their names, each with its origin
+        "json": lambda: json.dumps({"rows": rows, "remarks": said}, indent=2, ensure_ascii=False) + "\n",
     }
     return writers[form]()
 
@@ -277,13 +275,3 @@ def _row(line: FigureRow) -> tuple[str, ...]:
         f"{line.mfu}{_converted(line, line.mfu_from)}",
         gib(line.memory_bytes),
     )
-
-
-def as_csv(lines: Sequence[FigureRow]) -> str:
-    """Return raw numbers with units in their names, each with its origin."""
-    return csv_text([asdict(line) for line in lines])
-
-
-def as_json(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
-    rows = [asdict(line) for line in lines]
-    return json.dumps({"rows": rows, "remarks": list(said)}, indent=2, ensure_ascii=False) + "\n"

@@ -29,7 +29,8 @@ _HIDDEN = re.compile(r"^\.+|[^\w.+-]")
 def mllog_lines(record: RunRecord) -> Iterator[str]:
     """Yield the lines of one run, each with its newline: what it is, every loss, its speed and how it ended."""
     began = datetime.fromisoformat(record.began).timestamp()
-    series, sequences = record.series, _sequences_per_step(record)
+    series = record.series
+    sequences = series.micro_batch * series.accumulation * series.layout.data  # of a step
     yield _line(began, _POINT, "submission_benchmark", series.case)
     yield _line(began, _POINT, "submission_platform", f"{series.nodes}x{series.devices // series.nodes} {series.chip}")
     yield _line(began, _POINT, "global_batch_size", sequences)
@@ -45,11 +46,6 @@ def mllog_lines(record: RunRecord) -> Iterator[str]:
         yield _line(now, _POINT, "tracked_stats", speed, unit="tokens/s/device", window=list(record.window))
     status = "success" if record.word in ("valid", "unsealed") else "aborted"
     yield _line(now, _END, "run_stop", None, status=status, word=record.word)
-
-
-def _sequences_per_step(record: RunRecord) -> int:
-    series = record.series
-    return series.micro_batch * series.accumulation * series.layout.data
 
 
 def _line(seconds: float, kind: str, key: str, value: Any, **metadata: Any) -> str:

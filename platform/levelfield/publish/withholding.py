@@ -102,8 +102,9 @@ def refuse_leaks(plan: Plan, result: Result, fields: Sequence[Withheld]) -> None
     used, public = _peak_dtypes(plan), _public_peaks(plan)
     chosen, where = f"--withhold {','.join(fields)}", f"{plan.run_id} on {plan.hardware.chip.name}"
     if "peak" in fields and used and used == public:
+        sources = ", ".join(f"{d} ({plan.hardware.chip.peaks[d].source})" for d in sorted(public))
         raise UsageError(
-            f"{chosen}: {where}: the peak is already public: {_sources(plan)} is in the vendor's file. Withhold "
+            f"{chosen}: {where}: the peak is already public: {sources} is in the vendor's file. Withhold "
             "mfu, throughput and energy instead"
         )
     shown = {field for field in _measured(result) if field not in fields} | ({"peak"} if public else set())
@@ -142,10 +143,6 @@ def _public_peaks(plan: Plan) -> set[PeakDtype]:
     """Return the dtypes whose peak is in vendor.yaml. Peaks of a private file and measured peaks are not public."""
     overlay = plan.hardware.overlay
     return {dtype for dtype in _peak_dtypes(plan) if not overlay or f"peaks.{dtype}" not in overlay.fields}
-
-
-def _sources(plan: Plan) -> str:
-    return ", ".join(f"{d} ({plan.hardware.chip.peaks[d].source})" for d in sorted(_public_peaks(plan)))
 
 
 def hidden(result: Result, fields: Iterable[Withheld], word: str | None) -> dict[str, Any]:
