@@ -114,21 +114,23 @@ def _short(digest: str) -> str:
 
 @dataclass(frozen=True)
 class ChangedSeries:
-    """A finding with the place of its series; `slug` is None for a series that is not in the store."""
+    """A finding with its series; None for a series that is not in the store."""
 
     finding: NightFinding
-    slug: str | None
-    case_slug: str | None
+    runs: SeriesRuns | None
 
 
 @dataclass(frozen=True)
 class MissingEntry:
-    """An expected entry without a run in the last night. last: when its series last began; None if never."""
+    """An expected entry without a run in the last night, with its series; None if it never ran."""
 
     name: str
-    slug: str | None
-    case_slug: str | None
-    last: str | None
+    runs: SeriesRuns | None
+
+    @property
+    def last(self) -> str | None:
+        """When its series last began."""
+        return self.runs.points[-1].began if self.runs else None
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def overview(content: PagesContent, summaries: Mapping[str, SeriesSummary]) -> O
     tonight, missing = in_order(content.tonight), _missing(content)
     counts = Counter(finding.word for finding in tonight)
     counts["missing"] = len(missing)
-    changes = [_placed(finding, content) for finding in tonight if finding.word in CHANGES]
+    changes = [ChangedSeries(f, content.series.get(f.series)) for f in tonight if f.word in CHANGES]
     return Overview(
         night=content.night,
         expected=len(content.expected),
@@ -188,11 +190,6 @@ def overview(content: PagesContent, summaries: Mapping[str, SeriesSummary]) -> O
     )
 
 
-def _placed(finding: NightFinding, content: PagesContent) -> ChangedSeries:
-    runs = content.series.get(finding.series)
-    return ChangedSeries(finding, runs.slug if runs else None, runs.case_slug if runs else None)
-
-
 def _missing(content: PagesContent) -> list[MissingEntry]:
     """Return expected entries without a run, by the gate's findings and by the runs of the night themselves."""
     of_gate = [finding for finding in content.tonight if finding.word == "missing"]
@@ -201,20 +198,13 @@ def _missing(content: PagesContent) -> list[MissingEntry]:
     absent = [d for d in names if not _ran(d, content)]
     never = [name for name, digest in content.expected.items() if digest is None and name in labels]
     known = dict.fromkeys([*(digest for digest in said if digest), *absent])
-    found = [_missing_entry(names.get(digest) or said.get(digest, digest), digest, content) for digest in known]
-    return [*found, *(MissingEntry(name, None, None, None) for name in never)]
+    found = [MissingEntry(names.get(d) or said.get(d, d), content.series.get(d)) for d in known]
+    return [*found, *(MissingEntry(name, None) for name in never)]
 
 
 def _ran(digest: str, content: PagesContent) -> bool:
     runs = content.series.get(digest)
     return runs is not None and any(point.night == content.night for point in runs.points)
-
-
-def _missing_entry(name: str, digest: str, content: PagesContent) -> MissingEntry:
-    runs = content.series.get(digest)
-    if runs is None:
-        return MissingEntry(name, None, None, None)
-    return MissingEntry(name, runs.slug, runs.case_slug, runs.points[-1].began)
 
 
 def _quarantined(content: PagesContent) -> list[StoreEvent]:

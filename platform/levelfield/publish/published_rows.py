@@ -147,7 +147,7 @@ def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> Fi
     s, tokens = row.setting, rate(row)
     low, high, mfu_from = _utilisation(tokens.tokens_per_second_per_device, row, work, chip)
     memory = row.values("memory_bytes")
-    stages = f"printed: the fullest of {len(memory)} pipeline stages"
+    printed = f"printed: the fullest of {len(memory)} pipeline stages" if len(memory) > 1 else "printed"
     return FigureRow(
         origin="published",
         name=f"{name}: {row.name}",
@@ -164,9 +164,7 @@ def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> Fi
         mfu_high=high,
         mfu_from=mfu_from,
         memory_bytes=max(memory, default=None),
-        memory_from=(stages if len(memory) > 1 else "printed")
-        if memory
-        else row.figures.get("memory_bytes", row).status,
+        memory_from=printed if memory else row.figures.get("memory_bytes", row).status,
     )
 
 
