@@ -32,10 +32,10 @@ class DistinctValues:
         self._places: dict[Any, int] = {}
         self.values: list[Any] = []
 
-    def index(self, key: Any, value: Any = None) -> int:
+    def index(self, key: Any, value_of: Callable[[], Any] | None = None) -> int:
         if key not in self._places:
             self._places[key] = len(self.values)
-            self.values.append(key if value is None else value)
+            self.values.append(value_of() if value_of else key)
         return self._places[key]
 
 
@@ -96,18 +96,21 @@ def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: Surroun
         "purpose": kept["purposes"].index(point.purpose),
         "counts": int(point.is_comparable),
         "trend": int(point.is_of_trend),
-        "conditions": _place(kept["conditions"], point.conditions, surroundings.conditions),
-        "subject": _place(kept["subjects"], point.subject, surroundings.subject),
-        **_figures(point),
+        "conditions": kept["conditions"].index(point.conditions, lambda: surroundings.conditions(point.conditions)),
+        "subject": kept["subjects"].index(point.subject, lambda: surroundings.subject(point.subject)),
+        # As exact as a chart and its table can show.
+        "tokens": rounded(point.tokens_per_second_per_device, 2),
+        "mfu": rounded(point.mfu, 5),
+        "memory": rounded(point.memory_bytes, 0),
+        "energy": rounded(point.joules_per_token, 6),
+        "loss": rounded(point.loss_tail, 5),
     }
 
 
 def segments(points: Sequence[Point], surroundings: SurroundingDocuments) -> list[dict[str, Any]]:
     """Return where the conditions of a node change: the index of the first run under new ones, and what differs."""
-    found, place = (
-        segments_of([point for point in points if point.is_of_trend]),
-        {id(point): index for index, point in enumerate(points)},
-    )
+    found = segments_of([point for point in points if point.is_of_trend])
+    place = {id(point): index for index, point in enumerate(points)}
     return [
         {
             "at": place[id(segment.points[0])],
@@ -133,25 +136,6 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, str]
             yield from _flat(inner, f"{above}{name}.")
         elif inner is not None:
             yield f"{above}{name}", str(inner)
-
-
-def _place(kept: DistinctValues, digest: str, value_of: Callable[[str], dict[str, Any]]) -> int:
-    known = len(kept.values)
-    place = kept.index(digest)
-    if place == known:  # the first of its digest
-        kept.values[place] = value_of(digest)
-    return place
-
-
-def _figures(point: Point) -> dict[str, float | None]:
-    """Return the figures, rounded to what a chart and its table can show."""
-    return {
-        "tokens": rounded(point.tokens_per_second_per_device, 2),
-        "mfu": rounded(point.mfu, 5),
-        "memory": rounded(point.memory_bytes, 0),
-        "energy": rounded(point.joules_per_token, 6),
-        "loss": rounded(point.loss_tail, 5),
-    }
 
 
 def rounded(value: float | None, digits: int) -> float | None:

@@ -144,8 +144,8 @@ def _chip(name: str | None, registry: Registry) -> Chip | str:
 
 
 def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> FigureRow:
-    s, tokens = row.setting, rate(row)
-    low, high, mfu_from = _utilisation(tokens.tokens_per_second_per_device, row, work, chip)
+    s, (tokens, tokens_from) = row.setting, rate(row)
+    low, high, mfu_from = _utilisation(tokens, row, work, chip)
     memory = row.values("memory_bytes")
     printed = f"printed: the fullest of {len(memory)} pipeline stages" if len(memory) > 1 else "printed"
     return FigureRow(
@@ -158,8 +158,8 @@ def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> Fi
         micro_batch=s.micro_batch,
         precision=s.precision,
         status=row.status,
-        tokens_per_second_per_device=tokens.tokens_per_second_per_device,
-        tokens_from=tokens.how,
+        tokens_per_second_per_device=tokens,
+        tokens_from=tokens_from,
         mfu_low=low,
         mfu_high=high,
         mfu_from=mfu_from,
@@ -183,28 +183,23 @@ def _utilisation(
     return found.low, found.high, f"converted: {found.formula} of {found.peak_tflops:g} TFLOP/s, {found.peak_source}"
 
 
-@dataclass(frozen=True)
-class TokenRate:
-    """Tokens/s per device, or None. how: `printed`, `converted` with the arithmetic, or the reason for None."""
+def rate(row: PublishedRow) -> tuple[float | None, str]:
+    """Return tokens/s per device and how it was found: printed, else from the step time, else from samples/s.
 
-    tokens_per_second_per_device: float | None
-    how: str
-
-
-def rate(row: PublishedRow) -> TokenRate:
-    """Return the printed rate, else the rate from the step time, else the rate from samples/s."""
+    How is `printed`, `converted` with the arithmetic, or the reason for None.
+    """
     s = row.setting
     printed = row.figure("tokens_per_second_per_device")
     if printed is not None:
-        return TokenRate(printed, "printed")
+        return printed, "printed"
     for seconds in filter(None, map(row.figure, _STEP_TIMES)):
         value = s.global_batch * s.sequence_length / seconds / s.devices
-        return TokenRate(value, f"converted: {s.global_batch} x {s.sequence_length} / {seconds:.10g} s / {s.devices}")
+        return value, f"converted: {s.global_batch} x {s.sequence_length} / {seconds:.10g} s / {s.devices}"
     samples = row.figure("samples_per_second")
     if samples is not None:
         value = samples * s.sequence_length / s.devices
-        return TokenRate(value, f"converted: {samples:g} samples/s x {s.sequence_length} / {s.devices}")
-    return TokenRate(None, f"no throughput: {row.status if row.status != 'published' else 'none is printed'}")
+        return value, f"converted: {samples:g} samples/s x {s.sequence_length} / {s.devices}"
+    return None, f"no throughput: {row.status if row.status != 'published' else 'none is printed'}"
 
 
 def beside_published(form: str, results: Sequence[Result], registry: Registry) -> str:
@@ -260,15 +255,9 @@ def as_markdown(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
 
 
 def _row(line: FigureRow) -> tuple[str, ...]:
+    named = ("origin", "name", "framework", "hardware", "layout", "micro_batch", "precision", "status")
     return (
-        line.origin,
-        line.name,
-        line.framework,
-        line.hardware,
-        line.layout,
-        str(line.micro_batch),
-        line.precision,
-        line.status,
+        *(str(getattr(line, name)) for name in named),
         f"{number(line.tokens_per_second_per_device)}{_converted(line, line.tokens_from)}",
         f"{line.mfu}{_converted(line, line.mfu_from)}",
         gib(line.memory_bytes),
