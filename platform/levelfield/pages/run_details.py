@@ -84,9 +84,7 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         "losses": [None if each is None else round(each * _MILLION) for each in record.losses],
         "telemetry": record.telemetry,
         # bytes tell 1 from True; version 2 has no references
-        "shared": shared.index(
-            marshal.dumps(facts, 2), lambda: facts
-        ),
+        "shared": shared.index(marshal.dumps(facts, 2), lambda: facts),
         **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
         **_facts(record.result, _OWN),
     }

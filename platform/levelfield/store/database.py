@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, and_, func, or_, select
 from levelfield.errors import DocumentError, LevelfieldError, UnknownName, UsageError
 from levelfield.specs.base import Value
 from levelfield.specs.future_dates import first_future_date
-from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoreEvent, Subject
+from levelfield.specs.record import OF_TREND, Conditions, Point, RunRecord, Series, StoreEvent, Subject
 from levelfield.store import statements
 from levelfield.store.address import StoreAddress, address_of, default_url
 from levelfield.store.connections import engine_of, explained, reading, writing
@@ -171,9 +171,10 @@ class Store:
         """Return the id of a run by its id, a unique part of it, or `latest`. Raises UnknownName or UsageError."""
         is_ahead = RUN.c.began >= first_future_date().isoformat()
         newest = select(RUN.c.run_id).where(HERE).order_by(is_ahead, RUN.c.began.desc(), RUN.c.run_id.desc())
+        of_trend = newest.where(RUN.c.purpose.in_(OF_TREND))
         parts = newest.where(RUN.c.run_id.contains(name, autoescape=True)).limit(5)
         with self._reading() as connection:
-            if name == "latest" and (latest := connection.execute(newest.limit(1)).scalar()):
+            if name == "latest" and (latest := connection.execute(of_trend.limit(1)).scalar()):
                 return str(latest)
             if exact := connection.execute(newest.where(RUN.c.run_id == name)).scalar():
                 return str(exact)
