@@ -29,19 +29,17 @@ from levelfield.judge.collector import collect
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run.launchers import means
 from levelfield.run.launchers.launched_ranks import request_of
-from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.look_pace import pause_after
-from levelfield.run.runtimes.node_runtime import NodeRuntime
+from levelfield.run.launchers.liveness import Liveness, pause_after
+from levelfield.run.runtimes.process_runtime import NodeRuntime
 from levelfield.run.scheduler import jobs
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.follower import Follower
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import dump
 from levelfield.specs.derivation import Derivation
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
-from levelfield.specs.site import Site
+from levelfield.specs.site import LaunchPlan, Site
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, events, learning_rate, load_job
 
 STEP_SECONDS, BEGIN_NS = 10.0, 7_000_000_000_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from gate_rules.worlds import Nights
-from levelfield.series.examination import Examination, NightsBefore, examined
+from levelfield.series.examination import NightsBefore, examined
 from levelfield.series.judgement import Pairs, Surroundings, judged_night
 from levelfield.series.pairs import MOST_PAIRS
 from levelfield.series.segments import Observation
@@ -33,7 +33,7 @@ def judged_nights(
     for night in range(first, nights.observed.shape[1]):
         tonight = observation(nights, series, night)
 
-        def confirm(found: Examination, night: int = night) -> Pairs | None:
+        def confirm(night: int = night) -> Pairs | None:
             return nights.pairs(series, night, MOST_PAIRS, random) if has_pairs else None
 
         finding = judged_night(
@@ -64,7 +64,7 @@ def stepped_nights(
         plain = observation(nights, series, night)
         tonight = plain._replace(cost=plain.cost + float(np.log1p(step)))
 
-        def confirm(found: Examination, night: int = night) -> Pairs:
+        def confirm(night: int = night) -> Pairs:
             values = nights.pairs(series, night, MOST_PAIRS, random)
             return [(a * (1 + step), b * (1 + step)) for a, b in values]
 

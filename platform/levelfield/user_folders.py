@@ -30,6 +30,11 @@ def cache_folder() -> Path:
     return _given("XDG_CACHE_HOME") or home_folder() / ".cache"
 
 
+def own_cache() -> Path:
+    """Return the folder of the platform's caches."""
+    return cache_folder() / "levelfield"
+
+
 def data_folder() -> Path:
     return _given("XDG_DATA_HOME") or home_folder() / ".local" / "share"
 

@@ -12,9 +12,8 @@ from levelfield import user_folders
 from levelfield.catalog.registry import private_chips
 from levelfield.corpus.facts import _cached
 from levelfield.errors import UsageError
-from levelfield.run.peak_probe import cache_folder
-from levelfield.run.preflight_history import history_folder
-from levelfield.run.runtimes import wheels
+from levelfield.run.measurement import peaks_folder
+from levelfield.run.preflight_run import history_folder
 from levelfield.store.address import address_of, default_url
 from plans import ROOT
 
@@ -36,7 +35,7 @@ def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_an_empty_home_is_none(own: Path) -> None:
-    places = [cache_folder(), wheels.cache_folder(), history_folder(), _cached(Path("/x")), address_of(None).path]
+    places = [peaks_folder(), user_folders.own_cache(), history_folder(), _cached(Path("/x")), address_of(None).path]
     assert all(own in place.parents for place in places if place)
     assert default_url() == f"sqlite:///{own}/.local/share/levelfield/results.sqlite"
     assert user_folders.expanded("~/x") == own / "x"
@@ -60,7 +59,7 @@ def test_a_user_without_a_home_is_told_and_has_no_settings(own: Path, monkeypatc
 
     monkeypatch.setattr(user_folders.pwd, "getpwuid", unknown)
     with pytest.raises(UsageError, match=r"found no home folder of user \d+: set HOME"):
-        cache_folder()
+        peaks_folder()
     assert private_chips(None) is None
 
 
@@ -77,4 +76,4 @@ def test_no_other_module_reads_these_variables() -> None:
         if pattern.search(path.read_text()) and "testing" not in path.parts
     }
     # the others run on a node and within a rank: standard library alone
-    assert found == {"user_folders.py", "mpi_part.py", "imports_report.py"}
+    assert found == {"user_folders.py", "mpi_part.py", "code_digest.py"}

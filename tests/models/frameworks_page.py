@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from layouts import ROOT
-from levelfield.catalog.framework_versions import runs_path
+from levelfield.catalog.code_basis import runs_path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import (
     HEADINGS,
@@ -26,7 +26,7 @@ from levelfield.catalog.support import (
 )
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.tested import LayoutRuns, MatrixRun
+from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun
 
 PAGE = ROOT / "docs" / "frameworks.md"
 DEFAULT_PLANS = ROOT / "tests" / "core" / "plan" / "default_plans.json"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from levelfield.run import host_probe
+from levelfield.run import measurement
 
 TORCH = Path(__file__).parents[2] / "models" / "torch"
 # The probe with two ways of dividing the cores, whose processes leave out the largest products and arrays.
@@ -56,7 +56,7 @@ def test_the_platform_takes_what_the_probe_prints(found: str) -> None:
     answer = json.loads(found)
     for times in answer["shares"][1]["collectives"].values():
         times.update({size: 1e-4 + int(size) / 1e9 for size in times})  # a busy machine's may not grow with the size
-    rates = host_probe.rates_from(json.dumps(answer))
+    rates = measurement.rates_from(json.dumps(answer))
     assert rates.shares[1].collectives["all_reduce"].alpha_seconds == pytest.approx(1e-4)
 
 

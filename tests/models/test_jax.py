@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from layouts import MODELS, SINGLE, Variant, compare, events, first_steps, job_of, launch, planted, script_of, train
-from levelfield.run.launchers.ports import free_port
+from levelfield.run.launchers.launched_ranks import free_port
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]

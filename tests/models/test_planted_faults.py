@@ -20,9 +20,8 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd, Request, Watch
 from levelfield.measure import alignment as rules
 from levelfield.run import launchers
-from levelfield.run.launchers.launched_ranks import with_port
+from levelfield.run.launchers.launched_ranks import free_port, with_port
 from levelfield.run.launchers.local import LocalLauncher
-from levelfield.run.launchers.ports import free_port
 from levelfield.run.runner import Listener
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.tuning import TuningChoice

@@ -12,8 +12,7 @@ from adapters import load_adapter, load_spec
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.node_commands import NOT_REPLAYABLE, answers_of, recorded_commands, replayed
-from levelfield.contracts.vendor import Device
+from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, answers_of, recorded_commands, replayed
 from levelfield.rundir.node_readings import read_nodes
 from levelfield.rundir.telemetry_files import NodeTelemetry, read_telemetry
 from levelfield.specs.paths import RunPaths

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from declared_specs import spec_of
-from levelfield.contracts import patterns
+from levelfield.contracts import tool_records
 from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED
@@ -18,23 +18,26 @@ TEXT = "a" * 60 + "b"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "LIMIT_SECONDS", 0.1)
+    monkeypatch.setattr(tool_records, "LIMIT_SECONDS", 0.1)
 
 
 def test_an_exponential_pattern_ends_at_the_limit_with_its_name() -> None:
     before = time.process_time()
-    for search in (patterns.every_match, patterns.first_match, patterns.whole_match):
+    for search in (tool_records.every_match, tool_records.first_match, tool_records.whole_match):
         with pytest.raises(ValueError, match=r"the pattern '\^\(a\|aa\)\+\$' took more than 0.1 s"):
             search(f"^{EXPONENTIAL}$", TEXT)
     assert time.process_time() - before < 5
 
 
 def test_what_fits_is_found_at_every_line() -> None:
-    assert [m["n"] for m in patterns.every_match(r"^(?P<n>\d)$", "1\n2\nx\n")] == ["1", "2"]
-    assert [m["n"] for m in patterns.every_match(r"^(?P<n>\d)$", "1\n2\nx\n", 2)] == ["2"]
-    assert patterns.every_match(r"^(?P<n>\d)$", "1\n2\nx\n", 0, 1)[0].start() == 0
-    assert patterns.first_match(r"^v (\S+)$", "x\nv 2\n")[1] == "2" and patterns.first_match("y", "x") is None
-    assert patterns.whole_match(r"card(\d)", "card7")[1] == "7" and patterns.whole_match(r"card\d", "card77") is None
+    assert [m["n"] for m in tool_records.every_match(r"^(?P<n>\d)$", "1\n2\nx\n")] == ["1", "2"]
+    assert [m["n"] for m in tool_records.every_match(r"^(?P<n>\d)$", "1\n2\nx\n", 2)] == ["2"]
+    assert tool_records.every_match(r"^(?P<n>\d)$", "1\n2\nx\n", 0, 1)[0].start() == 0
+    assert tool_records.first_match(r"^v (\S+)$", "x\nv 2\n")[1] == "2" and tool_records.first_match("y", "x") is None
+    assert (
+        tool_records.whole_match(r"card(\d)", "card7")[1] == "7"
+        and tool_records.whole_match(r"card\d", "card77") is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from adapters import load_spec
-from levelfield.contracts.plausibility import checked, memory_fault, plausible
+from levelfield.contracts.readings import checked, memory_fault, plausible
 from levelfield.contracts.vendor import Device, DeviceList, Sample
 
 SPEC, HOST = load_spec("nvidia"), load_spec("cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from acme_folder import VENDOR
-from levelfield.contracts.formats import texts
+from levelfield.contracts.tool_records import texts
 from levelfield.specs.base import parse
 from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.tool import Tool, Where

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from levelfield.contracts.command import Ask
-from levelfield.contracts.control_groups import control_groups, core_quota, file_text
+from levelfield.contracts.command import Ask, control_groups, core_quota, file_text
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.node_commands import NodeCommands
-from levelfield.contracts.vendor import Device, Sample, Vendor
-from levelfield.specs.launch import NodeCommand
+from levelfield.contracts.vendor import Device, NodeCommands, Sample, Vendor
+from levelfield.specs.site import NodeCommand
 from levelfield.specs.vendor import VendorFile
 
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")

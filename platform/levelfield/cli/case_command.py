@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, registry_of
-from levelfield.cli.terminal import say_command, shown, this_program
+from levelfield.cli.terminal import say, say_check, say_checked, say_command, shown, this_program
 from levelfield.errors import GateFailed, UsageError
-from levelfield.report.escapes import printable
-from levelfield.report.words import wrapped
-from levelfield.specs.hardware import NamedHardware, read_hardware
-from levelfield.testing.case_kit.case_checks import HARDWARE, CaseSubject, check_case
-from levelfield.testing.case_kit.case_draft import new_case
-from levelfield.testing.case_kit.published_config import read_config
-from levelfield.testing.findings import CheckFinding
+
+if TYPE_CHECKING:
+    from levelfield.testing.findings import CheckFinding
 
 CASE = """\
 Bring a case. docs/writing-a-case.md has every key.
@@ -50,68 +46,50 @@ examples:
   run_benchmarks.py case check my_llama --hardware "4x8 A100-SXM4-80GB"
 """
 
-INDENT = 21  # the column after a check's name
-LABELS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
-
 
 def _new(options: argparse.Namespace) -> int:
+    from levelfield.testing.case_draft import new_case
+    from levelfield.testing.published_config import read_config
+
     registry, plugins = registry_of(options), options.output or checkout()
     published = read_config(options.config, frozenset(options.ignore))
     path = new_case(options.name, options.config, published, options.ignore, options.parameters, plugins, registry)
-    _say(f"created  {shown(path)}")
+    say(f"created  {shown(path)}")
     for remark in published.remarks:
-        _say(f"         {remark}")
+        say(f"         {remark}")
     if published.left_out:
-        _say(f"         left out, as they change nothing: {', '.join(published.left_out)}")
+        say(f"         left out, as they change nothing: {', '.join(published.left_out)}")
     if assumed := {key: value for key, value in published.assumed.items() if value is not None}:
         listed = ", ".join(f"{key} {json.dumps(value)}" for key, value in assumed.items())
-        _say(f"         not in {options.config.name}, so transformers' defaults: {listed}")
-    _say("Next:")
+        say(f"         not in {options.config.name}, so transformers' defaults: {listed}")
+    say("Next:")
     where = [f"--plugins {shown(plugins)}"] if options.output else []
     say_command(f"{this_program()} case check {options.name}", *where)
     return 0
 
 
 def _check(options: argparse.Namespace) -> int:
+    from levelfield.specs.suite import read_hardware
+    from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
+
     registry = registry_of(options)
-    case, found = registry.case(options.name), list[CheckFinding]()
-    for finding in check_case(CaseSubject(registry, case, _hardware(options.hardware))):
-        found.append(finding)
-        if not options.json:
-            _show(finding)
-    bad = [finding for finding in found if not finding.is_good]
-    if options.json:
-        checks = [{key: value for key, value in asdict(each).items() if key != "rows"} for each in found]
-        print(json.dumps({"case": case.name, "passes": not bad, "checks": checks}, indent=2, ensure_ascii=False))
-    else:
-        _conclude(case.name, found, bad)
-    return GateFailed.exit_code if bad else 0
-
-
-def _hardware(text: str | None) -> NamedHardware:
-    if text is None:
-        return HARDWARE
+    case = registry.case(options.name)
+    found: list[CheckFinding] = []
     try:
-        return read_hardware(text)
+        hardware = HARDWARE if options.hardware is None else read_hardware(options.hardware)
     except ValueError as error:
         raise UsageError(f"--hardware: {error}") from None
-
-
-def _show(finding: CheckFinding) -> None:
-    print(wrapped(f"{LABELS[finding.status]:<8} {finding.check:<11} {printable(finding.says)}", INDENT), flush=True)
-    if finding.do:
-        print(wrapped(f"{'':<{INDENT - 2}}> {printable(finding.do)}", INDENT), flush=True)
-
-
-def _conclude(name: str, found: Sequence[CheckFinding], bad: Sequence[CheckFinding]) -> None:
-    if bad:
-        _say(f"{name}: {len(bad)} of {len(found)} checks did not pass: {', '.join(each.check for each in bad)}")
+    for finding in check_case(CaseSubject(registry, case, hardware)):
+        found.append(finding)
+        if not options.json:
+            say_check(finding, 11)
+    passes = all(finding.is_good for finding in found)
+    if options.json:
+        checks = [{key: value for key, value in asdict(each).items() if key != "rows"} for each in found]
+        print(json.dumps({"case": case.name, "passes": passes, "checks": checks}, indent=2, ensure_ascii=False))
     else:
-        _say(f"{name}: all {sum(each.status == 'ok' for each in found)} checks that apply passed")
-
-
-def _say(text: str) -> None:
-    print(wrapped(text, 9), flush=True)
+        say_checked(case.name, found)
+    return 0 if passes else GateFailed.exit_code
 
 
 def _new_options(parser: argparse.ArgumentParser) -> None:
@@ -131,10 +109,9 @@ def _new_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the case's name")
-    parser.add_argument(
-        "--hardware", metavar="HARDWARE", help='plan the full scale for it (default: "1x8 H100-SXM5-80GB")'
-    )
+    option = parser.add_argument
+    option("name", metavar="NAME", help="the case's name")
+    option("--hardware", metavar="HARDWARE", help='plan the full scale for it (default: "1x8 H100-SXM5-80GB")')
     json_option(parser)
     chips_option(parser)
 

@@ -14,7 +14,6 @@ import argparse
 import difflib
 import importlib
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from typing import NamedTuple, NoReturn
 import levelfield
 import levelfield.cli
 from levelfield.errors import UsageError
+from levelfield.report.sheets import labelled
 
 Words = tuple[str, ...]
 PROGRAM = "run_benchmarks.py"
@@ -174,7 +174,6 @@ def _unknown(word: str, known: dict[Words, Listed]) -> str:
 
 
 def _not_below(words: Words, rest: Sequence[str], below: Sequence[Listed]) -> str:
-    """Return what is missing after words that are no command, or unknown there."""
     name, last = " ".join(words), [each.words[-1] for each in below]
     if not rest or rest[0].startswith("-"):
         return f"`{name}`: found {rest[0] if rest else 'nothing'} after it, expected one of {', '.join(last)}"
@@ -192,8 +191,7 @@ def _below(words: Words, known: dict[Words, Listed]) -> list[Listed]:
 def _lines(rows: Sequence[Listed]) -> str:
     """Return commands with their summaries, in lines of at most 80 columns."""
     width = max(len(" ".join(each.words)) for each in rows) + 4
-    fill = partial(textwrap.fill, width=80, subsequent_indent=" " * width)
-    lines = [fill(f"  {' '.join(each.words):<{width - 2}}{each.summary}") for each in rows]
+    lines = [labelled(f"  {' '.join(each.words)}", each.summary, width) for each in rows]
     return "\n".join(["commands (each has --help):", *lines])
 
 
@@ -263,6 +261,6 @@ def overview(known: dict[Words, Listed]) -> str:
     first = [each for each in known.values() if len(each.words) == 1 and each.readers]
     lines = [_HEAD]
     for readers in dict.fromkeys([*READERS, *(str(each.readers) for each in first)]):
-        rows = [f"  {each.words[0]:<12}{each.summary}" for each in first if each.readers == readers]
+        rows = [labelled(f"  {each.words[0]}", each.summary, 14) for each in first if each.readers == readers]
         lines += [f"{readers}:", *rows] if rows else []
     return "\n".join([*lines, "", _TAIL])

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import registry_of, store_option
-from levelfield.compare import comparison, matrix, scaling
-from levelfield.compare.comparison import Histories
-from levelfield.compare.ratios import LEAST_RUNS
-from levelfield.compare.sides import ComparedSide, side_of
+from levelfield.cli.options import registry_of, runs_of, store_option
 from levelfield.errors import GateFailed, UsageError
-from levelfield.report.sheets import Sheet, as_markdown, as_text
-from levelfield.rundir.directory import default_runs
-from levelfield.specs.selector import parse_selector
-from levelfield.studies.compared_runs import RunPlaces
+
+if TYPE_CHECKING:
+    from levelfield.report.sheets import Sheet
+    from levelfield.studies.compared_runs import RunPlaces
+
+    Shown = tuple[list[Sheet], dict[str, Any], bool]
 
 _HELP = """\
 Compare runs: first what makes them comparable, then the figures with their
@@ -40,25 +37,23 @@ examples:
   run_benchmarks.py compare --scaling RUN1 RUN2 RUN3
   run_benchmarks.py compare --matrix framework --case gpt3_6.7B
 """
-Shown = tuple[list[Sheet], dict[str, Any], bool]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("side", nargs="*", metavar="SIDE", help="the runs of one side; the first is the base")
-    parser.add_argument("--repeats", action="store_true", help="each named run stands for all repeats of its command")
-    parser.add_argument(
+    option = parser.add_argument
+    option("side", nargs="*", metavar="SIDE", help="the runs of one side; the first is the base")
+    option("--repeats", action="store_true", help="each named run stands for all repeats of its command")
+    option(
         "--across",
         choices=("precision",),
         metavar="FIELD",
         help="precision: it differs on purpose, all else of the work is equal",
     )
-    table = parser.add_argument_group("other tables")
-    table.add_argument("--scaling", action="store_true", help="speed-up and efficiency over numbers of devices")
-    table.add_argument(
-        "--matrix", choices=("vendor", "framework"), help="the latest result of each case by vendor or framework"
-    )
-    table.add_argument("--case", metavar="CASE", help="with --matrix: only this case")
-    table.add_argument("--suite", metavar="NAME", help="with --matrix: only the cases of this suite")
+    table = parser.add_argument_group("other tables").add_argument
+    table("--scaling", action="store_true", help="speed-up and efficiency over numbers of devices")
+    table("--matrix", choices=("vendor", "framework"), help="the latest result of each case by vendor or framework")
+    table("--case", metavar="CASE", help="with --matrix: only this case")
+    table("--suite", metavar="NAME", help="with --matrix: only the cases of this suite")
     output = parser.add_argument_group("where from and how")
     store_option(output, "look only in ")
     output.add_argument(
@@ -73,9 +68,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print a comparison. Return 0 when the sides were compared, 4 when they are not comparable."""
+    from levelfield.report.sheets import as_markdown, as_text
+    from levelfield.studies.compared_runs import RunPlaces
+
     _refuse_together(options)
-    with RunPlaces(options.runs or default_runs(), options.store) as places:
-        sheets, values, is_compared = _shown(options, places)
+    with RunPlaces(runs_of(options), options.store) as places:
+        sheets, values, is_compared = (_matrix if options.matrix else _compared)(options, places)
     if options.format == "json":
         print(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -95,16 +93,19 @@ def _refuse_together(options: argparse.Namespace) -> None:
         raise UsageError("compare: found no side, expected at least 2: compare A B")
 
 
-def _shown(options: argparse.Namespace, places: RunPlaces) -> Shown:
+def _compared(options: argparse.Namespace, places: RunPlaces) -> Shown:
     """Return the tables, the JSON object, and whether everything could be compared."""
-    if options.matrix:
-        return _matrix(options, places)
+    from levelfield.compare import comparison, scaling
+    from levelfield.compare.ratios import LEAST_RUNS
+    from levelfield.compare.sides import side_of
+
     if options.scaling:
         runs = {run.run_id: run for text in options.side for run in places.runs(text, options.repeats)}
         found = scaling.scaling(list(runs.values()))
         return list(scaling.sheets(found)), scaling.as_values(found), not found.unequal
     sides = [side_of(_name(i), places.runs(text, options.repeats)) for i, text in enumerate(options.side)]
-    compared = comparison.compare(sides, _histories(sides, places), options.across == "precision")
+    few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]  # they do not show their noise
+    compared = comparison.compare(sides, places.histories(few) if few else {}, options.across == "precision")
     return list(comparison.sheets(compared)), comparison.as_values(compared), compared.comparability.holds
 
 
@@ -113,22 +114,19 @@ def _name(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"S{number + 1}"
 
 
-def _histories(sides: Sequence[ComparedSide], places: RunPlaces) -> Histories:
-    """Return the stored history of the series where a side's own runs do not show their noise."""
-    few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]
-    return places.histories(few) if few else {}
-
-
 def _matrix(options: argparse.Namespace, places: RunPlaces) -> Shown:
+    from levelfield.compare import matrix
+
     cases, frameworks = _wanted(options)
     records = [record for record in places.latest() if cases is None or record.series.case in cases]
-    expected = frameworks if options.matrix == "framework" else ()
-    found = matrix.matrix(records, options.matrix, expected, cases or ())
+    found = matrix.matrix(records, options.matrix, frameworks if options.matrix == "framework" else (), cases or ())
     return list(matrix.sheets(found)), matrix.as_values(found), True
 
 
 def _wanted(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:
     """Return the cases and frameworks of --case or of --suite; None for every case."""
+    from levelfield.specs.selector import parse_selector
+
     registry = registry_of(options)
     if options.case:
         return [registry.spelled(options.case)], []
@@ -139,6 +137,4 @@ def _wanted(options: argparse.Namespace) -> tuple[list[str] | None, list[str]]:
     return list(cases), sorted({registry.implementation(entry.framework, entry.version)[0].label for entry in entries})
 
 
-COMMANDS = {
-    "compare": Command(_HELP, arguments, execute),
-}
+COMMANDS = {"compare": Command(_HELP, arguments, execute)}

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.terminal import Terminal
-from levelfield.corpus import CorpusFacts, check, prepare
 from levelfield.report.words import wrapped
+
+if TYPE_CHECKING:
+    from levelfield.corpus.facts import CorpusFacts
 
 DATA = """\
 Prepare a corpus from text, or check one.
@@ -45,12 +48,16 @@ _CUT = (
 
 
 def _check(options: argparse.Namespace) -> int:
-    with Terminal(quiet=False).bytes_progress(f"checking {options.prefix}") as progress:
+    from levelfield.corpus.integrity import check
+
+    with Terminal().bytes_progress(f"checking {options.prefix}") as progress:
         return _say(check(options.prefix, progress=progress))
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    with Terminal(quiet=False).bytes_progress("preparing") as progress:
+    from levelfield.corpus.preparation import prepare
+
+    with Terminal().bytes_progress("preparing") as progress:
         facts = prepare(
             options.input,
             options.tokenizer,
@@ -74,26 +81,21 @@ def _say(facts: CorpusFacts) -> int:
 
 
 def _prepare_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--input", type=Path, action="append", required=True, metavar="FILE|DIR", help="text; may be repeated"
-    )
-    parser.add_argument(
+    option = parser.add_argument
+    option("--input", type=Path, action="append", required=True, metavar="FILE|DIR", help="text; may be repeated")
+    option(
         "--tokenizer",
         required=True,
         metavar="bytes|TOKENIZER.json",
         help="bytes: each byte is a token; or a Hugging Face tokenizer file",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
-    parser.add_argument(
-        "--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated"
+    option("--output", type=Path, required=True, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
+    option("--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated")
+    option(
+        "--field", metavar="NAME", help="the files are JSON lines, with a document in this field (wikiextractor: text)"
     )
-    parser.add_argument(
-        "--field",
-        metavar="NAME",
-        help="the files are JSON lines, with a document in this field (wikiextractor: text)",
-    )
-    parser.add_argument("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
-    parser.add_argument("--force", action="store_true", help="replace an existing corpus")
+    option("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
+    option("--force", action="store_true", help="replace an existing corpus")
 
 
 def _check_options(parser: argparse.ArgumentParser) -> None:

@@ -5,29 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, chips_option, json_option, python_option, registry_of
+from levelfield.cli.options import RUN_NAME, chips_option, finished_run, json_option, python_option, registry_of
 from levelfield.cli.terminal import Terminal
-from levelfield.corpus import CorpusFacts, check
 from levelfield.errors import GateFailed, UsageError
-from levelfield.judge.collector import collect
-from levelfield.judge.verdict import first_step_beyond
-from levelfield.measure.tensors import TensorDifference
+from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import default_runs, read_plan
-from levelfield.rundir.raw_files import read_raw
-from levelfield.rundir.run_state import finished_run
-from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
-from levelfield.specs.reference import Reference
-from levelfield.specs.result import Alignment
-from levelfield.specs.tuning import TuningChoice
-from levelfield.studies.diagnosis import ComparedTraining, Diagnosis, StepComparison, first_difference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from levelfield.catalog.registry import Registry
+    from levelfield.measure.tensors import TensorDifference
+    from levelfield.specs.paths import RunPaths
+    from levelfield.specs.plan import Plan
+    from levelfield.specs.reference import Reference
+    from levelfield.specs.result import Alignment
+    from levelfield.studies.diagnosis import Diagnosis, StepComparison
 
 _HELP = """\
 Find the first step and tensor in which a run's framework differs from another.
@@ -45,22 +41,24 @@ USUAL_SUSPECT = 10  # the step without a loss curve to compare: late enough for 
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN_NAME)
-    parser.add_argument(
-        "--against", metavar="FRAMEWORK", help="the other framework (default: the reference's, else torch)"
-    )
+    option = parser.add_argument
+    option("run", metavar="RUN", help=RUN_NAME)
+    option("--against", metavar="FRAMEWORK", help="the other framework (default: the reference's, else torch)")
     python_option(parser, "the other framework's Python; default: an environment that Levelfield makes")
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="search steps 1 to N (default: to the first step beyond noise)"
-    )
+    option("--step", type=int, metavar="N", help="search steps 1 to N (default: to the first step beyond noise)")
     json_option(parser, ", with every tensor")
     chips_option(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Return 0 when everything agrees in one process, else 4. Raises RunFailed for a failed training."""
+    from levelfield.catalog.lookup import reference_of
+    from levelfield.judge.collector import collect
+    from levelfield.rundir.directory import read_plan
+    from levelfield.studies.diagnosis import first_difference
+
     registry = registry_of(options)
-    paths = finished_run(options.runs or default_runs(), options.run)
+    paths = finished_run(options, options.run)
     plan = read_plan(paths)
     reference = reference_of(registry, plan)
     question = _question(options, registry, paths, plan, reference)
@@ -70,13 +68,16 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_as_json(question, verdict, suspect, found), indent=2, ensure_ascii=False))
     else:
-        print("\n".join(wrapped(line, 11) for line in _lines(plan, question, verdict, suspect, found)))
+        print("\n".join(_lines(plan, question, verdict, suspect, found)))
     return GateFailed.exit_code if found else 0
 
 
 def _question(
     options: argparse.Namespace, registry: Registry, paths: RunPaths, plan: Plan, reference: Reference | None
 ) -> Diagnosis:
+    from levelfield.specs.tuning import TuningChoice
+    from levelfield.studies.diagnosis import ComparedTraining, Diagnosis
+
     own, other = plan.implementation.label, options.against or (reference.framework if reference else "torch")
     if own == other:
         raise UsageError(
@@ -85,29 +86,23 @@ def _question(
     same = {"micro_batch": plan.tuning.micro_batch, "threads": plan.tuning.threads, "layout": "DP1TP1PP1"}
     mine = {key: getattr(plan.tuning, key) for key in ("recompute", "compile", "attention", "environment")}
     given = None if plan.environment.folder else plan.environment.python
-    terminal = Terminal(quiet=options.json)
+    terminal, text = Terminal(quiet=options.json), "{}:{}:{}:1:1".format
     return Diagnosis(
         registry=registry,
-        found=ComparedTraining(f"{plan.case}:{own}:{plan.hardware.vendor}:1:1", TuningChoice(**same, **mine), given),
-        expected=ComparedTraining(
-            f"{plan.case}:{other}:{plan.hardware.vendor}:1:1", TuningChoice(**same), options.python
-        ),
+        found=ComparedTraining(text(plan.case, own, plan.hardware.vendor), TuningChoice(**same, **mine), given),
+        expected=ComparedTraining(text(plan.case, other, plan.hardware.vendor), TuningChoice(**same), options.python),
         scale=plan.scale,
-        corpus=_corpus(plan, terminal),
+        corpus=terminal.checked_corpus(plan.corpus.prefix),
         folder=paths.root / "diagnosis",
         listener=terminal.listener(),
     )
 
 
-def _corpus(plan: Plan, terminal: Terminal) -> CorpusFacts | None:
-    if plan.corpus.prefix is None:
-        return None
-    with terminal.bytes_progress(f"checking {plan.corpus.prefix}") as progress:
-        return check(plan.corpus.prefix, progress=progress)
-
-
 def _suspect(asked: int | None, paths: RunPaths, plan: Plan, reference: Reference | None) -> int:
     """Return the last step to search: the given one, else the first whose loss is beyond the noise."""
+    from levelfield.judge.verdict import first_step_beyond
+    from levelfield.rundir.raw_files import read_raw
+
     last = plan.work.training.steps - 1
     if asked is not None and not 1 <= asked <= last:
         raise UsageError(f"--step: found {asked}, expected 1 to {last}")
@@ -117,29 +112,40 @@ def _suspect(asked: int | None, paths: RunPaths, plan: Plan, reference: Referenc
 
 def _lines(
     plan: Plan, question: Diagnosis, verdict: Alignment, suspect: int, found: StepComparison | None
-) -> list[str]:
-    lines = [f"{'the run':<11}{verdict.verdict}: {verdict.reason}"]
-    lines += [f"{'compared':<11}{question.found.text} and {question.expected.text}, one process each"]
+) -> Iterator[str]:
+    rows = [
+        ("the run", f"{verdict.verdict}: {verdict.reason}"),
+        ("compared", f"{question.found.text} and {question.expected.text}, one process each"),
+    ]
+    first = 0
     if found is None:
-        lines.append(f"{'result':<11}both agree in every tensor of steps {_numbers(sorted(question.probes))}")
+        compared = ", ".join(map(str, sorted(question.probes)))
+        rows.append(("result", f"both agree in every tensor of steps {compared}"))
         if plan.world_size > 1:
-            layout = plan.tuning.layout
-            lines.append(f"{'so':<11}the layout {layout} causes the difference, not the model or its optimizer")
+            why = f"the layout {plan.tuning.layout} causes the difference, not the model or its optimizer"
         else:
-            lines.append(f"{'so':<11}nothing differs up to step {suspect}; search further with --step N")
-        return lines
-    if found.inputs:
-        return [*lines, f"{'result':<11}the inputs differ: {', '.join(found.inputs[:5])}"]
-    first = next(number for number, tensor in enumerate(found.tensors) if tensor.differs)
-    lines.append(f"{'result':<11}step {found.step}: {found.tensors[first].name} is the first tensor that differs")
-    lines.append(f"{'so':<11}{_meaning(found, first)}")
-    lines.append("")
-    near = found.tensors[max(0, first - BEFORE) : first + AFTER + 1]
-    return [*lines, *_table(near), *_rest(found.tensors[first + AFTER + 1 :])]
+            why = f"nothing differs up to step {suspect}; search further with --step N"
+        rows.append(("so", why))
+    elif found.inputs:
+        rows.append(("result", f"the inputs differ: {', '.join(found.inputs[:5])}"))
+    else:
+        first = next(number for number, tensor in enumerate(found.tensors) if tensor.differs)
+        named = f"{found.tensors[first].name} is the first tensor that differs"
+        rows += [("result", f"step {found.step}: {named}"), ("so", _meaning(found, first))]
+    yield from (labelled(*row, 11) for row in rows)
+    if found is None or found.inputs:
+        return
+    yield ""
+    near, later = found.tensors[max(0, first - BEFORE) : first + AFTER + 1], found.tensors[first + AFTER + 1 :]
+    width = max(len(tensor.name) for tensor in near)
+    for tensor in near:
+        said = f" {tensor.value:.1e} (limit {tensor.limit:.1e}) {tensor.detail}"
+        yield wrapped(padded(("DIFFERS" if tensor.differs else "agrees", tensor.name, said), (7, width), " "), 11)
+    if later:
+        yield f"... {sum(tensor.differs for tensor in later)} of {len(later)} later tensors differ"
 
 
 def _meaning(found: StepComparison, first: int) -> str:
-    """Return what the author of an implementation should check, as a sentence."""
     kind, _, rest = found.tensors[first].name.partition(".")
     before = (
         f"{found.tensors[first - 1].name} and all before it agree" if first else "it is the first tensor of the step"
@@ -153,24 +159,6 @@ def _meaning(found: StepComparison, first: int) -> str:
     else:
         why = {"embedding": "token and position embeddings", "final_norm": "the last norm", "logits": "the head"}[kind]
     return f"{before}; check {why}"
-
-
-def _table(tensors: Sequence[TensorDifference]) -> list[str]:
-    width = max(len(tensor.name) for tensor in tensors)
-    return [
-        f"{'DIFFERS' if tensor.differs else 'agrees':<8}{tensor.name:<{width}}  {tensor.value:.1e} "
-        f"(limit {tensor.limit:.1e}) {tensor.detail}"
-        for tensor in tensors
-    ]
-
-
-def _rest(tensors: Sequence[TensorDifference]) -> list[str]:
-    differ = sum(tensor.differs for tensor in tensors)
-    return [f"... {differ} of {len(tensors)} later tensors differ"] if tensors else []
-
-
-def _numbers(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps))
 
 
 def _as_json(question: Diagnosis, verdict: Alignment, suspect: int, found: StepComparison | None) -> dict[str, Any]:
@@ -194,6 +182,4 @@ def _tensor(tensor: TensorDifference) -> dict[str, Any]:
     }  # fmt: skip
 
 
-COMMANDS = {
-    "align diagnose": Command(_HELP, arguments, execute, trains=True),
-}
+COMMANDS = {"align diagnose": Command(_HELP, arguments, execute, trains=True)}

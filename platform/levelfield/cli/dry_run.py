@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -18,16 +18,17 @@ from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.default_layout import Place, question_of
 from levelfield.plan.peak import why_again
-from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_search import predict
-from levelfield.report import suites
+from levelfield.predict.machines import with_assumed_rates
+from levelfield.report import tables
+from levelfield.report.sheets import LabelledText, labelled, padded
 from levelfield.report.words import gib, parameters_in_words, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.preflight_run import plan_of
 from levelfield.run.runtimes.environments import is_ready
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import EnvironmentPlan, Plan, job_of
+from levelfield.specs.plan import EnvironmentPlan, Plan, PreflightPlan, job_of
 from levelfield.specs.variables import masked
 
 SHOWN_BELOW = "shown below"
@@ -40,18 +41,23 @@ TUNING_FIELDS = (
 def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
     """Print every plan with its request and job, and the plans of suites as tables. Return 0."""
     if as_json:
-        print(json.dumps([_everything(plan, runs) for plan in plans], indent=2, ensure_ascii=False))
+        contents = []
+        for plan in plans:
+            request, paths = _request(plan, runs)
+            job = job_of(plan, paths)
+            contents.append({"plan": plan.model_dump(mode="json"), "request": request.to_dict(), "job": job})
+        print(json.dumps(contents, indent=2, ensure_ascii=False))
     else:
-        alone = [_text(p, runs) for p in plans if p.entry is None]
-        tables = ["\n".join(suites.planned(listed)) for listed in suites.by_suite(plans)]
-        print("\n\n".join([*alone, *tables]))
+        alone = [_text(plan, runs) for plan in plans if plan.entry is None]
+        suites = ["\n".join(tables.planned(listed)) for listed in tables.by_suite(plans)]
+        print("\n\n".join([*alone, *suites]))
     return 0
 
 
 def _text(plan: Plan, runs: Path) -> str:
     """Return the plan in lines that fit the terminal. What a launcher sends is not broken: it is shown as it is."""
     request, paths = _request(plan, runs)
-    return "\n".join([*(wrapped(line, 13) for line in _lines(plan, request, paths)), *_submissions(request)])
+    return "\n".join([*(labelled(*row, 13) for row in _rows(plan, request, paths)), *_submissions(request)])
 
 
 def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
@@ -76,7 +82,6 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
 
 
 def _why_unpredicted(found: Selection, plan: Plan) -> str:
-    """Return why there is no arithmetic for this plan, and what to do."""
     chip, framework = plan.hardware.chip.name, plan.implementation.framework
     if plan.hardware.is_host:
         return f"a dry run measures no rates of this machine; use `plan {plan.case} --chip {chip} --explain 1`"
@@ -91,88 +96,77 @@ def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     return launcher.request(plan, paths, runtime).public(), paths
 
 
-def _everything(plan: Plan, runs: Path) -> dict[str, object]:
-    request, paths = _request(plan, runs)
-    return {
-        "plan": plan.model_dump(mode="json"),
-        "request": request.to_dict(),
-        "job": job_of(plan, paths),
-    }
-
-
-def _lines(plan: Plan, request: Request, paths: RunPaths) -> Iterator[str]:
+def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledText]:
     hardware, training, memory = plan.hardware, plan.work.training, plan.expected_memory
-    yield f"case         {plan.case} ({plan.scale}: {plan.scale_reason})"
-    count = parameters_in_words(plan.parameters, parameters(plan.work.model, training.sequence_length).active)
-    yield f"work         {count}"
-    yield f"             {training.steps} steps of {training.tokens_per_step:,} tokens"
-    yield f"             sequences of {training.sequence_length}, {training.global_batch} a step, {training.precision}"
-    yield f"corpus       {plan.corpus.kind} {plan.corpus.prefix or ''} {plan.corpus.digest[:19]}"
-    yield f"hardware     {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name} ({hardware.description})"
-    yield f"reached as   {_reached(plan)}"
+    yield "case", f"{plan.case} ({plan.scale}: {plan.scale_reason})"
+    yield "work", parameters_in_words(plan.parameters, parameters(plan.work.model, training.sequence_length).active)
+    yield "", f"{training.steps} steps of {training.tokens_per_step:,} tokens"
+    yield "", f"sequences of {training.sequence_length}, {training.global_batch} a step, {training.precision}"
+    yield "corpus", f"{plan.corpus.kind} {plan.corpus.prefix or ''} {plan.corpus.digest[:19]}"
+    yield "hardware", f"{hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name} ({hardware.description})"
+    preload = f", importing {', '.join(plan.access.preload)}" if plan.access.preload else ""
+    yield "reached as", f"device {plan.access.device}, backend {plan.access.backend}{preload}"
     if hardware.assumed:
-        yield "             ASSUMED: these devices are not here; this plan cannot run"
+        yield "", "ASSUMED: these devices are not here; this plan cannot run"
     for field in TUNING_FIELDS:
         origin = plan.origins.get(field, "default")
-        yield f"{LABELS.get(field, field):<12} {_said(getattr(plan.tuning, field))}  ({origin})"
-    yield f"accumulation {plan.accumulation}"
+        yield LABELS.get(field, field), f"{_said(getattr(plan.tuning, field))}  ({origin})"
+    yield "accumulation", str(plan.accumulation)
     yield from _predicted(plan)
-    yield f"memory       {gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
-    yield "             " + ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
+    yield "memory", f"{gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
+    yield "", ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
-    yield f"peak         {plan.peak.dtype} {peak}: {plan.peak.source}"
-    yield from _age_of_peak(plan)
+    yield "peak", f"{plan.peak.dtype} {peak}: {plan.peak.source}"
+    yield from _listed("", _age_of_peak(plan))
     if plan.certificate:
-        yield f"certificate  {_certificate(plan.certificate)}"
-    yield f"environment  {_place(plan)}"
+        yield "certificate", _certificate(plan.certificate)
+    yield "environment", _place(plan)
     if plan.environment.lacking:
-        first, *others = plan.environment.lacking.splitlines()
-        yield f"             CANNOT BE MADE here: {first}"
-        yield from (f"             {line.strip()}" for line in others)
-    yield from (f"             {sentence}" for sentence in plan.environment.left_out)
-    yield from _preflight(plan, paths)
-    yield f"run          {paths.root}"
-    yield "files        plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
-    yield "             outcome.json status.json result.json report.md"
+        lines = [line.strip() for line in plan.environment.lacking.splitlines()]
+        yield from _listed("", [f"CANNOT BE MADE here: {lines[0]}", *lines[1:]])
+    yield from _listed("", plan.environment.left_out)
+    if plan.preflight is not None:
+        yield from _preflight(plan, plan.preflight, paths)
+    yield "run", str(paths.root)
+    yield "files", "plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
+    yield "", "outcome.json status.json result.json report.md"
     yield from _listed("differs", plan.deviations)
     yield from _listed("notice", plan.notices)
     for node in request.nodes:
         if node.container:
             yield from _container(node.node_rank, node.container)
-            yield from (f"             allowed: {what}" for what in (plan.container.allowed if plan.container else ()))
+            yield from _listed("", [f"allowed: {what}" for what in (plan.container.allowed if plan.container else ())])
         yield from _ranks(node.processes, request.nodes[0].processes[0])
-    yield f"             removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
+    yield "", f"removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
 
 
-def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[str]:
+def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[LabelledText]:
     """Return the first rank in full, and what the others of a node have otherwise. --json has every rank."""
     if first in processes:
-        yield f"rank {first.rank:<7} {shlex.join(first.argv)}"
+        yield f"rank {first.rank}", shlex.join(first.argv)
         yield from _variables(first.environment)
     others = [process for process in processes if process != first]
     if not others:
         return
     name = f"rank {others[0].rank}" if len(others) == 1 else f"ranks {others[0].rank}-{others[-1].rank}"
-    yield f"{name:<12} as rank {first.rank}, but for"
+    yield name, f"as rank {first.rank}, but for"
     for variable in sorted({key for process in others for key in process.environment}):
         values = [process.environment.get(variable, "") for process in others]
         if any(value != first.environment.get(variable) for value in values):
             different = [shlex.quote(value) for value in dict.fromkeys(values)]
             shown = different if len(different) < 3 else [different[0], "...", different[-1]]
-            yield f"             {variable}={' '.join(shown)}"
+            yield "", f"{variable}={' '.join(shown)}"
     if other := next((process.argv for process in others if process.argv != first.argv), None):
-        yield f"             {shlex.join(other)}"
+        yield "", shlex.join(other)
 
 
-def _preflight(plan: Plan, paths: RunPaths) -> Iterator[str]:
+def _preflight(plan: Plan, chosen: PreflightPlan, paths: RunPaths) -> Iterator[LabelledText]:
     """Return what runs before the training: the same launch with another program."""
-    if plan.preflight is None:
-        return
     request, _ = _request(plan_of(plan), paths.root.parent)
     ranks = f"{plan.hardware.nodes} x {plan.hardware.devices_per_node} ranks"
-    yield f"before it    a preflight of {ranks}: {shlex.join(request.nodes[0].processes[0].argv)}"
-    if plan.preflight.quiet:
-        yield "             no training beside others on a device or on the processors"
+    yield "before it", f"a preflight of {ranks}: {shlex.join(request.nodes[0].processes[0].argv)}"
+    if chosen.quiet:
+        yield "", "no training beside others on a device or on the processors"
 
 
 def _submissions(request: Request) -> Iterator[str]:
@@ -203,15 +197,14 @@ def _standard_input(text: str) -> Iterator[str]:
 
 
 def _age_of_peak(plan: Plan) -> Iterator[str]:
-    """Return how old a measured peak is, and why the run would measure it again."""
     peak, now = plan.peak, datetime.now(timezone.utc)
     if peak.measured_tflops is None:
         return
     if peak.measurement:
-        yield f"             measured {_age(now - datetime.fromisoformat(peak.measurement.at))} ago"
+        yield f"measured {_age(now - datetime.fromisoformat(peak.measurement.at))} ago"
     why = why_again(peak.measurement, now)
     if why and peak.tflops == peak.measured_tflops:
-        yield f"             the run measures it again: {why}"
+        yield f"the run measures it again: {why}"
 
 
 def _age(age: timedelta) -> str:
@@ -219,20 +212,20 @@ def _age(age: timedelta) -> str:
     return f"{age.days} days" if age.days > 1 else f"{hours} hours" if hours else "less than an hour"
 
 
-def _listed(label: str, texts: Sequence[str]) -> Iterator[str]:
+def _listed(label: str, texts: Iterable[str]) -> Iterator[LabelledText]:
     """Return the texts below each other, the first with the label."""
-    yield from (f"{'' if place else label:<12} {text}" for place, text in enumerate(texts))
+    yield from (("" if place else label, text) for place, text in enumerate(texts))
 
 
-def _predicted(plan: Plan) -> Iterator[str]:
+def _predicted(plan: Plan) -> Iterator[LabelledText]:
     """Return the planner's prediction for the chosen layout, and its next best layouts."""
     for number, row in enumerate(plan.predicted):
-        word = f"next best {number}" if number else "predicted"
         chunks = f" chunks {row.virtual_pipeline}" if row.virtual_pipeline > 1 else ""
-        rate = "no rate" if row.tokens_per_second is None else f"{row.tokens_per_second:>7,.0f} tokens/s/device"
-        yield (
-            f"{word:<12} {rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recompute}{chunks}"
-        )
+        rate = "no rate"
+        if row.tokens_per_second is not None:
+            rate = padded((f"{row.tokens_per_second:,.0f}", "tokens/s/device"), (-7,), " ")
+        said = f"{rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recompute}{chunks}"
+        yield f"next best {number}" if number else "predicted", said
 
 
 def _certificate(used: CertificateUsed) -> str:
@@ -243,14 +236,7 @@ def _certificate(used: CertificateUsed) -> str:
     return "none yet: the run first trains this code in fp32 at smoke scale, about a minute"
 
 
-def _reached(plan: Plan) -> str:
-    """Return the device and backend by the framework's names, and the modules to import first."""
-    preload = f", importing {', '.join(plan.access.preload)}" if plan.access.preload else ""
-    return f"device {plan.access.device}, backend {plan.access.backend}{preload}"
-
-
 def _place(plan: Plan) -> str:
-    """Return where the packages are, and which they are."""
     environment, packages = plan.environment, _packages(plan.environment)
     if plan.container:
         base = plan.container.image.base.reference
@@ -261,28 +247,25 @@ def _place(plan: Plan) -> str:
 
 
 def _packages(environment: EnvironmentPlan) -> str:
-    """Return what is installed, in its order."""
     parts = [", ".join(environment.requirements), *(", ".join(step.packages) for step in environment.builds)]
     index = f" (with the index of {environment.index})" if environment.index else ""
     return "; then built against them: ".join(parts) + index
 
 
-def _container(node_rank: int, work: ContainerWork) -> Iterator[str]:
+def _container(node_rank: int, work: ContainerWork) -> Iterator[LabelledText]:
     """Return a node's container: its image, and every mount, option and variable."""
-    yield f"node {node_rank:<7} container {work.name} from {work.image}"
-    yield f"             {shlex.join(work.argv)}"
+    yield f"node {node_rank}", f"container {work.name} from {work.image}"
+    yield "", shlex.join(work.argv)
     limit = f"memory {gib(work.memory_bytes)}" if work.memory_bytes else "no memory limit"
-    yield f"             user {work.user}, network {work.network}, {limit}"
-    yield from (f"             {mode} {path}" for path, mode in sorted(work.mounts.items()))
-    shown = {
-        key: value for key, value in asdict(work.options).items() if value and key not in ("environment", "network")
-    }
-    yield from (f"             {key}: {value}" for key, value in shown.items())
+    yield "", f"user {work.user}, network {work.network}, {limit}"
+    yield from (("", f"{mode} {path}") for path, mode in sorted(work.mounts.items()))
+    options = {key: value for key, value in asdict(work.options).items() if value}
+    yield from (("", f"{key}: {options[key]}") for key in options if key not in ("environment", "network"))
     yield from _variables(work.environment)
 
 
-def _variables(environment: dict[str, str]) -> Iterator[str]:
-    yield from (f"             {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
+def _variables(environment: dict[str, str]) -> Iterator[LabelledText]:
+    yield from (("", f"{name}={shlex.quote(value)}") for name, value in sorted(environment.items()))
 
 
 def _said(value: object) -> str:

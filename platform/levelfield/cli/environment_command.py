@@ -2,31 +2,44 @@
 `environment make`: make the environments of these frameworks
 `environment wheels`: fetch packages into a folder, for machines without network
 `environment wheels fetch`: download wheels into a folder
+`environment image`: images for --runtime docker: build, list, prune, export
+`environment image build`: build the images of these frameworks
+`environment image show`: print the Dockerfile
+`environment image list`: list Levelfield's images on the engine
+`environment image prune`: remove old images and the remains of stopped builds
+`environment image export`: write an image, or its build context, to a tar file
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import registry_of
+from levelfield.cli.options import BASE_HAS_FRAMEWORK, BASE_IMAGE, json_option, registry_of
 from levelfield.cli.terminal import Terminal, shown
-from levelfield.errors import NotHere
+from levelfield.errors import NotHere, RunFailed
 from levelfield.installer import WHEELS
-from levelfield.plan.build_checks import missing
-from levelfield.plan.environment import environment_of, interpreter_for
-from levelfield.plan.image_recipe import PIP_REQUIREMENT
+from levelfield.report.sheets import padded
 from levelfield.report.words import gib
-from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.run.runtimes.wheels import fetch_into
-from levelfield.specs.build_needs import Stages
-from levelfield.specs.plan import EnvironmentPlan
+from levelfield.rundir.directory import replacing
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from levelfield.catalog.registry import Registry
+    from levelfield.run.runtimes.images import Built
+    from levelfield.specs.plan import EnvironmentPlan, ImagePlan
+    from levelfield.specs.requirements import Stages
 
 ENVIRONMENT = """\
 Make what the trainings of frameworks need, ahead of a run: Python environments
@@ -64,76 +77,67 @@ examples:
   run_benchmarks.py environment wheels fetch DIR torch
   run_benchmarks.py environment wheels fetch DIR torch paddle --vendor nvidia
 """
+IMAGE = """\
+Manage the images of --runtime docker. A run builds a missing image itself.
+
+examples:
+  run_benchmarks.py environment image build torch megatron --vendor nvidia
+  run_benchmarks.py environment image list
+  run_benchmarks.py environment image export torch --output torch.tar
+"""
+IMAGE_BUILD = """\
+Build the images of frameworks. An image that exists is not built again.
+
+example:
+  run_benchmarks.py environment image build torch megatron --vendor nvidia
+"""
+IMAGE_SHOW = """\
+Print the Dockerfile of a framework's image.
+
+example:
+  run_benchmarks.py environment image show torch --vendor nvidia
+"""
+IMAGE_LIST = """\
+List Levelfield's images on the engine, with size (GiB) and creation time.
+
+example:
+  run_benchmarks.py environment image list --json
+"""
+IMAGE_PRUNE = """\
+Remove old images and the remains of stopped builds. The newest image of each
+framework and vendor stays.
+
+examples:
+  run_benchmarks.py environment image prune
+  run_benchmarks.py environment image prune --all
+"""
+IMAGE_EXPORT = """\
+Write an image, or its build context, to a tar file.
+
+examples:
+  run_benchmarks.py environment image export torch --output torch.tar
+  run_benchmarks.py environment image export torch --context --output torch.tar
+"""
 
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 
 
-class Group(NamedTuple):
-    """Requirements of one Python. arguments: as pip takes them. stages: what is built against them, and the index."""
-
-    name: str
-    python: str
-    arguments: tuple[str, ...]
-    stages: Stages = Stages()
-
-    @property
-    def named_index(self) -> str | None:
-        return self.stages.index.setting if self.stages.index else None
-
-
-def _fetch(options: argparse.Namespace) -> int:
-    """Fetch the wheels of Levelfield, of its tests and of the frameworks. Return 0."""
-    terminal = Terminal(quiet=False)
-    folder: Path = options.folder.absolute()
-    for group in [_platform(), *_groups(options, terminal)]:
-        terminal.say(f"fetching the wheels of {group.name} with {group.python}")
-        fetch_into(folder, group.python, group.arguments, terminal.say, group.stages.steps, group.named_index)
-    sizes = [path.stat().st_size for path in folder.glob("*.whl")]
-    print(f"{folder}: {len(sizes)} wheels, {gib(sum(sizes))}")
-    print(f"To use them: {WHEELS}={folder}, on a machine with the same system and Python.")
-    return 0
-
-
-def _platform() -> Group:
-    locks = [word for name in LOCKS for word in ("-r", str(checkout() / name))]
-    return Group("Levelfield and its tests", sys.executable, ("--no-deps", *locks))
-
-
-def _groups(options: argparse.Namespace, terminal: Terminal) -> Iterator[Group]:
-    """Return a group for each framework. One that was not named is left out where this machine has no Python for it."""
-    registry = registry_of(options)
-    kind = registry.vendor_file(options.vendor).device_kind
-    for name in options.framework or registry.labels():
-        try:
-            yield _group(registry, name, kind, tuple(options.uses))
-        except NotHere as error:
-            if options.framework:
-                raise
-            terminal.say(f"left out: {error}")
-
-
-def _group(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> Group:
-    file, _folder = registry.labelled(name)
-    if kind not in file.requirements:
-        raise NotHere(f"{name} on {kind}: the vendor's own Python or image brings it; there are no wheels to fetch")
-    python, stages = interpreter_for(file, kind).python, file.requirements[kind].stages(uses)
-    if lacking := list(missing(stages, None, is_fetched=False)):
-        raise NotHere(f"{name} on {kind}: " + "\n  ".join(lacking))
-    return Group(f"{name} on {kind}", python, (PIP_REQUIREMENT, *stages.first), stages)
-
-
 def _make(options: argparse.Namespace) -> int:
     """Make what is not made, and print the Python of each. Return 0."""
-    registry, terminal = registry_of(options), Terminal(quiet=False)
+    from levelfield.run.runtimes.environments import environment_in_use
+
+    registry = registry_of(options)
     plans = [_environment(registry, name, options) for name in options.framework]
     for plan in plans:
-        with environment_in_use(plan, terminal.say):
+        with environment_in_use(plan, Terminal().say):
             print(shown(Path(plan.python)))
     return 0
 
 
 def _environment(registry: Registry, name: str, options: argparse.Namespace) -> EnvironmentPlan:
     """Return the environment. Raises NotHere, before any download, with what this machine lacks for it."""
+    from levelfield.plan.environment import environment_of
+
     file, _folder = registry.labelled(name)
     kind = registry.vendor_file(options.vendor).device_kind
     if kind not in file.requirements:
@@ -141,6 +145,143 @@ def _environment(registry: Registry, name: str, options: argparse.Namespace) -> 
     driver = None if options.any_driver else registry.machine.driver(options.vendor)
     stages = file.requirements[kind].stages(tuple(options.uses))
     return environment_of(file, kind, stages, None, "process", driver=driver)
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    """Fetch the wheels of Levelfield, of its tests and of the frameworks. Return 0.
+
+    A framework that was not named is left out where this machine has no Python for it.
+    """
+    from levelfield.plan.image_recipe import PIP_REQUIREMENT
+    from levelfield.run.runtimes.wheels import fetch_into
+    from levelfield.specs.requirements import Stages
+
+    terminal, registry, folder = Terminal(), registry_of(options), options.folder.absolute()
+    kind = registry.vendor_file(options.vendor).device_kind
+    locks = [word for name in LOCKS for word in ("-r", str(checkout() / name))]
+    groups = [("Levelfield and its tests", sys.executable, ("--no-deps", *locks), Stages())]
+    for name in options.framework or registry.labels():
+        try:
+            python, stages = _needs(registry, name, kind, tuple(options.uses))
+        except NotHere as error:
+            if options.framework:
+                raise
+            terminal.say(f"left out: {error}")
+        else:
+            groups.append((f"{name} on {kind}", python, (PIP_REQUIREMENT, *stages.first), stages))
+    for name, python, arguments, stages in groups:
+        terminal.say(f"fetching the wheels of {name} with {python}")
+        index = stages.index.setting if stages.index else None
+        fetch_into(folder, python, arguments, terminal.say, stages.steps, index)
+    sizes = [path.stat().st_size for path in folder.glob("*.whl")]
+    print(f"{folder}: {len(sizes)} wheels, {gib(sum(sizes))}")
+    print(f"To use them: {WHEELS}={folder}, on a machine with the same system and Python.")
+    return 0
+
+
+def _needs(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> tuple[str, Stages]:
+    from levelfield.plan.build_checks import missing
+    from levelfield.plan.environment import interpreter_for
+
+    file, _folder = registry.labelled(name)
+    if kind not in file.requirements:
+        raise NotHere(f"{name} on {kind}: the vendor's own Python or image brings it; there are no wheels to fetch")
+    python, stages = interpreter_for(file, kind).python, file.requirements[kind].stages(uses)
+    if lacking := list(missing(stages, None, is_fetched=False)):
+        raise NotHere(f"{name} on {kind}: " + "\n  ".join(lacking))
+    return python, stages
+
+
+@contextmanager
+def _engine() -> Iterator[DockerClient]:
+    """Give the connection to the engine. Raises RunFailed for an error of it."""
+    from levelfield.run.runtimes.engine import EngineError, answers, connect
+
+    try:
+        with connect() as client, answers():
+            yield client
+    except EngineError as error:
+        raise RunFailed(f"the container engine: {error}") from None
+
+
+def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
+    from levelfield.plan.image_recipe import image_plan
+    from levelfield.specs.requirements import Stages
+
+    registry = registry_of(options)
+    implementation, folder = registry.labelled(framework)
+    vendor = registry.vendor_file(options.vendor)
+    needs = implementation.requirements.get(vendor.device_kind)
+    stages, given = needs.stages() if needs else Stages(), options.base_image or os.environ.get("LEVELFIELD_BASE_IMAGE")
+    return image_plan(implementation, folder, vendor, stages, given, options.base_has_framework)
+
+
+def _ready(options: argparse.Namespace, framework: str) -> Built:
+    from levelfield.run.runtimes import images
+    from levelfield.specs.plan import ContainerPlan
+    from levelfield.specs.vendor import ContainerOptions
+
+    recipe = _recipe(options, framework)
+    plan = ContainerPlan(image=recipe, options=ContainerOptions(), visible={}, offline=options.offline)
+    with _engine() as client:
+        return images.ready(client, plan, Terminal().say)
+
+
+def _build(options: argparse.Namespace) -> int:
+    for framework in options.framework:
+        built = _ready(options, framework)
+        print(f"{built.tag}  {'built' if built.fresh else 'exists'}  {built.id}")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    print(_recipe(options, options.framework).dockerfile, end="")
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from levelfield.run.runtimes import images
+
+    with _engine() as client:
+        found = images.listed(client)
+    if options.json:
+        print(json.dumps([asdict(image) for image in found], indent=2))
+        return 0
+    for image in found:
+        print(padded((image.tag, gib(image.size_bytes), image.created[:19]), (46, -9)))
+    if not found:
+        print("found no image of Levelfield on this engine; build one: `environment image build FRAMEWORK`")
+    return 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    from levelfield.run.runtimes import images
+
+    with _engine() as client:
+        gone, freed = images.prune(client, options.all)
+    for tag in gone:
+        print(f"removed {tag}")
+    print(f"freed up to {gib(freed)}; layers that other images share stay")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from levelfield.run.runtimes import images
+    from levelfield.run.runtimes.wheels import verify, wheels_of
+
+    if options.context:
+        recipe = _recipe(options, options.framework)
+        wheels = wheels_of(recipe, options.offline, Terminal().say)
+        verify(wheels)
+        with images.context(recipe, wheels) as tar, replacing(options.output, "b") as file:
+            shutil.copyfileobj(tar, file)
+        print(f"{options.output}: the build context; build it: `docker build -t NAME - < {options.output}`")
+        return 0
+    built = _ready(options, options.framework)
+    with _engine() as client:
+        images.export(client, built.tag, options.output)
+    print(f"{options.output}: {built.tag}; load it: `docker load -i {options.output}`")
+    return 0
 
 
 def _make_options(parser: argparse.ArgumentParser) -> None:
@@ -154,10 +295,9 @@ def _make_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _fetch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to fill")
-    parser.add_argument(
-        "framework", nargs="*", metavar="FRAMEWORK", help="such as torch or jax_0.10.1 (default: every one)"
-    )
+    option = parser.add_argument
+    option("folder", type=Path, metavar="DIR", help="the folder to fill")
+    option("framework", nargs="*", metavar="FRAMEWORK", help="such as torch or jax_0.10.1 (default: every one)")
     _device_options(parser)
 
 
@@ -173,9 +313,43 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _build_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("framework", nargs="+", metavar="FRAMEWORK", help="such as torch or jax_0.10.1")
+    _recipe_options(parser)
+
+
+def _show_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("framework", metavar="FRAMEWORK", help="such as torch")
+    _recipe_options(parser)
+
+
+def _prune_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="remove every image of Levelfield")
+
+
+def _export_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    _show_options(parser)
+    option("--output", type=Path, required=True, metavar="FILE", help="the tar file to write")
+    option("--context", action="store_true", help="write Dockerfile and wheels, to build elsewhere; needs no engine")
+
+
+def _recipe_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vendor", default="cpu", help="build for this vendor's devices (default: cpu)")
+    parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
+    parser.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
+    parser.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
+
+
 COMMANDS = {
     "environment": Command(ENVIRONMENT),
     "environment make": Command(MAKE, _make_options, _make),
     "environment wheels": Command(WHEELS_HELP),
     "environment wheels fetch": Command(FETCH, _fetch_options, _fetch),
+    "environment image": Command(IMAGE),
+    "environment image build": Command(IMAGE_BUILD, _build_options, _build),
+    "environment image show": Command(IMAGE_SHOW, _show_options, _show),
+    "environment image list": Command(IMAGE_LIST, json_option, _list),
+    "environment image prune": Command(IMAGE_PRUNE, _prune_options, _prune),
+    "environment image export": Command(IMAGE_EXPORT, _export_options, _export),
 }

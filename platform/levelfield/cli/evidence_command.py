@@ -1,5 +1,7 @@
 """`evidence` (compare chips): results that follow from raw files: collect, bundle, verify
 `evidence collect`: compute the result of a run again from its raw files
+`evidence bundle`: write runs into one archive, without names and secrets
+`evidence verify`: compute the figures of a bundle again from its raw files
 `evidence audit`: compute published figures again from their own rows
 """
 
@@ -7,22 +9,28 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from levelfield.catalog.registry import Registry
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, NamedRuns, registry_of
-from levelfield.errors import DocumentError, GateFailed, UnknownName
-from levelfield.judge.collector import collect
+from levelfield.cli.options import RUN_NAME, NamedRuns, json_option, registry_of, writing
+from levelfield.cli.terminal import Terminal
+from levelfield.errors import DocumentError, GateFailed, UnknownName, UsageError
 from levelfield.node.regular_files import read_regular_text
-from levelfield.publish.audit import Audit, AuditFinding, audited, works_of
+from levelfield.report.sheets import LabelledText, labelled
 from levelfield.report.words import wrapped
-from levelfield.run.runner import finish
-from levelfield.specs.base import dump, load
-from levelfield.specs.figures import FigureSet
-from levelfield.specs.paths import RunPaths
+from levelfield.rundir.directory import write_new
+
+if TYPE_CHECKING:
+    from levelfield.catalog.registry import Registry
+    from levelfield.judge.packing import Packed
+    from levelfield.judge.verification import VerifiedRun
+    from levelfield.publish.audit import Audit, AuditFinding
+    from levelfield.rundir.bundle_reader import Bundle
+    from levelfield.specs.paths import RunPaths
 
 EVIDENCE = """\
 Evidence of results: the raw files, archives of them, and tables that others
@@ -40,7 +48,6 @@ examples:
   run_benchmarks.py evidence collect latest
   run_benchmarks.py evidence collect RUN --check
 """
-
 AUDIT = """\
 Compute every derived figure of published tables again from its own row, to the
 last printed digit: batches, samples/s, tokens/s, FLOP/s, MFU, shares, changes.
@@ -52,17 +59,217 @@ examples:
   run_benchmarks.py evidence audit
   run_benchmarks.py evidence audit FILE.yaml --all
 """
+BUNDLE = """\
+Write runs into one archive: raw files, and the results that follow from them.
+`evidence verify` computes every figure again, on any machine, without a GPU.
 
+Secrets, and the names of users, hosts, folders and devices, are replaced
+by placeholders; the manifest lists them. Read the archive before you
+publish it: no list of forms is complete. Captured tensors and weights are
+left out, and long logs keep their last part. --sign adds a signature by a
+key of ssh. RUN is a path, a run id, a part of an id, or `latest`.
 
+examples:
+  run_benchmarks.py evidence bundle latest --output run.zip
+  run_benchmarks.py evidence bundle RUN1 RUN2 --output night.zip
+  run_benchmarks.py evidence bundle latest --output run.zip --sign ~/.ssh/id_rsa
+"""
+VERIFY = """\
+Recompute every figure and verdict of a bundle from the raw files in it,
+offline, and name what does not follow. Nothing is extracted or started.
+
+It shows that the stated results follow from the raw files, and that these
+have not changed since the runs ended. It cannot show that they are true:
+a signature, or a digest kept elsewhere, shows whose word they are.
+
+Exit code 0: everything follows. 4: something does not, or the bundle was
+changed. 2: the file is no bundle.
+
+examples:
+  run_benchmarks.py evidence verify run.zip
+  run_benchmarks.py evidence verify run.zip --json
+  run_benchmarks.py evidence verify run.zip --allowed-signers FILE --signer NAME
+"""
 _WORDS = {"recorded": "does not follow, as recorded", "recorded in vain": "follows, but is recorded as not following"}
+_SHOWN = 12  # contradictions of a run; --json has all
+
+
+def _collect_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_NAME)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 4 if the result differs")
+
+
+def _collect(options: argparse.Namespace) -> int:
+    """Collect every run that can be. Raises the error of one that goes on, is damaged or differs, after the others."""
+    named = NamedRuns(options)
+    for paths in named.over():
+        with named.kept_error():
+            _check(paths) if options.check else _write(paths)
+    named.raise_error()
+    return 0
+
+
+def _write(paths: RunPaths) -> None:
+    """Write result and report. Raises GateFailed for a tampered run, whose result then says so."""
+    from levelfield.run.runner import finish
+
+    result = finish(paths)
+    print(f"{result.run_id}: {result.status.word}")
+    if result.seal and result.seal.word == "tampered":
+        raise GateFailed(f"{result.run_id} is tampered: {result.seal.reason}")
+
+
+def _check(paths: RunPaths) -> None:
+    from levelfield.judge.collector import collect
+    from levelfield.specs.base import dump
+
+    try:
+        text = read_regular_text(paths.result, "replace")
+    except OSError:  # no file, or no regular one
+        text = ""
+    if text != dump(collect(paths)):
+        raise GateFailed(
+            f"{paths.result} is not what its raw files give; `evidence collect` without --check writes it again"
+        )
+    print(f"{paths.result}: the raw files give the same result")
+
+
+def _bundle_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_NAME)
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the archive to write; a new file")
+    parser.add_argument("--sign", type=Path, metavar="KEY", help="sign the manifest by `ssh-keygen -Y sign`")
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    """Write the bundle and return 0. Raises GateFailed for a tampered run. Nothing is written where it raises."""
+    from levelfield.judge.packing import members_of, packed
+    from levelfield.judge.verification import verified
+    from levelfield.rundir.bundle_archive import archive
+    from levelfield.rundir.bundle_reader import bundle_of
+    from levelfield.rundir.signature import signed
+    from levelfield.specs.base import dump
+
+    path, key = options.output, options.sign
+    if path.exists():
+        raise UsageError(f"--output {path}: exists; name a new file")
+    named = NamedRuns(options)
+    runs = list(named.over())
+    named.raise_error()
+    with Terminal().bytes_progress(f"packing {len(runs)} run(s)") as progress:
+        found = packed(runs, progress)
+    manifest = dump(found.manifest).encode()
+    content = archive(members_of(manifest, found.runs, signed(manifest, key) if key else None))
+    for run in verified(bundle_of(content, str(path)), registry_of(options)):  # before others see it refused
+        for wrong in run.contradictions[:1]:
+            raise UsageError(
+                f"bundle: {run.name} does not follow from its own files: {wrong.field}: stated {wrong.stated}, "
+                f"recomputed {wrong.recomputed}"
+            )
+    with writing(path):
+        write_new(path, content)
+    print("\n".join(labelled(*row, 11) for row in _packed_rows(found, path, len(content), key)))
+    return 0
+
+
+def _packed_rows(found: Packed, path: Path, size: int, key: Path | None) -> Iterator[LabelledText]:
+    manifest, times = found.manifest, Counter[str]()
+    yield "bundle", f"{path}: {len(found.runs)} run(s), {size:,} bytes"
+    for name, run in manifest.runs.items():
+        redacted = sum(not entry.is_whole for entry in run.files.values())
+        yield "run", f"{name}: {run.seal.word}, {len(run.files)} files, {redacted} of them redacted"
+    for each in manifest.replacements:
+        times[each.kind] += each.times
+    replaced = ", ".join(f"{kind} {count}x" for kind, count in sorted(times.items()))
+    yield "replaced", f"{replaced or 'nothing'}; {manifest.kept} name(s) kept that are also words"
+    yield "signed", f"with {key}" if key else "no; --sign KEY does"
+    yield "digest", manifest.digest
+
+
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option("bundle", type=Path, metavar="BUNDLE", help="an archive of `evidence bundle`")
+    option("--allowed-signers", type=Path, metavar="FILE", help="whose keys count, in the format of `man ssh-keygen`")
+    option("--signer", metavar="NAME", help="the one of them who has to have signed")
+    json_option(parser, ", with every contradiction")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Return 0 when everything follows, else 4. Raises DocumentError for a file that is no bundle."""
+    from levelfield.judge.verification import SCHEMA, verified
+    from levelfield.rundir.bundle_reader import read_bundle
+
+    if options.signer and not options.allowed_signers:
+        raise UsageError("--signer names one of the allowed signers: give --allowed-signers FILE too")
+    bundle = read_bundle(options.bundle)
+    signer = _signer(bundle, options)
+    runs: list[VerifiedRun] = []
+    with Terminal().bytes_progress(f"recomputing {len(bundle.runs)} run(s)") as progress:
+        for run in verified(bundle, registry_of(options)):
+            runs.append(run)
+            progress(len(runs), len(bundle.runs))
+    if options.json:
+        manifest = bundle.manifest
+        content = {
+            "schema": SCHEMA,
+            "digest": manifest.digest,
+            "platform_version": manifest.platform_version,
+            "signed": bundle.signature is not None,
+            "signer": signer,
+            "runs": [run.as_json() for run in runs],
+            "replacements": [each.model_dump(mode="json") for each in manifest.replacements],
+        }
+        print(json.dumps(content, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(labelled(*row, 9) for row in _verified_rows(options.bundle, bundle, signer, runs)))
+    return 0 if all(run.word == "follows" for run in runs) else GateFailed.exit_code
+
+
+def _signer(bundle: Bundle, options: argparse.Namespace) -> str | None:
+    """Return who signed, where --allowed-signers is given. Raises GateFailed for a signature that does not hold."""
+    from levelfield.rundir.signature import signer_of
+
+    if not options.allowed_signers:
+        return None
+    if bundle.signature is None:
+        raise GateFailed(f"{options.bundle}: found no signature, expected one of the allowed signers")
+    found = signer_of(bundle.signed, bundle.signature, options.allowed_signers, options.signer)
+    return f"{found.name}: {found.key}"
+
+
+def _verified_rows(
+    path: Path, bundle: Bundle, signer: str | None, runs: Sequence[VerifiedRun]
+) -> Iterator[LabelledText]:
+    unchecked = "yes, and not checked: give --allowed-signers FILE" if bundle.signature else "no"
+    yield "bundle", f"{path}, made by levelfield {bundle.manifest.platform_version}"
+    yield "digest", bundle.manifest.digest
+    yield "signed", signer or unchecked
+    for run in runs:
+        yield "run", f"{run.name}: {run.word}"
+        yield from (("", said) for said in _of_run(run))
+    wrong = sum(run.word != "follows" for run in runs)
+    follow = "every figure and verdict follows from the raw files; not that these are true (docs/evidence.md)"
+    yield "shown", f"{wrong} of {len(runs)} run(s) do not follow from their raw files" if wrong else follow
+
+
+def _of_run(run: VerifiedRun) -> Iterator[str]:
+    yield f"{run.seal.word}{f': {run.seal.reason}' if run.seal.reason else ''}"
+    yield f"code: {run.code}"
+    for each in run.contradictions[:_SHOWN]:
+        yield f"{each.field}: stated {each.stated}, recomputed {each.recomputed}"
+    if (more := len(run.contradictions) - _SHOWN) > 0:
+        yield f"and {more} more (--json)"
+    if run.redacted:
+        yield f"without names, otherwise as sealed: {', '.join(run.redacted)}"
+    if run.unbound:
+        yield f"redacted, not held against a seal: {', '.join(run.unbound)}"
+    yield from (f"note: {note}" for note in run.notes)
 
 
 def _audit_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what", nargs="*", metavar="NAME|FILE", help="published sets or your own files (default: every set)"
-    )
-    parser.add_argument("--all", action="store_true", help="also list figures that follow, with the arithmetic")
-    parser.add_argument("--json", action="store_true", help="machine-readable output, with every finding")
+    option = parser.add_argument
+    option("what", nargs="*", metavar="NAME|FILE", help="published sets or your own files (default: every set)")
+    option("--all", action="store_true", help="also list figures that follow, with the arithmetic")
+    option("--json", action="store_true", help="machine-readable output, with every finding")
 
 
 def _audit(options: argparse.Namespace) -> int:
@@ -81,14 +288,14 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _audited(registry: Registry, name: str) -> Audit:
-    if name in registry.published:
-        return _of(registry, registry.figures(name), registry.published[name])
-    if not name.endswith((".yaml", ".yml", ".json")):
+    from levelfield.publish.audit import audited, works_of
+    from levelfield.specs.base import load
+    from levelfield.specs.figures import FigureSet
+
+    path = registry.published.get(name, Path(name))
+    if name not in registry.published and not name.endswith((".yaml", ".yml", ".json")):
         raise UnknownName("published set", name, registry.published, hint="A file of your own ends in .yaml or .json.")
-    return _of(registry, load(FigureSet, Path(name)), Path(name))
-
-
-def _of(registry: Registry, figures: FigureSet, path: Path) -> Audit:
+    figures = registry.figures(name) if name in registry.published else load(FigureSet, path)
     try:
         return audited(figures, works_of(registry, figures))
     except UnknownName as error:
@@ -135,47 +342,10 @@ def _finding(found: AuditFinding) -> Iterator[str]:
         yield f"    the file says: {found.why}"
 
 
-def _collect_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_NAME)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 4 if the result differs")
-
-
-def _collect(options: argparse.Namespace) -> int:
-    """Collect every run that can be. Raises the error of one that goes on, is damaged or differs, after the others."""
-    named = NamedRuns(options)
-    for paths in named.over():
-        with named.kept_error():
-            _check(paths) if options.check else _write(paths)
-    named.raise_error()
-    return 0
-
-
-def _write(paths: RunPaths) -> None:
-    """Write result and report. Raises GateFailed for a tampered run, whose result then says so."""
-    result = finish(paths)
-    print(f"{result.run_id}: {result.status.word}")
-    if result.seal and result.seal.word == "tampered":
-        raise GateFailed(f"{result.run_id} is tampered: {result.seal.reason}")
-
-
-def _check(paths: RunPaths) -> None:
-    if _text(paths.result) != dump(collect(paths)):
-        raise GateFailed(
-            f"{paths.result} is not what its raw files give; `evidence collect` without --check writes it again"
-        )
-    print(f"{paths.result}: the raw files give the same result")
-
-
-def _text(path: Path) -> str:
-    """Return a file's text; an empty one where there is no regular file."""
-    try:
-        return read_regular_text(path, "replace")
-    except OSError:
-        return ""
-
-
 COMMANDS = {
     "evidence": Command(EVIDENCE),
     "evidence collect": Command(COLLECT, _collect_options, _collect),
+    "evidence bundle": Command(BUNDLE, _bundle_options, _bundle),
+    "evidence verify": Command(VERIFY, _verify_options, _verify),
     "evidence audit": Command(AUDIT, _audit_options, _audit),
 }

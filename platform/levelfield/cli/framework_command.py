@@ -8,22 +8,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option, python_option
-from levelfield.cli.terminal import say_command, shown, this_program
+from levelfield.cli.terminal import say, say_check, say_checked, say_command, shown, this_program
 from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
-from levelfield.report.words import wrapped
-from levelfield.testing.findings import CheckFinding
-from levelfield.testing.framework_kit.framework_scaffold import new_framework, new_framework_package
-from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, silent
-from levelfield.testing.framework_kit.framework_suite import check_framework, write_tested
+
+if TYPE_CHECKING:
+    from levelfield.testing.findings import CheckFinding
 
 FRAMEWORK = """\
 Bring a framework. docs/writing-a-framework.md shows the steps.
@@ -51,12 +48,33 @@ examples:
   run_benchmarks.py framework check acme --fast --python PATH
 """
 
-INDENT = 23  # the column after a check's name
-LABELS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
+
+def _new(options: argparse.Namespace) -> int:
+    """Write the folder or package, and print the commands of a first run and of the page that goes on."""
+    from levelfield.catalog.registry import Registry
+    from levelfield.testing.scaffold import new_folder, new_package
+
+    registry, place, name = Registry(options.plugins), options.folder or Path.cwd(), options.name
+    if options.package:
+        root = new_package("framework", name, place, registry)
+        say(f"created  {shown(root)}, a package with a training that works. Next:")
+        place = root / f"levelfield_{name.replace('-', '_')}"
+    else:
+        folder = new_folder("framework", name, place, registry)
+        say(f"created  {shown(folder)}, a training that works. Next:")
+    here = place.absolute() == checkout().absolute()
+    where = () if here else (f"--plugins {shown(place.absolute())}",)
+    say_command(f"{this_program()} framework check {name}", *where, "--fast")
+    say_command(f"{this_program()} --case gpt3_6.7B:{name}", *where)
+    say("         and then docs/writing-a-framework.md, step by step")
+    return 0
 
 
 def _check(options: argparse.Namespace) -> int:
     """Run the suite. tested.json is written when everything was tried, also where something failed."""
+    from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, silent
+    from levelfield.testing.framework_kit.framework_suite import check_framework, write_tested
+
     progress = _progress if sys.stderr.isatty() or options.verbose else silent
     subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress, _progress)
     found: list[CheckFinding] = []
@@ -64,63 +82,24 @@ def _check(options: argparse.Namespace) -> int:
         for finding in check_framework(subject, options.fast):
             found.append(finding)
             if not options.json:
-                _show(finding)
+                say_check(finding, 13)
         written = None if options.fast else write_tested(subject)
     finally:
         subject.close()
-    bad = [finding for finding in found if not finding.is_good]
+    passes = all(finding.is_good for finding in found)
     if options.json:
         checks = [{key: value for key, value in asdict(each).items() if key != "rows"} for each in found]
-        said = {"framework": options.name, "device": options.device, "passes": not bad, "checks": checks}
+        said = {"framework": options.name, "device": options.device, "passes": passes, "checks": checks}
         print(json.dumps({**said, "tested": str(written) if written else None}, indent=2, ensure_ascii=False))
     else:
-        _conclude(options.name, found, bad, written)
-    return GateFailed.exit_code if bad else 0
+        if written:
+            say(f"wrote    {shown(written)}")
+        say_checked(options.name, found)
+    return 0 if passes else GateFailed.exit_code
 
 
 def _progress(line: str) -> None:
     print(f"levelfield: {printable(line)}", file=sys.stderr, flush=True)
-
-
-def _show(finding: CheckFinding) -> None:
-    text = f"{LABELS[finding.status]:<8} {finding.check:<13} {printable(finding.says)}"
-    print(wrapped(text, INDENT), flush=True)
-    if finding.do:
-        print(wrapped(f"{'':<{INDENT - 2}}> {printable(finding.do)}", INDENT), flush=True)
-
-
-def _conclude(name: str, found: Sequence[CheckFinding], bad: Sequence[CheckFinding], written: Path | None) -> None:
-    if written:
-        _say(f"wrote    {shown(written)}")
-    if bad:
-        _say(f"{name}: {len(bad)} of {len(found)} checks did not pass: {', '.join(each.check for each in bad)}")
-    else:
-        _say(f"{name}: all {sum(each.status == 'ok' for each in found)} checks that apply passed")
-
-
-def _new(options: argparse.Namespace) -> int:
-    registry, place = Registry(options.plugins), options.folder or Path.cwd()
-    if options.package:
-        root = new_framework_package(options.name, place, registry)[0].parent
-        _say(f"created  {shown(root)}, a package with a training that works. Next:")
-        return _next(options.name, root / f"levelfield_{options.name.replace('-', '_')}")
-    made = new_framework(options.name, place, registry)
-    _say(f"created  {shown(made[0].parent)}, a training that works. Next:")
-    return _next(options.name, place)
-
-
-def _next(name: str, plugins: Path) -> int:
-    """Print the commands of a first run and of the page that goes on."""
-    here = plugins.absolute() == checkout().absolute()
-    where = () if here else (f"--plugins {shown(plugins.absolute())}",)
-    say_command(f"{this_program()} framework check {name}", *where, "--fast")
-    say_command(f"{this_program()} --case gpt3_6.7B:{name}", *where)
-    _say("         and then docs/writing-a-framework.md, step by step")
-    return 0
-
-
-def _say(text: str) -> None:
-    print(wrapped(text, 9), flush=True)
 
 
 def _new_options(parser: argparse.ArgumentParser) -> None:

@@ -16,11 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, store_option
+from levelfield.cli.options import json_option, opened_store, store_option
 from levelfield.errors import RunFailed, UsageError
-from levelfield.nights.series_history import event_lines, history_lines
 from levelfield.report.words import wrapped
-from levelfield.specs.record import StoreEvent
+
+if TYPE_CHECKING:
+    from levelfield.specs.record import StoreEvent
+    from levelfield.store.database import Store
 
 ACCEPT = """\
 Accept the level of a series: of its unchanged nights, or of --run. A
@@ -64,8 +66,6 @@ examples:
   run_benchmarks.py nightly history gpt3_6.7B --json
 """
 
-if TYPE_CHECKING:
-    from levelfield.store.database import Store
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -112,12 +112,12 @@ def _series(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
 def _state(options: argparse.Namespace, kind: str) -> int:
     """Add the event and print it. Return 0. Raises UsageError where the evidence accepts nothing."""
     from levelfield.nights import baselines
+    from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import now, one_series, past_findings
-    from levelfield.series.eras import held
-    from levelfield.store.database import Store
+    from levelfield.series.examination import held
 
     until = None if kind == "note" else _day(options.until)
-    with Store.open(options.store) as store:
+    with opened_store(options) as store:
         found = one_series(store, options.series)
         others: list[StoreEvent] = []
         who, at, points = options.who or getpass.getuser(), now(), store.points([found.digest])[found.digest]
@@ -154,24 +154,21 @@ def _kept_build(store: Store, event: StoreEvent) -> list[str]:
 
 
 def _list(options: argparse.Namespace) -> int:
+    from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import one_series
-    from levelfield.store.database import Store
 
-    with Store.open(options.store, read_only=True) as store:
+    with opened_store(options, read_only=True) as store:
         chosen = one_series(store, options.series).digest if options.series else None
         events, labels = store.events(chosen), {s.digest: s.series.label for s in store.series()}
     if options.json:
         print(json.dumps([{"schema": e.schema_name(), **e.model_dump(mode="json")} for e in events], indent=2))
         return 0
-    print("\n".join(_listed(events, labels)) or "no events; `nightly accept` makes one")
-    return 0
-
-
-def _listed(events: list[StoreEvent], labels: dict[str, str]) -> list[str]:
-    lines: list[str] = []
     for event in events:
-        lines += [labels.get(event.series or "", event.series or f"node {event.node}"), *event_lines([event])]
-    return lines
+        label = labels.get(event.series or "", event.series or f"node {event.node}")
+        print("\n".join([label, *event_lines([event])]))
+    if not events:
+        print("no events; `nightly accept` makes one")
+    return 0
 
 
 def _day(text: str | None) -> str | None:
@@ -182,12 +179,11 @@ def _day(text: str | None) -> str | None:
 
 def _history(options: argparse.Namespace) -> int:
     """Return 0. Raises UnknownName for a series that the store does not have."""
-    from levelfield.nights.series_history import figure_histories
+    from levelfield.nights.series_history import event_lines, figure_histories, history_lines
     from levelfield.nights.stored_nights import history_input, named_series, now
-    from levelfield.store.database import Store
 
     rows, lines = [], []
-    with Store.open(options.store, read_only=True) as store:
+    with opened_store(options, read_only=True) as store:
         found, when = named_series(store, options.series), now()
         given = history_input(store, found)
         for stored in found:

@@ -1,21 +1,47 @@
 """`nightly` (every night): run a suite, judge it by its levels, find what broke
 `nightly run`: run a suite within a budget, confirm suspicions, end with the gate
+`nightly gate`: compare a night with its levels; 4 when something got worse
+`nightly bisect`: the first commit or package version that made a case worse
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import base_image, chips_option, container_options, registry_of, store_option
+from levelfield.cli.options import (
+    base_image,
+    chips_option,
+    container_options,
+    json_option,
+    opened_store,
+    python_option,
+    registry_of,
+    runs_of,
+    store_option,
+)
+from levelfield.cli.terminal import Terminal
 from levelfield.errors import INTERRUPTED, UsageError
+from levelfield.report.sheets import labelled
+from levelfield.rundir.directory import write_atomically
+
+if TYPE_CHECKING:
+    from levelfield.nights.bisection import FirstBad
+    from levelfield.run.builds import Pin
+    from levelfield.series.findings import Finding
+    from levelfield.series.pairs import Side
+    from levelfield.specs.plan import ImplementationUsed
+    from levelfield.specs.record import Gated
+
+    Candidate = tuple[str, Pin | None]
 
 NIGHTLY = """\
 Run a suite every night, compare each series with the level that somebody
@@ -30,10 +56,7 @@ examples:
   run_benchmarks.py nightly gate
   run_benchmarks.py nightly accept SERIES --why "flash kernels, merge 12"
 """
-
-if TYPE_CHECKING:
-    from levelfield.nights.night_session import NightRequest
-_HELP = """\
+RUN = """\
 Run a suite, store each result, compare each series with its accepted level,
 and confirm a suspicion by pairs of the accepted build and tonight's, before it
 is called a regression. A nightly that was killed goes on when it is started
@@ -47,18 +70,56 @@ examples:
   run_benchmarks.py nightly run --suite nightly --budget 3h --html site
   run_benchmarks.py nightly run --suite mine.yaml --markdown n.md --junit n.xml
 """
+GATE = """\
+Compare a night with the accepted levels of its series, without running
+anything. Figures: tokens/s/device, memory, J/token; a training that differs
+fails by itself. Without pairs of runs a suspicion becomes a regression when a
+second night shows it; `nightly` confirms it in the same night.
+
+Exit code 4 for a regression, a training that differs or an environment step
+that nobody accepted; 3 for what is missing, invalid or incomparable; else 0.
+docs/gate.md explains every word, the rule, and how often it is wrong.
+
+examples:
+  run_benchmarks.py nightly gate
+  run_benchmarks.py nightly gate --format markdown --output gate.md
+  run_benchmarks.py nightly gate --format junit --output gate.xml --advisory
+"""
+BISECT = """\
+Find the first build with which a case got worse. Each build of the list is run
+beside the good one, in ABBA order on this machine, three to seven pairs, until
+the difference is proven or excluded. A build that cannot be decided is left
+out, and the answer names the two builds that it lies between.
+
+With --package the commit stays, and a version that the framework's manifest
+pins changes; each version gets an environment of its own. Packages that only
+work in the same version are named together.
+
+examples:
+  run_benchmarks.py nightly bisect v1.0 HEAD --case gpt3_6.7B:torch:cpu:1:1
+  run_benchmarks.py nightly bisect --package torch \\
+      --versions 2.11.0 2.12.0 2.13.0 --case gpt3_6.7B:torch:cpu:1:1
+  run_benchmarks.py nightly bisect --package jax jaxlib \\
+      --versions 0.10.1 0.10.2 --case gpt3_6.7B:jax:cpu:1:1 --figure memory
+"""
+FORMATS = ("text", "markdown", "junit", "json")
+FIGURES: dict[str, Gated] = {
+    "speed": "tokens_per_second_per_device",
+    "memory": "memory_bytes",
+    "energy": "joules_per_token",
+}
 _NIGHT = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{0,63}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", required=True, metavar="NAME|FILE", help="the list of cases")
-    parser.add_argument("--budget", type=duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
+    parser.add_argument("--budget", type=_duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
     parser.add_argument("--night", type=_night, metavar="NAME", help="name of the night (default: today in UTC)")
     store_option(parser)
     container_options(parser)
-    parser.add_argument("--python", metavar="PATH", help="train with this Python")
+    python_option(parser, "train with this Python")
     chips_option(parser)
     parser.add_argument("--no-control", action="store_true", help="do not measure first whether the machine is in line")
     parser.add_argument("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
@@ -67,11 +128,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the findings for a CI system")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--quiet", action="store_true", help="print only the findings")
+    _strictness(parser)
+
+
+def _strictness(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="4 also for what is open: inconclusive, new, improved")
     parser.add_argument("--advisory", action="store_true", help="report everything and end with 0")
 
 
-def duration(text: str) -> float:
+def _duration(text: str) -> float:
     """Return the seconds of `90m`, `3h`, `45s` or `3600`. Raises ArgumentTypeError."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None or float(found[1]) <= 0:
@@ -85,14 +150,23 @@ def _night(text: str) -> str:
     return text
 
 
-def execute(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     """Run the night, print its findings and return the gate's exit code, or that of an interrupted command."""
-    from levelfield.cli.terminal import Terminal
-    from levelfield.nights.night_session import NightSession
-    from levelfield.rundir.directory import write_atomically
-    from levelfield.series.finding_formats import FindingPage, written
+    from levelfield.nights.night_session import NightRequest, NightSession
+    from levelfield.plan.request import UserRequest
+    from levelfield.series.findings import FindingPage, written
 
-    asked = _asked(options)
+    asked = NightRequest(
+        suite=options.suite,
+        night=options.night or datetime.now(timezone.utc).date().isoformat(),
+        runs=runs_of(options),
+        store=options.store,
+        request=UserRequest(runtime=options.runtime, base_image=base_image(options), python=options.python),
+        plugins=tuple(options.plugins),
+        budget=options.budget,
+        has_control=not options.no_control,
+        has_pairs=not options.no_confirm,
+    )
     night, output = asked.night, Terminal(quiet=options.quiet or options.json)
     with NightSession.opened(asked, registry_of(options), output) as session:
         if not session.run_entries():
@@ -110,24 +184,6 @@ def execute(options: argparse.Namespace) -> int:
     return page.exit_code
 
 
-def _asked(options: argparse.Namespace) -> NightRequest:
-    from levelfield.nights.night_session import NightRequest
-    from levelfield.plan.request import UserRequest
-    from levelfield.rundir.directory import default_runs
-
-    return NightRequest(
-        suite=options.suite,
-        night=options.night or datetime.now(timezone.utc).date().isoformat(),
-        runs=options.runs or default_runs(),
-        store=options.store,
-        request=UserRequest(runtime=options.runtime, base_image=base_image(options), python=options.python),
-        plugins=tuple(options.plugins),
-        budget=options.budget,
-        has_control=not options.no_control,
-        has_pairs=not options.no_confirm,
-    )
-
-
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Turn an error of a file that the user named into UsageError. The night's results are stored by then."""
@@ -139,7 +195,127 @@ def _named(path: Path) -> Iterator[None]:
         ) from None
 
 
+def _gate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--night", metavar="N", help="the night, such as 2026-11-22 (default: the newest)")
+    parser.add_argument("--suite", metavar="NAME", help="only the entries of this suite")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write to FILE, and the first line to stderr")
+    _strictness(parser)
+    store_option(parser)
+
+
+def _gate(options: argparse.Namespace) -> int:
+    """Return the exit code of the night's findings, which the store keeps."""
+    from levelfield.nights.gate import compared
+    from levelfield.nights.stored_nights import chosen_night, gate_input
+    from levelfield.series.findings import FindingPage, written
+
+    with opened_store(options) as store:
+        given = gate_input(store, chosen_night(store, options.night), options.suite)
+        found = compared(given)
+        for finding in _new(found.findings, given.past):
+            store.add_finding(found.night, finding.model_dump(mode="json"))
+    page = FindingPage(found.first_line, found.night, found.findings, options.strict, options.advisory)
+    if options.output:
+        write_atomically(options.output, written(page, options.format))
+        print(page.first_line, file=sys.stderr)
+    else:
+        print(written(page, options.format), end="")
+    return page.exit_code
+
+
+def _new(findings: Sequence[Finding], past: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that the store does not have: no plain `no change`, unless it replaces another word."""
+    last = {(f.night, f.series, f.figure, f.label): f for f in past}
+    found = []
+    for finding in findings:
+        before = last.get((finding.night, finding.series, finding.figure, finding.label))
+        if finding != before and (before is not None or finding.word != "no change" or finding.pairs):
+            found.append(finding)
+    return found
+
+
+def _bisect_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("commits", nargs="*", metavar="GOOD BAD", help="a good commit, and a bad one after it")
+    parser.add_argument("--case", required=True, metavar="STRING", help="the case string to run")
+    parser.add_argument("--figure", choices=tuple(FIGURES), default="speed", help="what got worse (default: speed)")
+    parser.add_argument(
+        "--package", nargs="+", metavar="NAME", help="search versions of this package, or of these, instead of commits"
+    )
+    parser.add_argument("--versions", nargs="+", default=[], metavar="V", help="with --package: the good one first")
+    parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
+    container_options(parser)
+    python_option(parser, "train every build with this Python")
+    chips_option(parser)
+    json_option(parser)
+    parser.add_argument("--quiet", action="store_true", help="print only the answer")
+
+
+def _bisect(options: argparse.Namespace) -> int:
+    """Print the first bad build and return 0. Raises RunFailed where the last build is not worse than the first."""
+    from levelfield.nights.bisection import BuildTrials, first_bad
+    from levelfield.plan.request import Entry, UserRequest
+    from levelfield.run import scheduler
+    from levelfield.run.builds import build_of
+
+    terminal = Terminal(quiet=options.quiet or options.json)
+    request = UserRequest(
+        scale=options.scale, runtime=options.runtime, base_image=base_image(options), python=options.python, repeat=1
+    )
+    (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
+    candidates = _candidates(options, job.plan.implementation)
+    good = build_of(*candidates[0], say=terminal.say)
+    figure = FIGURES[options.figure]
+    trials = BuildTrials(job.plan, good, figure, runs_of(options), options.plugins, terminal.say)
+
+    def answer(candidate: Candidate) -> Side:
+        build = build_of(*candidate, say=terminal.say)
+        terminal.say(f"trying {build}")
+        found = trials.answer(build)
+        terminal.say(f"{build} is {found}")
+        return found
+
+    names = [commit[:12] if pin is None else str(pin) for commit, pin in candidates]
+    _print_bisected(names, first_bad(candidates, answer), options.json)
+    return 0
+
+
+def _candidates(options: argparse.Namespace, used: ImplementationUsed) -> list[Candidate]:
+    """Return commits with their pins, the good one first. Raises UsageError for a mix of both kinds of search."""
+    from levelfield.run.builds import Pin, commits_between, head
+
+    if options.package:
+        if options.commits or len(options.versions) < 2:
+            raise UsageError(
+                "bisect --package: found no two --versions, or also commits; expected --versions GOOD ... BAD alone"
+            )
+        if used.is_further:
+            raise UsageError(
+                f"bisect --package: found {used.label}, whose pins stay; expected {used.framework}, the default version"
+            )
+        return [(head(), Pin(used.framework, tuple(options.package), version)) for version in options.versions]
+    if len(options.commits) != 2 or options.versions:
+        raise UsageError(f"bisect: found {len(options.commits)} commits, expected two, GOOD and BAD, or --package")
+    return [(commit, None) for commit in commits_between(*options.commits)]
+
+
+def _print_bisected(names: list[str], found: FirstBad, as_json: bool) -> None:
+    undecided = [names[place] for place in found.undecided]
+    if as_json:
+        trials = [{"build": names[trial.place], "answer": trial.answer} for trial in found.trials]
+        content = {"last_good": names[found.good], "first_bad": names[found.bad], "undecided": undecided}
+        print(json.dumps({"schema": "levelfield.bisect/1", **content, "trials": trials}, indent=2))
+        return
+    print(f"first bad  {names[found.bad]}")
+    print(f"last good  {names[found.good]}")
+    if undecided:
+        print(labelled("undecided", ", ".join(undecided), 11))
+    print(f"tried      {len(found.trials)} of {len(names)} builds")
+
+
 COMMANDS = {
     "nightly": Command(NIGHTLY),
-    "nightly run": Command(_HELP, arguments, execute, trains=True),
+    "nightly run": Command(RUN, _run_options, _run, trains=True),
+    "nightly gate": Command(GATE, _gate_options, _gate),
+    "nightly bisect": Command(BISECT, _bisect_options, _bisect, trains=True),
 }

@@ -1,4 +1,7 @@
-"""Options that several commands have, and what they stand for. Heavy modules are imported where one is used."""
+"""Options that several commands have, and what they stand for.
+
+Modules that import pydantic are imported where a command runs, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from levelfield.errors import LevelfieldError
+from levelfield.checkout import checkout
+from levelfield.errors import LevelfieldError, UnknownName, UsageError
+from levelfield.report.words import wrapped
+from levelfield.rundir.directory import default_runs, room_left
+from levelfield.specs.paths import RunPaths
+from levelfield.user_folders import config_folder
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
-    from levelfield.specs.paths import RunPaths
+    from levelfield.specs.site import Host, LaunchPlan, Site
+    from levelfield.store.database import Store
 
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
 
@@ -23,6 +32,7 @@ RUN_NAME = "a path, a run id, a part of an id, or latest"
 BASE_IMAGE = "base of the image (default: LEVELFIELD_BASE_IMAGE, else the vendor's image)"
 BASE_HAS_FRAMEWORK = "the base image brings the framework: install nothing into it"
 _HERE = "train with this Python; default: an environment that Levelfield makes"
+SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def json_option(parser: Options, more: str = "") -> None:
@@ -57,37 +67,28 @@ def scale_option(parser: Options) -> None:
 
 
 def runtime_option(parser: Options) -> None:
-    parser.add_argument(
-        "--runtime",
-        choices=("process", "docker", "inside"),
-        default="process",
-        help="process: a Python environment; docker: a container; inside: this machine is a container",
-    )
+    says = "process: a Python environment; docker: a container; inside: this machine is a container"
+    parser.add_argument("--runtime", choices=("process", "docker", "inside"), default="process", help=says)
 
 
 def site_options(parser: Options) -> None:
-    """Add --launcher, --site and --hosts, which launch_options.launch_of reads."""
-    parser.add_argument(
-        "--launcher", metavar="NAME", help="ssh, slurm, kubernetes, or a site's own: runs on other machines"
-    )
-    parser.add_argument(
+    """Add --launcher, --site and --hosts, which launch_of reads."""
+    option = parser.add_argument
+    option("--launcher", metavar="NAME", help="ssh, slurm, kubernetes, or a site's own: runs on other machines")
+    option(
         "--site",
         metavar="NAME|FILE",
         help="how these machines are reached (default: ~/.config/levelfield/site.yaml, if it exists)",
     )
-    parser.add_argument(
+    option(
         "--hosts", type=Path, metavar="FILE", help="hosts.yaml, or FlagPerf's cluster_conf.py: the nodes of the plan"
     )
 
 
 def container_options(parser: Options) -> None:
     """Add --runtime and --base-image of commands that run several builds."""
-    parser.add_argument(
-        "--runtime",
-        choices=("process", "docker"),
-        default="process",
-        help="process: a Python environment; docker: containers, and each build makes its own image",
-    )
+    says = "process: a Python environment; docker: containers, and each build makes its own image"
+    parser.add_argument("--runtime", choices=("process", "docker"), default="process", help=says)
     parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
 
 
@@ -106,23 +107,28 @@ def store_option(parser: Options, before: str = "") -> None:
     )
 
 
+def opened_store(options: argparse.Namespace, read_only: bool = False) -> Store:
+    from levelfield.store.database import Store
+
+    return Store.open(options.store, read_only)
+
+
 def recording_options(parser: Options) -> None:
     store_option(parser)
     parser.add_argument("--no-store", action="store_true", help="do not record the runs in a store")
 
 
 def intake(options: argparse.Namespace) -> Callable[[RunPaths], None]:
-    """Return what records a finished run, or with --no-store does nothing."""
+    """Return what records a finished run, or with --no-store does nothing.
+
+    Its sentences are on stderr also with --quiet: they are about something that the user has to do again.
+    """
     from levelfield.store.intake import RunIntake
 
-    return (lambda paths: None) if options.no_store else RunIntake(_say, options.store)
+    def say(text: str) -> None:
+        print(wrapped(f"levelfield: {text}", 12), file=sys.stderr, flush=True)
 
-
-def _say(text: str) -> None:
-    """Print a sentence on stderr, also with --quiet: it is about something that the user has to do again."""
-    from levelfield.report.words import wrapped
-
-    print(wrapped(f"levelfield: {text}", 12), file=sys.stderr, flush=True)
+    return (lambda paths: None) if options.no_store else RunIntake(say, options.store)
 
 
 def size_in_bytes(text: str) -> int:
@@ -144,6 +150,82 @@ def registry_of(options: argparse.Namespace) -> Registry:
     return Registry(options.plugins, chips, options.case_file)
 
 
+def runs_of(options: argparse.Namespace) -> Path:
+    return options.runs or default_runs()
+
+
+def finished_run(options: argparse.Namespace, name: str) -> RunPaths:
+    """Return a run that is over. Raises UsageError for one that goes on."""
+    from levelfield.rundir import directory
+
+    return directory.finished_run(runs_of(options), name)
+
+
+@contextmanager
+def writing(path: Path, option: str = "--output ") -> Iterator[None]:
+    """Turn an error of writing `path` into UsageError with the option that names it."""
+    try:
+        yield
+    except OSError as error:
+        said = f"{option}{error.filename or path}: cannot be written: {error.strerror}{room_left(error, path)}"
+        raise UsageError(said) from None
+
+
+def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
+    """Return how other machines are reached; None where the run uses this machine alone.
+
+    The command line has priority over the site's file. Raises UsageError for a launcher or a site that does not exist.
+    """
+    from levelfield.run.launchers import LOCAL, launcher_code, launcher_names
+    from levelfield.specs.site import LaunchPlan
+
+    site = site_of(options.site)
+    name = options.launcher or site.launcher or LOCAL
+    if name == LOCAL:
+        return None
+    if name not in launcher_names(options.plugins):
+        raise UnknownName("launcher", name, [LOCAL, *launcher_names(options.plugins)])
+    beside = _site_path(options.site).parent / site.hosts if site.hosts else None
+    hosts = hosts_of(options.hosts or (beside if name == "ssh" else None))
+    if name == "ssh" and not hosts:
+        raise UsageError("--launcher ssh: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
+    return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=site, hosts=hosts)
+
+
+def site_of(given: str | None) -> Site:
+    """Return the site of --site: a file, or a name below configs/sites; by default the user's own, or an empty one."""
+    from levelfield.specs.base import load
+    from levelfield.specs.site import Site
+
+    path = _site_path(given)
+    return load(Site, path) if given or path.is_file() else Site()
+
+
+def _site_path(given: str | None) -> Path:
+    if given is None:
+        return config_folder() / "levelfield" / "site.yaml"
+    if Path(given).suffix in SUFFIXES:
+        return Path(given)
+    folder = checkout() / "configs" / "sites"
+    known = {path.stem: path for path in folder.glob("*.yaml")}
+    if given not in known:
+        raise UnknownName("site", given, known, hint="A file is named with its ending, such as ./site.yaml.")
+    return known[given]
+
+
+def hosts_of(path: Path | None) -> tuple[Host, ...]:
+    """Return the hosts of a hosts file, or of FlagPerf's cluster_conf.py; none without a file."""
+    from levelfield.publish.flagperf_files import read_hosts
+    from levelfield.specs.base import load
+    from levelfield.specs.site import Host, HostsFile
+
+    if path is None:
+        return ()
+    if path.suffix in SUFFIXES:
+        return load(HostsFile, path).hosts
+    return tuple(Host(name=name) for name in read_hosts(path))
+
+
 class NamedRuns:
     """The runs of `options.run`, and the errors of those that the command could not take.
 
@@ -151,18 +233,14 @@ class NamedRuns:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        from levelfield.rundir.directory import default_runs
-
-        self._runs, self._names = options.runs or default_runs(), options.run
+        self._options = options
         self._errors: list[LevelfieldError] = []
 
     def over(self) -> Iterator[RunPaths]:
         """Return every named run that is over. The error of any other is kept."""
-        from levelfield.rundir.run_state import finished_run
-
-        for name in self._names:
+        for name in self._options.run:
             with self.kept_error():
-                yield finished_run(self._runs, name)
+                yield finished_run(self._options, name)
 
     @contextmanager
     def kept_error(self) -> Iterator[None]:

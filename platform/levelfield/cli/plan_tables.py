@@ -1,68 +1,69 @@
-"""The rows of a plan, as a table for a terminal and as JSON."""
+"""The rows of a plan and of their rehearsals, as tables for a terminal and as JSON."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from types import MappingProxyType
 
-from levelfield.cli.asked_plan import breakdown, nothing_fits, precision_remark, remarks_on
+from levelfield.cli.plan_question import AnsweredPlan
+from levelfield.cli.terminal import Terminal
+from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.measure.flops import flops_per_token
-from levelfield.measure.parameter_counts import ParameterCount, parameters
+from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.explanation import Term, memory_terms, time_terms
-from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, LayoutRanking
-from levelfield.report.words import GIB, parameters_in_words, wrapped
-from levelfield.specs.vendor import Chip, PeakDtype
+from levelfield.predict.layout_rules import divisors
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
+from levelfield.report.sheets import padded
+from levelfield.report.words import GIB, NONE, parameters_in_words, wrapped
+from levelfield.run.interruption import interrupted_once
+from levelfield.specs.vendor import PeakDtype
+from levelfield.studies.plan_rehearsals import Rehearser, RowRehearsal
+
+_Rehearsed = tuple[int, LayoutEstimate, RowRehearsal]  # a row by its number
+_COLUMNS = ("row", "layout", "micro", "chunks", "again", "GiB", "tokens/s")
+_WIDTHS = (-3, 26, -5, -6, 9, -5, -8)
+_REHEARSED = ("row", "layout", "planned", "allocated", "reserved", "failed", "flushes")
+_REHEARSED_WIDTHS = (-3, 26, -7, -9, -8, -6, -7)
 
 
-@dataclass(frozen=True)
-class Assumed:
-    """The nodes, devices and network of a plan. remarks: assumptions where the user gave no value.
-
-    assumes_rates: rates of another chip put the rows in an order, so that no speed is known.
-    """
-
-    nodes: int
-    devices_per_node: int
-    network_bytes_per_second: float | None
-    remarks: tuple[str, ...]
-    assumes_rates: bool = False
+def print_plan(
+    plan: AnsweredPlan, options: argparse.Namespace, more: Mapping[str, object] = MappingProxyType({})
+) -> None:
+    """Print the table, or as JSON with `more`."""
+    if options.json:
+        print(json.dumps({**_content(plan, options), **more}, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(plan, options)), flush=True)
 
 
-Rows = Sequence[LayoutEstimate]
-
-
-def lines_of(
-    question: LayoutQuestion,
-    chip: Chip,
-    place: Assumed,
-    found: LayoutRanking,
-    others: Rows,
-    options: argparse.Namespace,
-) -> Iterator[str]:
-    """Yield the table in lines of 80 columns. others: rows that need what the framework does not offer."""
+def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
+    question, found, chip = plan.question, plan.found, plan.chip
     capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
-    yield f"{options.case} ({options.scale}) by {options.framework} on {place.nodes} x {place.devices_per_node}"
+    yield f"{options.case} ({options.scale}) by {options.framework} on {plan.nodes} x {plan.devices_per_node}"
     yield f"{chip.name}, {capacity}; predicted, not measured"
-    count = _count(question)
+    count = parameters(question.work.model, question.work.training.sequence_length)
     yield parameters_in_words(count.total, count.active)
-    remarks = [*place.remarks, *precision_remark(options.precision), *remarks_on(question)]
-    yield from (wrapped(f"assumed: {remark}", 2) for remark in remarks)
+    yield from (wrapped(f"assumed: {remark}", 2) for remark in plan.remarks)
     yield ""
     if not found.rows:
-        yield from nothing_fits(question, found)
-        yield from _beyond(question, place, found, max(options.beyond, 1 if options.layout else 0))
-        yield from _not_offered(question, place, others[: options.beyond])
+        yield from _nothing_fits(plan)
+        yield from _beyond(plan, max(options.beyond, 1 if options.layout else 0))
+        yield from _not_offered(plan)
         return
     dtype: PeakDtype = options.precision or question.work.training.precision
-    yield f"{'row':>3} {_HEAD} {'MFU':>5}"
+    widths = (*_WIDTHS, -5)
+    yield padded((*_COLUMNS, "MFU"), widths, " ")
     for number, row in enumerate(found.rows[: options.top], 1):
-        yield f"{number:>3} {_cells(row, place)} {_utilisation(question, chip, place, row, dtype)}"
+        yield padded((number, *_cells(plan, row), _utilisation(plan, row, dtype)), widths, " ")
     yield ""
     if options.layout:
-        yield from [*breakdown(found.rows[0], place.assumes_rates), ""]
-    yield from _beyond(question, place, found, options.beyond)
-    yield from _not_offered(question, place, others[: options.beyond])
+        yield from _breakdown(plan, found.rows[0])
+    yield from _beyond(plan, options.beyond)
+    yield from _not_offered(plan)
     yield wrapped(
         f"{len(found.rows):,} of {found.considered:,} layouts fit. tokens/s is per device, GiB of the fullest device; "
         "again: what is recomputed; chunks: per pipeline stage. MFU is by formula palm, of the "
@@ -71,41 +72,45 @@ def lines_of(
     )
 
 
-_HEAD = f"{'layout':<26} {'micro':>5} {'chunks':>6} {'again':<9} {'GiB':>5} {'tokens/s':>8}"
+def _cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[object, ...]:
+    tuning, rate = row.tuning, "-" if plan.assumes_rates else f"{row.tokens_per_second:,.0f}"
+    memory = f"{row.memory.total / GIB:.1f}"
+    return row.layout, tuning.micro_batch, tuning.virtual_pipeline, tuning.recompute, memory, rate
 
 
-def _cells(row: LayoutEstimate, place: Assumed) -> str:
-    tuning = row.tuning
-    rate = "-" if place.assumes_rates else f"{row.tokens_per_second:,.0f}"
-    return (
-        f"{row.layout!s:<26} {tuning.micro_batch:>5} {tuning.virtual_pipeline:>6} {tuning.recompute:<9} "
-        f"{row.memory.total / GIB:>5.1f} {rate:>8}"
-    )
+def _utilisation(plan: AnsweredPlan, row: LayoutEstimate, dtype: PeakDtype) -> str:
+    peak, work = plan.chip.peaks.get(dtype), plan.question.work
+    if peak is None or plan.assumes_rates:
+        return NONE
+    flops = flops_per_token("palm", work.model, work.training.sequence_length)
+    return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):.1%}"
 
 
-def _beyond(question: LayoutQuestion, place: Assumed, found: LayoutRanking, count: int) -> Iterator[str]:
+def _beyond(plan: AnsweredPlan, count: int) -> Iterator[str]:
     """Yield the rows that do not fit and need least, with what they need beyond the memory."""
-    rows = found.beyond[:count]
-    if not rows or question.capacity_bytes is None:
+    rows, capacity = plan.found.beyond[:count], plan.question.capacity_bytes
+    if not rows or capacity is None:
         return
-    yield f"{'':>3} {_HEAD} {'over':>6}"
+    widths = (*_WIDTHS, -6)
+    yield padded(("", *_COLUMNS[1:], "over"), widths, " ")
     for row in rows:
-        yield f"{'':>3} {_cells(row, place)} {(row.memory.total - question.capacity_bytes) / GIB:>+6.1f}"
+        yield padded(("", *_cells(plan, row), f"{(row.memory.total - capacity) / GIB:+.1f}"), widths, " ")
     yield ""
     if count == 1:
-        yield from [*breakdown(rows[0], place.assumes_rates), ""]
+        yield from _breakdown(plan, rows[0])
 
 
-def _not_offered(question: LayoutQuestion, place: Assumed, rows: Rows) -> Iterator[str]:
+def _not_offered(plan: AnsweredPlan) -> Iterator[str]:
     """Yield the rows that need what the framework does not offer, with what that is."""
-    if not rows:
+    if not plan.others:
         return
-    yield f"{'':>3} {_HEAD} {'needs':>7}"
-    for row in rows:
-        lacks = question.offer.lacks(row.tuning)
-        yield f"{'':>3} {_cells(row, place)} {lacks[0] if len(lacks) == 1 else 'several':>7}"
+    widths = (*_WIDTHS, -7)
+    yield padded(("", *_COLUMNS[1:], "needs"), widths, " ")
+    for row in plan.others:
+        lacks = plan.question.offer.lacks(row.tuning)
+        yield padded(("", *_cells(plan, row), lacks[0] if len(lacks) == 1 else "several"), widths, " ")
     yield wrapped(
-        f"{question.constants.framework} does not offer context or expert parallelism or hybrid sharding (sharded "
+        f"{plan.question.constants.framework} does not offer context or expert parallelism or hybrid sharding (sharded "
         "states over a part of the data-parallel ranks) where `needs` names it: these rows are predicted and cannot "
         "run here",
         0,
@@ -113,62 +118,106 @@ def _not_offered(question: LayoutQuestion, place: Assumed, rows: Rows) -> Iterat
     yield ""
 
 
-def _utilisation(question: LayoutQuestion, chip: Chip, place: Assumed, row: LayoutEstimate, dtype: PeakDtype) -> str:
-    training = question.work.training
-    peak = chip.peaks.get(dtype)
-    if peak is None or place.assumes_rates:
-        return f"{'-':>5}"
-    flops = flops_per_token("palm", question.work.model, training.sequence_length)
-    return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):>5.1%}"
+def _breakdown(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
+    """Yield the parts of a row's memory, and of its time where the chip's rates are known."""
+    memory = ", ".join(f"{name} {size / GIB:.1f}" for name, size in row.memory.parts().items() if size)
+    yield wrapped(f"GiB: {memory}".replace("_", " "), 2)
+    if not plan.assumes_rates:
+        time = ", ".join(f"{name} {seconds:.3g}" for name, seconds in row.time.parts().items() if seconds)
+        yield wrapped(f"seconds of a step of {row.time.total:.3g}: {time}", 2)
+    yield ""
 
 
-def content_of(
-    question: LayoutQuestion,
-    chip: Chip,
-    place: Assumed,
-    found: LayoutRanking,
-    others: Rows,
-    options: argparse.Namespace,
-) -> dict[str, object]:
-    """Return the rows with all parts of memory and time, for `--json`."""
+def _nothing_fits(plan: AnsweredPlan) -> Iterator[str]:
+    """Yield why no row fits: the least that one needs, or the numbers that do not divide."""
+    nearest = plan.found.nearest
+    if nearest is None:
+        yield wrapped(_what_divides(plan.question), 0)
+        return
+    need, have = nearest.memory.total / GIB, (plan.question.capacity_bytes or 0) / GIB
+    yield "no layout fits; the smallest is"
+    yield f"  {nearest.layout} micro-batch {nearest.tuning.micro_batch}: {need:.1f} GiB, of {have:.1f} GiB"
+    yield ""
+
+
+def _what_divides(question: LayoutQuestion) -> str:
+    model, batch = question.work.model, question.work.training.global_batch
+    tensor = [n for n in divisors(model.kv_heads) if not (model.heads % n or model.vocab_size % n)]
+    asked = question.wanted
+    rows = f" with micro-batch {asked.micro_batch}" if asked.micro_batch else ""
+    rows += f" and {asked.virtual_pipeline} model chunks" if asked.virtual_pipeline else ""
+    return (
+        f"no layout of {question.devices} devices{rows}: data x tensor x pipeline has to be {question.devices}, where "
+        f"tensor divides {model.heads} heads, {model.kv_heads} key-value heads and the vocabulary of "
+        f"{model.vocab_size} ({_listed(tensor)}), pipeline divides {model.layers} layers "
+        f"({_listed(divisors(model.layers))}), and data divides the global batch of {batch} "
+        f"({_listed(divisors(batch))}); {question.constants.framework} offers "
+        f"{', '.join(sorted(question.offer.parallelism)) or 'no parallelism'}. Try another number of devices"
+    )
+
+
+def _listed(numbers: list[int]) -> str:
+    shown = ", ".join(str(n) for n in numbers[:12])
+    return shown if len(numbers) <= 12 else f"{shown}, ..."
+
+
+def _content(plan: AnsweredPlan, options: argparse.Namespace) -> dict[str, object]:
+    work, found = plan.question.work, plan.found
+    count = parameters(work.model, work.training.sequence_length)
     return {
         "schema": "levelfield.planned/1",
-        "chip": chip.name,
-        "nodes": place.nodes,
-        "devices_per_node": place.devices_per_node,
-        "network_bytes_per_second": place.network_bytes_per_second,
-        "precision": options.precision or question.work.training.precision,
-        "assumed": [*place.remarks, *precision_remark(options.precision), *remarks_on(question)],
-        "capacity_bytes": question.capacity_bytes,
-        "parameters": _count(question).total,
-        "active_parameters": _count(question).active,
+        "chip": plan.chip.name,
+        "nodes": plan.nodes,
+        "devices_per_node": plan.devices_per_node,
+        "network_bytes_per_second": plan.network_bytes_per_second,
+        "precision": options.precision or work.training.precision,
+        "assumed": list(plan.remarks),
+        "capacity_bytes": plan.question.capacity_bytes,
+        "parameters": count.total,
+        "active_parameters": count.active,
         "fitting": len(found.rows),
         "considered": found.considered,
-        "nearest": _row_content(question, place, found.nearest) if found.nearest else None,
-        "rows": [_row_content(question, place, row) for row in found.rows[: options.top]],
-        "beyond": [_row_content(question, place, row) for row in found.beyond],
-        "not_offered": [_row_content(question, place, row) for row in others[: options.beyond]],
+        "nearest": _row_content(plan, found.nearest) if found.nearest else None,
+        "rows": [_row_content(plan, row) for row in found.rows[: options.top]],
+        "beyond": [_row_content(plan, row) for row in found.beyond],
+        "not_offered": [_row_content(plan, row) for row in plan.others],
     }
 
 
-def _count(question: LayoutQuestion) -> ParameterCount:
-    return parameters(question.work.model, question.work.training.sequence_length)
-
-
-def _row_content(question: LayoutQuestion, place: Assumed, row: LayoutEstimate) -> dict[str, object]:
-    tuning = row.tuning
+def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
     return {
-        "layout": str(row.layout),
-        "micro_batch": tuning.micro_batch,
-        "virtual_pipeline": tuning.virtual_pipeline,
-        "recompute": tuning.recompute,
-        "needs_what_is_not_offered": list(question.offer.lacks(tuning)),
+        **_choices(row),
+        "needs_what_is_not_offered": list(plan.question.offer.lacks(row.tuning)),
         "memory_bytes": row.memory.total,
         "memory_parts_bytes": row.memory.parts(),
-        "step_seconds": None if place.assumes_rates else row.time.total,
-        "step_parts_seconds": None if place.assumes_rates else row.time.parts(),
-        "tokens_per_second_per_device": None if place.assumes_rates else row.tokens_per_second,
+        "step_seconds": None if plan.assumes_rates else row.time.total,
+        "step_parts_seconds": None if plan.assumes_rates else row.time.parts(),
+        "tokens_per_second_per_device": None if plan.assumes_rates else row.tokens_per_second,
     }
+
+
+def _choices(row: LayoutEstimate) -> dict[str, object]:
+    return {
+        "layout": str(row.layout),
+        "micro_batch": row.tuning.micro_batch,
+        "virtual_pipeline": row.tuning.virtual_pipeline,
+        "recompute": row.tuning.recompute,
+    }
+
+
+def print_explained(plan: AnsweredPlan, options: argparse.Namespace) -> None:
+    rows = plan.found.rows or plan.found.beyond
+    if not 1 <= options.explain <= len(rows):
+        which = "the rows that fit" if plan.found.rows else "the rows that do not fit"
+        raise UsageError(f"--explain {options.explain}: expected 1 to {len(rows)}, {which}")
+    question, row = plan.question, rows[options.explain - 1]
+    assumed = plan.assumed if plan.assumes_rates else ()
+    if options.json:
+        terms = {"memory": memory_terms(question, row), "time": time_terms(question, row)}
+        content: dict[str, object] = {name: [asdict(term) for term in found] for name, found in terms.items()}
+        print(json.dumps({**content, **({"assumed": assumed} if assumed else {})}, indent=2))
+    else:
+        print("\n".join([*(wrapped(f"assumed: {remark}", 2) for remark in assumed), *explained(question, row)]))
 
 
 def explained(question: LayoutQuestion, row: LayoutEstimate) -> Iterator[str]:
@@ -182,5 +231,83 @@ def explained(question: LayoutQuestion, row: LayoutEstimate) -> Iterator[str]:
 
 def _term_lines(terms: list[Term], unit: float, name: str) -> Iterator[str]:
     for term in terms:
-        yield f"{term.part:<17} {term.value / unit:>9.3f} {name} = {term.arithmetic}"
+        yield padded((term.part, f"{term.value / unit:.3f}", f"{name} = {term.arithmetic}"), (17, -9), " ")
         yield wrapped(f"    {term.words} [{term.source}]", 4)
+
+
+def rehearsed(plan: AnsweredPlan, rehearser: Rehearser, options: argparse.Namespace) -> int:
+    """Show the plan, rehearse its first rows, and show what was measured. After an interrupt: what there is.
+
+    Return 3 where a row did not run to its end, 4 where one has findings, else 0.
+    """
+    if not options.json:
+        print_plan(plan, options)
+    rows = plan.found.rows or (plan.found.beyond if options.layout else ())
+    if not rows:
+        raise UsageError(
+            "--rehearse: no layout fits, so there is no row to rehearse; --layout rehearses one all the same"
+        )
+    done: list[_Rehearsed] = []
+    try:
+        _rehearse(rehearser, rows[: options.rehearse], done)
+    finally:
+        if options.json:
+            content = [{"row": number, **_choices(row), **asdict(found)} for number, row, found in done]
+            print_plan(plan, options, {"rehearsed": content})
+        elif done:
+            print("\n".join(_rehearsed_lines(done)), flush=True)
+    if any(found.why for _, _, found in done):
+        return RunFailed.exit_code
+    return GateFailed.exit_code if any(found.findings for _, _, found in done) else 0
+
+
+def _rehearse(rehearser: Rehearser, rows: Sequence[LayoutEstimate], done: list[_Rehearsed]) -> None:
+    """Rehearse the rows and say on stderr how far it is. `done` gets each one at its end, also before an interrupt."""
+    terminal = Terminal()
+
+    def say(which: str, text: str) -> None:
+        terminal.say(f"{which}: {text}")
+
+    with interrupted_once():
+        for number, row in enumerate(rows, 1):
+            which = f"row {number} of {len(rows)}"
+            say(which, f"rehearsing {row.layout}, micro-batch {row.tuning.micro_batch}, {row.tuning.recompute} again")
+            found = rehearser.rehearse(row, partial(say, which))
+            say(which, f"{'failed' if found.why else 'done'} after {found.seconds:.0f} s")
+            done.append((number, row, found))
+
+
+def _rehearsed_lines(done: Sequence[_Rehearsed]) -> Iterator[str]:
+    yield ""
+    yield "measured without the device: GiB of the fullest rank that was rehearsed"
+    yield padded(_REHEARSED, _REHEARSED_WIDTHS, " ")
+    for number, row, found in done:
+        begin = (number, row.layout, _gib(found.planned_bytes))
+        if found.why:
+            yield wrapped(padded((*begin, f"failed: {found.why}"), _REHEARSED_WIDTHS[:3], " "), 4)
+            continue
+        allocator = (_gib(found.allocated_bytes), _gib(found.reserved_bytes), found.failed_allocations, found.flushes)
+        yield padded((*begin, *allocator), _REHEARSED_WIDTHS, " ")
+    yield ""
+    for number, _, found in done:
+        yield from (wrapped(f"row {number}: FINDING: {said}", 2) for said in found.findings)
+        yield from _compiled(number, found)
+    yield wrapped(
+        "planned: without the reserve of the process; allocated, reserved: peaks of torch's allocator; failed: "
+        "allocations; flushes: of its cache, in the last step. The framework and the training are real, the device is "
+        "pretended: nothing here is a speed. docs/planner.md says more",
+        0,
+    )
+
+
+def _compiled(number: int, found: RowRehearsal) -> Iterator[str]:
+    if found.graph_breaks is None:
+        return
+    many = sum(found.graph_breaks.values())
+    breaks = f"{many} graph break{'s' if many > 1 else ''}" if many else "no graph break"
+    yield f"row {number} compiled: {found.kernels_a_layer:,.1f} kernels a layer, {breaks}"
+    yield from (wrapped(f"  {times} x {why}", 4) for why, times in found.graph_breaks.items())
+
+
+def _gib(size: int | None) -> str:
+    return NONE if size is None else f"{size / GIB:.2f}"

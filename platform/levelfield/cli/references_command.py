@@ -12,28 +12,29 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, chips_option, intake, json_option, recording_options, registry_of
+from levelfield.cli.options import (
+    RUN_NAME,
+    chips_option,
+    finished_run,
+    intake,
+    json_option,
+    recording_options,
+    registry_of,
+    runs_of,
+    writing,
+)
 from levelfield.cli.terminal import Terminal, shown
 from levelfield.errors import GateFailed, RunFailed, UsageError
-from levelfield.judge.noise import rows_that_count
-from levelfield.judge.promotion import promoted, with_noise
-from levelfield.measure.calibration import basis
-from levelfield.measure.spikes import largest_rise
-from levelfield.plan.request import Entry, UserRequest
 from levelfield.report.words import wrapped
-from levelfield.run import scheduler
-from levelfield.rundir.directory import default_runs, find_run, read_plan, room_left, write_atomically
-from levelfield.rundir.run_state import finished_run
-from levelfield.specs.base import dump
-from levelfield.specs.derivation import split_name
-from levelfield.specs.plan import Plan
-from levelfield.specs.reference import Reference
-from levelfield.studies.noise_runs import variations
+from levelfield.rundir.directory import find_run, read_plan, write_atomically
+
+if TYPE_CHECKING:
+    from levelfield.catalog.registry import Registry
+    from levelfield.specs.reference import Reference
 
 REFERENCES = """\
 List and make references: the trainings that runs are compared with. They are
@@ -82,6 +83,9 @@ STEEP = 0.1
 
 
 def _list(options: argparse.Namespace) -> int:
+    from levelfield.judge.noise import rows_that_count
+    from levelfield.measure.calibration import basis
+
     registry = registry_of(options)
     for name in sorted(registry.references):
         found = registry.reference(name)
@@ -94,7 +98,10 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _promote(options: argparse.Namespace) -> int:
-    registry, paths = registry_of(options), finished_run(options.runs or default_runs(), options.run)
+    from levelfield.catalog.lookup import reference_of
+    from levelfield.judge.promotion import promoted
+
+    registry, paths = registry_of(options), finished_run(options, options.run)
     reference = promoted(paths, options.why, reference_of(registry, read_plan(paths)), options.replace)
     _write(reference, registry, options.plugins)
     if remark := jump_remark(reference):
@@ -104,9 +111,11 @@ def _promote(options: argparse.Namespace) -> int:
 
 def _noise(options: argparse.Namespace) -> int:
     """Record one row for each run. A run that is refused keeps the reference as it was."""
+    from levelfield.judge.promotion import with_noise
+
     why, registry = _override(options), registry_of(options)
     reference = registry.reference(options.name)
-    found = [finished_run(options.runs or default_runs(), run) for run in options.run]
+    found = [finished_run(options, run) for run in options.run]
     for paths in found:
         reference = with_noise(reference, paths, why)
     for row in (row for row in reference.noise if row.run_id in {paths.root.name for paths in found}):
@@ -117,6 +126,8 @@ def _noise(options: argparse.Namespace) -> int:
 
 def jump_remark(reference: Reference) -> str | None:
     """Return what to do about a loss that jumps, or None."""
+    from levelfield.measure.curves import largest_rise
+
     step, rise = largest_rise(dict(enumerate(reference.losses, start=1)))
     if rise < STEEP:
         return None
@@ -137,23 +148,20 @@ def _override(options: argparse.Namespace) -> str | None:
 
 def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> None:
     """Write a reference where it is stored; a new one beside its case, if that is in a folder of --plugins."""
+    from levelfield.specs.base import dump
+    from levelfield.specs.derivation import split_name
+
     path = registry.references.get(reference.name)
     if path is None:
-        path = _folder(reference, registry, plugins) / "configs" / "references" / f"{reference.name}.json"
-    try:
+        case = registry.all_cases.get(split_name(reference.case)[0])
+        own = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
+        folder = next(iter([*own, *plugins]), checkout())
+        path = folder / "configs" / "references" / f"{reference.name}.json"
+    with writing(path, ""):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump(reference))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}{room_left(error, path)}") from None
     print(f"{reference.name}: written, {len(reference.noise)} rows of noise")
     print(wrapped(f"  {shown(path)}", 2))
-
-
-def _folder(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> Path:
-    """Return the folder of --plugins that has the case, else the first one; without any, the checkout."""
-    case = registry.cases.get(split_name(reference.case)[0])
-    own = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
-    return next(iter([*own, *plugins]), checkout())
 
 
 def _calibrate(options: argparse.Namespace) -> int:
@@ -161,11 +169,23 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     Return 3 when a run fails, else 4 when a run is refused as noise, else 0. The other runs' rows are recorded.
     """
-    why = _override(options)
-    registry, runs = registry_of(options), options.runs or default_runs()
-    plan, reference = _start(registry, options.case)
-    terminal, failed, refused = Terminal(quiet=options.json, recorded=intake(options)), False, []
+    from levelfield.catalog.lookup import reference_of
+    from levelfield.judge.promotion import with_noise
+    from levelfield.plan.request import Entry, UserRequest
+    from levelfield.run import scheduler
+    from levelfield.studies.variations import variations
+
+    why, registry, runs = _override(options), registry_of(options), runs_of(options)
     stored = partial(reference_of, registry)
+    (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeat=1))], None)
+    plan = scheduler.planned(job)
+    reference = stored(plan)
+    if reference is None:
+        raise UsageError(
+            f"{plan.case} has no reference at scale {plan.scale}; make one first: `align references promote RUN "
+            "--why ...`"
+        )
+    terminal, failed, refused = Terminal(quiet=options.json, recorded=intake(options)), False, []
     jobs = scheduler.jobs(registry, variations(registry, plan), None)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), stored):
         terminal.finished(result, runs)
@@ -183,18 +203,6 @@ def _calibrate(options: argparse.Namespace) -> int:
     for reason in refused:
         print(reason, file=sys.stderr)
     return RunFailed.exit_code if failed else 0
-
-
-def _start(registry: Registry, case: str) -> tuple[Plan, Reference]:
-    (job,) = scheduler.jobs(registry, [Entry(case, UserRequest(repeat=1))], None)
-    plan = scheduler.planned(job)
-    reference = reference_of(registry, plan)
-    if reference is None:
-        raise UsageError(
-            f"{plan.case} has no reference at scale {plan.scale}; make one first: `align references promote RUN "
-            "--why ...`"
-        )
-    return plan, reference
 
 
 def _promote_options(parser: argparse.ArgumentParser) -> None:

@@ -1,33 +1,33 @@
-"""`report` (compare chips): results of one run or several: table, markdown, csv, pages"""
+"""`report` (compare chips): results of one run or several: table, markdown, csv, pages
+`report pages`: write pages of the store's runs, or of the named runs
+`report serve`: show these pages on this machine
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, NamedRuns, registry_of
-from levelfield.cli.terminal import result_lines
+from levelfield.cli.options import RUN_NAME, NamedRuns, opened_store, registry_of, store_option, writing
+from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
-from levelfield.judge.collector import collect
-from levelfield.publish.foreign_columns import FORMATS as FOREIGN
-from levelfield.publish.foreign_columns import as_report
-from levelfield.publish.foreign_tables import runs_of
-from levelfield.publish.published_rows import beside_published
-from levelfield.publish.withholding import FILES, parse_fields, published, published_id, refuse_leaks
-from levelfield.report import repeats
 from levelfield.report.escapes import printable
-from levelfield.report.markdown import run_report
-from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
+from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import read_plan, room_left, write_atomically, write_new
-from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
-from levelfield.specs.result import PRETENDED, Result
+from levelfield.rundir.directory import read_plan, write_atomically, write_new
 
-_HELP = """\
+if TYPE_CHECKING:
+    from levelfield.pages.page_building import BuiltPages
+    from levelfield.pages.results import StoredResults
+    from levelfield.specs.paths import RunPaths
+    from levelfield.specs.record import RunRecord
+    from levelfield.specs.result import Result
+
+REPORT = """\
 Report results: one run in full, or several side by side.
 RUN is a path, a run id, a part of an id, or `latest`.
 
@@ -38,65 +38,84 @@ examples:
   run_benchmarks.py report RUN --withhold mfu,peak --bundle DIR
   run_benchmarks.py report pages site
 """
+PAGES = """\
+Write pages of all runs of the store, or of the named runs: static files, which
+`report serve` shows, and any web server. docs/pages.md describes them.
+
+examples:
+  run_benchmarks.py report pages site
+  run_benchmarks.py report pages site RUN1 RUN2
+"""
+SERVE = """\
+Serve the pages that `report pages DIR` wrote. Only the files of these pages
+are given out, only to GET and HEAD, and only on this machine by default.
+Pages that are made again while it runs are served as they are then.
+Ctrl-C ends it.
+
+examples:
+  run_benchmarks.py report serve site
+  run_benchmarks.py report serve site --port 8080
+"""
+FOREIGN = ("flagperf", "oneflow", "osdi")
+_PORT = 8730
+_NAMED = 5  # runs of a message
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_NAME)
-    parser.add_argument(
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option("run", nargs="+", metavar="RUN", help=RUN_NAME)
+    option(
         "--format",
-        choices=("table", "markdown", "csv", "json", "flagperf", "oneflow", "osdi"),
+        choices=("table", "markdown", "csv", "json", *FOREIGN),
         default="table",
         metavar="FORMAT",
         help="table, markdown, csv, json; flagperf, oneflow, osdi: the columns of these reports",
     )
-    parser.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
-    parser.add_argument(
-        "--with-published", action="store_true", help="add published rows of the same case, by one convention"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
-    private = parser.add_argument_group("to publish a part of the figures")
-    private.add_argument("--withhold", metavar="FIELDS", help="such as mfu,peak: print 'withheld' instead")
-    private.add_argument("--bundle", type=Path, metavar="DIR", help="a new folder to publish: every format")
+    option("--json", dest="format", action="store_const", const="json", help="as --format json")
+    option("--with-published", action="store_true", help="add published rows of the same case, by one convention")
+    option("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
+    private = parser.add_argument_group("to publish a part of the figures").add_argument
+    private("--withhold", metavar="FIELDS", help="such as mfu,peak: print 'withheld' instead")
+    private("--bundle", type=Path, metavar="DIR", help="a new folder to publish: every format")
 
 
-def execute(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> int:
     """Compute the results from the raw files, so that an edited result.json changes no report. Return 0.
 
     Raises the error of a run that goes on or is damaged, after the report of the others. Private tables are not made
     without it: what is published lacks no run that was asked for.
     """
+    from levelfield.judge.collector import collect
+
     _refuse_together(options)
     named = NamedRuns(options)
-    collected = []
+    paths, results = [], []
     for each in named.over():
         with named.kept_error():
-            collected.append((each, _real(collect(each))))
-    if not collected or options.withhold or options.bundle:
+            results.append(_real(collect(each)))
+            paths.append(each)
+    is_private = options.withhold or options.bundle
+    if not results or is_private:
         named.raise_error()
-    paths, results = [each for each, _ in collected], [result for _, result in collected]
-    _print(options, paths, results)
+    text = _published(options, paths, results) if is_private else _text(options, paths, results)
+    if options.output:
+        with writing(options.output):
+            write_atomically(options.output, printable(text))
+    else:
+        print(text, end="")
     named.raise_error()
     return 0
 
 
 def _real(result: Result) -> Result:
     """Return the result. Raises UsageError for one of pretended devices, which has nothing to report."""
+    from levelfield.specs.result import PRETENDED
+
     if result.status.failure == PRETENDED:
         raise UsageError(
             f"{result.run_id}: found pretended devices, expected real ones; `evidence collect` shows its words"
         )
     return result
-
-
-def _print(options: argparse.Namespace, paths: list[RunPaths], results: list[Result]) -> None:
-    if options.withhold or options.bundle:
-        print(_published(options, results, [read_plan(p) for p in paths]), end="")
-        return
-    text = _text(options, paths, results)
-    if options.output:
-        _write(options.output, text)
-    else:
-        print(text, end="")
 
 
 def _refuse_together(options: argparse.Namespace) -> None:
@@ -110,33 +129,32 @@ def _refuse_together(options: argparse.Namespace) -> None:
 
 
 def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
+    from levelfield.publish.foreign_columns import as_report
+    from levelfield.publish.foreign_tables import runs_of
+    from levelfield.publish.published_rows import beside_published
+    from levelfield.report import repeats
+    from levelfield.report.one_run import result_lines, run_report
+    from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
+
     if options.format in FOREIGN:
-        registry = registry_of(options)
-        return as_report(options.format, runs_of(results, [read_plan(p) for p in paths], registry))
+        return as_report(options.format, runs_of(results, [read_plan(p) for p in paths], registry_of(options)))
     if options.with_published:
         return beside_published(options.format, results, registry_of(options))
-    if len(results) == 1:
-        table, markdown = _one_run(paths[0], results[0])
-    else:
-        table, markdown = as_text(results), as_markdown(results) + repeats.as_markdown(results)
-        table += "".join(f"{line}\n" for line in repeats.as_lines(results))
-    return {"table": table, "markdown": markdown, "csv": as_csv(results), "json": as_json(results)}[options.format]
+    if options.format in ("csv", "json"):
+        return {"csv": as_csv, "json": as_json}[options.format](results)
+    if len(results) > 1:
+        if options.format == "markdown":
+            return as_markdown(results) + repeats.as_markdown(results)
+        return as_text(results) + "".join(f"{line}\n" for line in repeats.as_lines(results))
+    if options.format == "markdown":
+        return run_report(results[0], read_plan(paths[0]))
+    return "\n".join([*result_lines(results[0]), ""])
 
 
-def _one_run(paths: RunPaths, result: Result) -> tuple[str, str]:
-    """Return the result of one run in full, as text and as Markdown."""
-    return "\n".join(result_lines(result)) + "\n", run_report(result, read_plan(paths))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_atomically(path, printable(text))
-    except OSError as error:
-        raise UsageError(f"--output {path}: cannot be written: {error.strerror}{room_left(error, path)}") from None
-
-
-def _published(options: argparse.Namespace, results: Sequence[Result], plans: Sequence[Plan]) -> str:
+def _published(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
     """Write the bundle and return the text to print. Raises UsageError before anything is written."""
+    from levelfield.publish.withholding import FILES, parse_fields, published, published_id, refuse_leaks
+
     if not options.bundle or not options.withhold:
         raise UsageError("report: give --withhold FIELDS and --bundle DIR together; the bundle has every format")
     if options.output:
@@ -148,27 +166,108 @@ def _published(options: argparse.Namespace, results: Sequence[Result], plans: Se
     names = [published_id(result.run_id, fields) for result in results]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"report: found a run twice: {', '.join(twice)}; name each run once")
-    for plan, result in zip(plans, results, strict=True):
-        refuse_leaks(plan, result, fields)
+    for each, result in zip(paths, results, strict=True):
+        refuse_leaks(read_plan(each), result, fields)
     texts = published(results, fields)
-    try:
-        _write_all(folder, {FILES[name]: text for name, text in texts.items()})
-    except OSError as error:
-        place = Path(error.filename or folder)
-        raise UsageError(f"{place}: cannot be written: {error.strerror}{room_left(error, place)}") from None
-    return texts[options.format] + wrapped(f"published  {folder}: {', '.join(FILES.values())}", 11) + "\n"
-
-
-def _write_all(folder: Path, files: dict[str, str]) -> None:
-    """Write the files. Where one fails, none stays."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as undone:
-        for name, text in files.items():
-            write_new(folder / name, text.encode())
-            undone.callback((folder / name).unlink, missing_ok=True)
+    with writing(folder, ""), ExitStack() as undone:  # where one fails, none stays
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_new(folder / FILES[name], text.encode())
+            undone.callback((folder / FILES[name]).unlink, missing_ok=True)
         undone.pop_all()
+    return texts[options.format] + labelled("published", f"{folder}: {', '.join(FILES.values())}", 11) + "\n"
+
+
+def _pages(options: argparse.Namespace) -> int:
+    """Write the site and print what it has. Return 0. Raises the error of a named run that is not over, at the end."""
+    from levelfield.pages.page_building import build_pages
+
+    if options.store and options.run:
+        raise UsageError("report pages: found --store and runs; runs are read from their own files, leave one out")
+    named, registry = NamedRuns(options), registry_of(options)
+    with _results(options, named) as (results, findings), Terminal().bytes_progress("writing pages") as progress:
+        built = build_pages(results, options.folder, registry, findings, progress)
+    print("\n".join(_said(built, options)))
+    named.raise_error()
+    return 0
+
+
+@contextmanager
+def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[StoredResults, list[dict[str, object]]]]:
+    """Give the named runs; else the store, which is only read, with the findings of its last night by the gate."""
+    from levelfield.nights.gate import compared
+    from levelfield.nights.stored_nights import gate_input
+    from levelfield.pages.results import GivenRuns
+
+    if options.run:
+        records = list(_records(named))
+        if not records:
+            named.raise_error()
+        yield GivenRuns(records), []
+        return
+    with opened_store(options, read_only=True) as store:
+        nights = store.nights()
+        findings = compared(gate_input(store, nights[-1], None)).findings if nights else ()
+        yield store, [finding.model_dump(mode="json") for finding in findings]
+
+
+def _records(named: NamedRuns) -> Iterator[RunRecord]:
+    """Return the record of each run, with the figures of its raw files: an edited result.json changes no page."""
+    from levelfield.judge.collector import collect
+    from levelfield.rundir.raw_files import read_raw
+    from levelfield.store.run_record import record_of
+
+    for paths in named.over():
+        with named.kept_error():
+            raw = read_raw(paths)
+            yield record_of(paths, result=collect(paths, raw), raw=raw)
+
+
+def _said(built: BuiltPages, options: argparse.Namespace) -> Iterator[str]:
+    yield f"pages    {options.folder}: {built.runs:,} run(s) in {built.series:,} series, {built.files:,} files"
+    if built.rebuilt < built.series:
+        yield f"series   {built.rebuilt:,} written again; the others did not change"
+    if built.unreadable:
+        shown = ", ".join(built.unreadable[:_NAMED])
+        yield wrapped(f"left out {len(built.unreadable):,} run(s) whose time cannot be read: {shown}", 9)
+    yield f"look     open {options.folder / 'index.html'}, or run: run_benchmarks.py report serve {options.folder}"
+
+
+def _pages_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="write the pages into this folder")
+    parser.add_argument("run", nargs="*", metavar="RUN", help=f"{RUN_NAME}; none: all runs of the store")
+    store_option(parser)
+
+
+def _serve_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option("folder", nargs="?", type=Path, default=Path("site"), metavar="DIR", help="the folder of the pages (site)")
+    option("--port", type=int, default=_PORT, metavar="N", help=f"the port (default: {_PORT}; 0: any)")
+    option(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="an address of this machine that others may reach (default: 127.0.0.1, this machine alone)",
+    )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    """Serve until Ctrl-C. Return 0. Raises UsageError for a folder without pages, and for the address."""
+    from levelfield.pages.page_server import opened_server
+
+    server = opened_server(options.folder, options.host, options.port)
+    print(f"serving {options.folder} at {server.url} (Ctrl-C ends it)", flush=True)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        print("ended")
+    finally:
+        server.server_close()
+    return 0
 
 
 COMMANDS = {
-    "report": Command(_HELP, arguments, execute),
+    "report": Command(REPORT, _report_options, _report),
+    "report pages": Command(PAGES, _pages_options, _pages),
+    "report serve": Command(SERVE, _serve_options, _serve),
 }

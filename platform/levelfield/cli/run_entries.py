@@ -1,27 +1,167 @@
-"""The entries of a run after its options: parts of suites, FlagPerf's own files, and series of numbers of nodes."""
+"""The entries that the options of a run name, their jobs run or shown, and the exit code."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from levelfield.cli.launch_options import hosts_of
-from levelfield.compare.scaling import Scaling, scaling, without_batch
-from levelfield.errors import LevelfieldError, UnknownName, UsageError
+from levelfield.catalog.lookup import reference_of
+from levelfield.cli import dry_run
+from levelfield.cli.options import base_image, hosts_of, intake, launch_of, registry_of, runs_of
+from levelfield.cli.terminal import Terminal
+from levelfield.compare import scaling
+from levelfield.compare.scaling import Scaling, without_batch
+from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UnknownName, UsageError
+from levelfield.plan.permissions import refuse_unknown
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.publish.flagperf_files import Strategy, read_strategy
-from levelfield.run.scheduler import Job
-from levelfield.specs.bounds import MOST_NODES
+from levelfield.report.tables import as_json
+from levelfield.run import certificate_maker, runner, scheduler
+from levelfield.run.scheduler import CertificateAttempt, Job
+from levelfield.rundir.directory import find_run, read_plan
+from levelfield.specs.base import MOST_NODES, parse
+from levelfield.specs.derivation import Derivation
+from levelfield.specs.plan import Plan
+from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
-from levelfield.specs.selector import parse_selector
+from levelfield.specs.selector import MOST, parse_selector
+from levelfield.specs.suite import NamedHardware, read_hardware
+from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.compared_runs import FolderRuns
 
+_MISALIGNED = ("diverged", "different")
 _FORM = "expected numbers of nodes with commas between them, such as 1,2,4"
+_CHOICES = ("layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads")
+Certify = Callable[[Job], CertificateAttempt]
 
 
-def chosen(entries: Sequence[Entry], names: Sequence[str], framework: str | None) -> list[Entry]:
+def run_all(options: argparse.Namespace) -> int:
+    """Run what the options name, or show it. Return the exit code of `run`."""
+    terminal, runs = Terminal(quiet=options.quiet or options.json, recorded=intake(options)), runs_of(options)
+    if options.attach:
+        return _ended([_attached(options, terminal)], options, terminal)
+    registry = registry_of(options)
+    work = scheduler.entries(registry, options.case, options.suite, _request(options))
+    if options.nodes:
+        work = series_entries(work, node_counts(options.nodes), options.weak)
+    elif options.weak:
+        raise UsageError("--weak: found no --nodes, expected a series such as --nodes 1,2,4")
+    work, strategy = _with_files(_chosen(work, options.entry, options.framework), options)
+    jobs = scheduler.jobs(registry, work, terminal.checked_corpus(options.data))
+    if strategy:
+        jobs = _checked(jobs, strategy)
+    if options.explain:
+        return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
+    if options.dry_run:
+        stored = (scheduler.with_stored_certificate(job, terminal.say) for job in jobs)
+        known = [certificate_maker.foreseen(registry, job, options.no_certificate) for job in stored]
+        return dry_run.show([scheduler.planned(job) for job in known], runs, as_json=options.json)
+    certify = certificate_maker.left_out
+    if not options.no_certificate:
+        certify = certificate_maker.CertificateMaker(registry, runs, terminal.listener()).certify
+    return _ended(run_jobs(jobs, runs, terminal, partial(reference_of, registry), certify), options, terminal)
+
+
+def _ended(results: list[Result], options: argparse.Namespace, terminal: Terminal) -> int:
+    scaled = list(series_scaling(results, runs_of(options))) if options.nodes else []
+    if options.json:
+        values = [scaling.as_values(found) for found in scaled if not isinstance(found, str)]
+        print(as_json(results, values), end="")
+    else:
+        terminal.summary(results, runs_of(options))
+        terminal.scaled(scaled)
+    return exit_code(results)
+
+
+def _attached(options: argparse.Namespace, terminal: Terminal) -> Result:
+    """Return the result of a run whose platform was killed, once its job has ended."""
+    if options.case or options.suite or options.dry_run:
+        raise UsageError("--attach: found --case, --suite or --dry-run beside it; it takes up one run that was started")
+    runs = runs_of(options)
+    paths = find_run(runs, options.attach)
+    vendor = registry_of(options).vendor(read_plan(paths).hardware.vendor)
+    result = runner.attach(paths, vendor, terminal.listener())
+    terminal.finished(result, runs)
+    return result
+
+
+def run_jobs(
+    jobs: Iterator[Job],
+    runs: Path,
+    terminal: Terminal,
+    reference: Callable[[Plan], Reference | None],
+    certify: Certify = CertificateAttempt,
+) -> list[Result]:
+    """Run the jobs in order, with sentences on the terminal. Return their results; an interrupted run is the last."""
+    results = []
+    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), reference, certify):
+        terminal.finished(result, runs)
+        results.append(result)
+    return results
+
+
+def exit_code(results: list[Result]) -> int:
+    """Return the exit code of a command with these results."""
+    if any(r.status.is_interrupted for r in results):
+        return INTERRUPTED
+    if any(r.status.word != "valid" for r in results):
+        return RunFailed.exit_code
+    return GateFailed.exit_code if any(r.alignment.verdict in _MISALIGNED for r in results) else 0
+
+
+def _request(options: argparse.Namespace) -> UserRequest:
+    if options.repeat is not None and not 1 <= options.repeat <= MOST["repeats"]:
+        raise UsageError(f"--repeat: found {options.repeat}, expected 1 to {MOST['repeats']}")
+    refuse_unknown(options.allow)
+    variables = {"environment": dict(map(_variable, options.env))} if options.env else {}
+    return UserRequest(
+        scale=options.scale,
+        choice=parse(TuningChoice, {**_given(options, _CHOICES), **variables}, "command line"),
+        repeat=options.repeat,
+        python=options.python,
+        assume=options.dry_run,
+        save_weights=options.save_weights,
+        probe=options.probe,
+        runtime=options.runtime,
+        base_image=base_image(options),
+        base_has_framework=options.base_has_framework,
+        offline=options.offline,
+        container_memory_bytes=options.container_memory,
+        allow=tuple(options.allow),
+        hardware=_hardware(options.assume_hardware, options.dry_run),
+        derivation=parse(Derivation, _given(options, Derivation.model_fields), "command line"),
+        launch=launch_of(options),
+        preflight=options.preflight,
+        quiet_machine=options.quiet_machine,
+    )
+
+
+def _given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def _hardware(text: str | None, dry_run: bool) -> NamedHardware | None:
+    if text is None:
+        return None
+    if not dry_run:
+        raise UsageError("--assume-hardware: found no --dry-run; add it, since a run needs real devices")
+    try:
+        return read_hardware(text)
+    except ValueError as error:
+        raise UsageError(f"--assume-hardware: {error}") from None
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--env: found '{text}', expected NAME=VALUE")
+    return name, value
+
+
+def _chosen(entries: Sequence[Entry], names: Sequence[str], framework: str | None) -> list[Entry]:
     """Return the entries of these names, all without names, through `framework`. Cases outside of suites stay.
 
     Raises UsageError where no suite is given, UnknownName for a name that no suite has.
@@ -44,7 +184,7 @@ def _by(entry: Entry, framework: str) -> Entry:
     return replace(entry, text=":".join((case, framework, *rest)))
 
 
-def with_files(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[list[Entry], Strategy | None]:
+def _with_files(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[list[Entry], Strategy | None]:
     """Return the cases with the strategy's free fields and the hosts' number of nodes, and the strategy.
 
     The command line's own choices win over the file. Raises UsageError for entries of suites, and for a wrong file.
@@ -54,8 +194,8 @@ def with_files(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[l
         raise UsageError("--strategy and --hosts: found a --suite, whose entries have their own; give --case only")
     found = list(entries)
     if options.hosts:
-        hosts = hosts_of(options.hosts)
-        found = [_launched(entry, len(hosts)) if launched else _on(entry, len(hosts), options) for entry in found]
+        nodes = len(hosts_of(options.hosts))
+        found = [_launched(entry, nodes) if launched else _on(entry, nodes, options) for entry in found]
     strategy = read_strategy(options.strategy) if options.strategy else None
     if strategy:
         suggestion = Suggestion(strategy.choice, f"file {strategy.path.name}")
@@ -63,11 +203,11 @@ def with_files(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[l
     return found, strategy
 
 
-def checked(jobs: Iterator[Job], strategy: Strategy | None) -> Iterator[Job]:
-    """Return the jobs; raises UsageError for the first that the strategy's file contradicts."""
+def _checked(jobs: Iterator[Job], strategy: Strategy) -> Iterator[Job]:
+    """Return the jobs; raises UsageError for the first that the strategy's file contradicts, before any runs."""
     listed = list(jobs)
-    for job in listed if strategy else ():
-        strategy.check(job.plan)  # type: ignore[union-attr]
+    for job in listed:
+        strategy.check(job.plan)
     return iter(listed)
 
 
@@ -86,9 +226,9 @@ def _on(entry: Entry, nodes: int, options: argparse.Namespace) -> Entry:
         raise UsageError(
             f"--hosts {options.hosts}: found {nodes} hosts; add --launcher ssh to run on them, or --dry-run for a plan"
         )
-    if said is None and len(parts) < 3 and nodes > 1:
+    if len(parts) < 3 and nodes > 1:
         raise UsageError(f"--hosts {options.hosts}: --case '{entry.text}' names no chip; write case:framework:chip")
-    return replace(entry, text=f"{entry.text}:{nodes}") if said is None and len(parts) == 3 else entry
+    return _launched(entry, nodes)
 
 
 def node_counts(text: str) -> tuple[int, ...]:
@@ -138,6 +278,6 @@ def series_scaling(results: Sequence[Result], runs: Path) -> Iterator[Scaling | 
     folder = FolderRuns(runs)
     for (case, framework, _), run_ids in groups.items():
         try:
-            yield scaling([folder.record(folder.find(run_id)) for run_id in run_ids])
+            yield scaling.scaling([folder.record(folder.find(run_id)) for run_id in run_ids])
         except LevelfieldError as error:
             yield f"{case} with {framework}: no scaling: {error}"

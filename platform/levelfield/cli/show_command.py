@@ -5,24 +5,27 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from levelfield.catalog import lookup
-from levelfield.catalog.registry import Registry
-from levelfield.catalog.tuning_changes import RowChanges, RunPlace, row_changes, tuned
 from levelfield.cli.command_line import Command
-from levelfield.cli.listing import listing
-from levelfield.cli.options import chips_option, json_option, registry_of
+from levelfield.cli.options import chips_option, json_option, registry_of, runs_of
 from levelfield.errors import UnknownName, UsageError
-from levelfield.measure.parameter_counts import parameters
-from levelfield.report.words import wrapped
-from levelfield.rundir.directory import default_runs
-from levelfield.specs.case import Case, Scale
-from levelfield.specs.tuning import TuningRow
-from levelfield.specs.yaml_words import WordDumper
+from levelfield.report.sheets import aligned, padded, widths_of
+from levelfield.report.words import WIDTH, wrapped
+
+if TYPE_CHECKING:
+    from levelfield.catalog.registry import Registry
+    from levelfield.catalog.support import Rehearsals, SupportRow
+    from levelfield.catalog.tuning_changes import RowChanges, RunPlace
+    from levelfield.specs.case import Case, Scale
+    from levelfield.specs.tuning import TuningRow
+    from levelfield.specs.vendor import Achieved, Chip, Peak, PeakDtype
+
+    Row = dict[str, Any]
 
 _HELP = """\
 List what there is, one line about each, or show every value of a case, at full
@@ -41,6 +44,8 @@ examples:
   run_benchmarks.py show llama3_8b --vendor nvidia --diff
 """
 KINDS = ("cases", "frameworks", "vendors", "chips", "suites", "published", "runs")
+HERE_WIDTH = 28
+CHIP_DATA = {"peaks", "achievable", "interconnect"}
 _OF_A_CASE = ("scale", "vendor", "diff", "framework", "chip", "devices")
 
 
@@ -64,17 +69,191 @@ def execute(options: argparse.Namespace) -> int:
         return _show_case(options, registry)
     if given := [f"--{name}" for name in _OF_A_CASE if getattr(options, name) not in (None, False)]:
         raise UsageError(f"show: found {', '.join(given)}, expected a case beside it: show CASE {given[0]}")
-    print(listing(registry, options.runs or default_runs(), options.name, options.json))
+    print(listing(registry, runs_of(options), options.name, options.json))
     return 0
 
 
+def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> str:
+    """Return the names of a kind, by default of every kind but runs."""
+    from levelfield.catalog import support
+
+    shows_layouts = kind == "frameworks" or (as_json and kind is None)
+    works = list(support.rows(registry)) if shows_layouts else []  # they rest on many files
+    kinds: dict[str, Callable[[], list[Row]]] = {
+        "cases": lambda: _cases(registry),
+        "frameworks": lambda: _frameworks(registry, works),
+        "vendors": lambda: _vendors(registry),
+        "chips": lambda: _chips(registry),
+        "suites": lambda: [{"name": n, "says": registry.suite(n).title} for n in sorted(registry.suites)],
+        "published": lambda: [{"name": n, "says": registry.figures(n).title} for n in sorted(registry.published)],
+        "runs": lambda: _runs(runs),
+    }
+    found = {name: kinds[name]() for name in ([kind] if kind else [k for k in kinds if k != "runs"])}
+    if as_json:
+        return json.dumps(found, indent=2, ensure_ascii=False)
+    blocks = ["\n".join([kind, *LINES.get(kind, _lines)(rows)]) for kind, rows in found.items()]
+    if kind == "frameworks":
+        blocks += ["\n".join(support.table(works))]
+    return "\n\n".join(blocks)
+
+
+def _lines(rows: list[Row]) -> list[str]:
+    lines = aligned([(f"  {row['name']}", row["says"]) for row in rows])
+    return [line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines] or ["  none"]
+
+
+def _case_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each case that stands by itself, and one about those that suites have for their rows."""
+    derived = [row for row in rows if row["suite"]]
+    suites = ", ".join(sorted({row["suite"] for row in derived}))
+    more = [wrapped(f"  and {len(derived)} that rows of suites train: {suites}", 4)] if derived else []
+    return _lines([row for row in rows if not row["suite"]]) + more
+
+
+def _chip_lines(rows: list[Row]) -> list[str]:
+    """Return whole texts, wrapped where they are long: a number that is cut is another number."""
+    width = max((len(r["name"]) for r in rows), default=0)
+    lines = [wrapped(line, width + 4) for line in aligned([(f"  {r['name']}", r["says"]) for r in rows])] or ["  none"]
+    private = [(row["name"], row["overlay"]) for row in rows if row["overlay"]]
+    said = (f"  private: {name}: {', '.join(changed['fields'])}, by {changed['file']}" for name, changed in private)
+    return [*lines, *(wrapped(line, 4) for line in said)]
+
+
+def _vendor_lines(rows: list[Row]) -> list[str]:
+    """Return name, devices here, and what the vendor was verified on, wrapped where it is long."""
+    table = [("  name", "here", "verified on")]
+    for row in rows:
+        here = row["here"] if len(row["here"]) <= HERE_WIDTH else f"{row['here'][: HERE_WIDTH - 3]}..."
+        table.append((f"  {row['name']}", here, row["verified"]))
+    name, here_width, _ = widths_of(table)
+    problems = [f"    {r['name']}: {r['problem']}" for r in rows if r["problem"]]
+    lines = [wrapped(padded(row, (name, here_width)), name + here_width + 4) for row in table]
+    return [*lines, *(wrapped(problem, 6) for problem in problems)]
+
+
+def _framework_lines(rows: list[Row]) -> list[str]:
+    """Return name, version and families of models in columns; below, where its pins ran by kind of device."""
+    cells = [(f"  {row['name']}", row["version"], ", ".join(row["families"])) for row in rows]
+    heads = aligned([("  name", "version", "families of models"), *cells])
+    lines = [heads[0]]
+    for head, row in zip(heads[1:], rows, strict=True):
+        lines += [head, *(wrapped(f"    {kind}: {where}", 6) for kind, where in row["verified"].items())]
+    return lines
+
+
+LINES: dict[str, Callable[[list[Row]], list[str]]] = {
+    "cases": _case_lines,
+    "vendors": _vendor_lines,
+    "chips": _chip_lines,
+    "frameworks": _framework_lines,
+}
+
+
+def _cases(registry: Registry) -> list[Row]:
+    works = {registry.reference(name).identity.work for name in registry.references}
+    rows = []
+    for name, path in registry.all_cases.items():
+        case = registry.case(name)
+        has_one = case.work("smoke").fingerprint() in works
+        row: Row = {"name": name, "says": case.title if has_one else f"no reference; {case.title}"}
+        row |= {"family": case.model.family, "digest": case.fingerprint(), "has_reference": has_one}
+        rows.append({**row, "suite": None if name in registry.cases else path.stem})
+    return rows
+
+
+def _frameworks(registry: Registry, works: list[SupportRow]) -> list[Row]:
+    from levelfield.catalog import support
+    from levelfield.specs.implementation import SIMULATED
+
+    listed, rehearsals = [], _rehearsals(registry)
+    for name in registry.labels():
+        found, _ = registry.labelled(name)
+        pins = {kind: needs.verified for kind, needs in found.requirements.items()}
+        verified = {kind: "pins ran nowhere yet" if where == "none" else where for kind, where in pins.items()}
+        verified = {k: _and(where, rehearsals.said(framework=name, kind=k)) for k, where in verified.items()}
+        verified |= {"every device": SIMULATED} if found.simulated else {}
+        row: Row = {"name": name, "version": found.version, "families": support.families_of(found)}
+        row["says"] = f"{row['version']}  {', '.join(row['families'])}  {'; '.join(map(': '.join, verified.items()))}"
+        row["layouts"] = [asdict(each) for each in works if each.framework == name]
+        listed.append({**row, "verified": verified})
+    return listed
+
+
+def _vendors(registry: Registry) -> list[Row]:
+    rows, rehearsals = [], _rehearsals(registry)
+    for name in sorted(registry.vendors):
+        verified, devices = registry.vendor_file(name).verified, registry.machine.devices(name)
+        verified = _and(verified, rehearsals.said(vendor=name))
+        unknown = devices.problem is not None and not devices
+        here = f"{len(devices)} ({devices[0].description})" if devices else "unknown" if unknown else "no"
+        says = f"here: {here}; verified: {verified}"
+        listed: Row = {"name": name, "says": says, "devices": None if unknown else len(devices)}
+        rows.append({**listed, "problem": devices.problem, "here": here, "verified": verified})
+    return rows
+
+
+@lru_cache(maxsize=1)  # a digest of each file that they rest on takes a tenth of the command's time
+def _rehearsals(registry: Registry) -> Rehearsals:
+    from levelfield.catalog.support import Rehearsals
+
+    return Rehearsals(registry)
+
+
+def _and(where: str, rehearsed: str | None) -> str:
+    return f"{where}; {rehearsed}" if rehearsed else where
+
+
+def _chips(registry: Registry) -> list[Row]:
+    rows = []
+    for vendor in sorted(registry.vendors):
+        spec = registry.vendor_file(vendor)
+        for chip in spec.chips:
+            overlay = registry.overlay.used(spec, chip) if registry.overlay else None
+            says = f"{'private; ' if overlay else ''}{vendor}; a {chip.device_is}; {_rates(chip)}"
+            row: Row = {"name": chip.name, "says": says, **chip.model_dump(mode="json", include=CHIP_DATA)}
+            rows.append({**row, "overlay": overlay.model_dump(mode="json") if overlay else None})
+    return rows
+
+
+def _runs(runs: Path) -> list[Row]:
+    from levelfield.rundir.directory import state_words
+    from levelfield.specs.paths import RunPaths
+
+    return [
+        {"name": p.parent.name, "says": state_words(RunPaths(p.parent))} for p in sorted(runs.glob("*/status.json"))
+    ]
+
+
+def _rates(chip: Chip) -> str:
+    """Return published and measured peaks in TFLOP/s, and the links in GB/s each way."""
+    said = [f"TFLOP/s: {_by_dtype(chip.peaks) or 'none published'}"]
+    said += [f"reached: {_by_dtype(chip.achievable)}"] if chip.achievable else []
+    link = chip.interconnect
+    if link and link.each_way_bytes_per_second:
+        said.append(f"links: {link.each_way_bytes_per_second / 1e9:g} GB/s each way")
+    if link and link.pair_each_way_bytes_per_second:
+        said.append(f"of a pair: {link.pair_each_way_bytes_per_second / 1e9:g}")
+    return "; ".join(said)
+
+
+def _by_dtype(rates: Mapping[PeakDtype, Peak | Achieved]) -> str:
+    return ", ".join(f"{dtype} {rate.tflops:g}" for dtype, rate in rates.items())
+
+
 def _show_case(options: argparse.Namespace, registry: Registry) -> int:
-    case = _case(registry, options.name)
+    import yaml
+
+    from levelfield.catalog import lookup
+    from levelfield.specs.bounded_reading import WordDumper
+
+    if options.name not in registry.all_cases and (near := difflib.get_close_matches(options.name, KINDS, 1, 0.7)):
+        raise UsageError(f"unknown case '{options.name}'; did you mean `show {near[0]}`?")
+    case = registry.case(options.name)
     scales: list[Scale] = [options.scale] if options.scale else ["full", "smoke"]
     place = _place(options, registry)
     rows = lookup.tuning_rows(registry, options.vendor, case.name) if options.vendor else ()
     if options.diff:
-        return _print_changes(case, options.vendor, rows, scales, place, as_json=options.json)
+        return _print_changes(case, options, rows, scales, place)
     content: dict[str, object] = {
         "name": case.name,
         "title": case.title,
@@ -91,13 +270,6 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
     return 0
 
 
-def _case(registry: Registry, name: str) -> Case:
-    """Return the case. Raises UnknownName with the nearest kinds and cases."""
-    if name not in registry.cases and (near := difflib.get_close_matches(name, KINDS, n=1, cutoff=0.7)):
-        raise UsageError(f"unknown case '{name}'; did you mean `show {near[0]}`?")
-    return registry.case(name)
-
-
 def _extended(registry: Registry, name: str) -> dict[str, object]:
     """Return the case that this one extends and the changes; nothing for a case that extends none."""
     extension = registry.extension(name)
@@ -109,6 +281,8 @@ def _extended(registry: Registry, name: str) -> dict[str, object]:
 
 def _place(options: argparse.Namespace, registry: Registry) -> RunPlace:
     """Return the place for which rows are selected. Raises UsageError for unknown names, or without a vendor."""
+    from levelfield.catalog.tuning_changes import RunPlace
+
     if options.vendor is None:
         given = {"--diff": options.diff, "--framework": options.framework, "--chip": options.chip}
         given["--devices"] = options.devices is not None
@@ -129,6 +303,8 @@ def _place(options: argparse.Namespace, registry: Registry) -> RunPlace:
 
 
 def _work(case: Case, scale: Scale) -> dict[str, object]:
+    from levelfield.measure.parameter_counts import parameters
+
     work = case.work(scale)
     count = parameters(work.model, work.training.sequence_length)
     active = {"active_parameters": count.active} if work.model.experts else {}
@@ -142,6 +318,8 @@ def _tuned(
     vendor: str | None, case: Case, rows: tuple[TuningRow, ...], scale: Scale, place: RunPlace
 ) -> dict[str, object]:
     """Return the free fields with the vendor's rows that apply, and the conditions of the other rows."""
+    from levelfield.catalog.tuning_changes import tuned
+
     if vendor is None:
         return {}
     here = [row for row in rows if row.scale == scale and place.admits(row)]
@@ -154,15 +332,16 @@ def _tuned(
 
 
 def _print_changes(
-    case: Case, vendor: str, rows: Sequence[TuningRow], scales: Sequence[Scale], place: RunPlace, as_json: bool
+    case: Case, options: argparse.Namespace, rows: tuple[TuningRow, ...], scales: list[Scale], place: RunPlace
 ) -> int:
-    """Print every row that may apply, with its changes and its reason. Return 0."""
+    from levelfield.catalog.tuning_changes import row_changes
+
     found = {scale: list(row_changes(case, rows, scale, place)) for scale in scales}
-    if as_json:
+    if options.json:
         content = {scale: [_changes_as_json(row) for row in changed] for scale, changed in found.items()}
-        print(json.dumps({"case": case.name, "vendor": vendor, **content}, indent=2, ensure_ascii=False))
+        print(json.dumps({"case": case.name, "vendor": options.vendor, **content}, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(wrapped(line, 8) for line in _change_lines(case, vendor, found)))
+        print("\n".join(wrapped(line, 8) for line in _change_lines(case, options.vendor, found)))
     return 0
 
 
@@ -173,23 +352,22 @@ def _changes_as_json(found: RowChanges) -> dict[str, Any]:
 
 def _change_lines(case: Case, vendor: str, found: dict[Scale, list[RowChanges]]) -> Iterator[str]:
     for scale, rows in found.items():
-        changes = "changes free fields only" if rows else "changes nothing"
-        yield f"{case.name} at {scale} scale: {vendor} {changes}"
+        what = "changes free fields only" if rows else "changes nothing"
+        yield f"{case.name} at {scale} scale: {vendor} {what}"
         for row in rows:
             where = ", ".join(f"{name} {value}" for name, value in row.row.conditions.items()) or "anywhere"
             yield f"  row {row.number}: {where}"
-            yield from (f"    {c.field:<17}{_said(c.before)} -> {_said(c.after)}" for c in row.changes)
+            changes = ((f"    {c.field}", f"{_text_of(c.before)} -> {_text_of(c.after)}") for c in row.changes)
+            yield from (padded(change, (20,), " ") for change in changes)
             if not row.changes:
                 yield "    no change: the case has these values"
             yield f"    why: {row.row.why}"
 
 
-def _said(value: object) -> str:
+def _text_of(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={text}" for name, text in value.items()) or "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-COMMANDS = {
-    "show": Command(_HELP, arguments, execute),
-}
+COMMANDS = {"show": Command(_HELP, arguments, execute)}

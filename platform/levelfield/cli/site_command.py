@@ -7,35 +7,39 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.launch_options import launch_of, site_of
 from levelfield.cli.options import (
     base_image,
     chips_option,
     json_option,
+    launch_of,
     python_option,
     quiet_option,
     registry_of,
+    runs_of,
     runtime_option,
+    site_of,
     site_options,
 )
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
-from levelfield.plan.request import UserRequest
 from levelfield.report.escapes import one_line, printable
-from levelfield.report.preflight_lines import preflight_lines
-from levelfield.report.words import wrapped
-from levelfield.run import scheduler
-from levelfield.run.preflight_run import preflight
-from levelfield.run.site_checks.site_findings import SiteFinding, ok
-from levelfield.rundir.directory import default_runs
-from levelfield.specs.base import dump
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.plan import PreflightPlan
-from levelfield.specs.preflight_report import PreflightReport
+from levelfield.report.sheets import labelled, padded
+from levelfield.report.words import NONE, WIDTH, wrapped
 
+if TYPE_CHECKING:
+    from levelfield.run.site_checks.site_findings import SiteFinding
+    from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
+    from levelfield.specs.site import LaunchPlan
+
+_GIGA, _MILLI = 1e9, 1e-3
+_PER_TABLE = 5  # nodes side by side
+_SHOWN_NODES = 20
+_SHOWN_PAIRS = 15
+_UNITS = {"B/s": ("GB/s", 1e9), "1/s": ("10^6/s", 1e6), "FLOP/s": ("TFLOP/s", 1e12)}
 SCHEMA = "levelfield.site-check/1"
 PREFLIGHT = """\
 Measure what the nodes of a case reach before an hour is lost on a bad one:
@@ -118,30 +122,29 @@ def _findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
         from levelfield.run.site_checks.ssh_checks import ssh_findings
 
         return ssh_findings(launch)
+    from levelfield.run.site_checks.site_findings import ok
+
     return iter((ok("launcher", f"{launch.launcher} is a site's own, which has no checks here"),))
 
 
 def _lines(finding: SiteFinding) -> Iterator[str]:
-    """Yield a finding in lines of at most 80 columns."""
-    says, do = (printable(one_line(text)) for text in (finding.says, finding.do))
-    subject = printable(one_line(finding.subject))
-    yield wrapped(f"{finding.word:<8} {subject + ':'} {says}", 9)
+    says, do, subject = (printable(one_line(text)) for text in (finding.says, finding.do, finding.subject))
+    yield labelled(finding.word, f"{subject}: {says}", 9)
     if do:
-        yield wrapped(f"{'':9}do: {do}", 13)
+        yield wrapped(f"         do: {do}", 13)
 
 
 def _preflight_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--case", required=True, metavar="STRING", help="case:framework:vendor-or-chip:nodes:devices")
-    parser.add_argument("--short", action="store_true", help="less time for each check, as before a run")
-    parser.add_argument("--pairs", action="store_true", help="also messages between every two nodes")
-    parser.add_argument(
-        "--quiet-machine", action="store_true", help="exit code 4 where others use a device or the processors"
-    )
+    option = parser.add_argument
+    option("--case", required=True, metavar="STRING", help="case:framework:vendor-or-chip:nodes:devices")
+    option("--short", action="store_true", help="less time for each check, as before a run")
+    option("--pairs", action="store_true", help="also messages between every two nodes")
+    option("--quiet-machine", action="store_true", help="exit code 4 where others use a device or the processors")
     site_options(parser)
     runtime_option(parser)
-    parser.add_argument("--base-image", metavar="IMAGE", help="base of the image, with --runtime docker")
+    option("--base-image", metavar="IMAGE", help="base of the image, with --runtime docker")
     python_option(parser, "measure with this Python; default: the framework's own")
-    parser.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
+    option("--offline", action="store_true", help="fetch neither wheels nor images from a network")
     chips_option(parser)
     json_option(parser)
     quiet_option(parser)
@@ -149,39 +152,112 @@ def _preflight_options(parser: argparse.ArgumentParser) -> None:
 
 def _preflight(options: argparse.Namespace) -> int:
     """Run the preflight and print its report. Return 0, 3 or 4 as the description says, 130 when interrupted."""
-    terminal = Terminal(quiet=options.quiet or options.json)
-    work = scheduler.entries(registry_of(options), [options.case], [], _request(options))
-    job = next(scheduler.jobs(registry_of(options), work, None))
-    chosen = PreflightPlan(short=options.short, pairs=options.pairs, quiet=options.quiet_machine)
-    plan = job.plan.model_copy(update={"preflight": chosen})
-    runs = options.runs or default_runs()
-    try:
-        report = preflight(plan, job.vendor, runs, terminal.say)
-    except KeyboardInterrupt:
-        terminal.say("interrupted; nothing is kept")
-        return INTERRUPTED
-    print(dump(report) if options.json else "\n".join(preflight_lines(report)), end="" if options.json else "\n")
-    return _exit_code(report, options.quiet_machine)
+    from levelfield.plan.request import UserRequest
+    from levelfield.run import scheduler
+    from levelfield.run.preflight_run import preflight
+    from levelfield.specs.base import dump
+    from levelfield.specs.plan import PreflightPlan
 
-
-def _exit_code(report: PreflightReport, quiet_machine: bool) -> int:
-    """Return the exit code of a report."""
-    if report.was_interrupted:
-        return INTERRUPTED
-    if report.word == "failed":
-        return RunFailed.exit_code
-    gated = report.word in ("out of line", "incomplete") or (quiet_machine and report.others)
-    return GateFailed.exit_code if gated else 0
-
-
-def _request(options: argparse.Namespace) -> UserRequest:
-    return UserRequest(
+    terminal, registry = Terminal(quiet=options.quiet or options.json), registry_of(options)
+    request = UserRequest(
         python=options.python,
         runtime=options.runtime,
         base_image=base_image(options),
         offline=options.offline,
         launch=launch_of(options),
     )
+    job = next(scheduler.jobs(registry, scheduler.entries(registry, [options.case], [], request), None))
+    chosen = PreflightPlan(short=options.short, pairs=options.pairs, quiet=options.quiet_machine)
+    plan = job.plan.model_copy(update={"preflight": chosen})
+    try:
+        report = preflight(plan, job.vendor, runs_of(options), terminal.say)
+    except KeyboardInterrupt:
+        terminal.say("interrupted; nothing is kept")
+        return INTERRUPTED
+    print(dump(report) if options.json else "\n".join([*preflight_lines(report), ""]), end="")
+    if report.was_interrupted:
+        return INTERRUPTED
+    if report.word == "failed":
+        return RunFailed.exit_code
+    gated = report.word in ("out of line", "incomplete") or (options.quiet_machine and report.others)
+    return GateFailed.exit_code if gated else 0
+
+
+def preflight_lines(report: PreflightReport) -> list[str]:
+    """Return the report in lines of at most 80 columns."""
+    kind = "short preflight" if report.short else "preflight"
+    of = f" of {len(report.nodes)} node(s)" if report.nodes else ""
+    lines = [f"{kind}{of} by {report.launcher}, {report.framework}", f"{report.word}"]
+    if report.evidence:
+        lines.append(report.evidence)
+    lines += [f"! {finding.sentence}" for finding in report.faults]
+    lines += [f"remark: {finding.sentence}" for finding in report.remarks]
+    tables = [*_rates(report.nodes), *_collectives(report), *_pairs(report.pairs)]
+    return [*(wrapped(one_line(line), 2) for line in lines), *(line[:WIDTH] for line in tables)]
+
+
+def _rates(nodes: Sequence[NodeReport]) -> Iterator[str]:
+    for first in range(0, min(len(nodes), _SHOWN_NODES), _PER_TABLE):
+        shown = nodes[first : first + _PER_TABLE]
+        figures = list(dict.fromkeys(figure for node in shown for figure in node.rates))
+        yield ""
+        widths = (24, *[-11] * len(shown))
+        yield padded(("median of repeats", *(one_line(node.name)[:10] for node in shown)), widths, gap="")
+        for figure in figures:
+            unit = next(node.rates[figure].unit for node in shown if figure in node.rates)
+            name, scale = _UNITS.get(unit, (unit, 1.0))
+            yield padded((f"{figure}, {name}", *(_value(node, figure, scale) for node in shown)), widths, gap="")
+    if len(nodes) > _SHOWN_NODES:
+        yield f"and {len(nodes) - _SHOWN_NODES} more nodes; --json has all"
+
+
+def _value(node: NodeReport, figure: str, scale: float) -> str:
+    rate = node.rates.get(figure)
+    return NONE if rate is None or rate.value is None else f"{rate.value / scale:,.4g}"
+
+
+def _collectives(report: PreflightReport) -> Iterator[str]:
+    if report.collectives_missing:
+        yield from ("", f"collectives: not measured: {one_line(report.collectives_missing)}")
+    if not report.collectives:
+        return
+    yield ""
+    ranks = report.collectives[0].ranks
+    barrier = f", barrier {_time(report.barrier_seconds)}" if report.barrier_seconds else ""
+    yield f"collectives of {ranks} ranks by {one_line(str(report.backend))[:20]}{barrier}; GB/s"
+    widths = (16, -10, -12, -12, -10)
+    yield padded(("", "size", "time", "algorithm", "bus", "  values"), widths, gap="")
+    for row in report.collectives:
+        rates = (f"{rate / _GIGA:.4g}" for rate in (row.algorithm_bytes_per_second, row.bus_bytes_per_second))
+        right = "  right" if row.wrong is None else "  WRONG"
+        yield padded((one_line(row.operation)[:15], size(row.bytes), _time(row.seconds), *rates, right), widths, gap="")
+
+
+def _pairs(pairs: Sequence[PairReport]) -> Iterator[str]:
+    if not pairs:
+        return
+    yield ""
+    widths = (34, -10, -12, -10)
+    yield padded(("pairs, slowest first", "size", "one way", "GB/s", "  values"), widths, gap="")
+    ordered = sorted(pairs, key=lambda pair: (-pair.bytes, pair.bytes_per_second))
+    for pair in ordered[:_SHOWN_PAIRS]:
+        name, rate = one_line(" to ".join(pair.members))[:33], f"{pair.bytes_per_second / _GIGA:.4g}"
+        right = "  right" if pair.wrong is None else "  WRONG"
+        yield padded((name, size(pair.bytes), _time(pair.seconds), rate, right), widths, gap="")
+    if len(pairs) > _SHOWN_PAIRS:
+        yield f"and {len(pairs) - _SHOWN_PAIRS} more; --json has all"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / _MILLI:.3f} ms"
+
+
+def size(number: int) -> str:
+    """Return bytes with a binary prefix: 4 KiB, 1.5 MiB."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= scale:
+            return f"{number / scale:.4g} {unit}"
+    return f"{number} B"
 
 
 COMMANDS = {

@@ -9,14 +9,29 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+from zipfile import is_zipfile
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, store_option
+from levelfield.cli.options import json_option, opened_store, runs_of, store_option, writing
 from levelfield.cli.terminal import Terminal
-from levelfield.errors import GateFailed, UsageError
+from levelfield.errors import GateFailed, LevelfieldError, UsageError
+from levelfield.report.escapes import spreadsheet_cell
+from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
+from levelfield.rundir.directory import PAIRS, find_run, replacing
+from levelfield.specs.paths import RunPaths
+
+if TYPE_CHECKING:
+    from levelfield.specs.record import RunRecord
+    from levelfield.store.database import Store
+    from levelfield.store.statements import Statement
 
 STORE = """\
 Keep results over time in a database. Every run is recorded unless --no-store.
@@ -74,9 +89,12 @@ example:
   run_benchmarks.py store info --json
 """
 
-_MOST_DAYS = 36_500  # a hundred years
-
 FORMATS = ("jsonl", "csv", "tensorboard", "mllog")
+_MOST_DAYS = 36_500  # a hundred years
+_LISTED = 20  # messages about what could not be added
+# Why a record is `reported`: anybody can edit a line of an export, or a result.json, and no seal would show it.
+_OF_AN_EXPORT = "it came from an export, without its raw files; import the run or its bundle"
+_OF_A_RESULT = "result.json was taken as it is (--trust-results); import the run without it"
 
 
 def _import_options(parser: argparse.ArgumentParser) -> None:
@@ -113,27 +131,172 @@ def _json_and_store(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from levelfield.cli.store_import import import_runs
+    """Add everything that can be. Raises UsageError with what could not, after the rest."""
+    from levelfield.store.statements import add_statements
 
-    return import_runs(options)
+    source = _ImportSource(options)
+    with opened_store(options) as store:
+        added = store.add(source.records())
+        add_statements(store, source.statements)
+    events = len(source.statements)
+    if options.json:
+        counts = {"new": added.new, "known": added.known, "conflicts": list(added.conflicts), "statements": events}
+        print(json.dumps({**counts, "problems": source.problems}, indent=2))
+    else:
+        beside = f", {events:,} event(s), expectation(s) or finding(s)" if events else ""
+        print(f"{added.new:,} new, {added.known:,} known already{beside}")
+    conflict = (
+        "run {0}: the store has other content for this id; both are kept aside and are in no history. Find out which "
+        "is right, then `store prune --run {0}` and import that one"
+    )
+    if problems := [*source.problems, *map(conflict.format, added.conflicts)]:
+        more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
+        raise UsageError("\n".join([*problems[:_LISTED], *more]))
+    return 0
+
+
+class _ImportSource:
+    """The records of the paths and names of a command line. statements, problems: what was found beside them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options, self._terminal = options, Terminal(quiet=options.json)
+        self.statements: list[Statement] = []
+        self.problems: list[str] = []
+
+    def records(self) -> Iterator[RunRecord]:
+        """Yield every record that can be made. The error of any other is kept in `problems`."""
+        for name in self._options.run:
+            path = Path(name)
+            read = self._of_runs if not path.is_file() else self._of_bundle if is_zipfile(path) else self._of_file
+            with self._kept_problem():
+                yield from read(path)
+
+    @contextmanager
+    def _kept_problem(self, before: str = "") -> Iterator[None]:
+        try:
+            yield
+        except LevelfieldError as error:
+            self.problems.append(f"{before}{error}")
+
+    def _of_file(self, path: Path) -> Iterator[RunRecord]:
+        from levelfield.specs.record import RunRecord
+        from levelfield.store.record_lines import read_lines
+
+        with self._terminal.bytes_progress(f"importing {path.name}") as progress:
+            for document in read_lines(path, lambda error: self.problems.append(str(error)), progress):
+                if isinstance(document, RunRecord):
+                    yield document.reported(_OF_AN_EXPORT)
+                else:
+                    self.statements.append(document)
+
+    def _of_bundle(self, path: Path) -> Iterator[RunRecord]:
+        from levelfield.judge.collector import collect
+        from levelfield.judge.verdict import Redaction
+        from levelfield.rundir.bundle_reader import read_bundle, written
+        from levelfield.rundir.raw_files import read_raw
+        from levelfield.store.run_record import record_of, storable
+
+        for run in read_bundle(path).runs:
+            with self._kept_problem(f"{path}: "):
+                with written(run) as paths:
+                    raw, redaction = read_raw(paths), Redaction(run.seal, run.listed.software)
+                    made = record_of(paths, result=collect(paths, raw, redaction), raw=raw)
+                yield storable(made, made.run_id)
+
+    def _of_runs(self, path: Path) -> Iterator[RunRecord]:
+        """Yield the run of a name, or all runs of a folder. Raises UsageError for a folder without runs."""
+        if not path.is_dir() or (path / "plan.json").is_file():
+            folders = [find_run(runs_of(self._options), str(path)).root]
+        else:
+            folders = sorted(plan.parent.resolve() for plan in path.glob("*/plan.json"))
+        if not folders:
+            raise UsageError(f"{path}: found no run there, expected folders with a plan.json")
+        with self._terminal.bytes_progress(f"importing {len(folders)} run(s)") as progress:
+            for number, folder in enumerate(folders, 1):
+                with self._kept_problem():
+                    yield self._of_run(RunPaths(folder))
+                progress(number, len(folders))
+
+    def _of_run(self, paths: RunPaths) -> RunRecord:
+        from levelfield.judge.collector import collect
+        from levelfield.rundir.directory import refuse_running
+        from levelfield.rundir.raw_files import read_raw
+        from levelfield.store.run_record import record_of, storable
+
+        refuse_running(paths)
+        if paths.root.parent.name == PAIRS:
+            raise UsageError(
+                f"{paths.root}: found a run of a pair of builds, which is no point of its series; expected another. A "
+                "nightly stores its pairs itself"
+            )
+        raw = read_raw(paths)
+        if self._options.trust_results and paths.result.exists():
+            return storable(record_of(paths, raw=raw).reported(_OF_A_RESULT), str(paths.root))
+        return storable(record_of(paths, result=collect(paths, raw), raw=raw), str(paths.root))
 
 
 def _export(options: argparse.Namespace) -> int:
-    from levelfield.cli.store_export import export_runs
+    """Write the chosen runs. Raises UsageError for a place that cannot be written."""
 
-    return export_runs(options)
+    with opened_store(options, read_only=True) as store:
+        records = store.records(store.run_ids(options.case, options.since))
+        if options.format == "tensorboard":
+            return _write_folders(options.output, records)
+        if options.output is None:
+            _write(options.format, sys.stdout, records, store)
+        else:
+            with writing(options.output), replacing(options.output) as file:
+                _write(options.format, file, records, store)
+    return 0
+
+
+def _write(form: str, file: TextIO, records: Iterator[RunRecord], store: Store) -> None:
+    from levelfield.publish.tool_logs import mllog_lines
+    from levelfield.store.record_lines import line_of
+    from levelfield.store.statements import statements_of
+
+    if form == "jsonl":
+        file.writelines(map(line_of, records))
+        file.writelines(map(line_of, statements_of(store)))
+    elif form == "mllog":
+        file.writelines(line for record in records for line in mllog_lines(record))
+    else:
+        _write_table(file, records)
+
+
+def _write_table(file: TextIO, records: Iterable[RunRecord]) -> None:
+    from levelfield.store.record_lines import row_of
+
+    writer: Any = None
+    for record in records:
+        row = {name: spreadsheet_cell(value) for name, value in row_of(record).items()}
+        if writer is None:
+            writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def _write_folders(folder: Path | None, records: Iterator[RunRecord]) -> int:
+    from levelfield.publish.tool_logs import write_scalars
+
+    if folder is None:
+        raise UsageError("--format tensorboard: found no folder to write; give --output DIR")
+    with writing(folder):
+        written = [bool(write_scalars(folder, record)) for record in records]
+    known = written.count(False)
+    print(f"wrote {written.count(True):,} run(s)" + (f", {known:,} were there already" if known else ""))
+    return 0
 
 
 def _pruned(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
-    from levelfield.store.database import Store
     from levelfield.store.upkeep import prune
 
     if options.keep_days is None and not options.case and not options.run:
         raise UsageError("store prune: found nothing to choose by; give --keep-days N, --case NAME or --run ID")
     if options.keep_days is not None and not 0 <= options.keep_days <= _MOST_DAYS:
         raise UsageError(f"--keep-days: found {options.keep_days}, expected 0 to {_MOST_DAYS}")
-    with Store.open(options.store, is_missing(options.store)) as store:
+    with opened_store(options, read_only=is_missing(options.store)) as store:
         found = prune(store, options.keep_days, options.case, options.run, options.dry_run)
     if options.json:
         print(json.dumps({"removed": found.removed, "kept": found.kept, "dry_run": options.dry_run}, indent=2))
@@ -147,11 +310,10 @@ def _pruned(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace) -> int:
-    from levelfield.store.database import Store
     from levelfield.store.upkeep import counts, faults
 
     terminal = Terminal(quiet=options.json)
-    with Store.open(options.store, read_only=True) as store:
+    with opened_store(options, read_only=True) as store:
         with terminal.bytes_progress("checking") as progress:
             found = faults(store, progress)
         rows = counts(store)
@@ -166,11 +328,10 @@ def _checked(options: argparse.Namespace) -> int:
 
 def _shown(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
-    from levelfield.store.database import Store
     from levelfield.store.schema import REVISION
     from levelfield.store.upkeep import counts, size_bytes
 
-    with Store.open(options.store, is_missing(options.store)) as store:
+    with opened_store(options, read_only=is_missing(options.store)) as store:
         rows, size, where, nights = counts(store), size_bytes(store), store.address.text, store.nights()
         listed = store.series()
     facts = {
@@ -187,7 +348,7 @@ def _shown(options: argparse.Namespace) -> int:
         return 0
     print(f"store    {where}")
     print(f"schema   {REVISION}, {size / 2**20:,.1f} MiB")
-    print(wrapped(f"rows     {', '.join(f'{count:,} {name}' for name, count in rows.items())}", 9))
+    print(labelled("rows", ", ".join(f"{count:,} {name}" for name, count in rows.items()), 9))
     print(f"runs     from {facts['first'] or '-'} to {facts['last'] or '-'}, {len(nights)} night(s)")
     return 0
 

@@ -1,42 +1,55 @@
-"""Output for people: sentences on stderr during a run, the result on stdout.
+"""Output for people: sentences on stderr during a run, the result on stdout, on streams that nothing can harm.
 
-Without a terminal no line is redrawn: a log gets the line of a step every few seconds.
+Without a terminal no line is redrawn: a log gets the line of a step every few seconds. A closed pipe, a full disk or a
+closed stream ends no command. Control characters of a text reach no terminal.
 """
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from levelfield.checkout import checkout
-from levelfield.compare import scaling
-from levelfield.compare.scaling import Scaling
-from levelfield.report import repeats, suites, tables, words
-from levelfield.report.escapes import one_line
-from levelfield.report.sheets import as_text
-from levelfield.run.runner import Listener
-from levelfield.run.scheduler import Job
-from levelfield.rundir.follower import Progress
-from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
-from levelfield.specs.result import Result
+from levelfield.report import words
+from levelfield.report.escapes import one_line, printable
+from levelfield.report.sheets import padded
+
+if TYPE_CHECKING:
+    from levelfield.compare.scaling import Scaling
+    from levelfield.corpus.facts import CorpusFacts
+    from levelfield.run.runner import Listener
+    from levelfield.run.scheduler import Job
+    from levelfield.rundir.follower import Progress
+    from levelfield.specs.paths import RunPaths
+    from levelfield.specs.plan import Plan
+    from levelfield.specs.result import Result
+    from levelfield.testing.findings import CheckFinding
 
 LOG_SECONDS = 5.0
+BLANK = "\u00a0"  # in a text: a blank where no line may break
+HARMLESS = (errno.EPIPE, errno.EBADF)  # a reader such as `head` has left, or nobody wants the output
 
 
 class Terminal:
     """Progress and results. With `quiet` only errors go to stderr. recorded: called with each run that has a result."""
 
-    def __init__(self, quiet: bool, recorded: Callable[[RunPaths], None] = lambda paths: None) -> None:
+    def __init__(self, quiet: bool = False, recorded: Callable[[RunPaths], None] = lambda paths: None) -> None:
         self._quiet, self._recorded = quiet, recorded
         self._redraws = sys.stderr.isatty() and not quiet
         self._open_line = False
         self._last_log = 0.0
 
     def listener(self) -> Listener:
+        from levelfield.run.runner import Listener
+
         return Listener(say=self.say, step=self.step, recorded=self._recorded)
 
     def say(self, text: str) -> None:
@@ -57,7 +70,7 @@ class Terminal:
             return
         last = progress.step == progress.steps
         if self._redraws:
-            self._redraw(f"{progress_line(progress)[: words.WIDTH - 1]:<{words.WIDTH - 1}}")
+            self._redraw(progress_line(progress)[: words.WIDTH - 1].ljust(words.WIDTH - 1))
         elif last or progress.step == 1 or time.monotonic() - self._last_log > LOG_SECONDS:
             print(progress_line(progress), file=sys.stderr, flush=True)
             self._last_log = time.monotonic()
@@ -69,13 +82,16 @@ class Terminal:
 
     def summary(self, results: Sequence[Result], runs: Path) -> None:
         """Print the results: one run in full, several side by side, suites by entry, and the run directories."""
+        from levelfield.report import repeats, tables
+        from levelfield.report.one_run import result_lines
+
         alone = [result for result in results if result.entry is None]
         if len(alone) == 1:
             print("\n".join(result_lines(alone[0])))
         elif alone:
             print(tables.as_text(alone), end="")
-        for listed in suites.by_suite(results):
-            print("\n".join(suites.ran(listed)))
+        for listed in tables.by_suite(results):
+            print("\n".join(tables.ran(listed)))
         if said := repeats.as_lines(results):
             print("\n".join([*said, ""]))
         for result in results:
@@ -83,6 +99,9 @@ class Terminal:
 
     def scaled(self, found: Sequence[Scaling | str]) -> None:
         """Print the table of each series, or why there is none."""
+        from levelfield.compare import scaling
+        from levelfield.report.sheets import as_text
+
         for each in found:
             if isinstance(each, str):
                 self.say(each)
@@ -92,16 +111,28 @@ class Terminal:
     @contextmanager
     def bytes_progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
         """Return a callback that shows progress. Its arguments are the bytes done and all bytes."""
-        state = {"shown": -1}
+        last = -1
 
         def show(done: int, whole: int) -> None:
+            nonlocal last
             percent = 100 * done // max(1, whole)
-            if self._redraws and percent != state["shown"]:
+            if self._redraws and percent != last:
                 self._redraw(f"levelfield: {what}: {percent} %")
-                state["shown"] = percent
+                last = percent
 
-        yield show
-        self._end_line()
+        try:
+            yield show
+        finally:
+            self._end_line()
+
+    def checked_corpus(self, prefix: str | None) -> CorpusFacts | None:
+        """Return what a corpus is, after all of it was read; None without one."""
+        from levelfield.corpus.integrity import check
+
+        if prefix is None:
+            return None
+        with self.bytes_progress(f"checking {prefix}") as progress:
+            return check(prefix, progress=progress)
 
     def _redraw(self, line: str) -> None:
         """Write the line over the last one. The carriage return is a text of its own, which the streams let through."""
@@ -122,7 +153,7 @@ def announcement(plan: Plan) -> list[str]:
     lines = [f"suite {plan.entry.suite}, entry {plan.entry.name}"] if plan.entry else []
     lines += [
         f"{plan.case} with {plan.implementation.framework} {plan.implementation.version} on {hardware.nodes} x "
-        f"{hardware.devices_per_node} {hardware.chip.name} ({hardware.description}), {plan.tuning.layout}",
+        f"{hardware.devices_per_node} {hardware.chip.name} ({hardware.description}), {plan.tuning.layout}"
     ]
     if plan.scale == "smoke":
         lines.append(f"smoke scale: {plan.scale_reason}")
@@ -146,44 +177,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def result_lines(result: Result) -> list[str]:
-    """Return one result in lines of at most 80 columns."""
-    name, memory = words.worst_memory(result)
-    throughput, mfu = result.throughput, words.utilisation(result, "palm")
-    lines = [
-        f"{result.case} ({result.scale})  {result.framework} {result.framework_version}  {result.layout}",
-        f"result   {words.status(result)}",
-        *(f"         {reason}" for reason in result.status.reasons),
-    ]
-    if throughput:
-        step = throughput.step_seconds
-        lines.append(f"speed    {words.number(throughput.tokens_per_second_per_device)} tokens/s/device")
-        lines.append(f"step     {step.median * 1000:,.1f} ms median, {step.p90 * 1000:,.1f} ms p90, {step.steps} steps")
-        lines += [f"         flagged: {flag}" for flag in step.flags]
-    if result.disturbance:
-        lines += [f"         flagged: {flag}" for flag in result.disturbance.flags]
-    lines += [f"waited   {sentence}" for sentence in words.pace_lines(result)]
-    beyond = [each for each in result.utilisation if each.is_above_peak and each != mfu]
-    if mfu:
-        peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
-        lines.append(f"MFU      {words.percent(mfu)} {mfu.formula} {peak}".rstrip())
-        lines += [f"         {mfu.peak_source or mfu.reason}"]
-    lines += [f"         {each.kind} {each.formula}: {each.reason}" for each in beyond]
-    lines += [f"memory   {words.gib(memory)} ({name})", f"         expected {words.expectation(result)}"]
-    lines += [f"         remark: {remark}" for remark in words.memory_remarks(result)]
-    first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
-    lines.append(f"loss     {first} -> {last}, mean of the last steps")
-    lines += [f"experts  {sentence}" for sentence in words.expert_lines(result)]
-    lines += words.node_lines(result)
-    lines += [f"before   {result.preflight}"] if result.preflight else []
-    lines += [f"warning  {warning}" for warning in result.warnings]
-    lines.append(f"verdict  {result.alignment.verdict}: {words.reason_without_limits(result.alignment)}")
-    lines += [f"limits   {result.alignment.limits}"] if result.alignment.limits else []
-    if result.alignment.verdict == "different":
-        lines.append(f"         next: `align diagnose {result.run_id}` names the first step and tensor that differ")
-    return [words.wrapped(line, 9) for line in lines]
-
-
 _CONTINUED = " \\\n           "
 
 
@@ -204,3 +197,90 @@ def shown(path: Path) -> str:
         return str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):  # OSError: the current folder was removed
         return str(path)
+
+
+_STATUS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
+
+
+def say(text: str, indent: int = 9) -> None:
+    """Print a text that goes on below itself."""
+    print(words.wrapped(text, indent).replace(BLANK, " "), flush=True)
+
+
+def say_check(finding: CheckFinding, width: int) -> None:
+    indent = 8 + 1 + width + 1
+    say(padded((_STATUS[finding.status], finding.check, printable(finding.says)), (8, width), " "), indent)
+    if finding.do:
+        say(padded(("", f"> {printable(finding.do)}"), (indent - 3,), " "), indent)
+
+
+def say_checked(name: str, found: Sequence[CheckFinding]) -> None:
+    if bad := [finding.check for finding in found if not finding.is_good]:
+        say(f"{name}: {len(bad)} of {len(found)} checks did not pass: {', '.join(bad)}")
+    else:
+        say(f"{name}: all {sum(each.status == 'ok' for each in found)} checks that apply passed")
+
+
+class Streams:
+    """The standard streams of this process, protected from here on. Make it once, before anything is printed.
+
+    run_benchmarks.py has put the null device in place of a closed one.
+    """
+
+    def __init__(self) -> None:
+        self._output = _DroppingFile(1)
+        sys.stdout = _text(self._output, line_buffering=os.isatty(1))
+        sys.stderr = _text(_DroppingFile(2), line_buffering=True)
+
+    def lost(self) -> str | None:
+        """Return why standard output was not written, or None. A closed pipe loses nothing that somebody wants."""
+        sys.stdout.flush()
+        failure = self._output.failure
+        if failure is None or failure.errno in HARMLESS:
+            return None
+        return f"standard output could not be written: {failure.strerror}"
+
+
+def _text(file: _DroppingFile, line_buffering: bool) -> io.TextIOWrapper:
+    encoding = getattr(sys.__stdout__ or sys.__stderr__, "encoding", None) or "utf-8"
+    buffered = io.BufferedWriter(file)
+    return _PrintableText(buffered, encoding, errors="backslashreplace", line_buffering=line_buffering)
+
+
+class _DroppingFile(io.RawIOBase):
+    """A descriptor that drops what it cannot write. failure: the first error, None without one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.failure: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: Any) -> int:
+        """Write the bytes and return their number, also when they were dropped."""
+        while self.failure is None:
+            try:
+                return os.write(self._descriptor, data)
+            except BlockingIOError:
+                select.select([], [self._descriptor], [])
+            except OSError as error:
+                self.failure = error
+        return len(data)
+
+
+class _PrintableText(io.TextIOWrapper):
+    """A text stream that writes control characters as `\\u001b`. Only a carriage return that stands alone is sent.
+
+    The line of progress is redrawn by it. A text from elsewhere is always part of a longer one.
+    """
+
+    def write(self, text: str) -> int:
+        super().write(text if text == "\r" else printable(text))
+        return len(text)

@@ -12,12 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
-from levelfield.contracts.node_commands import NodeCommands
-from levelfield.contracts.patterns import first_match
 from levelfield.contracts.readings import Read, chip_named, hides_all, sample_of, shown, take, without
-from levelfield.contracts.tool_records import Parsed, Record, parse
-from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample, Vendor, container_options
-from levelfield.specs.launch import NodeCommand
+from levelfield.contracts.tool_records import Parsed, Record, first_match, parse
+from levelfield.contracts.vendor import (
+    ContainerOptions,
+    Device,
+    DeviceList,
+    NodeCommands,
+    Sample,
+    Vendor,
+    container_options,
+)
+from levelfield.specs.site import NodeCommand
 from levelfield.specs.tool import FieldName, Tool, VersionCommand
 from levelfield.specs.vendor import VendorFile
 
@@ -64,16 +70,17 @@ class DeclaredVendor:
     def node_commands(self) -> NodeCommands:
         """Return the monitor, which is repeated, and the commands of discovery and software, which run once."""
         monitor, discovery = self.spec.monitor, self.spec.discovery
-        tools = {"discovery": discovery.tool if discovery else None, "monitor": monitor}
+        tools = {"discovery": discovery.tool if discovery else None, "monitor": monitor, **self.spec.software}
         facts = {name: _node_command(tool) for name, tool in tools.items() if tool}
-        facts |= {name: _node_command(command) for name, command in self.spec.software.items()}
         return NodeCommands((_node_command(monitor),) if monitor else (), facts)
 
     def replayed(self, ask: Ask) -> Vendor | None:
         """Return this vendor over recorded answers; None for a subclass, whose own code may read this machine."""
         return DeclaredVendor(self.spec, ask, self._root) if type(self) is DeclaredVendor else None
 
-    def _records(self, tool: Tool) -> Parsed:
+    def _records(self, tool: Tool | None) -> Parsed:
+        if tool is None:
+            return Parsed({})
         answer = self._ask(tool.command, tool.timeout_seconds)
         if answer.text is not None:
             return parse(tool, answer.text)
@@ -82,17 +89,14 @@ class DeclaredVendor:
     def _all_devices(self) -> DeviceList:
         """Return the devices that discovery lists. The monitor's record of the same index adds missing values."""
         discovery = self.spec.discovery
-        first = self._seen(discovery.tool if discovery and discovery.tool else self.spec.monitor)
+        first = self._records(discovery.tool if discovery and discovery.tool else self.spec.monitor)
         if first.problem and not (discovery and discovery.device_nodes):
             return DeviceList(problem=first.problem)
-        seen = self._seen(self.spec.monitor) if discovery and discovery.tool else first
+        seen = self._records(self.spec.monitor) if discovery and discovery.tool else first
         indices = self._nodes(discovery.device_nodes) if discovery and discovery.device_nodes else set(first.records)
         records = (first.records, seen.records)
         found = (_device(self.spec, index, [r[index] for r in records if index in r]) for index in sorted(indices))
         return DeviceList(found, first.problem or seen.problem)
-
-    def _seen(self, tool: Tool | None) -> Parsed:
-        return self._records(tool) if tool else Parsed({})
 
     def _nodes(self, pattern: str) -> set[int]:
         names = (path.name for path in self._root.glob(pattern.lstrip("/")))

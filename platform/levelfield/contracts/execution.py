@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from levelfield.errors import RunFailed
-from levelfield.specs.container import ContainerOptions
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.variables import masked
+from levelfield.specs.vendor import ContainerOptions
 
 PORT_CHOSEN_AT_START = "{port}"
 FIRST_NODE = "{first_node}"  # in a rank's variables: the address of node 0, where only the engine knows it
@@ -122,7 +122,9 @@ class Request:
         for node in content["nodes"]:
             if node["name"] is None:
                 del node["name"]
-        return content if self.submissions else {k: v for k, v in content.items() if k != "submissions"}
+        if not self.submissions:
+            del content["submissions"]
+        return content
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,10 @@ class ProcessEnd:
     state: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        held = {} if self.process is None else {"process": self.process, "state": self.state}
-        return {**{k: v for k, v in asdict(self).items() if k not in ("process", "state")}, **held}
+        content = asdict(self)
+        if self.process is None:
+            del content["process"], content["state"]
+        return content
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ class Outcome:
     oom_kills: how many processes of the run the kernel killed for memory; oom_evidence: how that is known.
     warnings: sentences for the result.
     seen: the window as the platform saw it, by rank (rundir/follower.py). code: the digest of the code by where and
-    when it was read (run/code_watch.py). elsewhere: what ranks imported and the digest does not cover, by path; None:
+    when it was read (run/input_watch.py). elsewhere: what ranks imported and the digest does not cover, by path; None:
     not looked for. The platform fills in these.
     """
 
@@ -189,17 +193,21 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of outcome.json."""
-        extra = {"warnings": "\n".join(self.warnings)} if self.warnings else {}
-        extra |= {"oom_kills": str(self.oom_kills)} if self.oom_kills else {}
-        extra |= {"oom_evidence": self.oom_evidence} if self.oom_evidence else {}
-        ends = [end.to_dict() for end in self.ends]
-        content: dict[str, Any] = {"cause": self.cause, "ends": ends, "evidence": self.evidence, "extra": extra}
-        nodes = [{**asdict(node), "missing": list(node.missing)} for node in self.nodes]
-        content |= {"seen": self.seen} if self.seen else {}
-        content |= {"code": self.code} if self.code else {}
-        if self.elsewhere:
-            content["elsewhere"] = [{"path": path, "sha256": digest} for path, digest in self.elsewhere.items()]
-        return {**content, **({"nodes": nodes} if nodes else {})}
+        kills = str(self.oom_kills or "")
+        extra = {"warnings": "\n".join(self.warnings), "oom_kills": kills, "oom_evidence": self.oom_evidence}
+        known = {
+            "seen": self.seen,
+            "code": self.code,
+            "elsewhere": [{"path": path, "sha256": digest} for path, digest in (self.elsewhere or {}).items()],
+            "nodes": [{**asdict(node), "missing": list(node.missing)} for node in self.nodes],
+        }
+        return {
+            "cause": self.cause,
+            "ends": [end.to_dict() for end in self.ends],
+            "evidence": self.evidence,
+            "extra": {name: text for name, text in extra.items() if text},
+            **{name: content for name, content in known.items() if content},
+        }
 
 
 class NodesNotReady(RunFailed):

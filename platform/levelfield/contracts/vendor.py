@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
 
-from levelfield.specs.container import ContainerOptions
-from levelfield.specs.vendor import ContainerAccess, VendorFile
+from levelfield.contracts.command import Ask, CommandOutput
+from levelfield.specs.site import NodeCommand
+from levelfield.specs.vendor import ContainerAccess, ContainerOptions, VendorFile
 
 __all__ = ["ContainerOptions", "Device", "DeviceList", "Sample", "Vendor", "container_options"]
+
+# The adapter itself runs on the platform's machine only. A node needs neither it nor the vendor's folder.
+NOT_REPLAYABLE = "this vendor's adapter cannot read what another node recorded"
 
 
 @dataclass(frozen=True)
@@ -59,14 +64,16 @@ class Sample:
 def container_options(access: ContainerAccess, devices: Sequence[Device]) -> ContainerOptions:
     """Return the `container` of vendor.yaml for these devices, with `{index}` filled in for each device."""
     requested = tuple(device.identity or str(device.index) for device in devices)
+    nodes = [text.replace("{index}", str(device.index)) for text in access.device_nodes for device in devices]
+    indices = ",".join(str(device.index) for device in devices)
     return ContainerOptions(
-        device_nodes=_for_each(access.device_nodes, devices),
+        device_nodes=tuple(dict.fromkeys(nodes)),
         read_only_mounts=tuple(mount.path for mount in access.mounts),
         device_request=requested if access.device_request else (),
         request_driver=access.device_request,
         groups=access.groups,
         engine_runtime=access.engine_runtime,
-        environment={name: _listed(text, devices) for name, text in access.environment.items()},
+        environment={name: text.replace("{index}", indices) for name, text in access.environment.items()},
         capabilities=tuple(access.capabilities),
         security_options=tuple(access.security_options),
         host_ipc=access.host_ipc,
@@ -74,15 +81,6 @@ def container_options(access: ContainerAccess, devices: Sequence[Device]) -> Con
         network=access.network,
         ulimits=dict(access.ulimits),
     )
-
-
-def _for_each(texts: Sequence[str], devices: Sequence[Device]) -> tuple[str, ...]:
-    filled = [text.replace("{index}", str(d.index)) for text in texts for d in devices]
-    return tuple(dict.fromkeys(filled))
-
-
-def _listed(text: str, devices: Sequence[Device]) -> str:
-    return text.replace("{index}", ",".join(str(d.index) for d in devices))
 
 
 class Vendor(Protocol):
@@ -105,3 +103,47 @@ class Vendor(Protocol):
 
     def software(self) -> dict[str, str]:
         """Return versions outside the framework: driver, firmware, kernel, host processor."""
+
+
+@dataclass(frozen=True)
+class NodeCommands:
+    """samples: the commands that a node repeats during a run. facts: by name, those that it runs once."""
+
+    samples: tuple[NodeCommand, ...] = ()
+    facts: Mapping[str, NodeCommand] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@runtime_checkable
+class ReplayableVendor(Protocol):
+    """An adapter that can read what its tools printed elsewhere. DeclaredVendor is one, where it has no subclass."""
+
+    def node_commands(self) -> NodeCommands:
+        """Return what a node has to run, so that `replayed` can sample from the outputs."""
+        ...
+
+    def replayed(self, ask: Ask) -> Vendor | None:
+        """Return an adapter whose tools give the answers of `ask`, and that reads nothing of this machine."""
+        ...
+
+
+def recorded_commands(vendor: Vendor) -> NodeCommands:
+    """Return what a node has to run for a vendor; nothing for an adapter that could not read it."""
+    if isinstance(vendor, ReplayableVendor) and vendor.replayed(answers_of(())) is not None:
+        return vendor.node_commands()
+    return NodeCommands()
+
+
+def replayed(vendor: Vendor, ask: Ask) -> Vendor | None:
+    """Return the vendor's adapter over recorded answers; None where it cannot read them."""
+    return vendor.replayed(ask) if isinstance(vendor, ReplayableVendor) else None
+
+
+def answers_of(outputs: Iterable[Any]) -> Ask:
+    """Return an `Ask` that gives recorded outputs: objects with `argv`, and `text` or `reason`. Nothing raises."""
+    found = {}
+    for output in (each for each in outputs if isinstance(each, dict)):
+        argv, text = output.get("argv"), output.get("text")
+        reason, is_absent = str(output.get("reason", "no output was recorded")), bool(output.get("absent"))
+        key = tuple(map(str, argv)) if isinstance(argv, list) else ()
+        found[key] = CommandOutput(text) if isinstance(text, str) else CommandOutput(None, reason, is_absent)
+    return lambda argv, seconds: found.get(tuple(argv), CommandOutput(None, f"{argv[0]} was not recorded on the node"))

@@ -7,14 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from levelfield.measure.coverage import coverage, too_little
 from levelfield.measure.flops import FormulaError, flops_per_token
 from levelfield.measure.least_work import energy_reason, memory_reason, processor_reason, time_reason
 from levelfield.measure.other_use import busy_seconds, in_use
-from levelfield.measure.throughput import WindowThroughput
+from levelfield.measure.readings import coverage, too_little
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status
+from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status, Throughput
 
 _STATES = ("weights", "gradients", "optimizer_states")
 
@@ -23,7 +22,7 @@ def unless_implausible(
     status: Status,
     plan: Plan,
     parts: Sequence[NodePart],
-    throughput: WindowThroughput | None,
+    throughput: Throughput | None,
     memory: Memory,
     energy: Energy,
 ) -> Status:
@@ -49,7 +48,7 @@ def _memory(plan: Plan, memory: Memory) -> Iterator[str]:
         yield f"memory: {reason}"
 
 
-def _work(plan: Plan, parts: Sequence[NodePart], throughput: WindowThroughput, energy: Energy) -> Iterator[str]:
+def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy: Energy) -> Iterator[str]:
     training = plan.work.training
     try:
         flops = flops_per_token("megatron", plan.work.model, training.sequence_length) * training.tokens_per_step
@@ -58,7 +57,8 @@ def _work(plan: Plan, parts: Sequence[NodePart], throughput: WindowThroughput, e
     window = plan.work.window
     steps = window.last_step - window.first_step + 1
     seconds, each = throughput.wall_seconds / steps, flops / plan.world_size
-    published = _published(plan)
+    maker = plan.hardware.chip.peaks.get(training.precision)  # what it publishes for these products; fp8: that of fp8
+    published = (maker.tflops, maker.source) if maker else None
     if published is not None and (reason := time_reason(seconds, each, *published)):
         yield f"time: {reason}"
     if plan.hardware.is_host:
@@ -70,13 +70,6 @@ def _work(plan: Plan, parts: Sequence[NodePart], throughput: WindowThroughput, e
         part = each / seconds / (peak * 1e12)
         if reason := energy_reason(energy.mean_watts.value, idle, part, 1 / seconds):
             yield f"energy: {reason}"
-
-
-def _published(plan: Plan) -> tuple[float, str] | None:
-    """Return the peak that the maker publishes for the products of this precision, and its source. fp8: that of fp8."""
-    precision, peaks = plan.work.training.precision, plan.hardware.chip.peaks
-    peak = peaks.get(precision)
-    return (peak.tflops, peak.source) if peak else None
 
 
 def _processors(plan: Plan, parts: Sequence[NodePart], flops: float) -> Iterator[str]:

@@ -9,6 +9,7 @@ from itertools import takewhile
 from statistics import median
 
 from levelfield.errors import UsageError
+from levelfield.series.examination import is_since
 from levelfield.series.findings import FIGURES, Finding
 from levelfield.series.level import LONGEST, node_medians
 from levelfield.series.segments import Segment, in_history, is_evidence, night_of, observations, segments_of, value_of
@@ -64,15 +65,14 @@ def accepted_step(
 
 def same_steps(step: StoreEvent, points: Mapping[str, Sequence[Point]]) -> list[StoreEvent]:
     """Return the events that accept the same change of conditions in the other series that have it."""
-    found = []
-    for series in sorted(set(points) - {step.series}):
-        for before, after in _steps(points[series]):
-            if (before, after.conditions) == (step.data["before"], step.data["after"]):
-                event = _event(
-                    "environment-step", series, step.who, step.why, step.at, step.until, after.points, {}, step.data
-                )
-                found.append(event)
-    return found
+    return [
+        step.model_copy(
+            update={"id": uuid.uuid4().hex, "series": series, "runs": tuple(p.run_id for p in after.points)}
+        )
+        for series in sorted(set(points) - {step.series})
+        for before, after in _steps(points[series])
+        if (before, after.conditions) == (step.data["before"], step.data["after"])
+    ]
 
 
 def _steps(points: Sequence[Point]) -> list[tuple[str, Segment]]:
@@ -122,7 +122,7 @@ def _present_level(evidence: LevelEvidence) -> list[Point]:
     points, changed = in_history(evidence.points, _bad_nights(evidence)), _changed(evidence)
     if newest := list(takewhile(lambda point: point.run_id in changed, reversed(points)))[::-1]:
         return _newest_nights(newest, LONGEST)
-    unchanged = [point for point in points if point.run_id not in changed and _is_of_level(point, evidence.held)]
+    unchanged = [point for point in points if point.run_id not in changed and is_since(evidence.held, point)]
     home = next((s.points for s in segments_of(points) if points[-1] in s.points), ())
     own = [point for point in unchanged if point in home]
     # so few nights after a change of conditions are refused with the nights before it, in words
@@ -139,10 +139,6 @@ def _changed(evidence: LevelEvidence) -> set[str | None]:
     """Return the runs of which a figure was found changed, by the last finding about it."""
     last = {(finding.run_id, finding.figure): finding.word for finding in evidence.past}
     return {run for (run, _), word in last.items() if word in ("regression", "improvement")}
-
-
-def _is_of_level(point: Point, held: StoreEvent | None) -> bool:
-    return held is None or point.run_id in held.runs or point.began > held.at
 
 
 def _bad_nights(evidence: LevelEvidence) -> set[str]:

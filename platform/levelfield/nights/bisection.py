@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import TypeVar
 
 from levelfield.errors import DocumentError, RunFailed
 from levelfield.nights.build_pairs import ArmFailed, arms_of, paired_records
 from levelfield.plan.environment import environment_of
 from levelfield.run.builds import CommitBuild
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.series.halfway import HalfwayTest
-from levelfield.series.pairs import MOST_PAIRS, PairedTest
+from levelfield.series.pairs import MOST_PAIRS, HalfwayTest, PairedTest, Side
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Gated
 from levelfield.store.run_record import record_of, series_of
 
-Answer = Literal["good", "bad", "unknown"]
 T = TypeVar("T")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class Trial:
     """A build of the list that was tried, by its place, and what the pairs said."""
 
     place: int
-    answer: Answer
+    answer: Side
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class FirstBad:
         return tuple(range(self.good + 1, self.bad))
 
 
-def first_bad(builds: Sequence[T], answer_of: Callable[[T], Answer]) -> FirstBad:
+def first_bad(builds: Sequence[T], answer_of: Callable[[T], Side]) -> FirstBad:
     """Return the first bad build of a list whose first is good and whose last is bad.
 
     The last one is tried first: without a difference between both ends there is nothing to find. A build that cannot be
@@ -88,10 +84,10 @@ class BuildTrials:
     figure: Gated
     runs: Path
     plugins: Sequence[Path]
-    say: Say
+    say: Callable[[str], None]
     effect: float | None = None
 
-    def answer(self, build: CommitBuild) -> Answer:
+    def answer(self, build: CommitBuild) -> Side:
         """Return whether the build is good or bad. `unknown`: the pairs do not show it, or it does not run.
 
         The first build that is tried is the last of the list: its difference is what the others are held against.
@@ -107,7 +103,7 @@ class BuildTrials:
             self.say(str(error))
             return "unknown"
 
-    def _whole_effect(self, build: CommitBuild) -> Answer:
+    def _whole_effect(self, build: CommitBuild) -> Side:
         test = PairedTest(self.figure)
         for a, b in self._pairs(build):
             ruling = test.add(a, b)
@@ -118,12 +114,10 @@ class BuildTrials:
                 return "good" if ruling.word == "no change" else "unknown"
         return "unknown"
 
-    def _side(self, build: CommitBuild, effect: float) -> Answer:
-        test, side = HalfwayTest(self.figure, effect), "unknown"
-        for a, b in self._pairs(build):
-            if (side := test.add(a, b)) != "unknown":
-                break
-        return cast(Answer, side)
+    def _side(self, build: CommitBuild, effect: float) -> Side:
+        test = HalfwayTest(self.figure, effect)
+        sides = (test.add(a, b) for a, b in self._pairs(build))
+        return next((side for side in sides if side != "unknown"), "unknown")
 
     def _pairs(self, build: CommitBuild) -> Iterator[tuple[float | None, float | None]]:
         arms = arms_of(self.plan, self.good, build, self._python(build), self.plugins)

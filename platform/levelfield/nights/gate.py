@@ -62,8 +62,7 @@ def compared(given: GateInput, pairs: ConfirmingPairs = lambda series, figure: N
     found, grouped = _of_groups(judged, pairs)
     for around, examination in judged:
         if (around.series, examination.figure) not in grouped:
-            values = partial(_confirm, pairs, around.series)
-            found.append(judged_night(examination, around, values))
+            found.append(judged_night(examination, around, partial(pairs, around.series, examination.figure)))
     done = {f.series for f in found if f.series and f.word in COMPARED} | {series for series, _ in grouped}
     found += [*findings_about_runs(given), *missing_findings(given)]
     named = tuple(f.model_copy(update={"night": given.night}) for f in in_order(found))
@@ -81,30 +80,17 @@ def suspects(given: GateInput) -> list[Suspect]:
     return sorted(found, key=lambda suspect: -suspect.size)
 
 
-def _confirm(pairs: ConfirmingPairs, series: str, found: Examination) -> Pairs | None:
-    return pairs(series, found.figure)
-
-
 def _marked(judged: list[Judged]) -> list[Judged]:
     """Return the same with the mark of those that many looks explain."""
-    suspicious = [examination.suspicion for _, examination in judged if examination.suspicion]
-    kept = iter(kept_of_many(suspicious, len(judged)))
-    marked = []
-    for around, examination in judged:
-        is_chance = examination.suspicion is not None and not next(kept)
-        marked.append((replace(around, is_chance=is_chance), examination))
-    return marked
+    kept = iter(kept_of_many([found.suspicion for _, found in judged if found.suspicion], len(judged)))
+    return [(replace(around, is_chance=bool(found.suspicion) and not next(kept)), found) for around, found in judged]
 
 
 def _of_groups(judged: Sequence[Judged], pairs: ConfirmingPairs) -> tuple[list[Finding], set[tuple[str, Gated]]]:
     """Return one finding for each node on which many series moved alike, and the figures that it stands for."""
-    found: list[Finding] = []
-    grouped: set[tuple[str, Gated]] = set()
-    for group in node_groups(judged):
-        if finding := _of_group(group, pairs):
-            found.append(finding)
-            grouped |= {(around.series, group.figure) for around, _ in group.members}
-    return found, grouped
+    found = [(group, finding) for group in node_groups(judged) if (finding := _of_group(group, pairs))]
+    grouped = {(around.series, group.figure) for group, _ in found for around, _ in group.members}
+    return [finding for _, finding in found], grouped
 
 
 def _of_group(group: NodeGroup, pairs: ConfirmingPairs) -> Finding | None:
@@ -155,7 +141,8 @@ class Confirmation:
         direction = found.suspicion.direction if found.suspicion else (-1 if stepped_down else 1)
         test = PairedTest(figure, direction, found.expected_first)
         values: list[tuple[float | None, float | None]] = []
-        for accepted, tonight in self._pairs(series):
+        known = self._known.setdefault(series, [])
+        for accepted, tonight in chain(list(known), self._more(series, known)):
             values.append((getattr(accepted, figure), getattr(tonight, figure)))
             if test.add(*values[-1]).is_final:
                 break
@@ -169,10 +156,6 @@ class Confirmation:
                 self.say(f"no pairs: {started}")
             self._running[series] = None if isinstance(started, str) else started
         return self._running[series] is not None
-
-    def _pairs(self, series: str) -> Iterator[RecordPair]:
-        known = self._known.setdefault(series, [])
-        return chain(list(known), self._more(series, known))
 
     def _more(self, series: str, known: list[RecordPair]) -> Iterator[RecordPair]:
         """Run further pairs. A run that fails, and a budget that is used up, end them."""

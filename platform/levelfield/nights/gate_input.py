@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 
-from levelfield.series.eras import Era, era_of, holds
-from levelfield.series.examination import Examination, examined, nights_before
+from levelfield.series.examination import Era, Examination, era_of, examined, holds, nights_before
 from levelfield.series.findings import FIGURES, Finding, FindingWord, short
 from levelfield.series.judgement import Judged, Surroundings
 from levelfield.series.segments import (
@@ -23,14 +23,8 @@ from levelfield.series.segments import (
 from levelfield.specs.record import Conditions, Gated, Point, Series, StoreEvent
 
 _CHANGED: frozenset[FindingWord] = frozenset({"regression", "improvement"})
-_OF_A_STEP: frozenset[FindingWord] = frozenset({"environment step", "improvement"})
-
 _STILL_THERE = 14  # days: without a list of the night, a series that ran within them is expected
 _OFTEN = 7  # nights that had a figure before it counts as missing
-
-
-def _unknown(digest: str) -> Conditions | None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -47,13 +41,13 @@ class GateInput:
     events: Sequence[StoreEvent] = ()
     expected: Mapping[str, str | None] = field(default_factory=dict)
     past: Sequence[Finding] = ()
-    conditions: Callable[[str], Conditions | None] = _unknown
+    conditions: Callable[[str], Conditions | None] = lambda digest: None
 
     @cached_property
     def tonights(self) -> dict[str, list[Point]]:
         """The points of the night by series, without the runs of confirmations."""
-        every = ((s, [p for p in of if night_of(p) == self.night and p.is_of_trend]) for s, of in self.points.items())
-        return {series: points for series, points in every if points}
+        found = {s: [p for p in of if night_of(p) == self.night and p.is_of_trend] for s, of in self.points.items()}
+        return {series: points for series, points in found.items() if points}
 
     @cached_property
     def series_by_entry(self) -> dict[str, str]:
@@ -63,17 +57,17 @@ class GateInput:
     @cached_property
     def quarantines(self) -> dict[str, list[StoreEvent]]:
         """The quarantines and releases of each node that has any."""
-        found: dict[str, list[StoreEvent]] = {}
+        found: dict[str, list[StoreEvent]] = defaultdict(list)
         for event in self.events:
             if event.node and event.kind in ("quarantine", "release"):
-                found.setdefault(event.node, []).append(event)
+                found[event.node].append(event)
         return found
 
     @cached_property
     def events_by_series(self) -> dict[str, list[StoreEvent]]:
-        found: dict[str, list[StoreEvent]] = {}
+        found: dict[str, list[StoreEvent]] = defaultdict(list)
         for event in self.events:
-            found.setdefault(event.series or "", []).append(event)
+            found[event.series or ""].append(event)
         return found
 
     def tonight(self, series: str) -> list[Point]:
@@ -91,7 +85,9 @@ def examinations(given: GateInput) -> Iterator[Judged]:
         tonight = [p for p in given.tonight(series) if is_evidence(p) and not quarantined(given, p)]
         if not tonight:
             continue
-        known = _SeriesNights(series, tuple(sorted(tonight, key=lambda p: p.began)), _history(given, series, tonight))
+        tonight.sort(key=lambda point: point.began)
+        before = in_history(p for p in given.points[series] if p.began <= tonight[-1].began)
+        known = _SeriesNights(series, tonight, [p for p in before if not quarantined(given, p)])
         for figure in FIGURES:
             findings = [finding for finding in (*past.get(series, ()), *of_nodes) if finding.figure == figure]
             if found := _examination(given, known, figure, findings):
@@ -110,8 +106,8 @@ class _SeriesNights:
     """tonight: its runs, in order of time. history: those and all before them that may be evidence."""
 
     series: str
-    tonight: tuple[Point, ...]
-    history: tuple[Point, ...]
+    tonight: Sequence[Point]
+    history: Sequence[Point]
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -123,12 +119,6 @@ class _SeriesNights:
         return segments_of([p for p in self.history if p.run_id not in left]) if left else self.segments
 
 
-def _history(given: GateInput, series: str, tonight: Sequence[Point]) -> tuple[Point, ...]:
-    end = max(point.began for point in tonight)
-    points = in_history(p for p in given.points[series] if p.began <= end)
-    return tuple(p for p in points if not quarantined(given, p)) if given.quarantines else tuple(points)
-
-
 def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: Sequence[Finding]) -> Judged | None:
     events = given.events_by_series.get(nights.series, [])
     evidence = {run for event in events if event.kind == "baseline" for run in event.runs}
@@ -137,7 +127,8 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
     cleared = {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id}
     found: list[tuple[Era, Examination]] = []
     for night in observations(nights.tonight, figure):
-        era = era_of(segments, _place(segments, night.run_id), events, night.began, night.run_id)
+        place = place_of(segments, night.run_id)
+        era = era_of(segments, place, events, night.began, night.run_id)
         found.append((era, examined(figure, night, nights_before(era, figure, night, cleared, changed))))
     if not found:
         return None
@@ -145,7 +136,8 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
     return _surroundings(given, nights.series, era, past), worst
 
 
-def _place(segments: Sequence[Segment], run_id: str) -> int:
+def place_of(segments: Sequence[Segment], run_id: str) -> int:
+    """Return the index of the segment that has the run."""
     return next(i for i in reversed(range(len(segments))) if any(p.run_id == run_id for p in segments[i].points))
 
 
@@ -160,20 +152,17 @@ def _surroundings(given: GateInput, series: str, era: Era, past: Sequence[Findin
         before, after = (given.conditions(segment.conditions) for segment in era.segments[-2:])
         fields = condition_changes(before, after)
     here = {point.run_id for point in era.tonight.points}
-    is_known = any(f.word in _OF_A_STEP and f.run_id in here and _is_step(f) for f in past)
+    steps = (f for f in past if f.word == "environment step" or (f.word == "improvement" and f.fields))
+    is_known = any(f.run_id in here for f in steps)
     return Surroundings(series, given.label(series), fields, is_known)
-
-
-def _is_step(finding: Finding) -> bool:
-    return finding.word == "environment step" or bool(finding.fields)
 
 
 def _past_by_series(given: GateInput) -> dict[str, list[Finding]]:
     """Return the last finding about each run of each figure, from nights before this one."""
     last = {(f.series, f.figure, f.run_id or f.night, f.node): f for f in given.past if f.night != given.night}
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[Finding]] = defaultdict(list)
     for finding in last.values():
-        found.setdefault(finding.series, []).append(finding)
+        found[finding.series].append(finding)
     return found
 
 
@@ -191,13 +180,10 @@ def findings_about_runs(given: GateInput) -> Iterator[Finding]:
         for point in tonight:
             if point.verdict in ("different", "diverged"):
                 yield _about(given, series, "training differs", f"alignment: {point.verdict}", point)
-        if tonight and not any(map(is_evidence, tonight)):
-            yield from (
-                _about(given, series, "invalid run", _reason(p), p)
-                for p in tonight[-1:]
-                if p.verdict not in ("different", "diverged")
-            )
         for point in tonight[-1:]:
+            if not any(map(is_evidence, tonight)) and point.verdict not in ("different", "diverged"):
+                reason = point.evidence if point.word == "valid" else point.word
+                yield _about(given, series, "invalid run", reason, point)
             if event := quarantined(given, point):
                 detail = f"node {short(point.node)} is in quarantine since {event.at[:10]}: {event.why}"
                 yield _about(given, series, "bad night", detail, point)
@@ -210,13 +196,16 @@ def missing_findings(given: GateInput) -> Iterator[Finding]:
         if series is None:
             yield Finding(series=known or "", label=entry, figure=None, word="missing", detail="expected, not run")
         elif known and series != known and known in given.series and series in given.series:
-            fields = _differing(given.series[known], given.series[series])
+            one, other = given.series[known], given.series[series]
+            both = ((name, getattr(one, name), getattr(other, name)) for name in Series.model_fields)
+            fields = tuple(f"{name} {old} -> {new}" for name, old, new in both if old != new)
             detail = f"tonight's run is of another series: {', '.join(fields)}"
             yield Finding(series=known, label=entry, figure=None, word="incomparable", detail=detail, fields=fields)
     if not given.expected:
         for series in sorted(expected_series(given)):
             if not given.tonight(series):
-                yield _about(given, series, "missing", f"expected, not run; last run {_last(given, series)}", None)
+                last = max((p.began[:10] for p in given.points[series]), default="never")
+                yield _about(given, series, "missing", f"expected, not run; last run {last}", None)
     yield from _missing_figures(given)
 
 
@@ -246,20 +235,6 @@ def _about(given: GateInput, series: str, word: FindingWord, detail: str, point:
         series=series, label=given.label(series), figure=None, word=word, detail=detail,
         run_id=point.run_id if point else None, node=point.node if point else None,
     )  # fmt: skip
-
-
-def _reason(point: Point) -> str:
-    return point.evidence if point.word == "valid" else point.word
-
-
-def _differing(one: Series, other: Series) -> tuple[str, ...]:
-    """Return the fields in which two series differ, with both values."""
-    pairs = ((name, getattr(one, name), getattr(other, name)) for name in type(one).model_fields)
-    return tuple(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)
-
-
-def _last(given: GateInput, series: str) -> str:
-    return max((p.began[:10] for p in given.points[series]), default="never")
 
 
 def _ran_lately(given: GateInput, series: str) -> bool:

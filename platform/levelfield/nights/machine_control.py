@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 
 from levelfield.node.regular_files import read_regular_text
-from levelfield.run.peak_probe import cache_folder
 from levelfield.rundir.directory import write_atomically
+from levelfield.user_folders import own_cache
 
 FEWEST = 7  # nights of a band
 MOST_KEPT = 200
@@ -44,7 +44,7 @@ def out_of_line(earlier: Sequence[Rates], now: Rates) -> str | None:
 
 def control_file(node: str) -> Path:
     """Return the file of a machine's controls. node: its name."""
-    return cache_folder().with_name("controls") / f"{hashlib.sha256(node.encode()).hexdigest()[:24]}.jsonl"
+    return own_cache() / "controls" / f"{hashlib.sha256(node.encode()).hexdigest()[:24]}.jsonl"
 
 
 def read_controls(path: Path) -> list[dict[str, float]]:

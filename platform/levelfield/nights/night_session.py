@@ -7,43 +7,45 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
 from levelfield import environment_folder
+from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
 from levelfield.nights.build_pairs import arms_of, paired_records, shared_python
 from levelfield.nights.gate import Confirmation, GateReport, RecordPair, Suspect, compared, suspects
 from levelfield.nights.machine_control import control_file, keep_control, out_of_line, read_controls
-from levelfield.nights.night_state import (
+from levelfield.nights.nightly import (
     Candidate,
+    NightRun,
     NightState,
+    NightTools,
     PairRun,
     durations,
     expected_seconds,
+    fresh_state,
     is_other_build,
     nights_unseen,
     read_state,
+    run_entries,
     state_path,
     write_state,
 )
-from levelfield.nights.nightly import NightRun, NightTools, fresh_state, run_entries
-from levelfield.nights.stored_nights import gate_input
+from levelfield.nights.stored_nights import gate_input, now
 from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker, scheduler
 from levelfield.run.builds import CommitBuild, build_of
-from levelfield.run.control_probe import control_rates
+from levelfield.run.measurement import control_rates
 from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
-from levelfield.series.examination import Examination
 from levelfield.series.level import level_of
 from levelfield.series.pairs import MOST_PAIRS
 from levelfield.series.segments import in_history, observations
@@ -86,7 +88,7 @@ class NightRequest:
 
 @dataclass
 class NightSession:
-    """One night of one suite. began: the monotonic clock at this start."""
+    """One night of one suite."""
 
     asked: NightRequest
     suite: str
@@ -95,7 +97,6 @@ class NightSession:
     output: NightOutput
     work: tuple[NightRun, ...]
     state: NightState
-    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     @contextmanager
@@ -105,7 +106,7 @@ class NightSession:
         with _only_one(asked.runs, suite), Store.open(asked.store) as store:
             work = _work(registry, store, asked, output)
             state = read_state(state_path(asked.runs, asked.night, suite))
-            state = state or fresh_state(asked.night, suite, _now(), work)
+            state = state or fresh_state(asked.night, suite, now(), work)
             session = cls(asked, suite, store, registry, output, work, state)
             session.save(state)
             store.expect(asked.night, suite, {run.name: run.series for run in work})
@@ -120,16 +121,15 @@ class NightSession:
         waits = any(entry.state == "waiting" for entry in self.state.entries)
         why = self._control() if waits and self.asked.has_control else None
         tools = NightTools(
-            start=self._start,
-            record=lambda paths: self._record(paths, why),
-            folder=lambda run_id: RunPaths(self.asked.runs.absolute() / run_id),
-            seconds=time.monotonic,
-            save=self.save,
-            say=self.output.say,
+            self._start,
+            lambda paths: self._record(paths, why),
+            lambda run_id: RunPaths(self.asked.runs.absolute() / run_id),
+            time.monotonic,
+            self.save,
+            self.output.say,
         )
-        for _ in run_entries(self.state, self.work, self.asked.budget, tools):
-            pass
-        return all(entry.state != "waiting" for entry in self.state.entries)
+        state = run_entries(self.state, self.work, self.asked.budget, tools)
+        return all(entry.state != "waiting" for entry in state.entries)
 
     def judged(self) -> GateReport:
         """Return the findings of the night, after pairs for what is suspicious, and store them."""
@@ -187,42 +187,35 @@ class NightSession:
     def _pairs(self, suspect: Suspect) -> Iterator[RecordPair] | str:
         """Return the pairs of a series, one after another, or why its accepted build cannot run."""
         run = next((run for run in self.work if run.series == suspect.series), None)
-        accepted = self._accepted_point(suspect.series, suspect.examination)
+        points, found = self.store.points([suspect.series]).get(suspect.series, ()), suspect.examination
+        by_run = {point.run_id: point for point in points}
+        accepted = by_run.get(found.accepted.build) if found.accepted else None
         if run is None or accepted is None:
             return "tonight's suite has no entry of the series, or the accepted run is not in the store"
         before = self.store.subject(accepted.subject)
         if before.commit is None or before.is_dirty:
             return f"the accepted build of {run.name} had files that no commit has"
-        now = self._subject_of(suspect)
+        subject = self.store.subject(by_run[found.tonight.run_id].subject)
         try:
             build = build_of(before.commit, say=self.output.say)
         except RunFailed as error:
             return str(error)
-        plan, tonight = run.job.plan, CommitBuild(now.commit or "", checkout())
-        arms = arms_of(plan, build, tonight, shared_python(plan, before, now), self.asked.plugins)
+        plan, tonight = run.job.plan, CommitBuild(subject.commit or "", checkout())
+        arms = arms_of(plan, build, tonight, shared_python(plan, before, subject), self.asked.plugins)
         figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
         done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
         keep = partial(self._keep_arm, suspect.series)
         return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
 
-    def _accepted_point(self, series: str, found: Examination) -> Point | None:
-        wanted = found.accepted.build if found.accepted else None
-        return next((p for p in self.store.points([series]).get(series, ()) if p.run_id == wanted), None)
-
-    def _subject_of(self, suspect: Suspect) -> Subject:
-        points = self.store.points([suspect.series])[suspect.series]
-        return self.store.subject(next(p.subject for p in points if p.run_id == suspect.examination.tonight.run_id))
-
     def _keep_arm(self, series: str, arm: str, paths: RunPaths) -> RunRecord:
         began = time.monotonic()
         record = record_of(paths, "confirm-a" if arm == "a" else "confirm-b", self.asked.night)
         self.store.add([record])
-        state = self.state.with_confirmation(
-            PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
-        )
-        lasted = sum(record.step_seconds) + time.monotonic() - began
-        self.save(state.model_copy(update={"used_seconds": state.used_seconds + lasted}))
+        run = PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
+        used = self.state.used_seconds + sum(record.step_seconds) + time.monotonic() - began
+        more = {"confirmations": (*self.state.confirmations, run), "used_seconds": used}
+        self.save(self.state.model_copy(update=more))
         return record
 
 
@@ -240,21 +233,12 @@ def _work(registry: Registry, store: Store, asked: NightRequest, output: NightOu
     series = {name: series_of(job.plan).fingerprint() for name, job in planned.items()}
     points, nights = store.points(list(series.values())), [each for each in store.nights() if each != asked.night]
     lasted = durations(asked.runs, Path(asked.suite).stem)
-    return tuple(
-        NightRun(
-            name,
-            series[name],
-            job,
-            Candidate(
-                name,
-                expected_seconds(lasted, name),
-                _is_new(store, points.get(series[name], ()), job.plan),
-                _detectable(points.get(series[name], ())),
-                nights_unseen(points.get(series[name], ()), nights),
-            ),
-        )
-        for name, job in planned.items()
-    )
+    work = []
+    for name, job in planned.items():
+        own, expected = points.get(series[name], ()), expected_seconds(lasted, name)
+        is_new, unseen = _is_new(store, own, job.plan), nights_unseen(own, nights)
+        work.append(NightRun(name, series[name], job, Candidate(name, expected, is_new, _detectable(own), unseen)))
+    return tuple(work)
 
 
 def _name(plan: Plan) -> str:
@@ -290,18 +274,9 @@ def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
 def _quarantine(node: str, at: str, why: str) -> StoreEvent:
     until = datetime.fromisoformat(at) + timedelta(hours=QUARANTINE_HOURS)
     return StoreEvent(
-        id=uuid4().hex,
-        kind="quarantine",
-        node=node,
-        at=at,
-        who="nightly",
-        why=why,
+        id=uuid4().hex, kind="quarantine", node=node, at=at, who="nightly", why=why,
         until=until.isoformat(timespec="seconds"),
-    )
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    )  # fmt: skip
 
 
 @contextmanager

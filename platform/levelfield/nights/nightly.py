@@ -1,4 +1,4 @@
-"""One night: a suite's entries within a budget, in the order of what they tell, each recorded once.
+"""One night: a suite's entries in the order of what they tell, within a budget, each recorded once.
 
 The state is written before and after each run. So a killed nightly continues where it was, and no run that has ended
 is made again.
@@ -6,16 +6,162 @@ is made again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import ClassVar, Literal
 
-from levelfield.nights.night_state import Candidate, NightEntry, NightState, ordered, within
+from pydantic import Field
+
+from levelfield.errors import DocumentError, UsageError
 from levelfield.run.scheduler import Job
+from levelfield.rundir.directory import write_atomically
+from levelfield.specs.base import Document, Value, dump, load
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.record import Point, Subject
 from levelfield.specs.result import Result
 
 OVER_BUDGET = "the budget of the night holds no more"
-Save = Callable[[NightState], None]
+NIGHTS_REMEMBERED = 10
+Progress = Literal["waiting", "started", "done", "left out"]
+
+UNKNOWN_SECONDS = 120.0  # expected of an entry when no entry has run before
+CONFIRMATION_PART = 0.3  # of the budget, kept for the pairs that confirm a suspicion
+MOST_NIGHTS_UNSEEN = 7  # an entry that was unseen for longer counts as this
+
+
+class NightEntry(Value):
+    """One entry of the suite. seconds: expected or, once done, measured. reason: why it was left out, or not valid."""
+
+    name: str
+    series: str | None = None
+    state: Progress = "waiting"
+    run_id: str | None = None
+    seconds: float | None = None
+    reason: str | None = None
+
+
+class PairRun(Value):
+    """One run of a confirmation. arm: `a` is the accepted build, `b` tonight's."""
+
+    series: str
+    arm: Literal["a", "b"]
+    run_id: str
+
+
+class NightState(Document):
+    """A nightly of one suite. began: UTC, ISO 8601. used_seconds: of the budget, by earlier starts."""
+
+    KIND: ClassVar[str] = "night"
+
+    night: str
+    suite: str
+    began: str
+    used_seconds: float = 0.0
+    entries: tuple[NightEntry, ...]
+    confirmations: tuple[PairRun, ...] = Field(default=())
+
+    def with_entry(self, name: str, **change: object) -> NightState:
+        """Return the state with changed fields of one entry."""
+        entries = tuple(e.model_copy(update=change) if e.name == name else e for e in self.entries)
+        return self.model_copy(update={"entries": entries})
+
+
+def state_path(runs: Path, night: str, suite: str) -> Path:
+    """Return the file of a nightly's state, beside its runs."""
+    return runs / f"nightly_{suite}_{night}.json"
+
+
+def read_state(path: Path) -> NightState | None:
+    """Return the state; None without a file. Raises UsageError for a damaged one, which names what to do."""
+    if not path.exists():
+        return None
+    try:
+        return load(NightState, path)
+    except DocumentError as error:
+        raise UsageError(f"{error}\nremove {path} to begin this night again; its finished runs are kept") from None
+
+
+def write_state(path: Path, state: NightState) -> None:
+    """Replace the state in one step. Raises OSError with the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, dump(state))
+
+
+def durations(runs: Path, suite: str) -> dict[str, list[float]]:
+    """Return the seconds of each entry's runs in the newest nights of the suite. A damaged state counts for nothing."""
+    found: dict[str, list[float]] = {}
+    for path in sorted(runs.glob(f"nightly_{suite}_*.json"))[-NIGHTS_REMEMBERED:]:
+        with suppress(DocumentError):
+            for entry in load(NightState, path).entries:
+                if entry.state == "done" and entry.seconds:
+                    found.setdefault(entry.name, []).append(entry.seconds)
+    return found
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An entry that may run tonight.
+
+    is_new_build: its code, environment or commit differs from the last night's. detectable: the smallest relative
+    change that its series can show; None for a young series. nights_unseen: None when it never ran.
+    """
+
+    name: str
+    expected_seconds: float
+    is_new_build: bool
+    detectable: float | None
+    nights_unseen: int | None
+
+    @property
+    def information(self) -> float:
+        """Return how much a run tells: a new build, a long absence and wide limits count for more."""
+        unseen = MOST_NIGHTS_UNSEEN if self.nights_unseen is None else min(self.nights_unseen, MOST_NIGHTS_UNSEEN)
+        width = 5.0 if self.detectable is None else min(100 * self.detectable, 5.0)
+        return 1.0 + 3.0 * self.is_new_build + unseen + width
+
+
+def ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates by information per expected second, the highest first; equal ones keep their order."""
+    return sorted(candidates, key=lambda c: -c.information / max(c.expected_seconds, 1.0))
+
+
+def within(candidates: Sequence[Candidate], budget_seconds: float | None) -> tuple[list[Candidate], list[Candidate]]:
+    """Return those that the budget holds and those that it does not, both in order. The first one always runs."""
+    if budget_seconds is None:
+        return list(candidates), []
+    left = budget_seconds * (1 - CONFIRMATION_PART)
+    kept: list[Candidate] = []
+    out: list[Candidate] = []
+    for each in candidates:
+        if not kept or each.expected_seconds <= left:
+            kept.append(each)
+            left -= each.expected_seconds
+        else:
+            out.append(each)
+    return kept, out
+
+
+def expected_seconds(lasted: Mapping[str, Sequence[float]], name: str) -> float:
+    """Return the median duration of an entry's earlier runs, else of all entries' runs."""
+    every = [seconds for found in lasted.values() for seconds in found]
+    return median(lasted.get(name) or every or [UNKNOWN_SECONDS])
+
+
+def nights_unseen(points: Sequence[Point], nights: Sequence[str]) -> int | None:
+    """Return how many of the nights, in order, lie after the entry's last one; None when it has none."""
+    seen = {point.night for point in points if point.night in nights}
+    return None if not seen else len(nights) - 1 - max(nights.index(night) for night in seen if night)
+
+
+def is_other_build(before: Subject | None, now: Subject) -> bool:
+    """Return whether tonight's build differs from the last one in code, software or commit. Unknown counts as other."""
+    if before is None or now.is_dirty or before.is_dirty:
+        return True
+    kinds = ("environment", "image", "implementation", "commit", "platform_version")
+    return any(getattr(before, kind) != getattr(now, kind) for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -39,22 +185,20 @@ class NightTools:
     record: Callable[[RunPaths], None]
     folder: Callable[[str], RunPaths]
     seconds: Callable[[], float]
-    save: Save
+    save: Callable[[NightState], None]
     say: Callable[[str], None]
 
 
 def fresh_state(night: str, suite: str, began: str, work: Sequence[NightRun]) -> NightState:
     """Return the state of a night that begins: every entry waits."""
-    entries = tuple(
-        NightEntry(name=run.name, series=run.series, seconds=run.candidate.expected_seconds) for run in work
-    )
-    return NightState(night=night, suite=suite, began=began, entries=entries)
+    entries = (NightEntry(name=run.name, series=run.series, seconds=run.candidate.expected_seconds) for run in work)
+    return NightState(night=night, suite=suite, began=began, entries=tuple(entries))
 
 
 def run_entries(
     state: NightState, work: Sequence[NightRun], budget_seconds: float | None, tools: NightTools
-) -> Iterator[NightState]:
-    """Yield the state before the first waiting entry, and after each. An interrupted run is the last one."""
+) -> NightState:
+    """Run what waits and return the state after it. An interrupted run is the last one, and waits again."""
     state = _settled(state, tools)
     by_name = {run.name: run for run in work}
     waiting = [by_name[e.name].candidate for e in state.entries if e.state == "waiting" and e.name in by_name]
@@ -63,32 +207,25 @@ def run_entries(
     for each in out:
         state = state.with_entry(each.name, state="left out", reason=OVER_BUDGET)
     tools.save(state)
-    yield state
     for number, each in enumerate(kept, 1):
         tools.say(f"entry {number} of {len(kept)}: {each.name}, about {each.expected_seconds:.0f} s")
-        state, interrupted = _ran(state, by_name[each.name], tools)
-        yield state
-        if interrupted:
-            return
-
-
-def _ran(state: NightState, run: NightRun, tools: NightTools) -> tuple[NightState, bool]:
-    """Run one entry. Return the state after it, and whether the user interrupted it; then it waits again."""
-    state = state.with_entry(run.name, state="started", run_id=run.job.plan.run_id)
-    tools.save(state)
-    began = tools.seconds()
-    result = tools.start(run.job)
-    lasted = tools.seconds() - began
-    used = state.used_seconds + lasted
-    if result.status.is_interrupted:
-        state = state.with_entry(run.name, state="waiting", run_id=None)
-    else:
-        tools.record(tools.folder(result.run_id))
-        reason = None if result.status.word == "valid" else f"{result.status.word}: {result.status.evidence or ''}"
-        state = state.with_entry(run.name, state="done", seconds=lasted, reason=reason)
-    state = state.model_copy(update={"used_seconds": used})
-    tools.save(state)
-    return state, result.status.is_interrupted
+        run = by_name[each.name]
+        state = state.with_entry(run.name, state="started", run_id=run.job.plan.run_id)
+        tools.save(state)
+        began = tools.seconds()
+        result = tools.start(run.job)
+        lasted = tools.seconds() - began
+        if result.status.is_interrupted:
+            state = state.with_entry(run.name, state="waiting", run_id=None)
+        else:
+            tools.record(tools.folder(result.run_id))
+            reason = None if result.status.word == "valid" else f"{result.status.word}: {result.status.evidence or ''}"
+            state = state.with_entry(run.name, state="done", seconds=lasted, reason=reason)
+        state = state.model_copy(update={"used_seconds": state.used_seconds + lasted})
+        tools.save(state)
+        if result.status.is_interrupted:
+            break
+    return state
 
 
 def _settled(state: NightState, tools: NightTools) -> NightState:

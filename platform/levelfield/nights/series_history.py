@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from levelfield.nights.gate_input import GateInput
+from levelfield.nights.gate_input import GateInput, place_of
 from levelfield.report.escapes import one_line
 from levelfield.report.words import wrapped
-from levelfield.series.eras import era_of
-from levelfield.series.finding_formats import figure_value, percent_change
-from levelfield.series.findings import FIGURES, short
+from levelfield.series.examination import era_of
+from levelfield.series.findings import FIGURES, figure_value, percent_change, short
 from levelfield.series.level import AcceptedLevel, Level, accepted_level, level_of
 from levelfield.series.segments import (
     Observation,
@@ -27,7 +26,6 @@ from levelfield.series.trigger import detectable, detectable_in_three
 from levelfield.specs.record import Gated, Point, StoreEvent
 
 _END = "~"  # after every time
-
 _ROWS, _COLUMNS = 9, 60
 
 
@@ -68,8 +66,7 @@ def figure_histories(given: GateInput, series: str, now: str) -> list[FigureHist
     """Return the history of every gated figure that the series has. now: the time at which events hold."""
     points = in_history(given.points.get(series, ()))
     events = [event for event in given.events if event.series == series]
-    found = (_history(given, points, events, figure, now) for figure in FIGURES)
-    return [history for history in found if history is not None]
+    return [found for figure in FIGURES if (found := _history(given, points, events, figure, now))]
 
 
 def _history(
@@ -100,8 +97,7 @@ def _levels(
     segments: Sequence[Segment], events: Sequence[StoreEvent], figure: Gated, last: Observation, now: str
 ) -> tuple[Level | None, AcceptedLevel | None]:
     """Return the level that the next night on the last node is compared with, and the accepted one."""
-    place = next(i for i, s in enumerate(segments) for p in s.points if p.run_id == last.run_id)
-    era = era_of(segments, place, events, now, last.run_id)
+    era = era_of(segments, place_of(segments, last.run_id), events, now, last.run_id)
     own, earlier = era.own(figure, _END), era.earlier(figure)
     joined = sorted((*earlier, *own), key=lambda night: night.began)
     return level_of(own, last.node) or level_of(joined, last.node), accepted_level(joined, figure, era.baseline)
@@ -132,7 +128,7 @@ def history_lines(history: FigureHistory, chart: bool) -> list[str]:
         lines.append(f"  accepted   {accepted} since {history.accepted_since}")
         lines.append(f"  scatter    {history.scatter:.2%} from night to night")
         lines.append(f"  it shows   {history.shows:.1%} in one night, {history.shows_in_three:.1%} in three")
-    lines += ["  segments", *(f"    {line}" for segment in history.segments for line in _segment(segment, history))]
+    lines += ["  segments", *(f"    {_segment(segment, history)}" for segment in history.segments)]
     if chart:
         lines += ["", *_chart([value for *_, value in history.nights], history)]
     return [wrapped(line, 13) if "|" not in line else line for line in lines]
@@ -149,12 +145,12 @@ def event_lines(events: Iterable[StoreEvent]) -> list[str]:
     return lines
 
 
-def _segment(segment: SegmentSummary, history: FigureHistory) -> list[str]:
+def _segment(segment: SegmentSummary, history: FigureHistory) -> str:
     median = figure_value(segment.median, history.figure)
     step = f", step {percent_change(segment.step)}" if segment.step is not None else ""
     fields = f": {', '.join(segment.fields)}" if segment.fields else ""
     nights = f"{segment.nights} night{'s' * (segment.nights > 1)}"
-    return [f"{segment.first} to {segment.last}  {nights}, median {median}{step}{fields} ({short(segment.conditions)})"]
+    return f"{segment.first} to {segment.last}  {nights}, median {median}{step}{fields} ({short(segment.conditions)})"
 
 
 def _chart(values: Sequence[float], history: FigureHistory) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta, timezone
 from functools import cache, partial
 
 from levelfield.errors import UnknownName, UsageError
 from levelfield.nights.gate_input import GateInput
-from levelfield.series.findings import Finding
+from levelfield.series.findings import Finding, short
 from levelfield.series.segments import night_of
 from levelfield.specs.base import parse
 from levelfield.specs.record import Conditions, Point
@@ -30,7 +30,8 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
     stored = store.series()
     points = _recent(store, stored, night)
     if suite is not None:
-        points = {s: of for s, of in points.items() if _is_of(of, night, expected) or s in expected.values()}
+        ran = {s for s, of in points.items() if any(p.night == night and p.entry in expected for p in of)}
+        points = {s: of for s, of in points.items() if s in ran or s in expected.values()}
     return GateInput(
         night,
         points,
@@ -51,9 +52,8 @@ def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
 
 def past_findings(store: Store, since: str | None = None) -> list[Finding]:
     """Return the stored findings of gates, in the order in which they were made. since: the first night."""
-    rows = (_bare(found) for found in store.findings())
-    kept = (row for row in rows if str(row.get("night")) >= (since or ""))
-    return [parse(Finding, {"schema": Finding.schema_name(), **row}, "the store") for row in kept]
+    kept = (row for row in store.findings() if str(row.get("night")) >= (since or ""))
+    return [parse(Finding, {**row, "schema": Finding.schema_name()}, "the store") for row in kept]
 
 
 def chosen_night(store: Store, name: str | None) -> str:
@@ -90,7 +90,7 @@ def one_series(store: Store, name: str) -> StoredSeries:
     """Return the only series of this name. Raises UsageError where several match."""
     found = named_series(store, name)
     if len(found) > 1:
-        listed = "; ".join(f"{_digits(s)} {s.series.label}" for s in found[:6])
+        listed = "; ".join(f"{short(s.digest)} {s.series.label}" for s in found[:6])
         raise UsageError(f"series '{name}': found {len(found)}, expected one; give its digest: {listed}")
     return found[0]
 
@@ -98,18 +98,6 @@ def one_series(store: Store, name: str) -> StoredSeries:
 def now() -> str:
     """Return the present time in UTC, as the store writes times."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _digits(stored: StoredSeries) -> str:
-    return stored.digest.removeprefix("sha256:")[:10]
-
-
-def _bare(found: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in found.items() if name != "schema"}
-
-
-def _is_of(points: Sequence[Point], night: str, expected: Mapping[str, str | None]) -> bool:
-    return any(point.night == night and point.entry in expected for point in points)
 
 
 def _conditions(store: Store, digest: str) -> Conditions | None:
@@ -128,7 +116,8 @@ def _recent(store: Store, stored: Sequence[StoredSeries], night: str) -> dict[st
 
 
 def _has_runs(store: Store, night: str) -> bool:
-    points = store.points(since=_days_before(night, 1)) if _days_before(night, 1) else {}
+    since = _days_before(night, 1)
+    points = store.points(since=since) if since else {}
     return any(night_of(point) == night for of in points.values() for point in of)
 
 

@@ -67,6 +67,12 @@ def assignment_of(text: str, node_rank: int | None = None, first_node: str | Non
     limits = _of(content, "limits", dict)
     for name in _LIMITS:
         _of(limits, name, (int, float))
+    processes = _of(content, "processes", list)
+    for process in processes:
+        if not isinstance(process, dict):
+            raise AssignmentError(f"key 'processes': found {type(process).__name__}, expected objects")
+        for key, kind in (("rank", int), ("argv", list), ("environment", dict), ("log", str)):
+            _of(process, key, kind)
     found = Assignment(
         run_id=_of(content, "run_id", str),
         node_rank=_of(content, "node_rank", int),
@@ -74,7 +80,7 @@ def assignment_of(text: str, node_rank: int | None = None, first_node: str | Non
         name=_of(content, "name", str),
         root=Path(_of(content, "root", str)),
         events=Path(_of(content, "events_dir", str)),
-        processes=[_process(each) for each in _of(content, "processes", list)],
+        processes=processes,
         heartbeat_seconds=limits["heartbeat_seconds"],
         content=content,
     )
@@ -99,14 +105,6 @@ def _of(content: Mapping[str, Any], key: str, kind: Any) -> Any:
         expected = kind.__name__ if isinstance(kind, type) else "a number"
         raise AssignmentError(f"key '{key}': found {type(found).__name__}, expected {expected}")
     return found
-
-
-def _process(content: Any) -> Mapping[str, Any]:
-    if not isinstance(content, dict):
-        raise AssignmentError(f"key 'processes': found {type(content).__name__}, expected objects")
-    for key, kind in (("rank", int), ("argv", list), ("environment", dict), ("log", str)):
-        _of(content, key, kind)
-    return content
 
 
 def _refuse_unfilled(assignment: Assignment) -> None:

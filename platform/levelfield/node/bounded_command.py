@@ -45,19 +45,23 @@ class _TooMuch(subprocess.SubprocessError):
 
 def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
     """Run a tool from PATH in the C locale and return its output. After `timeout_seconds` the tool is killed."""
+    name = argv[0]
     try:
-        process = _start(argv, {**os.environ, "LC_ALL": "C"})
+        code, printed, complaint = _ended(argv, timeout_seconds, {**os.environ, "LC_ALL": "C"})
+    except subprocess.TimeoutExpired:
+        return CommandOutput(None, f"{name} did not answer within {timeout_seconds:g} s")
+    except _TooMuch:
+        return CommandOutput(None, f"{name} printed more than {MOST_BYTES} bytes")
     except (OSError, ValueError) as error:
-        why = f"{argv[0]} cannot be started: {getattr(error, 'strerror', None) or error}"
-        return CommandOutput(None, why, absent=not _is_here(argv[0]))
-    with _ended_in_any_case(process):
-        try:
-            printed, complaint = _output(process, time.monotonic() + timeout_seconds)
-        except subprocess.TimeoutExpired:
-            return CommandOutput(None, f"{argv[0]} did not answer within {timeout_seconds:g} s")
-        except _TooMuch:
-            return CommandOutput(None, f"{argv[0]} printed more than {MOST_BYTES} bytes")
-    return _answer(argv[0], process.returncode, printed, complaint)
+        why = f"{name} cannot be started: {getattr(error, 'strerror', None) or error}"
+        return CommandOutput(None, why, absent=not _is_here(name))
+    if code != 0:
+        said = (complaint.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
+        return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {said}" if said else ""))
+    try:
+        return CommandOutput(printed.decode())
+    except UnicodeDecodeError as error:
+        return CommandOutput(None, f"{name} printed no UTF-8 text: byte {error.start}")
 
 
 def completed(
@@ -67,18 +71,14 @@ def completed(
 
     In contrast to subprocess.run it also returns when SIGKILL does not end the command.
     """
-    process = _start(argv, environment)
-    with _ended_in_any_case(process):
-        printed, complaint = _output(process, time.monotonic() + timeout_seconds)
-    return subprocess.CompletedProcess(argv, process.returncode, _text(printed), _text(complaint))
+    code, *streams = _ended(argv, timeout_seconds, environment)
+    printed, complaint = (stream.decode(errors="replace") for stream in streams)
+    return subprocess.CompletedProcess(argv, code, printed, complaint)
 
 
-def _text(printed: bytes) -> str:
-    return printed.decode(errors="replace")
-
-
-def _start(argv: Sequence[str], environment: dict[str, str] | None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+def _ended(argv: Sequence[str], seconds: float, environment: dict[str, str] | None) -> tuple[int, bytes, bytes]:
+    """Return the exit code of a command and both streams. Raises OSError, ValueError, TimeoutExpired and _TooMuch."""
+    process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -86,6 +86,9 @@ def _start(argv: Sequence[str], environment: dict[str, str] | None) -> subproces
         env=environment,
         start_new_session=True,
     )
+    with _ended_in_any_case(process):
+        printed, complaint = _output(process, time.monotonic() + seconds)
+    return process.returncode, printed, complaint
 
 
 def ask_for(thread: int) -> None:
@@ -160,16 +163,6 @@ def _left(process: subprocess.Popen[bytes], deadline: float) -> float:
     if left <= 0:
         raise subprocess.TimeoutExpired(process.args, 0)
     return left
-
-
-def _answer(name: str, code: int, printed: bytes, complaint: bytes) -> CommandOutput:
-    if code != 0:
-        said = (complaint.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
-        return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {said}" if said else ""))
-    try:
-        return CommandOutput(printed.decode())
-    except UnicodeDecodeError as error:
-        return CommandOutput(None, f"{name} printed no UTF-8 text: byte {error.start}")
 
 
 @atexit.register

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
+import json
 import os
 import re
+import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -18,6 +24,10 @@ _BESIDE = re.compile(
 _CACHE = re.compile(r"([^.]+)\.[^.]+(?:\.opt-\w+)?\.pyc(?:\.\d+)?")  # with a number while Python writes it
 _UNCHECKED = 0b01  # the flags of PEP 552: a hash, and nobody compares it
 _PIECE = 1 << 20
+
+# The rank writes it at its end. The platform leaves out what the digest of the code covers (run/input_watch.py).
+# Libraries of the system and of makers: the environment and the vendor's software tell their versions.
+_OF_SYSTEM = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/", "/dev/", "/proc/", "/sys/")
 
 
 def code_digest(folder: Path, platform_code: str | None = None) -> str:
@@ -79,16 +89,11 @@ def folder_digest(folder: Path) -> str:
             content = without_versions(path.read_bytes())
             digest.update(name + f"\0{len(content)}\0".encode() + content)
         else:
-            _update(digest, name, path)
+            with path.open("rb") as file:
+                digest.update(name + f"\0{os.fstat(file.fileno()).st_size}\0".encode())
+                while piece := file.read(_PIECE):  # weights may be gigabytes
+                    digest.update(piece)
     return "sha256:" + digest.hexdigest()
-
-
-def _update(digest: Any, name: bytes, path: Path) -> None:
-    """Add a file, piece by piece: weights may be gigabytes."""
-    with path.open("rb") as file:
-        digest.update(name + f"\0{os.fstat(file.fileno()).st_size}\0".encode())
-        while piece := file.read(_PIECE):
-            digest.update(piece)
 
 
 def without_versions(manifest: bytes) -> bytes:
@@ -102,7 +107,9 @@ def sources(folder: Path) -> list[Path]:
     A library, a table or weights change a training as its code does. The platform's own folders may have caches of
     tools, in folders whose names begin with a dot; those of a framework count.
     """
-    found = (path for path in _files(folder) if not (_is_measured(path) or _is_checked_cache(path)))
+    found = (path for path in _files(folder) if not _is_checked_cache(path))
+    # the platform's record of what was measured, beside a manifest, is no source
+    found = (p for p in found if not (_MEASURED.fullmatch(p.name) and (p.parent / MANIFEST).is_file()))
     if folder.resolve().parent == Path(__file__).resolve().parents[1]:
         found = (path for path in found if not path.relative_to(folder).parts[0].startswith("."))
     return sorted(found)
@@ -121,11 +128,6 @@ def _files(folder: Path, parents: frozenset[tuple[int, int]] = frozenset()) -> I
             yield Path(entry.path)
 
 
-def _is_measured(path: Path) -> bool:
-    """Return whether a file is the platform's record of what was measured, beside a manifest: it is no source."""
-    return bool(_MEASURED.fullmatch(path.name)) and (path.parent / MANIFEST).is_file()
-
-
 def _is_checked_cache(path: Path) -> bool:
     """Return whether a file is Python's own cache of a source that is there, and that Python compares it with.
 
@@ -140,3 +142,72 @@ def _is_checked_cache(path: Path) -> bool:
     except OSError:  # Python writes beside it and renames: it is gone
         return True
     return flags & 0b11 != _UNCHECKED
+
+
+def report_at_end(file: str) -> None:
+    """Have this process write `file` when it ends, also by os._exit. Processes that it forks write none."""
+    own, leave = os.getpid(), os._exit
+
+    def report() -> None:
+        if os.getpid() == own:
+            with contextlib.suppress(OSError):  # a full disk: the platform says that nothing is known
+                Path(file).write_text(json.dumps({"files": imported_from_elsewhere()}) + "\n", encoding="utf-8")
+
+    def report_and_leave(status: int) -> Any:
+        report()
+        leave(status)
+
+    atexit.register(report)
+    os._exit = report_and_leave
+
+
+def imported_from_elsewhere() -> list[dict[str, str]]:
+    """Return path and sha256 of each file of a module, and of each library that is mapped."""
+    known = tuple(os.path.realpath(str(place)) + os.sep for place in (*_installed(), *_generated()))
+    known += (os.path.realpath(tempfile.gettempdir()) + "/torchinductor_",)  # with the user's name behind it
+    found = {os.path.realpath(path) for path in (*_modules(), *_mapped())}
+    return [{"path": path, "sha256": _digest(path)} for path in sorted(found) if not path.startswith(known)]
+
+
+def _modules() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if isinstance(name, str) and Path(name).is_file():
+            yield name
+
+
+def _mapped() -> Iterator[str]:
+    """Yield the libraries of this process that lie outside of the system's folders."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            path = line[line.find("/") :] if "/" in line else ""
+            if ".so" in Path(path).name and not path.startswith(_OF_SYSTEM) and Path(path).is_file():
+                yield path
+
+
+def _installed() -> Iterator[str | Path]:
+    """Yield the folders of Python, of its packages and of the platform."""
+    yield from sysconfig.get_paths().values()
+    yield from (sys.prefix, sys.base_prefix, sys.exec_prefix)
+    yield Path(__file__).resolve().parents[2]
+
+
+def _generated() -> Iterator[str | Path]:
+    """Yield the folders in which compilers of frameworks keep what they made of code that is known."""
+    with contextlib.suppress(RuntimeError):  # a user without a home has no such folder
+        home = Path.home()
+        if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+            yield os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        yield os.environ.get("TRITON_CACHE_DIR") or home / ".triton"
+        yield os.environ.get("TORCH_EXTENSIONS_DIR") or home / ".cache" / "torch_extensions"
+
+
+def _digest(path: str) -> str:
+    digest = hashlib.sha256()
+    try:
+        with Path(path).open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
+    return digest.hexdigest()

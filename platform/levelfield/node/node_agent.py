@@ -1,16 +1,21 @@
 """A node's own part of a run: it checks the node, locks its devices, samples, starts the ranks and ends them.
 
     python3 node_agent.py run FILE|- [--stream] [--node-rank K] [--first-node ADDRESS]
+    python3 node_agent.py fetch
 
 FILE holds the node's work as JSON; `{node_rank}` in its name becomes the rank that the engine gave this node. With `-`
 the work is the first line of standard input, and the end of standard input ends all ranks. It needs the standard
-library of Python 3.8 and the folders worker/ and node/ beside it. The exit codes are those of
-node_duty.Ending.
+library of Python 3.8 and the folders worker/ and node/ beside it. The exit codes are those of node_duty.Ending.
+
+`fetch` sends what the platform lacks of a node's files, after the run or after its connection was lost. Standard input
+has one JSON line: {"root", "node_rank", "ranks", "offsets": {name: bytes that arrived}}. The answer is the frames of
+node/file_stream.py. Files that the stream does not carry (weights, captured tensors) are no part of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -21,8 +26,7 @@ if __name__ == "__main__":  # by path: this folder's modules shadow nothing, and
 
 from levelfield.node.assignment import Assignment, AssignmentError, assignment_of, node_rank_here
 from levelfield.node.file_stream import FileStream
-from levelfield.node.node_duty import NodeDuty
-from levelfield.node.platform_line import PlatformLine
+from levelfield.node.node_duty import NodeDuty, PlatformLine
 from levelfield.node.rank_processes import Stop
 
 WRONG_WORK = 2
@@ -32,6 +36,8 @@ MOST_WORK_BYTES = 64 * 2**20
 def main(arguments: list[str]) -> int:
     """Do the node's work. Return the exit code."""
     options = _options(arguments)
+    if options.command == "fetch":
+        return _fetch()
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, frame: stop.request(f"signal {n} from outside"))
@@ -73,6 +79,19 @@ def _run(work: Assignment, options: argparse.Namespace, stop: Stop) -> int:
     return code
 
 
+def _fetch() -> int:
+    asked = json.loads(sys.stdin.buffer.readline())
+    root = Path(asked["root"])
+    if not root.is_dir():
+        print(f"levelfield: {root}: no such folder", file=sys.stderr, flush=True)
+        return 1
+    offsets = {str(name): int(size) for name, size in asked["offsets"].items()}
+    stream = FileStream(root, asked["node_rank"], asked["ranks"], sys.stdout.fileno(), lambda: os._exit(1), offsets)
+    stream.start()
+    stream.end(0, wait_seconds=None)
+    return 0
+
+
 def _keep_errors(log: Path) -> None:
     """Write this process's own errors to the node's log from here on."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -91,7 +110,9 @@ def _work(options: argparse.Namespace) -> Assignment:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="node_agent.py")
-    run = parser.add_subparsers(dest="command", required=True).add_parser("run")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("fetch")
+    run = commands.add_parser("run")
     run.add_argument("work", metavar="FILE|-")
     run.add_argument("--stream", action="store_true")
     run.add_argument("--node-rank", type=int)

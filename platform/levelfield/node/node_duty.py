@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import sys
+import threading
 import time
 from contextlib import ExitStack
-from typing import Any, Dict, NamedTuple
+from pathlib import Path
+from typing import Any, Dict, Mapping, NamedTuple
 
 from levelfield.node import rank_processes
 from levelfield.node.assignment import Assignment
+from levelfield.node.code_digest import code_digest
+from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
-from levelfield.node.host_counters import host_counters
-from levelfield.node.left_ranks import end_left_ranks, new_mark
-from levelfield.node.memory_kills import MemoryKillWatch
-from levelfield.node.node_checks import Refusal, check_code, check_environment, check_name, check_port, digest_here
-from levelfield.node.node_facts import node_facts, tool_output
-from levelfield.node.node_record import NodeRecord
-from levelfield.node.platform_line import PlatformLine
+from levelfield.node.node_facts import host_counters, node_facts, tool_output
+from levelfield.node.node_record import NodeRecord, write_files
+from levelfield.node.process_identity import end_left_ranks, new_mark
 from levelfield.node.rank_processes import Ranks, Stop
+from levelfield.node.regular_files import read_regular_text
 from levelfield.node.sampling import Sampler
-from levelfield.node.written_files import write_files, write_json
 
-DIFFERS, NO_RENDEZVOUS, DEVICE_TAKEN = 4, 5, 6
 RESOLVE_SECONDS = 20.0
 Fields = Dict[str, Any]
 
@@ -37,7 +39,27 @@ class Ending(NamedTuple):
     evidence: str | None = None
 
 
-FAULT = Ending("fault", 1, "the node's own part failed; see its log")
+class PlatformLine:
+    """The line to the platform: it sends a line each second. Its end, or a long silence, stops this node."""
+
+    def __init__(self, stop: Stop, limit_seconds: float) -> None:
+        self._stop, self._limit = stop, limit_seconds
+        self._lines, self._seen = 0, (0, 0.0)
+        threading.Thread(target=self._read, daemon=True, name="platform").start()
+
+    def silent(self, watched: float) -> str | None:
+        """Return the evidence of a silence that is too long, in seconds that this process has watched."""
+        if self._lines != self._seen[0]:
+            self._seen = self._lines, watched
+        silence = watched - self._seen[1]
+        if silence > self._limit:
+            return f"the platform sent nothing for {silence:.0f} s (limit {self._limit:g} s)"
+        return None
+
+    def _read(self) -> None:
+        while sys.stdin.buffer.readline(65536):
+            self._lines += 1
+        self._stop.request("standard input was closed: the platform ended, or its connection did")
 
 
 class NodeDuty:
@@ -53,50 +75,43 @@ class NodeDuty:
 
     def run(self) -> int:
         """Do the work, and return the exit code. Every rank has ended then that SIGKILL ends."""
-        ending: Ending | None = None
+        ending = Ending("fault", 1, "the node's own part failed; see its log")
         with ExitStack() as stack:
             try:
-                ending = self._refusal()
-                if ending is None:
+                self._record.write("started", node_rank=self._work.node_rank, name=self._work.name, process=os.getpid())
+                if refusal := self._refusal():
+                    ending = self._refused(refusal)
+                else:
                     end_left_ranks()
                     self._device_locks = self._locks(stack)
                     ending = self._trained()
             except DeviceInUse as error:
-                ending = self._refused(Refusal("device-taken", str(error)), DEVICE_TAKEN)
+                ending = self._refused(Ending("device-taken", 6, str(error)))
             except OSError as error:
                 ending = Ending("launch-error", 1, f"{error.filename or 'process'}: {error.strerror}")
             finally:
                 self._ranks.stop()
                 ends = self._ranks.ends()
                 self._device_locks.keep([end["process"] for end in ends if "process" in end])
-                ending = ending or FAULT
                 kills = self._kills.found(self._ranks.processes())
-                killed = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
-                killed.update(self._code_at_end(ending))
-                self._record.write_last("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **killed)
+                more: Fields = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
+                expected = self._work.part("expected")
+                if ending.cause == "exited" and expected.get("code"):
+                    more["code"] = _digest_here(expected)
+                self._record.write_last("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **more)
         return ending.code
-
-    def _code_at_end(self, ending: Ending) -> Fields:
-        """Return the digest of the code after a training that ended well, where the platform knows the planned one."""
-        expected = self._work.part("expected")
-        return {"code": digest_here(expected)} if ending.cause == "exited" and expected.get("code") else {}
 
     def _refusal(self) -> Ending | None:
         """Return why this node must not train, or None. Nothing was started yet."""
-        self._record.write("started", node_rank=self._work.node_rank, name=self._work.name, process=os.getpid())
         expected = self._work.part("expected")
-        for check, code in ((check_code, DIFFERS), (check_environment, DIFFERS)):
-            refusal = check(expected)
-            if refusal:
-                return self._refused(refusal, code)
+        if refusal := check_code(expected) or check_environment(expected):
+            return refusal
         port, first = self._work.content.get("port"), self._work.content.get("first_node")
         if self._work.node_rank == 0:
-            refusal = check_port(port) if port is not None else None
-        else:
-            refusal = self._name_refusal(first) if first is not None else None
-        return self._refused(refusal, NO_RENDEZVOUS) if refusal else None
+            return check_port(port) if port is not None else None
+        return self._name_refusal(first) if first is not None else None
 
-    def _name_refusal(self, first: str) -> Refusal | None:
+    def _name_refusal(self, first: str) -> Ending | None:
         """Return why the first node's name is not usable. In a cluster a name may come a little after its node."""
         seconds = self._work.part("limits").get("resolve_seconds", RESOLVE_SECONDS)
         deadline = time.monotonic() + seconds
@@ -104,9 +119,9 @@ class NodeDuty:
             pass
         return refusal
 
-    def _refused(self, refusal: Refusal, code: int) -> Ending:
+    def _refused(self, refusal: Ending) -> Ending:
         self._record.write("refused", cause=refusal.cause, evidence=refusal.evidence)
-        return Ending(refusal.cause, code, refusal.evidence)
+        return refusal
 
     def _locks(self, stack: ExitStack) -> DeviceLocks:
         devices, run = self._work.content.get("locks", ()), self._work.run_id
@@ -118,15 +133,13 @@ class NodeDuty:
         facts = node_facts(node, self._work.part("facts"))
         expected = self._work.part("expected")
         identity = {"code": expected.get("code"), "environment": {"digest": expected.get("environment")}}
-        write_json(self._work.root / f"nodes/node{node}.facts.json", {**facts, **identity})
-        sampler = _sampler(self._work)
-        sampler.start()
-        try:
-            sampler.wait_for_first_reading()
-            return self._supervised()
-        finally:
-            self._ranks.stop()
-            sampler.end()
+        text = json.dumps({**facts, **identity}, indent=2) + "\n"
+        write_files(self._work.root, {f"nodes/node{node}.facts.json": text})
+        with _sampler(self._work):
+            try:
+                return self._supervised()
+            finally:
+                self._ranks.stop()
 
     def _supervised(self) -> Ending:
         if self._stop.wait(0):
@@ -180,3 +193,56 @@ def _sampler(work: Assignment) -> Sampler:
 
     path = work.root / f"telemetry/node{work.node_rank}.raw.jsonl"
     return Sampler(path, samples.get("interval_seconds", 1.0), reading, {"outputs": []}, lambda _: host_counters())
+
+
+def check_code(expected: Mapping[str, Any]) -> Ending | None:
+    """Compare the digest of the node's code with the plan's. expected: code and folder; no code: nothing to compare."""
+    wanted = expected.get("code")
+    found = _digest_here(expected) if wanted else wanted
+    return None if found == wanted else _differs("code", str(found), str(wanted))
+
+
+def check_environment(expected: Mapping[str, Any]) -> Ending | None:
+    """Compare the digest in the environment's stamp with the plan's."""
+    wanted, stamp = expected.get("environment"), expected.get("stamp")
+    if not wanted or not stamp:
+        return None
+    try:
+        found = str(json.loads(read_regular_text(stamp))["digest"])
+    except (OSError, ValueError, TypeError, KeyError):
+        found = f"no stamp in {stamp}"
+    return None if found == wanted else _differs("environment", found, wanted)
+
+
+def _differs(what: str, *digests: str) -> Ending:
+    found, wanted = (digest[:19] if digest.startswith("sha256:") else digest for digest in digests)
+    return Ending("node-differs", 4, f"the {what} differs: found {found}, expected {wanted}")
+
+
+def _digest_here(expected: Mapping[str, Any]) -> str:
+    """Return the digest of the node's code, or why it cannot be read."""
+    try:
+        return code_digest(Path(str(expected.get("folder"))))
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+
+
+def check_port(port: int) -> Ending | None:
+    """Check that nothing listens on the rendezvous port of this node."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that lingers does not count
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return Ending("port-taken", 5, f"port {port} of this node is taken: {error.strerror}")
+    return None
+
+
+def check_name(address: str) -> Ending | None:
+    """Check that this node knows the address of the first one."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        why = f"the first node's name {address} does not resolve here: {error.strerror}; give its address"
+        return Ending("name-unknown", 5, why)
+    return None

@@ -1,27 +1,38 @@
-"""Facts about a node: its kernel, processors, memory, network interfaces, and what the vendor's tools print there."""
+"""Facts about a node: its kernel, processors, memory, network and vendor's tools; its clock, load and limits.
+
+Source of the fields below /proc: proc(5).
+"""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import platform
+import resource
 import socket
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Dict, Mapping
 
 from levelfield.node.bounded_command import ask
+from levelfield.node.control_groups import file_text
+from levelfield.node.rank_processes import stat_of
 
 SCHEMA = "levelfield.node-facts/1"
+WATCHED_SECONDS = 1.0  # for which the clock and the load are watched
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR (linux/sockios.h)
-_INTERFACES = Path("/sys/class/net")
-_WORDS = ("operstate", "address")  # of an interface in sysfs
-_NUMBERS = ("speed", "mtu")
+_UNSYNCHRONIZED = 0x40  # STA_UNSYNC of the kernel's adjtimex(2)
+_USED = (0, 1, 2, 7)  # places among a core's times: user, nice, system, steal
+_WORKED = (*_USED, 5, 6)  # with irq and softirq
+_PARENT, _TIMES = 1, slice(11, 15)  # places among the fields of stat_of: the last are utime, stime, cutime, cstime
+_INTERFACES, _MEMINFO = Path("/sys/class/net"), Path("/proc/meminfo")
+Fields = Dict[str, Any]
 
 
-def node_facts(node_rank: int, commands: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def node_facts(node_rank: int, commands: Mapping[str, Mapping[str, Any]]) -> Fields:
     """Return the facts of this node. commands: by name, tools with argv and timeout_seconds. Unknown is None."""
     interfaces = _interfaces()
     return {
@@ -33,8 +44,8 @@ def node_facts(node_rank: int, commands: Mapping[str, Mapping[str, Any]]) -> dic
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": _memory_bytes(),
-        "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
+        "memory_bytes": _meminfo().get("MemTotal"),
+        "boot_id": file_text(Path("/proc/sys/kernel/random/boot_id")) or None,
         "monotonic_ns": time.monotonic_ns(),
         "wall_ns": time.time_ns(),
         "interfaces": interfaces,
@@ -42,7 +53,7 @@ def node_facts(node_rank: int, commands: Mapping[str, Mapping[str, Any]]) -> dic
     }
 
 
-def tool_output(argv: list[str], timeout_seconds: float) -> dict[str, Any]:
+def tool_output(argv: list[str], timeout_seconds: float) -> Fields:
     """Return what a tool printed as it stands in a file: the text, or the reason why there is none."""
     found = ask(argv, timeout_seconds)
     if found.text is not None:
@@ -50,7 +61,7 @@ def tool_output(argv: list[str], timeout_seconds: float) -> dict[str, Any]:
     return {"argv": argv, "reason": found.reason, **({"absent": True} if found.absent else {})}
 
 
-def _tools(commands: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _tools(commands: Mapping[str, Mapping[str, Any]]) -> Fields:
     """Run all tools at once: one that hangs costs its own limit only."""
     if not commands:
         return {}
@@ -59,17 +70,22 @@ def _tools(commands: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         return {name: future.result() for name, future in asked.items()}
 
 
-def _interfaces() -> dict[str, Any]:
+def _interfaces() -> Fields:
     try:
-        names = sorted(place.name for place in _INTERFACES.iterdir())
+        folders = sorted(_INTERFACES.iterdir())
     except OSError:
         return {}
-    return {name: _interface(name) for name in names if name != "lo"}
-
-
-def _interface(name: str) -> dict[str, Any]:
-    words = {key: _text(_INTERFACES / name / key) for key in _WORDS}
-    return {"addresses": _addresses(name), **words, **{key: _number(_INTERFACES / name / key) for key in _NUMBERS}}
+    return {
+        folder.name: {
+            "addresses": _addresses(folder.name),
+            "operstate": file_text(folder / "operstate") or None,
+            "address": file_text(folder / "address") or None,
+            "speed": _number(folder / "speed"),  # -1 is the kernel's word for an unknown one
+            "mtu": _number(folder / "mtu"),
+        }
+        for folder in folders
+        if folder.name != "lo"
+    }
 
 
 def _addresses(name: str) -> list[str]:
@@ -82,20 +98,151 @@ def _addresses(name: str) -> list[str]:
     return [socket.inet_ntoa(found[20:24])]
 
 
-def _memory_bytes() -> int | None:
-    lines = (_text(Path("/proc/meminfo")) or "").splitlines()
-    found = next((line.split() for line in lines if line.startswith("MemTotal:")), [])
-    return int(found[1]) * 1024 if len(found) == 3 and found[1].isdecimal() else None
+def clock() -> Fields:
+    """Return how far the time of day ran from the monotonic clock in a second, and whether the kernel's is in sync."""
+    began, wall = time.monotonic_ns(), time.time_ns()
+    time.sleep(WATCHED_SECONDS)
+    passed, wall_passed = time.monotonic_ns() - began, time.time_ns() - wall
+    return {"facts": {"drift_ppm": (wall_passed - passed) / passed * 1e6, "synchronized": _synchronized()}}
 
 
-def _text(path: Path) -> str | None:
+def _synchronized() -> bool | None:
+    """Return whether a time service keeps the clock, as the kernel says; None where it does not say."""
+
+    class Timex(ctypes.Structure):
+        _fields_ = [
+            ("modes", ctypes.c_uint),
+            *((name, ctypes.c_long) for name in ("offset", "freq", "maxerror", "esterror")),
+            ("status", ctypes.c_int),
+            ("rest", ctypes.c_byte * 256),
+        ]
+
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip() or None
+        found = Timex()
+        code = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(found))
+    except (OSError, AttributeError):
+        return None
+    return None if code < 0 else not found.status & _UNSYNCHRONIZED
+
+
+def host_counters(are_children: bool = True) -> Fields | None:
+    """Return processor seconds that only grow, at `time_ns`; None where the kernel shows none.
+
+    busy: of all programs on the usable cores, with the time that a hypervisor took. own: of this process and all its
+    descendants; None without are_children: processes of a container engine are no descendants of this one.
+    """
+    try:
+        cores, per_second = _core_times(), os.sysconf("SC_CLK_TCK")
+        own = _own_ticks(os.getpid()) / per_second if are_children else None
+    except (OSError, ValueError):
+        return None
+    busy = _sum(cores, _USED) / per_second
+    return {"time_ns": time.monotonic_ns(), "busy_seconds": busy, "own_seconds": own, "cores": len(cores)}
+
+
+def load_of_others(own: int) -> Fields:
+    """Return the cores that other programs kept busy in a second. own: the first process of this work; 0: this one."""
+    began, before, ours = time.monotonic(), _sum(_core_times(), _WORKED), _own_ticks(own or os.getpid())
+    time.sleep(WATCHED_SECONDS)
+    passed, cores = time.monotonic() - began, _core_times()
+    busy, used = _sum(cores, _WORKED) - before, _own_ticks(own or os.getpid()) - ours
+    return {"facts": {"other_cores": max(0, busy - used) / os.sysconf("SC_CLK_TCK") / passed, "cores": len(cores)}}
+
+
+def _core_times() -> list[list[int]]:
+    """Return the ticks of each core that this process may use; of all where a container numbers them otherwise."""
+    lines = (line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines())
+    cores = {name[3:]: [int(text) for text in times] for name, *times in filter(None, lines) if name.startswith("cpu")}
+    cores.pop("", None)  # the sum
+    allowed = [cores[str(number)] for number in sorted(os.sched_getaffinity(0)) if str(number) in cores]
+    return allowed or list(cores.values())
+
+
+def _sum(cores: list[list[int]], places: tuple[int, ...]) -> int:
+    return sum(times[place] for times in cores for place in places if place < len(times))
+
+
+def _own_ticks(first: int) -> int:
+    """Return the ticks of a process and all its descendants, with those of children that have ended."""
+    numbers = (int(place.name) for place in Path("/proc").iterdir() if place.name.isdigit())
+    found = {number: fields for number, fields in ((n, stat_of(n)) for n in numbers) if len(fields) > _TIMES.stop}
+    children: dict[int, list[int]] = {}
+    for number, fields in found.items():
+        children.setdefault(int(fields[_PARENT]), []).append(number)
+    total, left = 0, [first]
+    while left:
+        number = left.pop()
+        left += children.get(number, [])
+        total += sum(int(text) for text in found[number][_TIMES]) if number in found else 0
+    return total
+
+
+def memory() -> Fields:
+    """Return the node's memory in bytes, what is free of it, and its huge pages."""
+    sizes = _meminfo()
+    huge = file_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))  # such as `always [madvise] never`
+    swap = sizes["SwapTotal"] - sizes["SwapFree"] if "SwapTotal" in sizes and "SwapFree" in sizes else None
+    facts = {
+        "total_bytes": sizes.get("MemTotal"),
+        "available_bytes": available_bytes(),
+        "swap_used_bytes": swap,
+        "huge_pages": sizes.get("HugePages_Total"),
+        "huge_pages_free": sizes.get("HugePages_Free"),
+        "transparent_huge_pages": huge.partition("[")[2].partition("]")[0] or None,
+        "shared_memory_bytes": _size("/dev/shm"),
+    }
+    return {"facts": facts}
+
+
+def available_bytes() -> int | None:
+    """Return the memory that programs may still have: of the machine, or of this container where that is less."""
+    free = _meminfo().get("MemAvailable")
+    group = Path("/sys/fs/cgroup")
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    known = [value for value in (free, limit - used if limit and used is not None else None) if value is not None]
+    return max(0, min(known)) if known else None
+
+
+def limits() -> Fields:
+    """Return the limits of a process that collectives and data files need, and what sets the processors' pace."""
+    names = {"locked_memory": resource.RLIMIT_MEMLOCK, "open_files": resource.RLIMIT_NOFILE}
+    soft = {name: resource.getrlimit(number)[0] for name, number in names.items()}
+    models = (line for line in file_text(Path("/proc/cpuinfo")).splitlines() if line.startswith("model name"))
+    files = {
+        "governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+        "threads_per_core": "/sys/devices/system/cpu/smt/active",
+        "processor_quota": "/sys/fs/cgroup/cpu.max",
+    }
+    facts: Fields = {
+        **{name: "unlimited" if value == resource.RLIM_INFINITY else value for name, value in soft.items()},
+        "processor": next((line.partition(":")[2].strip() for line in models), None),
+        **{name: file_text(Path(path)) or None for name, path in files.items()},
+        "kernel": platform.release(),
+        "hostname": platform.node(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+    }
+    return {"facts": facts}
+
+
+def _meminfo() -> dict[str, int]:
+    """Return /proc/meminfo: bytes, or a count where the kernel gives no unit."""
+    found = {}
+    for line in file_text(_MEMINFO).splitlines():
+        name, _, rest = line.partition(":")
+        value = rest.split()
+        if value and value[0].isdigit():
+            found[name] = int(value[0]) * (1024 if value[1:] == ["kB"] else 1)
+    return found
+
+
+def _size(path: str) -> int | None:
+    try:
+        found = os.statvfs(path)
     except OSError:
         return None
+    return found.f_blocks * found.f_frsize
 
 
 def _number(path: Path) -> int | None:
-    """Return a number that the kernel knows; -1 is its word for an unknown speed."""
-    text = _text(path) or ""
+    text = file_text(path)
     return int(text) if text.isdecimal() else None

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator
 
-from levelfield.node.node_state import available_bytes
+from levelfield.node.node_facts import available_bytes
 
 WINDOWS = 5
 START_SECONDS = 0.3  # for all workers to be ready; they touch their memory meanwhile

@@ -1,4 +1,4 @@
-"""The record of a node's own part: one JSON line for each thing that happened, appended and never changed."""
+"""What a node's own part writes: files in one step, and its record, one JSON line for each thing that happened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
 RESERVED_BYTES = 64 * 1024  # for the last word: ends of 1,024 ranks, with what they are told beside
 
@@ -21,7 +21,8 @@ class NodeRecord:
         self._size = os.fstat(self._file).st_size
         self._guard = threading.Lock()
         self._reserve = path.with_suffix(".reserve")
-        _fill(self._reserve)
+        with contextlib.suppress(OSError):
+            self._reserve.write_bytes(bytes(RESERVED_BYTES))
 
     def write(self, event: str, **fields: Any) -> None:
         line = (json.dumps({"time_ns": time.monotonic_ns(), "event": event, **fields}) + "\n").encode()
@@ -33,24 +34,21 @@ class NodeRecord:
 
     def write_last(self, event: str, **fields: Any) -> None:
         """Write the last line, with the space that is free on the disk. The reserved space is given up for it."""
-        free = _free_bytes(self._reserve.parent)
+        free = None
+        with contextlib.suppress(OSError):
+            found = os.statvfs(str(self._reserve.parent))
+            free = found.f_bavail * found.f_frsize
         with contextlib.suppress(OSError):
             self._reserve.unlink()
         self.write(event, **fields, disk_free_bytes=free)
 
 
-def _fill(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            os.write(descriptor, bytes(RESERVED_BYTES))
-        finally:
-            os.close(descriptor)
-
-
-def _free_bytes(folder: Path) -> int | None:
-    try:
-        found = os.statvfs(str(folder))
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
+def write_files(root: Path, files: Mapping[str, str]) -> None:
+    """Write texts below `root`, by name. Raises OSError."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Two nodes may share the folder, and have the same process number in their containers.
+        part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)

@@ -13,6 +13,7 @@ It ends all that it started when its standard input closes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -51,7 +52,9 @@ def main() -> int:
     except SetupError as error:
         answer(error=str(error))
     except OSError as error:
-        answer(error=f"{error.filename or header['folder']}: {error.strerror}{_room(error)}")
+        more = "; free some space on the node, or name another folder as ssh.folder in the site's file"
+        is_full = error.errno == errno.ENOSPC
+        answer(error=f"{error.filename or header['folder']}: {error.strerror}{more if is_full else ''}")
     return 1
 
 
@@ -130,18 +133,13 @@ def environment(folder: Path, header: Mapping[str, Any]) -> str | None:
     place.parent.mkdir(exist_ok=True)
     with _locked(place.with_name(place.name + ".lock")):
         if _made_from(place) != wanted["digest"]:
-            if header.get("wheels"):
-                bring(folder / "wheels", header["wheels"])
+            wheels, source = header.get("wheels"), dict(wanted.get("index") or {})
+            if wheels:
+                bring(folder / "wheels", wheels)
+                source = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (folder / "wheels" / wheels["name"]).as_uri()}
             threading.Thread(target=_end_with_platform, daemon=True).start()
-            _make(place, wanted, _source(folder, header))
+            _make(place, wanted, source)
     return _version(str(place / "bin" / "python"))
-
-
-def _source(folder: Path, header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that make pip install from the wheels that were brought, where there are some."""
-    if not header.get("wheels"):
-        return dict(header["environment"].get("index") or {})
-    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (folder / "wheels" / header["wheels"]["name"]).as_uri()}
 
 
 def _make(place: Path, wanted: Mapping[str, Any], source: Mapping[str, str]) -> None:
@@ -241,12 +239,6 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _room(error: OSError) -> str:
-    if error.errno != 28:  # ENOSPC
-        return ""
-    return "; free some space on the node, or name another folder as ssh.folder in the site's file"
 
 
 if __name__ in ("__main__", "node_setup"):

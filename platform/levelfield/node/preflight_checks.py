@@ -10,30 +10,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Dict
 
 if __name__ == "__main__":  # by path: this folder's modules shadow nothing, and the package is found
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from levelfield.node import node_rates, node_state
+from levelfield.node import node_facts, node_rates
+from levelfield.node.bounded_command import completed
 
 SCHEMA = "levelfield.node-preflight/1"
 LIMIT_SECONDS = 10.0  # of one check; all of them together stay under a minute
-LEAVE_SECONDS = 1.0  # after SIGKILL; what hangs in the kernel is left behind
-MOST_BYTES = 2**20  # of a check's answer
 Fields = Dict[str, Any]
 # Each takes the options. States are read first and side by side, as they need no processor; rates one after another.
 STATES: dict[str, Callable[[argparse.Namespace], Fields]] = {
-    "clock": lambda options: node_state.clock(),
-    "load": lambda options: node_state.load_of_others(options.own),
-    "memory": lambda options: node_state.memory(),
-    "limits": lambda options: node_state.limits(),
+    "clock": lambda options: node_facts.clock(),
+    "load": lambda options: node_facts.load_of_others(options.own),
+    "memory": lambda options: node_facts.memory(),
+    "limits": lambda options: node_facts.limits(),
 }
 RATES: dict[str, Callable[[argparse.Namespace], Fields]] = {
     "copy": lambda options: node_rates.copying(_window(options)),
@@ -46,10 +44,10 @@ RATES: dict[str, Callable[[argparse.Namespace], Fields]] = {
 def checked(options: argparse.Namespace, limit: float = LIMIT_SECONDS) -> Fields:
     """Return what every check gave: its facts and rates, or the reason why it gave none."""
     begun, began = time.time_ns(), time.monotonic()
-    together = {name: _started(name, options) for name in STATES}
-    found = {name: _answer(process, limit) for name, process in together.items()}
-    for name in RATES:
-        found[name] = _answer(_started(name, options), limit)
+    with ThreadPoolExecutor(len(STATES)) as pool:
+        together = {name: pool.submit(_answer, _argv(name, options), limit) for name in STATES}
+    found = {name: future.result() for name, future in together.items()}
+    found.update((name, _answer(_argv(name, options), limit)) for name in RATES)
     seconds = time.monotonic() - began
     return {"schema": SCHEMA, "wall_ns": [begun, time.time_ns()], "seconds": seconds, "checks": found}
 
@@ -59,38 +57,25 @@ def _window(options: argparse.Namespace) -> float:
     return 0.1 if options.short else 0.4
 
 
-def _started(name: str, options: argparse.Namespace) -> subprocess.Popen[bytes]:
+def _argv(name: str, options: argparse.Namespace) -> list[str]:
     argv = [sys.executable, __file__, "--check", name, "--folder", options.folder, "--own", str(options.own)]
-    return subprocess.Popen(
-        argv + (["--short"] if options.short else []),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    return argv + (["--short"] if options.short else [])
 
 
-def _answer(process: subprocess.Popen[bytes], limit: float) -> Fields:
+def _answer(argv: list[str], limit: float) -> Fields:
     """Return the object that a check printed. One that is too slow is ended with all processes that it started."""
     try:
-        printed, said = process.communicate(timeout=limit)
+        done = completed(argv, limit)
     except subprocess.TimeoutExpired:
-        _end(process)
         return {"reason": f"no answer within {limit:g} s"}
+    except subprocess.SubprocessError:
+        return {"reason": "the check failed: it printed too much"}
     try:
-        answer = json.loads(printed[:MOST_BYTES].decode())
+        answer = json.loads(done.stdout)
     except ValueError:
-        last = said.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         return {"reason": f"the check failed: {last[0][:200]}"}
     return answer if isinstance(answer, dict) else {"reason": "the check printed no object"}
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=LEAVE_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        pass  # the kernel holds it: it is left behind, and the reason says that it gave no answer
 
 
 def main(given: list[str] | None = None) -> int:

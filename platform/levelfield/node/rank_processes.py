@@ -22,7 +22,7 @@ POLL_SECONDS = 0.1
 SETTLE_SECONDS = 3.0  # after one rank has failed: time for the others to write their errors
 TERMINATE_SECONDS = 2.0  # between SIGTERM and SIGKILL; both together stay well under the five seconds of Ctrl-C
 KILL_SECONDS = 5.0  # after SIGKILL; a process that a driver or a frozen cgroup holds in the kernel never ends
-MARK = "LEVELFIELD_STARTED_BY"  # in each rank and what it starts: who started it (left_ranks.py)
+MARK = "LEVELFIELD_STARTED_BY"  # in each rank and what it starts: who started it (process_identity.py)
 FIRST_FOR_MEMORY = 500  # ranks count half of all memory more: out of memory, the kernel ends a rank, not the platform
 
 
@@ -66,9 +66,7 @@ class Ranks:
 
     def settle(self) -> None:
         """Wait a moment for the other ranks to end by themselves and write their errors, after one has failed."""
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while self.alive() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        self._wait(set(self._running), SETTLE_SECONDS)
 
     def stop(self) -> None:
         """End every process group that is left: send SIGTERM, wait, send SIGKILL, and wait a bounded time.
@@ -108,16 +106,18 @@ class Ranks:
 
         A rank that did not end by SIGKILL has its process and the state of that process instead.
         """
-        return [
-            {**_end(rank, p.poll(), rank in self._stopped), **self._left(rank)}
-            for rank, p in sorted(self._running.items())
-        ]
+        return [self._end(rank, process) for rank, process in sorted(self._running.items())]
 
-    def _left(self, rank: int) -> dict[str, Any]:
-        process = self._running[rank]
-        if rank not in self._held or process.poll() is not None:
-            return {}
-        return {"process": process.pid, "state": self._held[rank]}
+    def _end(self, rank: int, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+        code = process.poll()
+        by_signal = code is not None and code < 0
+        return {
+            "rank": rank,
+            "exit_code": None if by_signal else code,
+            "signal": -code if by_signal and code is not None else None,
+            "stopped_by_us": rank in self._stopped,
+            **({"process": process.pid, "state": self._held[rank]} if code is None and rank in self._held else {}),
+        }
 
     def _signal(self, ranks: set[int], number: int) -> None:
         for rank in ranks:
@@ -152,16 +152,6 @@ def _offer_for_memory(process: int) -> None:
     with contextlib.suppress(OSError, ValueError):
         if int(adjustment.read_text(encoding="utf-8")) < FIRST_FOR_MEMORY:  # to lower it is not permitted to users
             adjustment.write_text(str(FIRST_FOR_MEMORY), encoding="utf-8")
-
-
-def _end(rank: int, code: int | None, stopped: bool) -> dict[str, Any]:
-    by_signal = code is not None and code < 0
-    return {
-        "rank": rank,
-        "exit_code": None if by_signal else code,
-        "signal": -code if by_signal and code is not None else None,
-        "stopped_by_us": stopped,
-    }
 
 
 def marked(mark: str) -> list[int]:

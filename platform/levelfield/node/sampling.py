@@ -22,7 +22,7 @@ Reading = Mapping[str, object]
 
 
 class Sampler:
-    """The thread that samples, and the signals between it and the run.
+    """The thread that samples during a block, and the signals between it and the run.
 
     reading: returns what the tools show now. empty: the reading of no tool, for the line before the first one.
     host: returns the host's counters, or None; its argument is whether the training has not started.
@@ -42,14 +42,18 @@ class Sampler:
         self._writing = threading.Lock()  # nothing is written after the end: the file is sealed then
         self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True, name="telemetry")
 
-    def start(self) -> None:
+    def __enter__(self) -> Sampler:
+        """Return after the first reading."""
         self._thread.start()
-
-    def wait_for_first_reading(self) -> None:
-        self._first.wait(FIRST_SECONDS)
+        try:
+            self._first.wait(FIRST_SECONDS)
+        except BaseException:  # the user interrupted it
+            self.__exit__()
+            raise
         self._started.set()
+        return self
 
-    def end(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Take the last reading. A tool that hangs is ended after a while, and its reading is not written."""
         self._stop.set()
         self._thread.join(LEAVE_SECONDS)

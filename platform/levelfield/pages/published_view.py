@@ -18,7 +18,7 @@ def beside_rows(
 ) -> Iterator[tuple[FigureRow, str | None]]:
     """Yield for each case that has published rows: our full-scale results first, with the names of their files."""
     named = {row.setting.case for name in registry.published for row in registry.figures(name).rows}
-    for case in (case for case in registry.cases if case in named):
+    for case in (case for case in registry.all_cases if case in named):
         for runs in content.series.values():
             latest = summaries[runs.digest].latest
             if latest and (runs.series.case, runs.series.scale) == (case, "full"):

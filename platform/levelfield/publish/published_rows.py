@@ -17,6 +17,7 @@ from levelfield.errors import UnknownName
 from levelfield.measure.utilisation import mfu, peak_range
 from levelfield.report import words
 from levelfield.report.escapes import markdown, table
+from levelfield.report.sheets import padded
 from levelfield.report.tables import csv_text
 from levelfield.report.words import gib, number, wrapped
 from levelfield.specs.case import Work
@@ -225,7 +226,7 @@ def as_text(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
 
 def _parts(line: FigureRow) -> Iterator[str]:
     blank = " " * _INDENT
-    yield f"{line.origin:<{_INDENT}}{line.name}"
+    yield padded((line.origin, line.name), (_INDENT,), gap="")
     hardware = f"{line.framework} on {line.hardware}, {line.layout}, micro-batch {line.micro_batch}, {line.precision}"
     yield f"{blank}{hardware}{'' if line.status in ('published', 'valid') else f', {line.status}'}"
     tokens = f"{number(line.tokens_per_second_per_device)} tokens/s/device{_converted(line, line.tokens_from)}"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.escapes import Markdown, markdown, table
+from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, headline_memory, number, utilisation
 from levelfield.specs.result import Result
 
@@ -107,7 +108,10 @@ def as_lines(results: Sequence[Result]) -> list[str]:
     lines = []
     for repeats in repeats_of(results):
         lines += ["", f"over repeats: {repeats.title}"]
-        lines += [f"  {name:<16}{median:>12}  {ends}".rstrip() for name, median, ends in map(_cells, repeats.figures)]
+        lines += [
+            padded((f"  {name}", median, f" {ends}"), (17, -12), " ")
+            for name, median, ends in map(_cells, repeats.figures)
+        ]
         lines += [f"  {note}" for note in _notes(repeats)]
     return lines
 
@@ -146,13 +150,11 @@ def _figures(results: Sequence[Result]) -> Iterator[RepeatedFigure]:
 
 
 def _cells(figure: RepeatedFigure) -> tuple[str, str, str]:
-    """Heading, median and interval."""
     column, found = figure.column, figure.interval
     return column.heading, column.shown(found.median), column.ends(found)
 
 
 def _notes(repeats: Repeats) -> list[str]:
-    """How the intervals were made; why there is no figure."""
     if not repeats.figures:
         return [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
     found = {(f.interval.method, f.interval.coverage, f.interval.n) for f in repeats.figures}

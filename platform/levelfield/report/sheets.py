@@ -1,15 +1,17 @@
-"""A sheet: a heading, a table and notes, as text within 80 columns and as Markdown."""
+"""Tables as text and as Markdown. Every column of the platform's text is padded here."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from levelfield.report.escapes import markdown, one_line, printable, table
-from levelfield.report.words import WIDTH
+from levelfield.report.words import WIDTH, wrapped
 
-_GAP = "  "
+GAP = "  "
+LabelledText = tuple[str, str]
 _LEAST = 8  # columns that a cell keeps when the table is too wide
 
 
@@ -21,6 +23,28 @@ class Sheet:
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def padded(cells: Iterable[object], widths: Iterable[int], gap: str = GAP) -> str:
+    """Return one row. A width below zero puts its cell to the right; cells without a width follow as they are."""
+    texts = [str(cell) for cell in cells]
+    sized = zip(texts, [*widths, *[0] * len(texts)], strict=False)
+    return gap.join(cell.ljust(width) if width >= 0 else cell.rjust(-width) for cell, width in sized).rstrip()
+
+
+def aligned(rows: Sequence[Sequence[str]], gap: str = GAP) -> list[str]:
+    """Return the rows with columns as wide as their widest cells."""
+    widths = widths_of(rows)
+    return [padded(row, widths, gap) for row in rows]
+
+
+def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def labelled(label: str, text: object, width: int) -> str:
+    """Return a label and its text, which goes on below itself. An empty label goes on with the one above."""
+    return wrapped(f"{label:<{width - 1}} {text}", width)
 
 
 def as_text(sheets: Iterable[Sheet]) -> str:
@@ -51,31 +75,17 @@ def _filled(text: str, first: str, others: str) -> list[str]:
 
 
 def _rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows in WIDTH columns: the widest columns become narrower, and their cells take several lines."""
     rows = [[_plain(cell) for cell in row] for row in rows]
-    widths = _widths([max(len(row[i]) for row in rows) for i in range(len(rows[0]))])
-    return [line for row in rows for line in _row(row, widths)]
+    widths = widths_of(rows)
+    while sum(widths) > WIDTH - len(GAP) * (len(widths) - 1) and max(widths) > _LEAST:
+        widths[widths.index(max(widths))] -= 1
+    lines = []
+    for row in rows:
+        parts = [textwrap.wrap(cell, width, break_on_hyphens=False) for cell, width in zip(row, widths, strict=True)]
+        lines += [padded(line, widths) for line in zip_longest(*parts, fillvalue="")] or [""]
+    return lines
 
 
 def _plain(text: str) -> str:
     return printable(one_line(text))
-
-
-def _widths(widths: list[int]) -> list[int]:
-    """Return widths that fit together: the widest columns become narrower, and their cells take several lines."""
-    widths, room = list(widths), WIDTH - len(_GAP) * (len(widths) - 1)
-    while sum(widths) > room and max(widths) > _LEAST:
-        widths[widths.index(max(widths))] -= 1
-    return widths
-
-
-def _row(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Return the lines of one row."""
-    parts = [
-        textwrap.wrap(cell, width, break_on_hyphens=False) or [""] for cell, width in zip(cells, widths, strict=True)
-    ]
-    height = max(map(len, parts))
-    filled = [[*part, *[""] * (height - len(part))] for part in parts]
-    return [
-        _GAP.join(line.ljust(width) for line, width in zip(lines, widths, strict=True)).rstrip()
-        for lines in zip(*filled, strict=True)
-    ]

@@ -1,20 +1,32 @@
-"""Tables of many results, in four formats."""
+"""Tables of many results, in four formats; and of suites, with the plans of a dry run or with the results."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from levelfield.report import repeats
 from levelfield.report.escapes import markdown, one_line, spreadsheet_cell, table
-from levelfield.report.words import COLUMNS, WIDTH, wrapped
+from levelfield.report.sheets import aligned, widths_of
+from levelfield.report.words import COLUMNS, GIB, NONE, WIDTH, number, status, worst_memory, wrapped
+from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
+from levelfield.specs.suite import EntryUsed
 
 FORMATS = ("table", "markdown", "csv", "json")
 _NARROW = ("case", "scale", "framework", "layout", "status", "tokens/s/device", "MFU (palm)", "loss")
 Columns = Mapping[str, Callable[[Result], str]]
+Cells = tuple[str, ...]
+Row = TypeVar("Row", Plan, Result)
+_PLANNED: tuple[Cells, Cells] = (
+    ("entry", "case:framework", "fits", ""),
+    ("  hardware", "layout", "batches", "recompute", "memory, GiB"),
+)
+_RAN: Cells = ("entry", "result", "aligned", "tokens/s/device", "memory, GiB")
+_FITS = {True: "yes", False: "NO", None: "unknown"}
 
 
 def as_json(results: Sequence[Result], more: Sequence[Mapping[str, object]] = ()) -> str:
@@ -86,19 +98,13 @@ def _markdown_group(heading: str, results: Sequence[Result], columns: Columns) -
 
 def _text_group(heading: str, results: Sequence[Result], width: int, columns: Columns) -> str:
     names = [name for name in (*_NARROW, "peak") if name in columns]
-    rows = [{name: one_line(columns[name](r)) for name in names} for r in results]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names} if rows else {}
-    if sum(widths.values()) + 2 * len(widths) <= width:
-        lines = [_padded({n: n for n in widths}, widths), *(_padded(row, widths) for row in rows)]
-    else:
+    rows = [names, *([one_line(columns[name](r)) for name in names] for r in results)]
+    lines = aligned(rows) if results else [""]
+    if results and sum(widths_of(rows)) + 2 * len(names) > width:
         lines = [wrapped(line, 4) for r in results for line in _two_lines(r, columns)]
     notes = [wrapped(note, 2) for note in _notes(results)]
     above = [wrapped(one_line(heading), 2)] if heading else []
     return "\n".join([*above, *lines, *notes]) + "\n"
-
-
-def _padded(row: dict[str, str], widths: dict[str, int]) -> str:
-    return "  ".join(row[name].ljust(size) for name, size in widths.items()).rstrip()
 
 
 def _two_lines(result: Result, columns: Columns) -> list[str]:
@@ -149,3 +155,101 @@ def plain(result: Result) -> dict[str, object]:
         **({"expert_imbalance": result.experts.imbalance} if result.experts else {}),
         "alignment": result.alignment.verdict,
     }
+
+
+def planned(plans: Sequence[Plan]) -> list[str]:
+    """Return two lines per entry, under the headings of groups, and notes on single entries below."""
+    once = [plan for plan in plans if plan.repeat == 1]
+    firsts = _in_columns([_PLANNED[0], *(_first_cells(plan) for plan in once)])
+    seconds = _in_columns([_PLANNED[1], *(_second_cells(plan) for plan in once)])
+    lines = [f"suite {_entry_of(once[0]).suite}: {len(once)} entries", "", firsts[0], seconds[0]]
+    for heading, first, second in zip(_group_headings(once), firsts[1:], seconds[1:], strict=True):
+        lines += [*heading, first, second]
+    return [*lines, *(wrapped(note, 2) for note in _plan_notes(once))]
+
+
+def ran(results: Sequence[Result]) -> list[str]:
+    """Return one line per entry, under the headings of groups; below, reasons for missing figures and deviations."""
+    rows = _in_columns([_RAN, *(_entry_outcome(result) for result in results)])
+    lines = [f"suite {_entry_of(results[0]).suite}", "", rows[0]]
+    for heading, row in zip(_group_headings(results), rows[1:], strict=True):
+        lines += [*heading, row]
+    notes = [f"{_entry_of(r).name}: {said}" for r in results for said in (*_reasons(r), *r.deviations)]
+    return [*lines, *(wrapped(note, 2) for note in (["", *notes] if notes else []))]
+
+
+def by_suite(found: Iterable[Row]) -> list[list[Row]]:
+    """Return the rows of each suite, in order of first appearance. Rows without a suite are left out."""
+    suites: dict[str, list[Row]] = {}
+    for row in found:
+        if row.entry:
+            suites.setdefault(row.entry.suite, []).append(row)
+    return list(suites.values())
+
+
+def _entry_of(of: Plan | Result) -> EntryUsed:
+    return of.entry or EntryUsed(suite=NONE, name=of.run_id)
+
+
+def _group_headings(rows: Sequence[Plan | Result]) -> Iterator[list[str]]:
+    """Return the lines before each row: the group's name when it changes."""
+    before = None
+    for row in rows:
+        group = _entry_of(row).group
+        yield [f"[{group}]"] if group and group != before else []
+        before = group
+
+
+def _first_cells(plan: Plan) -> Cells:
+    memory = plan.expected_memory
+    fits = memory.total_bytes <= memory.available_bytes if memory.available_bytes else None
+    state = "ASSUMED" if plan.hardware.assumed else plan.scale
+    return _entry_of(plan).name, f"{plan.case}:{plan.implementation.framework}", _FITS[fits], state
+
+
+def _second_cells(plan: Plan) -> Cells:
+    tuning, hardware, memory = plan.tuning, plan.hardware, plan.expected_memory
+    return (
+        f"  {hardware.nodes}x{hardware.devices_per_node} {hardware.chip.name}",
+        str(tuning.layout),
+        f"{tuning.micro_batch} x {plan.accumulation}",
+        tuning.recompute,
+        f"{_short_gib(memory.total_bytes)} of {_short_gib(memory.available_bytes)}",
+    )
+
+
+def _short_gib(size_bytes: int | None) -> str:
+    """Return GiB with at most four digits, so that the line fits."""
+    gib = (size_bytes or 0) / GIB
+    return "unknown" if size_bytes is None else f"{gib:.{1 if gib < 100 else 0}f}"
+
+
+def _plan_notes(plans: Sequence[Plan]) -> Iterator[str]:
+    yield ""
+    yield "batches: micro-batch x accumulation; memory: expected on the fullest device. --json shows every plan whole."
+    if any(plan.hardware.assumed for plan in plans):
+        yield (
+            "ASSUMED: this hardware is not here. A run takes such an entry at smoke scale, with its layout cut down "
+            "to what is here; --scale smoke --dry-run shows how."
+        )
+    for plan in plans:
+        refusal = f"CANNOT RUN: {plan.refusal}" if plan.refusal else None
+        said = [_entry_of(plan).note, refusal, *plan.deviations, *plan.notices, plan.environment.lacking]
+        yield from (f"{_entry_of(plan).name}: {sentence}" for sentence in said if sentence)
+
+
+def _entry_outcome(result: Result) -> Cells:
+    name = _entry_of(result).name + (f" ({result.repeat})" if result.repeat > 1 else "")
+    speed = result.throughput.tokens_per_second_per_device if result.throughput else None
+    memory = worst_memory(result)[1]
+    return name, status(result), result.alignment.verdict, number(speed), number(memory / GIB if memory else None, 2)
+
+
+def _reasons(result: Result) -> Iterator[str]:
+    yield from result.status.reasons
+    if result.status.word != "valid" and result.status.evidence:
+        yield result.status.evidence
+
+
+def _in_columns(rows: Sequence[Cells]) -> list[str]:
+    return aligned([[" ".join(cell.splitlines()) for cell in row] for row in rows])

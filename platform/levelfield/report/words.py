@@ -7,15 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from levelfield.specs.vendor import HOST_SHARE
-
-if TYPE_CHECKING:  # a plan has words and no result
+if TYPE_CHECKING:  # help and a plan have words and no result
     from levelfield.specs.result import Alignment, Figure, Result, Utilisation
 
 GIB = 2**30
 NONE = "-"
-
-
 WIDTH = 80
 MOST_NODES = 8  # in the report of one run; report.md has all
 
@@ -72,14 +68,20 @@ def worst_memory(result: Result) -> tuple[str, float | None]:
         ("allocated", memory.allocated_peak),
         ("process", memory.process_peak),
     )
-    order = named if result.device_is != HOST_SHARE else (named[3], *named[1:3])
+    order = (named[3], *named[1:3]) if _is_host(result) else named
     return next(((name, figure.value) for name, figure in order if figure.value is not None), (order[0][0], None))
+
+
+def _is_host(result: Result) -> bool:
+    from levelfield.specs.vendor import HOST_SHARE
+
+    return result.device_is == HOST_SHARE
 
 
 def headline_memory(result: Result) -> Figure:
     """Return the figure that runs are compared by: the device-used peak; on a processor the peak of the processes."""
     memory = result.memory
-    return memory.process_peak if result.device_is == HOST_SHARE else memory.device_used_peak
+    return memory.process_peak if _is_host(result) else memory.device_used_peak
 
 
 def expectation(result: Result) -> str:
@@ -96,33 +98,20 @@ def reason_without_limits(found: Alignment) -> str:
     return found.reason.replace(f" ({found.limits})", "") if found.limits else found.reason
 
 
-def memory_remarks(result: Result) -> tuple[str, ...]:
-    """Return the remark on memory that is far from the estimate, if there is one."""
-    found = result.memory.expectation
-    return (found.remark,) if found and found.remark else ()
-
-
-def node_lines(result: Result) -> list[str]:
-    """Return how many nodes ended in which way, and a line for each that did not just end."""
-    bad = [each for each in result.machines if each.word not in ("ended", "stopped", None)]
-    named = [
-        f"node{n.node} ({n.name or 'no name'}) {n.word or 'unknown'}{f': {n.detail}' if n.detail else ''}" for n in bad
-    ]
-    lines = [
-        *_counted(result),
-        *named[:MOST_NODES],
-        *([f"and {len(bad) - MOST_NODES} more"] if len(bad) > MOST_NODES else []),
-    ]
-    return [f"{'nodes' if place == 0 else '':8} {line}" for place, line in enumerate(lines)]
-
-
-def _counted(result: Result) -> list[str]:
-    """Return how many nodes ended in which way: `2 of 2 ended`, or `1 failed, 1 stopped`."""
+def node_rows(result: Result) -> list[tuple[str, str]]:
+    """Return how many nodes ended in which way, `1 failed, 1 stopped`, and a line for each that did not just end."""
     number_of = Counter(each.word or "without a known end" for each in result.machines)
     if set(number_of) == {"ended"}:
-        return [f"{len(result.machines)} of {len(result.machines)} ended"]
-    named = [f"{number} {word}" for word, number in number_of.items()]
-    return [", ".join(named)] if named else []
+        lines = [f"{len(result.machines)} of {len(result.machines)} ended"]
+    else:
+        lines = [", ".join(f"{number} {word}" for word, number in number_of.items())] if number_of else []
+    bad = [each for each in result.machines if each.word not in ("ended", "stopped", None)]
+    lines += [
+        f"node{n.node} ({n.name or 'no name'}) {n.word or 'unknown'}{f': {n.detail}' if n.detail else ''}"
+        for n in bad[:MOST_NODES]
+    ]
+    lines += [f"and {len(bad) - MOST_NODES} more"] if len(bad) > MOST_NODES else []
+    return [("" if place else "nodes", line) for place, line in enumerate(lines)]
 
 
 def _of_node(name: str) -> str:

@@ -20,9 +20,9 @@ from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.errors import RunFailed
 from levelfield.node.code_digest import without_versions
-from levelfield.run.peak_probe import cache_folder
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.paths import RunPaths
+from levelfield.user_folders import own_cache
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 GIT_SECONDS = 300.0
@@ -57,7 +57,7 @@ def build_of(commit: str, pin: Pin | None = None, *, say: Say) -> CommitBuild:
     if not _COMMIT.fullmatch(commit):
         raise RunFailed(f"build '{commit[:80]}': found no full commit, expected 40 or 64 hexadecimal digits")
     name = commit[:16] if pin is None else "-".join((commit[:16], pin.framework, *pin.packages, pin.version))
-    build = CommitBuild(commit, cache_folder().with_name("builds") / name, pin)
+    build = CommitBuild(commit, own_cache() / "builds" / name, pin)
     if not (build.folder / "run_benchmarks.py").is_file():
         say(f"checking out the build {build}")
         _make(build)
@@ -66,14 +66,14 @@ def build_of(commit: str, pin: Pin | None = None, *, say: Say) -> CommitBuild:
 
 def head() -> str:
     """Return the commit of this checkout. Raises RunFailed outside of git."""
-    return _git("-C", str(checkout()), "rev-parse", "HEAD")
+    return _git("rev-parse", "HEAD")
 
 
 def commits_between(good: str, bad: str) -> list[str]:
     """Return the commits after `good` up to `bad`, the oldest first. Raises RunFailed where `bad` does not follow."""
-    first, last = (_git("-C", str(checkout()), "rev-parse", "--verify", f"{name}^{{commit}}") for name in (good, bad))
-    listed = _git("-C", str(checkout()), "rev-list", "--reverse", "--first-parent", f"{first}..{last}").split()
-    if not listed or _git("-C", str(checkout()), "merge-base", first, last) != first:
+    first, last = (_git("rev-parse", "--verify", f"{name}^{{commit}}") for name in (good, bad))
+    listed = _git("rev-list", "--reverse", "--first-parent", f"{first}..{last}").split()
+    if not listed or _git("merge-base", first, last) != first:
         raise RunFailed(
             f"bisect {good} {bad}: found no commits between them; expected a good commit before the bad one"
         )
@@ -102,7 +102,7 @@ def _make(build: CommitBuild) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _git("clone", "--quiet", "--no-checkout", str(checkout()), str(unfinished))
-        _git("-C", str(unfinished), "checkout", "--quiet", "--detach", commit)
+        _git("checkout", "--quiet", "--detach", commit, folder=unfinished)
         if build.pin:
             _pinned(unfinished, build.pin)
         unfinished.rename(folder)
@@ -128,10 +128,10 @@ def run_of(build: CommitBuild, arguments: Sequence[str], runs: Path, limit_secon
     return RunPaths(runs.absolute() / str(name))
 
 
-def _git(*words: str) -> str:
-    """Run git and return its output. Raises RunFailed with its last line."""
+def _git(*words: str, folder: Path | None = None) -> str:
+    """Run git, in this checkout by default, and return its output. Raises RunFailed with its last line."""
     try:
-        done = completed(["git", *words], GIT_SECONDS)
+        done = completed(["git", "-C", str(folder or checkout()), *words], GIT_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         raise RunFailed(f"git {' '.join(words[:3])}: {error}") from None
     if done.returncode:

@@ -15,23 +15,17 @@ from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certifi
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 
 LEFT_OUT = "it was left out (--no-certificate)"
 
 
-@dataclass(frozen=True)
-class CertificateRun:
-    """The planned run that makes a certificate, and the reference that it is compared with."""
+def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
+    """Return the run that would make the job's certificate, and the reference that it is compared with.
 
-    job: Job
-    reference: Reference
-
-
-def certificate_run(registry: Registry, job: Job) -> CertificateRun:
-    """Return the run that would make the job's certificate. Raises UsageError where this machine cannot run it."""
+    Raises UsageError where this machine cannot run it.
+    """
     reference = small_reference(registry, job.plan)
     if reference is None or job.entry is None:
         raise NotHere("no reference in fp32 at smoke scale has its work")
@@ -42,7 +36,7 @@ def certificate_run(registry: Registry, job: Job) -> CertificateRun:
     used = job.plan.certificate
     if used and used.subject and (why := other_training(used.subject, made.plan)):
         raise NotHere(why)
-    return CertificateRun(made, reference)
+    return made, reference
 
 
 @dataclass(frozen=True)
@@ -81,36 +75,33 @@ class CertificateMaker:
     def _made(self, job: Job, subject: CertificateSubject) -> Certificate | NoCertificate | Result:
         """Train and return the certificate, why there is none, or the result of an interrupted run."""
         try:
-            needed = certificate_run(self.registry, job)
+            needed, reference = certificate_run(self.registry, job)
         except UsageError as error:
-            return self._none(f"none can be made here: {' '.join(str(error).split())}")
-        plan = needed.job.plan
+            return self._none(_not_here(error))
+        plan = needed.plan
         self.listener.say(
             f"no certificate of this code yet: training {plan.case} first, in fp32 at smoke scale, "
             f"{plan.tuning.layout} on {plan.world_size} device(s), about a minute (--no-certificate leaves it out)"
         )
-        result = runner.run(plan, needed.job.vendor, self.runs, self.listener, platform.node(), needed.reference)
+        result = runner.run(plan, needed.vendor, self.runs, self.listener, platform.node(), reference)
         return result if result.status.failure == "interrupted" else self._certificate(result, subject)
 
     def _certificate(self, result: Result, subject: CertificateSubject) -> Certificate | NoCertificate:
         paths = RunPaths(self.runs.absolute() / result.run_id)
         try:
-            certificate = certificate_from(paths, read_plan(paths), result, subject)
-            self._check_code(read_plan(paths), result, subject)
+            plan = read_plan(paths)
+            certificate = certificate_from(paths, plan, result, subject)
+            if shared_code(Path(plan.implementation.folder)) != subject.code:
+                raise GateFailed(
+                    f"its run {result.run_id} certifies nothing: the code of the frameworks or of the worker changed "
+                    "after the command began"
+                )
         except GateFailed as error:
             return self._none(str(error), result.run_id)
         self.listener.say(f"certificate: aligned in fp32 at smoke scale, run {result.run_id}")
         if problem := certificate_store.keep(certificate, paths):
             self.listener.say(problem)
         return certificate
-
-    def _check_code(self, plan: Plan, result: Result, subject: CertificateSubject) -> None:
-        """Raise GateFailed where code that the subject names was changed after the main run was planned."""
-        if shared_code(Path(plan.implementation.folder)) != subject.code:
-            raise GateFailed(
-                f"its run {result.run_id} certifies nothing: the code of the frameworks or of the worker changed after "
-                "the command began"
-            )
 
     def _none(self, reason: str, failed_run: str | None = None) -> NoCertificate:
         self.listener.say(f"no certificate: {reason}")
@@ -135,5 +126,9 @@ def foreseen(registry: Registry, job: Job, is_left_out: bool) -> Job:
     try:
         certificate_run(registry, job)
     except UsageError as error:
-        return without_certificate(job, f"none can be made here: {' '.join(str(error).split())}")
+        return without_certificate(job, _not_here(error))
     return job
+
+
+def _not_here(error: UsageError) -> str:
+    return f"none can be made here: {' '.join(str(error).split())}"

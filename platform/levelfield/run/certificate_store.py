@@ -14,13 +14,13 @@ from pathlib import Path
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.judge.certification import certificate_from
 from levelfield.judge.collector import collect
-from levelfield.run.peak_probe import cache_folder
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.rundir.event_lines import DAMAGED
-from levelfield.rundir.sealed_files import OUTCOME, raw_paths
+from levelfield.rundir.seal import OUTCOME, raw_paths
 from levelfield.specs.base import dump, load
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
+from levelfield.user_folders import own_cache
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ def forget(subject: CertificateSubject) -> None:
 
 
 def place(subject: CertificateSubject) -> Path:
-    return cache_folder().with_name("certificates") / f"{_key(subject)}.json"
+    return own_cache() / "certificates" / f"{_key(subject)}.json"
 
 
 def runs_place(subject: CertificateSubject) -> Path:
     """Return the folder with the run that certifies a subject."""
-    return cache_folder().with_name("certificate-runs") / _key(subject)
+    return own_cache() / "certificate-runs" / _key(subject)
 
 
 def _key(subject: CertificateSubject) -> str:

@@ -1,21 +1,37 @@
-"""Checks at the end of a run that the files that the platform gave it are still what the platform wrote.
+"""Checks that a run's documents, its corpus and its code are the planned ones, and that nothing changes them meanwhile.
 
-The result is computed from these files. What was overwritten is written again, so that nothing measured is lost.
+A plan may wait: for its certificate's run, for the repeats before it, for a queue. Code that was changed meanwhile
+would train under the digest of the code before.
 """
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from levelfield.contracts.execution import Outcome
+from levelfield.corpus.facts import paths_of
+from levelfield.errors import CorpusError
+from levelfield.node.code_digest import code_digest, shared_folders
 from levelfield.node.regular_files import read_regular
+from levelfield.run.launchers.node_records import last_fields
+from levelfield.run.runtimes.process_runtime import imports_file
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import CorpusUsed, Plan
+
+Mark = tuple[int, int, int, int]
 
 
 class InputWatch:
-    """The documents of one run, as they are when its training starts."""
+    """The documents that the platform gives to one run, as they are when its training starts.
+
+    The result is computed from them. What was overwritten is written again, so that nothing measured is lost.
+    """
 
     def __init__(self, paths: RunPaths) -> None:
         """Raises OSError."""
@@ -41,3 +57,117 @@ def _content(path: Path) -> bytes | None:
         return read_regular(path)
     except OSError:
         return None
+
+
+class CorpusWatch:
+    """The corpus of one run, from before its first process. Raises CorpusError when it is not the planned one.
+
+    A file that is unchanged costs a look at its size, times and number. One that was touched is read again in full, and
+    its digest decides.
+    """
+
+    def __init__(self, corpus: CorpusUsed) -> None:
+        self._corpus = corpus
+        self._marks = self._marked()
+        if self._marks:
+            self._check(again=False)
+
+    def judged(self, outcome: Outcome, say: Callable[[str], None]) -> Outcome:
+        """Return the outcome. A training that ended well on a corpus that was overwritten meanwhile has another."""
+        if outcome.cause != "exited" or not self._marks:
+            return outcome
+        try:
+            if self._marked() != self._marks:
+                say(f"{self._corpus.prefix}: its files were written to during the run; checking their content again")
+                self._check(again=True)
+        except CorpusError as error:
+            return replace(outcome, cause="corpus", evidence=f"during the run: {error}")
+        return outcome
+
+    def _marked(self) -> list[Mark]:
+        """Return what changes when a file is written to or replaced; nothing for a synthetic corpus."""
+        kind, prefix = self._corpus.kind, self._corpus.prefix
+        if kind == "synthetic" or prefix is None:
+            return []
+        try:
+            found = [path.stat() for path in paths_of(kind, Path(prefix))]
+        except OSError as error:
+            raise CorpusError(f"{error.filename}: cannot be read: {error.strerror}") from None
+        return [(each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found]
+
+    def _check(self, again: bool) -> None:
+        from levelfield.corpus.integrity import check
+
+        prefix, kind = str(self._corpus.prefix), self._corpus.kind
+        facts = check(prefix, None if kind == "synthetic" else kind, again=again)
+        if facts.digest != self._corpus.digest:
+            raise CorpusError(
+                f"{prefix}: was overwritten after it was checked: found digest {facts.digest[:19]}, expected "
+                f"{self._corpus.digest[:19]}. Run again while nothing writes to it"
+            )
+
+
+class CodeWatch:
+    """The code of one run. On other machines each node's own part digests it, and this reads what it found."""
+
+    def __init__(self, plan: Plan, paths: RunPaths) -> None:
+        self._plan, self._paths = plan, paths
+        self._is_here = plan.launch is None and plan.implementation.rests_on is not None
+        self._start = self._digest() if self._is_here else None
+
+    def refusal(self) -> Outcome | None:
+        """Return the outcome of a run whose code was changed since it was planned; None where it may train."""
+        planned = self._plan.implementation.rests_on
+        if self._start in (None, planned):
+            return None
+        evidence = (
+            f"{self._plan.implementation.folder}, a folder that it uses, or the worker has changed since the plan was "
+            f"made: found {_short(str(self._start))}, planned {_short(str(planned))}. Run the command again"
+        )
+        return Outcome("code-changed", (), evidence)
+
+    def judged(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with the digests of the code at the run's start and end."""
+        if not self._is_here:
+            return replace(outcome, code=dict(self._of_nodes()))
+        code = {"at its start": str(self._start), "at its end": self._digest()}
+        return replace(outcome, code=code, elsewhere=self._elsewhere() if outcome.cause == "exited" else None)
+
+    def _digest(self) -> str:
+        try:
+            return code_digest(Path(self._plan.implementation.folder))
+        except OSError as error:
+            return f"unreadable: {error.filename}: {error.strerror}"
+
+    def _elsewhere(self) -> dict[str, str]:
+        """Return the files that ranks imported and that the digest of the code does not cover, with their digests."""
+        folders = [Path(self._plan.implementation.folder)]
+        with suppress(OSError):
+            folders += shared_folders(folders[0])
+        covered = tuple(f"{os.path.realpath(each)}{os.sep}" for each in folders)
+        found: dict[str, str] = {}
+        for rank in range(self._plan.world_size):
+            listed = _report(imports_file(self._paths, rank))
+            if listed is None:
+                found[f"rank {rank}"] = "it did not say what it imported"
+            found |= {path: digest for path, digest in (listed or {}).items() if not path.startswith(covered)}
+        return found
+
+    def _of_nodes(self) -> Iterator[tuple[str, str]]:
+        """Yield what each node's last record says. A node that is lost has none, and its run is not valid anyway."""
+        for node in range(self._plan.hardware.nodes if self._plan.launch else 0):
+            found = last_fields(self._paths.root, node)
+            if found and isinstance(digest := found.get("code"), str):
+                yield f"at the end of node {node}", digest
+
+
+def _report(path: Path) -> dict[str, str] | None:
+    """Return the digests by path of a rank's report; None where it is missing or damaged."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        listed = json.loads(read_regular(path))["files"]
+        return {str(each["path"]): str(each["sha256"]) for each in listed}
+    return None
+
+
+def _short(digest: str) -> str:
+    return digest[:19] if digest.startswith("sha256:") else digest

@@ -5,12 +5,13 @@ The same launcher, nodes, environment and variables are used as by the training.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -28,11 +29,12 @@ from levelfield.judge.node_comparison import (
     slower_than_earlier,
     word_of,
 )
-from levelfield.judge.node_ends import GOOD
-from levelfield.judge.status import last_line
-from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
+from levelfield.judge.status import GOOD, last_line
+from levelfield.node.device_files import DeviceInUse
+from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers import LOCAL, means, speaking
-from levelfield.run.preflight_history import earlier_rates, keep_rates
+from levelfield.run.measurement import keep_text
+from levelfield.run.run_devices import devices_locked
 from levelfield.rundir import directory
 from levelfield.rundir.node_readings import read_nodes
 from levelfield.rundir.preflight_events import PreflightFacts, measured_by, read_preflight
@@ -43,6 +45,7 @@ from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, PreflightPlan, job_of
 from levelfield.specs.preflight_report import PreflightReport, PreflightWord
+from levelfield.user_folders import data_folder
 
 FOLDER = "preflights"  # below the runs: these folders hold no run
 NODE_ONLY = ("{python}", "-m", "levelfield.worker.preflight")
@@ -50,21 +53,19 @@ SECONDS = 120.0  # without a new measurement, after which a preflight counts as 
 _SAID = {"node": "the node's checks are done", "matmul": "products measured", "barrier": "collectives begin"}
 Say = Callable[[str], None]
 
-
-@dataclass(frozen=True)
-class _Launched:
-    outcome: Outcome
-    wall_ns: tuple[int, int]
+MOST_KEPT = 50
+MOST_BYTES = 2**20
 
 
 def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Say) -> PreflightReport:
     """Prepare the plan's environment, run its preflight and return the report, also when the launch failed."""
     runtime, launcher = means(plan)
     try:
-        with _locked(plan), runtime.in_use(plan, say) as ready:
+        with devices_locked(plan), runtime.in_use(plan, say) as ready:
             return preflight_in(plan, vendor, runs, ready, launcher, say)
     except (DeviceInUse, RunFailed) as error:
-        return _failed(plan, " ".join(str(error).split()))
+        evidence = " ".join(str(error).split())
+        return PreflightReport.model_validate({**_head(plan), "word": "failed", "evidence": evidence})
 
 
 def preflight_in(
@@ -78,8 +79,10 @@ def preflight_in(
     paths = directory.create(runs / FOLDER, own.run_id)
     here = _device_states(own, vendor)
     say(f"preflight of {own.hardware.nodes} node(s), {own.world_size} rank(s): no training yet")
-    launched = _launched(own, paths, ready, launcher, say)
-    report = _report(own, paths, launched, [*here, *_recorded_states(own, paths, vendor)])
+    begun = time.time_ns()
+    outcome = _outcome(own, paths, ready, launcher, say)
+    wall_ns = begun, time.time_ns()
+    report = _report(own, paths, outcome, wall_ns, [*here, *_recorded_states(own, paths, vendor)])
     directory.write_atomically(paths.preflight, dump(report))
     directory.write_status(paths, "done", report.word)
     if report.word != "failed":
@@ -100,22 +103,17 @@ def plan_of(plan: Plan) -> Plan:
     return plan.model_copy(update=changed | {"capture_step": None, "save_weights": False})
 
 
-def _locked(plan: Plan) -> AbstractContextManager[DeviceLocks]:
-    return nullcontext(DeviceLocks(())) if plan.launch else devices_locked(plan)
-
-
-def _launched(plan: Plan, paths: RunPaths, ready: ReadyRuntime, launcher: Launcher, say: Say) -> _Launched:
+def _outcome(plan: Plan, paths: RunPaths, ready: ReadyRuntime, launcher: Launcher, say: Say) -> Outcome:
     request = launcher.request(plan, paths, ready)
     directory.write_atomically(paths.plan, dump(plan))
     directory.write_json(paths.job, job_of(plan, paths))
     directory.write_json(paths.request, request.to_dict())
-    begun = time.time_ns()
-    outcome = speaking(launcher, say).execute(request, _progress(plan, paths, say))
+    outcome = speaking(launcher, say).execute(request, _progress(paths, say))
     directory.write_json(paths.outcome, outcome.to_dict())
-    return _Launched(outcome, (begun, time.time_ns()))
+    return outcome
 
 
-def _progress(plan: Plan, paths: RunPaths, say: Say) -> Callable[[], None]:
+def _progress(paths: RunPaths, say: Say) -> Callable[[], None]:
     """Return what is called during the launch: it says how far rank 0 is."""
     done: set[str] = set()
 
@@ -128,15 +126,20 @@ def _progress(plan: Plan, paths: RunPaths, say: Say) -> Callable[[], None]:
     return watch
 
 
-def _report(plan: Plan, paths: RunPaths, launched: _Launched, devices: Sequence[DeviceState]) -> PreflightReport:
+def _report(
+    plan: Plan, paths: RunPaths, outcome: Outcome, wall_ns: tuple[int, int], devices: Sequence[DeviceState]
+) -> PreflightReport:
+    """wall_ns: when the launch began and ended, as the nodes' clocks are compared with."""
     facts = read_preflight(paths, plan)
     kind = _kind(plan)
-    names = [_identity(plan, node.name) for node in facts.nodes]
+    # what names a node from one preflight to the next; containers are nodes of this machine
+    of_machine = f"of {plan.hardware.nodes}"
+    names = [node.name if plan.launch else f"{platform.node()} {node.name} {of_machine}" for node in facts.nodes]
     group, rates = " ".join(sorted(names)), group_rates(facts)
     earlier: Earlier = {node.name: earlier_rates(name, kind) for node, name in zip(facts.nodes, names, strict=True)}
-    found = findings(facts, earlier, launched.wall_ns, devices)
+    found = findings(facts, earlier, wall_ns, devices)
     found += slower_than_earlier(GROUP, rates, earlier_rates(group, f"{kind}\0group"))
-    evidence = _evidence(launched.outcome, paths)
+    evidence = _evidence(outcome, paths)
     word: PreflightWord = "failed" if evidence else word_of(found, facts.nodes, earlier)
     if evidence is None:
         for node, name in zip(facts.nodes, names, strict=True):
@@ -168,10 +171,6 @@ def _head(plan: Plan) -> dict[str, object]:
     }
 
 
-def _failed(plan: Plan, evidence: str) -> PreflightReport:
-    return PreflightReport.model_validate({**_head(plan), "word": "failed", "evidence": evidence})
-
-
 def _evidence(outcome: Outcome, paths: RunPaths) -> str | None:
     """Return why the launch failed, with the ranks' own first error or last line; None where all ranks ended well."""
     if outcome.cause == "exited":
@@ -195,11 +194,6 @@ def _why_no_collectives(plan: Plan, facts: PreflightFacts) -> str | None:
     if not facts.joined:
         return "the process group did not come up"
     return None if facts.collectives else "the ranks recorded none"
-
-
-def _identity(plan: Plan, node: str) -> str:
-    """Return what names a node from one preflight to the next. Containers are nodes of this machine."""
-    return node if plan.launch else f"{platform.node()} {node} of {plan.hardware.nodes}"
 
 
 def _kind(plan: Plan) -> str:
@@ -237,3 +231,38 @@ def _recorded_states(plan: Plan, paths: RunPaths, vendor: Vendor) -> list[Device
         for each in read_telemetry(paths, [])
         for reading in {reading.device: reading for reading in each.readings if reading.before}.values()
     ]
+
+
+def history_folder() -> Path:
+    return data_folder() / "levelfield" / "preflights"
+
+
+def history_file(node: str, kind: str) -> Path:
+    """Return the file of a node. kind: what must be the same for rates to be compared, such as the framework."""
+    digest = hashlib.sha256("\0".join((node, kind)).encode()).hexdigest()
+    return history_folder() / f"{digest[:24]}.jsonl"
+
+
+def earlier_rates(node: str, kind: str) -> list[dict[str, float]]:
+    """Return the rates of earlier preflights, the oldest first. Damaged lines count for nothing."""
+    try:
+        lines = read_regular(history_file(node, kind), MOST_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [rates for rates in map(_rates, lines[-MOST_KEPT:]) if rates]
+
+
+def keep_rates(node: str, kind: str, rates: Mapping[str, float]) -> None:
+    """Add a preflight's rates. Without a place to keep them the next preflight has one value less."""
+    path = history_file(node, kind)
+    kept = [json.dumps(found) for found in (*earlier_rates(node, kind), dict(rates))][-MOST_KEPT:]
+    keep_text(path, "\n".join(kept) + "\n")
+
+
+def _rates(line: str) -> dict[str, float]:
+    """Return the rates of a line; none where one of them is no finite number above zero."""
+    try:
+        found = {str(name): float(rate) for name, rate in json.loads(line).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+    return found if all(0 < rate < math.inf for rate in found.values()) else {}

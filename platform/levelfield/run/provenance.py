@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -13,42 +15,35 @@ from typing import Any
 
 import psutil
 
-from levelfield.catalog.host_cores import usable_cores
-from levelfield.catalog.machine import devices_of
+from levelfield.catalog.machine import devices_of, usable_cores
 from levelfield.checkout import checkout
-from levelfield.contracts.command import completed
+from levelfield.contracts.command import completed, file_text
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.contracts.vendor import Device, Vendor
-from levelfield.run.identities import device_identities, machine_identity
-from levelfield.run.machine_facts import machine_facts
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.plan import Plan
-from levelfield.specs.surroundings import KNOWN_TO_MATTER, RULE, recorded
-from levelfield.specs.variables import masked
+from levelfield.specs.variables import KNOWN_TO_MATTER, RULE, masked, recorded
 
 GIT_SECONDS = 10.0
+_ROOT = Path("/")
 _OWN_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 
 
 def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, Any]:
     """Return everything outside the plan that can change the figures of a run."""
+    own = {name: text for name, text in sorted(os.environ.items()) if name.startswith(KNOWN_TO_MATTER)}
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "source": source(checkout()),
         "platform": {"python": sys.version.split()[0], **{name: version(name) for name in _OWN_PACKAGES}},
         **runtime.identity(plan),
-        "machine": machine(),
-        "devices": device_identities(_devices(plan, vendor)),
+        "machine": _machine(),
+        "devices": device_identities(d for d in devices_of(vendor) if d.index in plan.hardware.device_indices),
         "vendor_software": _software(vendor),
-        "variables": _variables(dict(os.environ)),
+        "variables": masked(own),
         "inherited": {} if plan.runtime == "docker" else recorded(inherited()),
         "inherited_are": RULE,
     }
-
-
-def _variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return the platform's own variables that are known to matter, without secrets."""
-    return masked({name: text for name, text in sorted(environment.items()) if name.startswith(KNOWN_TO_MATTER)})
 
 
 def source(folder: Path) -> dict[str, Any]:
@@ -60,7 +55,23 @@ def source(folder: Path) -> dict[str, Any]:
     return {"commit": commit, "changed_files": [line[3:] for line in (changed or "").splitlines()]}
 
 
-def machine() -> dict[str, Any]:
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = completed(["git", "-C", str(folder), *words], GIT_SECONDS)
+        done.check_returncode()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip("\n")
+
+
+def _software(vendor: Vendor) -> dict[str, str]:
+    try:
+        return vendor.software()
+    except Exception as error:  # an adapter may raise anything, and the run must go on
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _machine() -> dict[str, Any]:
     return {
         "name": platform.node(),
         "system": platform.platform(),
@@ -74,22 +85,63 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
-    """Return the devices of the plan; none where the host is divided into shares."""
-    return [device for device in devices_of(vendor) if device.index in plan.hardware.device_indices]
+def machine_facts(root: Path = _ROOT) -> dict[str, Any]:
+    """Return the machine as reports describe it; null: not readable. root: the folder of etc, proc and sys."""
+    return {
+        "os": _value(root / "etc/os-release", "PRETTY_NAME", "="),
+        "kernel": platform.release(),
+        "processor": _value(root / "proc/cpuinfo", "model name", ":"),
+        "network": [*_ports(root / "sys/class/infiniband"), *_interfaces(root / "sys/class/net")],
+    }
 
 
-def _software(vendor: Vendor) -> dict[str, str]:
-    try:
-        return vendor.software()
-    except Exception as error:  # an adapter may raise anything, and the run must go on
-        return {"error": f"{type(error).__name__}: {error}"}
+def _value(path: Path, name: str, sign: str) -> str | None:
+    """Return the value of the first line `name sign value`, without quotes."""
+    for line in file_text(path).splitlines():
+        key, found, value = line.partition(sign)
+        if found and key.strip() == name:
+            return value.strip().strip("\"'") or None
+    return None
 
 
-def _git(folder: Path, *words: str) -> str | None:
-    try:
-        done = completed(["git", "-C", str(folder), *words], GIT_SECONDS)
-        done.check_returncode()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip("\n")
+def _ports(folder: Path) -> list[str]:
+    """Return the active InfiniBand ports with their rates, such as `mlx5_0 100 Gb/sec (4X EDR)`."""
+    ports = sorted(path for path in folder.glob("*/ports/*") if "ACTIVE" in file_text(path / "state"))
+    return [f"{port.parents[1].name} {file_text(port / 'rate') or 'of unknown rate'}" for port in ports]
+
+
+def _interfaces(folder: Path) -> list[str]:
+    """Return the physical network interfaces that are up, with their rates where the driver says them."""
+    up = sorted(p for p in folder.glob("*") if (p / "device").exists() and file_text(p / "operstate") == "up")
+    return [f"{path.name} {_rate(file_text(path / 'speed'))}" for path in up]
+
+
+def _rate(megabits: str) -> str:
+    known = megabits.isdecimal() and int(megabits) > 0
+    return f"{int(megabits) / 1000:g} Gb/s" if known else "of unknown rate"
+
+
+def machine_identity(root: Path = _ROOT) -> dict[str, Any]:
+    """Return the digest of the machine, and what it rests on. root: the folder of etc.
+
+    Nothing can be read from a digest. A container often has no identifier of its own, and a new name each time; then
+    two runs have two identities.
+    """
+    identifier = file_text(root / "etc/machine-id")  # systemd's, made when the system was installed
+    is_usable = identifier.isascii() and identifier != "uninitialized"
+    known = {"machine-id": identifier if is_usable else "", "host name": platform.node()}
+    rests_on = [name for name, text in known.items() if text]
+    return {"identity": _digest("machine", *(known[name] for name in rests_on)), "identity_rests_on": rests_on}
+
+
+def device_identities(devices: Iterable[Device]) -> list[dict[str, Any]]:
+    """Return each device with the digest of its own identity; null where the vendor's tool shows none."""
+    return [
+        {"index": device.index, "identity": _digest("device", device.identity) if device.identity else None}
+        for device in devices
+    ]
+
+
+def _digest(kind: str, *texts: str) -> str:
+    content = "\0".join(("levelfield", kind, *texts))
+    return f"sha256:{hashlib.sha256(content.encode(errors='surrogateescape')).hexdigest()}"

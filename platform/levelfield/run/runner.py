@@ -8,33 +8,30 @@ A failure in any phase gives a result with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Watch
-from levelfield.contracts.vendor import Device, Vendor
+from levelfield.contracts.vendor import Vendor
 from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError
 from levelfield.judge.collector import collect
-from levelfield.node.left_ranks import own_ranks
+from levelfield.node.device_files import DeviceInUse, DeviceLocks
+from levelfield.node.process_identity import own_ranks
 from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
-from levelfield.report.markdown import run_report
-from levelfield.run import peak_probe
-from levelfield.run.code_watch import CodeWatch
-from levelfield.run.corpus_watch import CorpusWatch
-from levelfield.run.device_locks import DeviceInUse, DeviceLocks, devices_locked
-from levelfield.run.input_watch import InputWatch
+from levelfield.report.one_run import run_report
+from levelfield.run import measurement
+from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
 from levelfield.run.interruption import interrupted_once
 from levelfield.run.launchers import means, speaking
 from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
-from levelfield.run.telemetry import watching
-from levelfield.rundir import directory, run_state
+from levelfield.run.run_devices import devices_locked, devices_sampled
+from levelfield.rundir import directory
 from levelfield.rundir.follower import Follower, Progress
 from levelfield.rundir.node_readings import read_nodes, read_software
-from levelfield.rundir.preflight_file import sentence_of
+from levelfield.rundir.preflight_events import sentence_of
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
@@ -70,15 +67,15 @@ def run(
     reference: what the run is compared with. certificate: the one that the plan names. The run directory gets copies.
     Raises UsageError when the run directory cannot be written before the training; every later error gives a result.
     """
-    run_state.settle(runs)
+    directory.settle(runs)
     paths = directory.create(runs, plan.run_id)
     plan = plan.model_copy(update={"choices": choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
-    with run_state.ending(paths), interrupted_once():
+    with directory.ending(paths), interrupted_once():
         outcome = _attempt(plan, vendor, paths, listener, machine, copies)
         result = _finished(paths, outcome)
     if plan.peak.tflops is None and any(each.is_above_peak for each in result.utilisation):
-        peak_probe.forget_peaks(plan, machine)
+        measurement.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
     listener.recorded(paths)
     return result
@@ -89,7 +86,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
 
     The window as the platform saw it is not known. Raises UsageError for a run that no engine has.
     """
-    run_state.refuse_running(paths)
+    directory.refuse_running(paths)
     if paths.outcome.exists():
         return finish(paths)
     plan = directory.read_plan(paths)
@@ -104,7 +101,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
         raise UsageError(
             f"{plan.run_id}: its launcher '{launcher.name}' leaves nothing to attach to; `evidence collect` it"
         )
-    with run_state.ending(paths), interrupted_once():
+    with directory.ending(paths), interrupted_once():
         corpus, follower = CorpusWatch(plan.corpus), Follower(paths.events, plan)
         request = launcher.request(plan, paths, runtime)
         directory.write_status(paths, "running", "running")
@@ -179,12 +176,16 @@ def _attempt(
     copies: Mapping[Path, Document | None],
 ) -> Outcome:
     """copies: the documents that the run is judged by, and where they are written; None: there is none."""
-    _write_inputs(plan, paths, copies)
+    documents = {path: document for path, document in {**copies, paths.plan: plan}.items() if document is not None}
+    with _written_before_training(paths):
+        for path, document in documents.items():
+            directory.write_atomically(path, dump(document))
+        directory.write_status(paths, "environment", "running")
     runtime, launcher = means(plan)
     try:
-        with _locked_here(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
+        with devices_locked(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
             _before_training(plan, vendor, paths, listener, ready, launcher)
-            plan = with_peak(plan, peak_probe.peaks_for(plan, machine, ready, listener.say))
+            plan = with_peak(plan, measurement.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher, locks)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
             return outcome
@@ -200,15 +201,6 @@ def _attempt(
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
         return Outcome("interrupted", (), "interrupted before the training started")
-
-
-def _write_inputs(plan: Plan, paths: RunPaths, copies: Mapping[Path, Document | None]) -> None:
-    with _written_before_training(paths):
-        for path, document in copies.items():
-            if document is not None:
-                directory.write_atomically(path, dump(document))
-        directory.write_atomically(paths.plan, dump(plan))
-        directory.write_status(paths, "environment", "running")
 
 
 class PreflightFailed(RunFailed):
@@ -261,14 +253,15 @@ def _execute(
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
     try:
-        with _sampled_here(plan, vendor, paths):
-            watch = _keeping(locks, _watch(plan, follower, listener))
-            outcome = speaking(launcher, listener.say).execute(request, watch)
+        with devices_sampled(plan, vendor, paths):
+            outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
         outcome = inputs.judged(outcome)
     except OSError as error:
         outcome = Outcome("storage", (), directory.write_error(error, paths.root))
     _read_nodes(plan, vendor, paths)
-    return corpus.judged(code.judged(replace(outcome, seen=_seen(plan, follower))), listener.say)
+    # a file server or a connection may deliver an event of the window much later: nothing was seen then
+    outcome = replace(outcome, seen={} if plan.launch else follower.seen)
+    return corpus.judged(code.judged(outcome), listener.say)
 
 
 def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
@@ -278,45 +271,20 @@ def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
         read_software(paths, plan, vendor)
 
 
-def _keeping(locks: DeviceLocks, watch: Watch) -> Watch:
-    """Return the same watch, which at its first call names the ranks in the locks: this process may be killed."""
-    is_kept = False
+def _watch(plan: Plan, follower: Follower, listener: Listener, locks: DeviceLocks | None = None) -> Watch:
+    """Return what a launcher calls again and again: it passes finished steps to the listener.
 
-    def watching_and_keeping() -> None:
-        nonlocal is_kept
-        if not is_kept:
-            is_kept = True
-            locks.keep(own_ranks())
-        watch()
-
-    return watching_and_keeping
-
-
-def _watch(plan: Plan, follower: Follower, listener: Listener) -> Watch:
-    """Return what a launcher calls again and again: it passes finished steps to the listener."""
+    locks: they name the ranks from the first call on, because this process may be killed.
+    """
+    unnamed = [locks] if locks else []
 
     def watch() -> None:
+        if unnamed:
+            unnamed.pop().keep(own_ranks())
         for progress in follower.read():
             listener.step(plan, progress)
 
     return watch
-
-
-def _seen(plan: Plan, follower: Follower) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return when the window's ends arrived. A file server or a connection may deliver an event much later: nothing."""
-    return {} if plan.launch else follower.seen
-
-
-def _locked_here(plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[DeviceLocks]:
-    """Lock the devices of this machine. Where a launcher reaches other nodes, each node locks its own."""
-    return nullcontext(DeviceLocks(())) if plan.launch else devices_locked(plan, say)
-
-
-def _sampled_here(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[None]:
-    """Sample the devices of this machine. Where a launcher reaches other nodes, each node samples its own."""
-    if plan.launch:
-        return nullcontext()
-    return watching(vendor, _devices(plan, vendor), paths.telemetry, are_children=plan.runtime != "docker")
 
 
 @contextmanager
@@ -329,13 +297,3 @@ def _written_before_training(paths: RunPaths) -> Iterator[None]:
             f"not-run: {directory.write_error(error, paths.root)}. Nothing was trained. "
             f"{directory.remedy(error)}, or name another folder with --runs"
         ) from None
-
-
-def _devices(plan: Plan, vendor: Vendor) -> list[Device]:
-    """Return the devices to sample: those of the plan, or the host where it is divided into shares.
-
-    A device that the tool no longer shows is sampled as well: its samples then hold the reasons.
-    """
-    found, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
-    lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
-    return [found.get(index) or Device(index, *lost) for index in hardware.device_indices] or list(found.values())

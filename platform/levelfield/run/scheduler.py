@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.vendor import Vendor
-from levelfield.corpus import CorpusFacts
+from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import NotHere, UsageError
 from levelfield.plan.certificate_need import certificate_used
 from levelfield.plan.peak import with_peak
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.plan.resolution import resolve
-from levelfield.run import certificate_store, peak_probe, runner
+from levelfield.run import certificate_store, measurement, runner
 from levelfield.rundir import directory
 from levelfield.specs.certificate import Certificate
-from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
-from levelfield.specs.suite import EntryUsed, Suite, SuiteEntry
+from levelfield.specs.suite import EntryUsed, Suite
 
 
 @dataclass(frozen=True)
@@ -59,25 +57,18 @@ def jobs(registry: Registry, work: Sequence[Entry], corpus: CorpusFacts | None) 
     """Return every run of every entry. All plans are made first, so that a typing error stops before any run."""
     made: list[Job] = []
     for entry in work:
-        with _named_in_errors(entry.suite):
+        try:
             made += _jobs_or_refusals(registry, entry, corpus)
+        except UsageError as error:
+            if entry.suite is None:
+                raise
+            raise UsageError(f"suite {entry.suite.suite}, entry '{entry.suite.name}': {error}") from None
     yield from made
-
-
-@contextmanager
-def _named_in_errors(entry: EntryUsed | None) -> Iterator[None]:
-    """Add the suite's entry to the message of a UsageError in the block."""
-    try:
-        yield
-    except UsageError as error:
-        if entry is None:
-            raise
-        raise UsageError(f"suite {entry.suite}, entry '{entry.name}': {error}") from None
 
 
 def planned(job: Job) -> Plan:
     """Return the plan before the run, with the peak of an earlier probe of this machine."""
-    return with_peak(job.plan, peak_probe.known_peaks(job.plan, platform.node()))
+    return with_peak(job.plan, measurement.known_peaks(job.plan, platform.node()))
 
 
 def run_all(
@@ -160,22 +151,19 @@ def _jobs_of(registry: Registry, entry: Entry, corpus: CorpusFacts | None, refus
     return [Job(each, found.adapter, entry) for each in plans]
 
 
-def _suite(registry: Registry, name: str) -> Suite:
-    path = Path(name)
-    return registry.files.document(Suite, path) if path.suffix in (".yaml", ".yml", ".json") else registry.suite(name)
-
-
 def _entries_of(registry: Registry, name: str, request: UserRequest) -> list[Entry]:
-    suite = _suite(registry, name)
-    return [_entry(Path(name).stem, e, e.hardware or suite.hardware, request) for e in suite.entries]
-
-
-def _entry(suite: str, entry: SuiteEntry, hardware: NamedHardware | None, request: UserRequest) -> Entry:
-    return Entry(
-        entry.case,
-        request,
-        scale=entry.scale,
-        suggestion=Suggestion(entry.set, f"suite {suite}"),
-        hardware=hardware,
-        suite=EntryUsed(suite=suite, name=entry.label, group=entry.group, note=entry.note),
-    )
+    """Return the entries of a suite. name: of one that is shipped, or its file."""
+    path = Path(name)
+    is_file = path.suffix in (".yaml", ".yml", ".json")
+    suite = registry.files.document(Suite, path) if is_file else registry.suite(name)
+    return [
+        Entry(
+            entry.case,
+            request,
+            scale=entry.scale,
+            suggestion=Suggestion(entry.set, f"suite {path.stem}"),
+            hardware=entry.hardware or suite.hardware,
+            suite=EntryUsed(suite=path.stem, name=entry.label, group=entry.group, note=entry.note),
+        )
+        for entry in suite.entries
+    ]

@@ -1,4 +1,8 @@
-"""One figure of one series in one night: its level, a step at a change of conditions, and whether it is suspicious."""
+"""One figure of one series in one night: its level, a step at a change of conditions, and whether it is suspicious.
+
+Tonight is compared with the nights since the last accepted baseline or the last accepted step. A change of conditions
+alone accepts nothing: the nights before it stay the reference until somebody accepts the step.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,85 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from levelfield.measure.student import normal_tail, t_quantile
-from levelfield.series.eras import Era
 from levelfield.series.level import FEWEST, FLOOR, MEDIAN_VARIANCE, AcceptedLevel, Level, accepted_level, level_of
-from levelfield.series.segments import Observation
+from levelfield.series.segments import Observation, Segment, observations
 from levelfield.series.trigger import CORRELATION, Suspicion, is_beyond, triggered
-from levelfield.specs.record import Gated, StoreEvent
+from levelfield.specs.record import Gated, Point, StoreEvent
 
 _Z_OF_STEP = 3.0  # it is looked at in every night until it is accepted
 RECENT = 7  # nights that show on which nodes a series runs
+
+
+@dataclass(frozen=True)
+class Era:
+    """The segments that lead to tonight, the oldest first. The last one holds tonight. baseline: accepted, or None."""
+
+    segments: tuple[Segment, ...]
+    baseline: StoreEvent | None
+
+    @property
+    def tonight(self) -> Segment:
+        return self.segments[-1]
+
+    def own(self, figure: Gated, before: str) -> list[Observation]:
+        """Return the nights of tonight's segment before a time, since the baseline."""
+        return self._since(self.tonight.points, figure, before)
+
+    def earlier(self, figure: Gated) -> list[Observation]:
+        """Return the nights of the segments before tonight's, since the baseline, in order of time."""
+        points = (p for segment in self.segments[:-1] for p in segment.points)
+        return self._since(sorted(points, key=lambda p: p.began), figure, "~")
+
+    def replaced(self, figure: Gated) -> list[Observation]:
+        """Return the nights whose level the baseline has replaced: they still show how far nights scatter.
+
+        Of one segment: the newest that has enough of them.
+        """
+        if self.baseline is None:
+            return []
+        groups = ([p for p in s.points if not is_since(self.baseline, p)] for s in reversed(self.segments))
+        return next((found for group in groups if len(found := observations(group, figure)) >= FEWEST), [])
+
+    def _since(self, points: Iterable[Point], figure: Gated, before: str) -> list[Observation]:
+        return observations((p for p in points if p.began < before and is_since(self.baseline, p)), figure)
+
+
+def is_since(baseline: StoreEvent | None, point: Point) -> bool:
+    """Whether the point is of the level that a baseline accepts: of its evidence, or after it."""
+    return baseline is None or point.run_id in baseline.runs or point.began > baseline.at
+
+
+def era_of(segments: Sequence[Segment], index: int, events: Iterable[StoreEvent], when: str, run_id: str = "") -> Era:
+    """Return the era of the segment at `index`, with the events that hold at the time `when`.
+
+    run_id: of the night. An event that was made on its own evidence holds for it, although it came later.
+    """
+    events = [event for event in events if holds(event, when) or (run_id in event.runs and _is_open(event, when))]
+    accepted = [(e.data.get("before"), e.data.get("after")) for e in events if e.kind == "environment-step"]
+    chain = [index]
+    while (before := segments[chain[-1]].before) is not None:
+        if (segments[before].conditions, segments[chain[-1]].conditions) in accepted:
+            break
+        chain.append(before)
+    return Era(tuple(segments[i] for i in reversed(chain)), _newest_baseline(events))
+
+
+def held(events: Iterable[StoreEvent], when: str) -> StoreEvent | None:
+    """Return the baseline that holds at a time; None where none was accepted, or it has expired."""
+    return _newest_baseline([event for event in events if holds(event, when)])
+
+
+def _newest_baseline(events: Iterable[StoreEvent]) -> StoreEvent | None:
+    return max((event for event in events if event.kind == "baseline"), key=lambda event: event.at, default=None)
+
+
+def holds(event: StoreEvent, when: str) -> bool:
+    """Whether the event was made by the time `when` and has not expired. An end without a time is the whole day."""
+    return event.at <= when and _is_open(event, when)
+
+
+def _is_open(event: StoreEvent, when: str) -> bool:
+    return event.until is None or when[: len(event.until)] <= event.until
 
 
 @dataclass(frozen=True)
@@ -71,17 +146,13 @@ class Examination:
         """
         if self.suspicion is None or not self.suspicion.is_clear or not self.recent:
             return False
-        nights = [*self.recent[-2:], self.tonight][::-1]
-        beyond = [self._is_beyond(night) for night in nights]
+        nights, direction = [*self.recent[-2:], self.tonight][::-1], self.suspicion.direction
+        levels = (level_of(self.history, night.node) or self.level for night in nights)
+        beyond = [is_beyond(level, night, direction) for level, night in zip(levels, nights, strict=True) if level]
         two = beyond[1] and nights[1].night != self.tonight.night
         nodes = {night.node for night in self.recent[-RECENT:]}
         is_elsewhere = len(nodes) == 1 or nights[1].node != self.tonight.node
         return two and (is_elsewhere or (len(beyond) > 2 and beyond[2]))
-
-    def _is_beyond(self, night: Observation) -> bool:
-        assert self.level is not None and self.suspicion is not None
-        level = level_of(self.history, night.node) or self.level
-        return is_beyond(level, night, self.suspicion.direction)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,7 @@ _SEEN_BY: dict[Rule, str] = {
     "drift": "the last nights have drifted from the accepted level",
 }
 Pairs = Sequence[tuple[float | None, float | None]]
-# Runs pairs of a figure in a direction (1: it looked worse): the values of A and B; None where none can be run.
-PairSource = Callable[[Examination], "Pairs | None"]
-
+Judged = tuple["Surroundings", Examination]
 FEWEST_ALIKE = 3
 ALIKE = (0.5, 1.5)  # of the median excess
 
@@ -56,15 +54,18 @@ def wants_pairs(found: Examination, around: Surroundings) -> bool:
     return found.suspicion is not None and found.suspicion.direction > 0
 
 
-def judged_night(found: Examination, around: Surroundings, source: PairSource) -> Finding:
-    """Return the finding about one figure, after a confirmation where one is needed and can be run."""
+def judged_night(found: Examination, around: Surroundings, source: Callable[[], Pairs | None]) -> Finding:
+    """Return the finding about one figure, after a confirmation where one is needed.
+
+    source: runs pairs and returns the values of A and B; None where none can be run.
+    """
     if found.level is None:
         detail = f"{len(found.history)} of {FEWEST} nights before this one"
         return Finding(
             series=around.series, label=around.label, figure=found.figure, word="new series", detail=detail,
             nights=len(found.history), run_id=found.tonight.run_id, node=found.tonight.node,
         )  # fmt: skip
-    pairs = source(found) if wants_pairs(found, around) else None
+    pairs = source() if wants_pairs(found, around) else None
     if pairs is not None:
         return _by_pairs(found, around, found.level, pairs)
     if found.has_stepped and not (found.suspicion and not found.is_young and found.runs_two_nights):
@@ -73,7 +74,9 @@ def judged_night(found: Examination, around: Surroundings, source: PairSource) -
 
 
 def _by_pairs(found: Examination, around: Surroundings, level: Level, pairs: Pairs) -> Finding:
-    ruling = judged_pairs(list(pairs), found.figure, 1 if _is_worse(found) else -1, found.expected_first)
+    excess = found.step.excess if found.step else 1
+    direction = found.suspicion.direction if found.suspicion else 1 if excess > 0 else -1
+    ruling = judged_pairs(list(pairs), found.figure, direction, found.expected_first)
     if found.has_stepped and ruling.word in ("no change", "bad night", "inconclusive"):
         return _of_step(found, around, level)
     if found.step is not None and found.is_young and ruling.word == "bad night":
@@ -125,7 +128,6 @@ def _by_nights(found: Examination, around: Surroundings, level: Level) -> Findin
 
 
 def _of_drift(found: Examination, around: Surroundings, word: FindingWord, suspicion: Suspicion) -> Finding:
-    """Return the finding about the last nights against the accepted level."""
     level = found.expected_first
     assert level is not None
     half = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 / DRIFT_NIGHTS)
@@ -173,21 +175,12 @@ def _pairs_detail(found: Examination, ruling: PairRuling) -> str:
     return f"against the last accepted build, by {counted}"
 
 
-def _is_worse(found: Examination) -> bool:
-    if found.suspicion is not None:
-        return found.suspicion.direction > 0
-    return found.step is None or found.step.excess > 0
-
-
 def _days(first: str, last: str) -> int:
     """Return the days between two ISO dates; 0 where one is no date."""
     try:
         return (date.fromisoformat(last) - date.fromisoformat(first)).days
     except ValueError:
         return 0
-
-
-Judged = tuple[Surroundings, Examination]
 
 
 @dataclass(frozen=True)

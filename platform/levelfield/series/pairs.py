@@ -1,15 +1,19 @@
-"""The judge: runs of the last accepted build (A) and of tonight's (B), on one node, in one hour, in turns.
+"""The tests on pairs: runs of the last accepted build (A) and of another (B), on one node, in one hour, in turns.
 
 Pairs share the night and the node, so neither explains their difference. The order is A B, B A, A B: a steady drift of
 the machine cancels. After three to seven pairs a one-sided t test on the differences of costs decides. Its error of
 .001 is spread over the five looks (Bonferroni), with most at the last one.
+
+A bisection knows the difference of both ends. So a build only has to be told from the middle between them, by a t test
+after each pair from the second on. Its error of .01 at each look is small beside that of a wrong end, because the last
+good and the first bad build are both tried.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from levelfield.measure.student import t_quantile
@@ -22,8 +26,11 @@ FEWEST_PAIRS, MOST_PAIRS = 3, 7
 ALPHA = {3: 0.00001, 4: 0.00003, 5: 0.00006, 6: 0.0001, 7: 0.0008}  # in all .001
 NO_CHANGE_TAIL = 0.05
 _POWER = 0.9
+FEWEST_HALFWAY, ALPHA_HALFWAY = 2, 0.01
+LEAST_ERROR = 1e-4  # of a mean: equal differences are rounding
 
 PairWord = Literal["regression", "improvement", "no change", "bad night", "inconclusive", "more pairs"]
+Side = Literal["good", "bad", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -58,9 +65,7 @@ class PairedTest:
 
     def add(self, a: float | None, b: float | None) -> PairRuling:
         """Add the figures of A and B and return the ruling so far. Only a pair of positive numbers counts."""
-        first, second = cost_of(a, self._figure), cost_of(b, self._figure)
-        if first is not None and second is not None:
-            self._pairs.append((first, second))
+        self._pairs += _costs(a, b, self._figure)
         return self.ruling()
 
     def ruling(self, is_last: bool = False) -> PairRuling:
@@ -72,7 +77,9 @@ class PairedTest:
         mean, error = statistics.fmean(differences), _error(differences)
         word = _word(mean, error, n, is_last)
         first = statistics.fmean(a for a, _ in self._pairs)
-        if word in ("no change", "inconclusive") and self._is_bad_night(first):
+        level = self._level
+        is_bad = level is not None and level.is_own and abs(first - level.cost) > level.threshold(Z)
+        if word in ("no change", "inconclusive") and is_bad:
             word = "bad night"
         elif word == "regression" and self._direction < 0:
             word = "improvement"
@@ -80,10 +87,6 @@ class PairedTest:
         low, high = sorted((self._direction * (mean - half), self._direction * (mean + half)))
         more = _more(error, n) if word in ("inconclusive", "more pairs") else None
         return PairRuling(word, n, self._direction * mean, low, high, more, first)
-
-    def _is_bad_night(self, first: float) -> bool:
-        level = self._level
-        return level is not None and level.is_own and abs(first - level.cost) > level.threshold(Z)
 
 
 def judged_pairs(
@@ -110,8 +113,13 @@ def _word(mean: float, error: float, n: int, is_last: bool) -> PairWord:
 
 
 def _error(differences: list[float]) -> float:
-    """Return the standard error of the mean. Equal differences are rounding, so it is at least .01 %."""
-    return max(1e-4, statistics.stdev(differences) / math.sqrt(len(differences)))
+    return max(LEAST_ERROR, statistics.stdev(differences) / math.sqrt(len(differences)))
+
+
+def _costs(a: float | None, b: float | None, figure: Gated) -> list[tuple[float, float]]:
+    """Return the costs of a pair; nothing for one without two positive numbers."""
+    first, second = cost_of(a, figure), cost_of(b, figure)
+    return [(first, second)] if first is not None and second is not None else []
 
 
 def _more(error: float, n: int) -> int:
@@ -120,3 +128,24 @@ def _more(error: float, n: int) -> int:
     run = error * math.sqrt(n / 2)  # a difference has the noise of two runs
     factor = normal.inv_cdf(1 - ALPHA[MOST_PAIRS]) + normal.inv_cdf(_POWER)
     return max(1, math.ceil(2 * (factor * run / FLOOR) ** 2) - n)
+
+
+@dataclass
+class HalfwayTest:
+    """The sequential test of one build of a bisection. effect: mean cost of the bad end less that of the good one."""
+
+    figure: Gated
+    effect: float
+    _differences: list[float] = field(default_factory=list)
+
+    def add(self, good: float | None, tried: float | None) -> Side:
+        """Add the figures of a pair and return the side so far. A pair without two positive numbers does not count."""
+        self._differences += [second - first for first, second in _costs(good, tried, self.figure)]
+        n = len(self._differences)
+        if n < FEWEST_HALFWAY:
+            return "unknown"
+        mean = statistics.fmean(self._differences)
+        reach = t_quantile(ALPHA_HALFWAY, n - 1) * _error(self._differences)
+        if mean - reach > self.effect / 2:
+            return "bad"
+        return "good" if mean + reach < self.effect / 2 else "unknown"

@@ -1,15 +1,48 @@
-"""A suite: case strings that run one after another, each on its named hardware or on this machine."""
+"""A suite: case strings that run one after another, each on its named hardware or on this machine.
+
+Hardware is written as size and chip: "4x8 V100-SXM2-16GB" is four nodes with eight devices each.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from levelfield.specs.base import Document, Value
-from levelfield.specs.hardware import HardwareText
+from levelfield.specs.base import LATER, MOST_DEVICES, MOST_NODES, Document, Value
+from levelfield.specs.derivation import Extension
 from levelfield.specs.tuning import TuningChoice
+
+WITHHELD = "withheld"
+_FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")
+
+
+class NamedHardware(Value):
+    """Nodes, devices per node and chip. `chip`: a name or an alias of vendor.yaml, or `withheld` when not public."""
+
+    nodes: int = Field(ge=1, le=MOST_NODES)
+    devices: int = Field(ge=1, le=MOST_DEVICES)
+    chip: str
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.devices} {self.chip}"
+
+
+def read_hardware(text: str) -> NamedHardware:
+    """Read hardware from its text form. Raises ValueError with what was found and expected."""
+    match = _FORM.fullmatch(text.strip())
+    if match is None or 0 in (int(match[1]), int(match[2])):
+        raise ValueError(f"found '{text}', expected nodes x devices per node and a chip, as in '4x8 V100-SXM2-16GB'")
+    return NamedHardware(nodes=int(match[1]), devices=int(match[2]), chip=match[3])
+
+
+def _from_text(value: Any) -> Any:
+    return read_hardware(value) if isinstance(value, str) else value
+
+
+HardwareText = Annotated[NamedHardware, BeforeValidator(_from_text)]
 
 
 class SuiteEntry(Value):
@@ -34,19 +67,24 @@ class SuiteEntry(Value):
 
 
 class Suite(Document):
-    """configs/suites/<name>.yaml. `hardware`: of every entry without its own."""
+    """configs/suites/<name>.yaml. `hardware`: of every entry without its own.
+
+    cases: what rows train that is no case by itself, such as another batch of a case.
+    """
 
     KIND: ClassVar[str] = "suite"
 
     title: str
     hardware: HardwareText | None = None
+    cases: tuple[Extension, ...] = Field(default=(), json_schema_extra=LATER)
     entries: tuple[SuiteEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _names_are_rows(self) -> Suite:
-        counts = Counter(entry.name for entry in self.entries if entry.name)
-        if twice := sorted(name for name, count in counts.items() if count > 1):
-            raise ValueError(f"entries: found the name '{twice[0]}' twice; expected one entry for each row")
+    def _names_are_unique(self) -> Suite:
+        for key, expected in (("entries", "one entry for each row"), ("cases", "one case of each name")):
+            counts = Counter(each.name for each in getattr(self, key) if each.name)
+            if twice := sorted(name for name, count in counts.items() if count > 1):
+                raise ValueError(f"{key}: found the name '{twice[0]}' twice; expected {expected}")
         return self
 
 

@@ -18,8 +18,16 @@ from sqlalchemy import Connection, Engine, and_, func, or_, select
 
 from levelfield.errors import DocumentError, LevelfieldError, UnknownName, UsageError
 from levelfield.specs.base import Value
-from levelfield.specs.future_dates import first_future_date
-from levelfield.specs.record import OF_TREND, Conditions, Point, RunRecord, Series, StoreEvent, Subject
+from levelfield.specs.record import (
+    OF_TREND,
+    Conditions,
+    Point,
+    RunRecord,
+    Series,
+    StoreEvent,
+    Subject,
+    first_future_date,
+)
 from levelfield.store import statements
 from levelfield.store.address import StoreAddress, address_of, default_url
 from levelfield.store.connections import engine_of, explained, reading, writing

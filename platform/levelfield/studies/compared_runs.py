@@ -9,18 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from levelfield.compare.comparison import Histories
 from levelfield.compare.sides import began, exclusion, repeat_number, repeats_around
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
-from levelfield.rundir.directory import read_plan
-from levelfield.rundir.run_state import finished_run, refuse_running
-from levelfield.specs.future_dates import first_future_date
+from levelfield.rundir.directory import finished_run, read_plan, refuse_running
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.record import Point, RunRecord, Series
+from levelfield.specs.record import Point, RunRecord, Series, first_future_date
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
 from levelfield.store.run_record import record_of, series_of
 
@@ -32,30 +29,12 @@ _Placed = tuple[str, int, Path]  # stamp, repeat and folder of a run
 MOST = 30  # runs of one build that a series label stands for
 
 
-class RunSource(Protocol):
-    """A place with runs. A key is what `find` and `matching` return for a run."""
-
-    def find(self, name: str) -> str:
-        """Return the key of a run. Raises UnknownName where there is none, UsageError where there are several."""
-        ...
-
-    def matching(self, pattern: str) -> list[str]:
-        """Return the keys of the runs whose id, or path, fits a pattern with `*`."""
-        ...
-
-    def record(self, key: str) -> RunRecord: ...
-
-    def series(self) -> list[Series]:
-        """Return every series that has a run."""
-        ...
-
-    def newest(self, series: Series) -> Iterator[RunRecord]:
-        """Yield the runs of a series' trend, the newest first, each read when it is taken. Future dates come last."""
-        ...
-
-
 class FolderRuns:
-    """The run directories of a folder. Figures come from the raw files, so an edited result.json changes none."""
+    """The run directories of a folder. Figures come from the raw files, so an edited result.json changes none.
+
+    A key is what `find` and `matching`, by a pattern of ids or of paths, return for a run. `newest` yields the runs of
+    a series' trend, the newest first, each read when it is taken; dates in the future come last.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -105,7 +84,7 @@ class FolderRuns:
 
 
 class KeptRuns:
-    """The runs of an open store."""
+    """The runs of an open store, by the same names."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -132,6 +111,9 @@ class KeptRuns:
     def histories(self, digests: list[str]) -> dict[str, list[Point]]:
         """Return the runs of each series in the order of time."""
         return self._store.points(digests)
+
+
+RunSource = FolderRuns | KeptRuns
 
 
 def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list[RunRecord]:
@@ -227,10 +209,8 @@ class RunPlaces:
     def __enter__(self) -> RunPlaces:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, trace)  # an open store then looks for damaged rows
+    def __exit__(self, *raised: Any) -> None:
+        self._open.__exit__(*raised)  # an open store then looks for damaged rows
 
     def runs(self, text: str, with_repeats: bool = False) -> list[RunRecord]:
         """Return the runs of a side. Raises the error of the folder where neither place has such a run."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -166,15 +165,10 @@ def _finished(argv: Sequence[str], say: Say) -> tuple[int, str, str]:
             except subprocess.TimeoutExpired:
                 say(f"{time.monotonic() - began:.0f} s so far")
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

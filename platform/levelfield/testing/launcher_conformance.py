@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
+import json
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from levelfield.contracts.execution import FIRST_NODE, ProcessWork, Request
 from levelfield.run.launchers import launcher_code
+from levelfield.run.launchers.node_content import SCHEMA
 from levelfield.specs.base import load
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import HostsFile, Site
-from levelfield.testing.findings import NotOk
-from levelfield.testing.launcher_checks import LAUNCHER_CHECKS
-from levelfield.testing.launcher_subject import LauncherSubject, processes_here
+from levelfield.specs.site import HostsFile, LaunchPlan, Site
+from levelfield.testing.findings import Fails, NotOk
+from levelfield.testing.launcher_subject import SECRET, LaunchedRun, LauncherSubject, processes_here
+
+_NAMES_OF_HERE = ("localhost", "localhost.localdomain", "ip6-localhost")
+_DYNAMIC = ("--rdzv", "c10d", "etcd")  # a rendezvous that chooses rank 0 by itself
+_STEPS_BEFORE_FAULT = [1, 2]
+_BEGIN = f'"{SCHEMA}"'
 
 
 class LauncherConformance:
@@ -68,3 +78,218 @@ class LauncherConformance:
 
 
 _SUBJECTS: dict[type[LauncherConformance], LauncherSubject] = {}
+
+
+@dataclass(frozen=True)
+class LauncherCheck:
+    """One check. run returns a sentence when all is good, or raises NotOk. whole: it runs on the nodes."""
+
+    name: str
+    run: Callable[[LauncherSubject], str]
+    whole: bool = False
+
+
+def pure(subject: LauncherSubject) -> str:
+    """Check that a request has no effect, and is the same twice, whatever the variables of the caller say."""
+    before = _files(subject.runs)
+    first = subject.request()
+    held = dict(os.environ)
+    os.environ.update({"LEVELFIELD_CONFORMANCE": "1", "MASTER_ADDR": "192.0.2.1", "RANK": "99"})
+    try:
+        second = subject.request()
+    finally:
+        os.environ.clear()
+        os.environ.update(held)
+    if first != second:
+        raise Fails("two requests of one plan differ", "take nothing from the clock, the environment or a counter")
+    if _files(subject.runs) != before:
+        raise Fails("request() wrote a file", "write files in execute(); give their text in Submission.files")
+    return "two requests are equal, and none wrote a file"
+
+
+def ranks(subject: LauncherSubject) -> str:
+    """Check that every rank of every node is in the request once, in order, with its place."""
+    request, world = subject.request(), subject.nodes
+    found = [process.rank for node in request.nodes for process in node.processes]
+    if found != list(range(world)) or [node.node_rank for node in request.nodes] != list(range(subject.nodes)):
+        raise Fails(f"ranks {found}, expected {list(range(world))}", "use request_for_nodes, and drop no node")
+    for process in _processes(request):
+        expected = {"RANK": str(process.rank), "WORLD_SIZE": str(world), "NODE_RANK": str(process.rank)}
+        wrong = {name for name, value in expected.items() if process.environment.get(name) != value}
+        if wrong:
+            raise Fails(f"rank {process.rank}: {', '.join(sorted(wrong))} is wrong", "use request_for_nodes")
+    return f"{world} ranks on {subject.nodes} nodes"
+
+
+def submitted(subject: LauncherSubject) -> str:
+    """Check that what is sent has the work of every rank once. A dry run prints it."""
+    found = sorted(rank for work in _works(subject.request()) for rank in _ranks_of(work))
+    if found != list(range(subject.nodes)):
+        expected = f"expected {list(range(subject.nodes))} once each"
+        raise Fails(f"the submissions have ranks {found}, {expected}", "put node_content of every node into them")
+    return "the submissions have every rank once"
+
+
+def rendezvous(subject: LauncherSubject) -> str:
+    """Check that all ranks have one fixed address and port, which other machines can reach."""
+    request, (first, last) = subject.request(), subject.launch.site.ports
+    places = {(p.environment.get("MASTER_ADDR"), p.environment.get("MASTER_PORT")) for p in _processes(request)}
+    if len(places) != 1:
+        raise Fails(f"{len(places)} rendezvous places, expected one", "give every rank the first node's address")
+    address, port = places.pop()
+    if not str(port).isdecimal() or not first <= int(str(port)) <= last:
+        raise Fails(f"MASTER_PORT {port}, expected a number from {first} to {last}", "use request_for_nodes")
+    if address != FIRST_NODE and _is_here(str(address)):
+        raise Fails(f"MASTER_ADDR {address} is each node itself", f"give the first node's address, or {FIRST_NODE}")
+    words = [word for p in _processes(request) for word in p.argv if word.startswith(_DYNAMIC)]
+    if words:
+        raise Fails(f"argv has {words[0]}", "start ranks as the request has them, without a dynamic rendezvous")
+    return f"{address}, port {port}"
+
+
+def secrets(subject: LauncherSubject) -> str:
+    """Check that no text of the request has a secret's value."""
+    request = subject.request()
+    text = json.dumps([[list(s.argv), dict(s.files), s.stdin] for s in request.submissions])
+    if SECRET in text:
+        raise Fails("a submission has a secret's value", "use node_content; send secrets_of(plan) in execute() alone")
+    if SECRET in json.dumps(request.to_dict()):
+        raise Fails("request.json would have a secret's value", "keep secrets in the variables of processes")
+    return "no submission has a secret"
+
+
+def runs(subject: LauncherSubject) -> str:
+    """Check a whole run: it is valid, and all evidence of every node is there."""
+    run = subject.run("none")
+    if run.outcome["cause"] != "exited" or run.result.status.word != "valid":
+        raise Fails(f"cause {run.outcome['cause']}, {run.result.status.word}: {_why(run)}", "see logs/ of the run")
+    if bad := [node["name"] for node in _nodes(run) if node["word"] != "ended" or node["missing"]]:
+        raise Fails(f"nodes {', '.join(bad)}: {_nodes(run)}", "bring the files of every node into the run directory")
+    _check_ends(run, subject.nodes)
+    return f"valid on {subject.nodes} nodes, with all evidence"
+
+
+def secret_arrives(subject: LauncherSubject) -> str:
+    """Check that the secret reached every rank, and no file of the run."""
+    run = subject.run("none")
+    told = f"token {hashlib.sha256(SECRET.encode()).hexdigest()}"
+    for rank in range(subject.nodes):
+        log = run.paths.logs / f"rank{rank}.log"
+        if not log.is_file() or told not in log.read_text(errors="replace"):
+            raise Fails(f"rank {rank} did not get the secret", "give each node the variables of secrets_of(plan)")
+    files = (path for path in run.paths.root.rglob("*") if path.is_file())
+    if holding := [path for path in files if SECRET.encode() in path.read_bytes()]:
+        raise Fails(f"{holding[0]} has the secret", "send secrets by a way that leaves no file")
+    return "it reached every rank, and no file"
+
+
+def failure(subject: LauncherSubject) -> str:
+    """Check that a killed rank is the cause, with its node's name, and that the finished steps are kept."""
+    run = subject.run("killed")
+    if run.outcome["cause"] != "rank-failed":
+        raise Fails(f"cause {run.outcome['cause']}: {_why(run)}", "the first cause decides, not what follows from it")
+    last = subject.nodes - 1
+    ends = _check_ends(run, subject.nodes)
+    if ends[last]["signal"] != 9:
+        raise Fails(f"rank {last}: {ends[last]}, expected signal 9", "read ends from each node's record")
+    words = [node["word"] for node in _nodes(run)]
+    if words[last] != "failed" or "failed" in words[:last]:
+        raise Fails(f"the nodes' words are {words}", "only the node with the killed rank failed")
+    if _steps(run, last)[:2] != _STEPS_BEFORE_FAULT:
+        raise Fails(f"steps {_steps(run, last)} of rank {last}", "bring the events also after a failure")
+    return str(run.outcome["evidence"])
+
+
+def interrupted(subject: LauncherSubject) -> str:
+    """Check that a user's interrupt ends every rank on every node, and keeps the finished steps."""
+    run = subject.run("waits", interrupted_at=2)
+    if run.outcome["cause"] != "interrupted":
+        raise Fails(f"cause {run.outcome['cause']}: {_why(run)}", "return `interrupted` for KeyboardInterrupt")
+    _check_ends(run, subject.nodes)
+    if _steps(run, 0)[:2] != _STEPS_BEFORE_FAULT:
+        raise Fails(f"steps {_steps(run, 0)} of rank 0", "bring the events also after an interrupt")
+    return "every rank ended, and the steps are kept"
+
+
+def nothing_left(subject: LauncherSubject) -> str:
+    """Check that no process of a run is left, however it ended."""
+    made = (subject.run("none"), subject.run("killed"), subject.run("waits", interrupted_at=2))
+    if left := [each for run in made for each in run.left]:
+        raise Fails(f"left behind: {', '.join(left[:4])}", "execute() ends every process before it returns or raises")
+    return "no process is left after three runs"
+
+
+LAUNCHER_CHECKS = (
+    LauncherCheck("pure", pure),
+    LauncherCheck("ranks", ranks),
+    LauncherCheck("submitted", submitted),
+    LauncherCheck("rendezvous", rendezvous),
+    LauncherCheck("secrets", secrets),
+    LauncherCheck("runs", runs, whole=True),
+    LauncherCheck("secret-arrives", secret_arrives, whole=True),
+    LauncherCheck("failure", failure, whole=True),
+    LauncherCheck("interrupted", interrupted, whole=True),
+    LauncherCheck("nothing-left", nothing_left, whole=True),
+)
+
+
+def _processes(request: Request) -> Iterator[ProcessWork]:
+    return (process for node in request.nodes for process in node.processes)
+
+
+def _works(request: Request) -> Iterator[Mapping[str, Any]]:
+    """Yield the JSON of each node wherever a submission has it: a file, standard input, or a part of either."""
+    decoder = json.JSONDecoder()
+    for sent in request.submissions:
+        for text in (*sent.files.values(), sent.stdin or ""):
+            at = text.find(_BEGIN)
+            while at >= 0:
+                start = text.rfind("{", 0, at)
+                try:
+                    found, end = decoder.raw_decode(text, start)
+                except ValueError:
+                    found, end = None, at + 1
+                if isinstance(found, dict):
+                    yield found
+                at = text.find(_BEGIN, max(end, at + 1))
+
+
+def _ranks_of(work: Mapping[str, Any]) -> Sequence[int]:
+    return [process["rank"] for process in work.get("processes", ())]
+
+
+def _is_here(address: str) -> bool:
+    """Return whether an address means each machine itself."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address.lower() in _NAMES_OF_HERE or not address
+    return found.is_loopback or found.is_unspecified
+
+
+def _files(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+def _nodes(run: LaunchedRun) -> list[dict[str, Any]]:
+    return list(run.outcome.get("nodes", ()))  # type: ignore[call-overload,no-any-return]
+
+
+def _check_ends(run: LaunchedRun, world: int) -> list[dict[str, Any]]:
+    """Return the ends of all ranks. Raises Fails where a rank or a node has none."""
+    ends: list[dict[str, Any]] = list(run.outcome["ends"])  # type: ignore[call-overload]
+    if [end["rank"] for end in ends] != list(range(world)):
+        raise Fails(f"ends of ranks {[end['rank'] for end in ends]}", f"report an end for each of {world} ranks")
+    if [node["node_rank"] for node in _nodes(run)] != list(range(world)):
+        raise Fails(f"ends of {len(_nodes(run))} nodes, expected {world}", "report a NodeEnd for each node")
+    return ends
+
+
+def _steps(run: LaunchedRun, rank: int) -> list[int]:
+    path = run.paths.events / f"rank{rank}.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [event["step"] for event in map(json.loads, lines) if event.get("event") == "step"]
+
+
+def _why(run: LaunchedRun) -> str:
+    return str(run.outcome.get("evidence") or run.result.status.evidence)

@@ -14,7 +14,7 @@ from levelfield.cli.main import main
 from levelfield.contracts import checked_adapter
 from levelfield.contracts.vendor import Device
 from levelfield.node import sampling
-from levelfield.run.telemetry import watching
+from levelfield.run.run_devices import watching
 from plans import PLUGINS
 
 HEAD = """

@@ -11,7 +11,7 @@ from levelfield.catalog.registry import Registry, private_chips
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
 from levelfield.judge.collector import collect
-from levelfield.report.markdown import run_report
+from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump, load
 from levelfield.specs.chips import ChipCorrection

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from levelfield.catalog.framework_versions import rests_on, runs_path
+from levelfield.catalog.code_basis import rests_on, runs_path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import SupportRow, rows, table
 from levelfield.errors import DocumentError, NotHere, UsageError
@@ -22,11 +22,11 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.plan import Plan
+from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun
 from levelfield.specs.selector import parse_selector
-from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun
 from levelfield.specs.vendor import Image
 from levelfield.store.run_record import series_of
-from levelfield.studies.noise_runs import variations
+from levelfield.studies.variations import variations
 from plans import PLUGINS, ROOT, make_plan
 
 NEWER = """\

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.catalog import rehearsals as module
+from levelfield.catalog import support as module
 from levelfield.catalog.code_basis import CodeBasis
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.rehearsals import EVIDENCE, Rehearsals
+from levelfield.catalog.support import EVIDENCE, Rehearsals
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
-from levelfield.specs.basis import basis_of, key_of
-from levelfield.specs.rehearsed import RehearsedRuns
+from levelfield.specs.recorded_runs import RehearsedRuns, basis_of, key_of
 
 ROOT = Path(__file__).parents[3]
 ROW = {

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 from levelfield.catalog.machine import Machine
-from levelfield.cli import environment_command
 from levelfield.cli.main import main
 from levelfield.specs.plan import EnvironmentPlan
 
@@ -24,7 +23,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[EnvironmentPlan]:
         found.append(plan)
         yield
 
-    monkeypatch.setattr(environment_command, "environment_in_use", in_use)
+    monkeypatch.setattr("levelfield.run.runtimes.environments.environment_in_use", in_use)
     return found
 
 

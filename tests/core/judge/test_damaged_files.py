@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from levelfield.judge.collector import collect
 from levelfield.judge.status import judge
-from levelfield.report.markdown import run_report
+from levelfield.report.one_run import run_report
 from levelfield.rundir import directory
 from levelfield.rundir.follower import Follower
 from levelfield.rundir.raw_files import read_raw

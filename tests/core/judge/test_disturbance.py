@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from levelfield.cli.terminal import result_lines
 from levelfield.judge.collector import collect
-from levelfield.report.markdown import run_report
+from levelfield.report.one_run import result_lines, run_report
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths

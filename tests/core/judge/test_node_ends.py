@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from levelfield.cli.terminal import result_lines
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd
 from levelfield.judge.collector import collect
-from levelfield.report.markdown import run_report
+from levelfield.report.one_run import result_lines, run_report
 from levelfield.rundir.directory import read_plan, write_json
 from levelfield.rundir.node_readings import read_software
 from levelfield.specs.paths import RunPaths

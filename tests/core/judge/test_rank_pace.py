@@ -6,9 +6,8 @@ import math
 import random
 
 import pytest
-from levelfield.cli.terminal import result_lines
 from levelfield.judge.collector import collect
-from levelfield.report.markdown import run_report
+from levelfield.report.one_run import result_lines, run_report
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from node_runs import spread

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.judge.recomputation import repeated
+from levelfield.judge.training_facts import repeated
 from levelfield.measure.flops import flops_per_token
-from levelfield.report.markdown import run_report
+from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths

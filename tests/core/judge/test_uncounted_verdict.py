@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from levelfield.cli import align_command
 from levelfield.cli.main import main
-from levelfield.cli.terminal import result_lines
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
-from levelfield.judge.uncounted_verdict import under_status
-from levelfield.report.markdown import run_report
+from levelfield.judge.verdict import under_status
+from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.tables import as_text
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump, load
@@ -78,7 +76,7 @@ def test_align_says_so_and_ends_with_4(
 ) -> None:
     invalid(run)
     reference = load(Reference, run.reference)
-    monkeypatch.setattr(align_command, "reference_of", lambda registry, plan: reference)
+    monkeypatch.setattr("levelfield.catalog.lookup.reference_of", lambda registry, plan: reference)
     assert main(["align", run.root.name, "--runs", str(run.root.parent)]) == 4
     assert f"unchecked: {SAID}" in " ".join(capsys.readouterr().out.split())
 

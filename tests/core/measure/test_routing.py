@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.measure.gradients import gradient_names, gradient_reasons
 from levelfield.measure.raw_facts import ExpertShare, GradientShare, StepRecord
 from levelfield.measure.routing import (
     auxiliary_reasons,
@@ -17,7 +16,8 @@ from levelfield.measure.routing import (
     routing_of,
     routing_reasons,
 )
-from levelfield.report.markdown import run_report
+from levelfield.measure.weights import gradient_names, gradient_reasons
+from levelfield.report.one_run import run_report
 from levelfield.report.words import WIDTH
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
@@ -91,7 +91,7 @@ def test_a_model_without_experts_has_no_load(run: RunPaths) -> None:
 
 
 def test_the_report_shows_the_load(mixture: RunPaths) -> None:
-    from levelfield.cli.terminal import result_lines
+    from levelfield.report.one_run import result_lines
 
     text = run_report(collect(mixture), read_plan(mixture))
     assert "x the mean (layer" in text and "active for one token" in text and "auxiliary loss 0.0198 -> " in text

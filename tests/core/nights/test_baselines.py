@@ -6,7 +6,7 @@ import pytest
 from gate_points import at, day, nights, point
 from levelfield.errors import UsageError
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline, accepted_step, note, same_steps
-from levelfield.series.eras import era_of
+from levelfield.series.examination import era_of
 from levelfield.series.findings import Finding
 from levelfield.series.level import LONGEST, level_of
 from levelfield.series.segments import segments_of

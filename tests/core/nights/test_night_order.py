@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from levelfield.nights import night_session
-from levelfield.nights.night_state import (
+from levelfield.nights.nightly import (
     UNKNOWN_SECONDS,
     Candidate,
     expected_seconds,

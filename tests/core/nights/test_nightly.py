@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +9,18 @@ from typing import Any
 
 import pytest
 from levelfield.errors import UsageError
-from levelfield.nights.night_state import Candidate, NightState, read_state, state_path, write_state
-from levelfield.nights.nightly import OVER_BUDGET, NightRun, NightTools, fresh_state, run_entries
+from levelfield.nights.nightly import (
+    OVER_BUDGET,
+    Candidate,
+    NightRun,
+    NightState,
+    NightTools,
+    fresh_state,
+    read_state,
+    run_entries,
+    state_path,
+    write_state,
+)
 from levelfield.specs.paths import RunPaths
 
 
@@ -72,10 +81,6 @@ def work(*names: str, seconds: float = 10.0) -> list[NightRun]:
     ]
 
 
-def last(found: Iterator[NightState]) -> NightState:
-    return list(found)[-1]
-
-
 def begun(runs: list[NightRun]) -> NightState:
     return fresh_state("n", "s", "2026-01-01T00:00:00+00:00", runs)
 
@@ -86,7 +91,7 @@ def states(state: NightState) -> dict[str, str]:
 
 def test_every_entry_runs_once_and_is_recorded(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path), work("a", "b")
-    state = last(run_entries(begun(runs), runs, None, machine.tools()))
+    state = run_entries(begun(runs), runs, None, machine.tools())
     assert machine.ran == machine.recorded == ["a", "b"]
     assert states(state) == {"a": "done", "b": "done"} and state.used_seconds == 20
     assert read_state(state_path(tmp_path, "n", "s")) == state
@@ -97,18 +102,18 @@ def test_every_entry_runs_once_and_is_recorded(tmp_path: Path) -> None:
 def test_a_killed_night_goes_on_and_repeats_nothing(killed: str, after_result: bool, tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path, killed=killed, after_result=after_result), work("a", "b", "c")
     with pytest.raises(Killed):
-        last(run_entries(begun(runs), runs, None, machine.tools()))
+        run_entries(begun(runs), runs, None, machine.tools())
     machine.killed = ""
     state = read_state(state_path(tmp_path, "n", "s"))
     assert state and states(state)[killed] == "started"
-    state = last(run_entries(state, runs, None, machine.tools()))
+    state = run_entries(state, runs, None, machine.tools())
     assert sorted(machine.ran) == sorted(set(machine.recorded)) == ["a", "b", "c"]
     assert set(states(state).values()) <= {"done"}
 
 
 def test_what_the_budget_does_not_hold_is_left_out_with_the_reason(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path), work("a", "b", "c")
-    state = last(run_entries(begun(runs), runs, 30.0, machine.tools()))
+    state = run_entries(begun(runs), runs, 30.0, machine.tools())
     assert states(state) == {"a": "done", "b": "done", "c": "left out"}
     assert state.entries[2].reason == OVER_BUDGET and machine.ran == ["a", "b"]
 
@@ -116,18 +121,18 @@ def test_what_the_budget_does_not_hold_is_left_out_with_the_reason(tmp_path: Pat
 def test_the_time_of_an_earlier_start_counts_for_the_budget(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path), work("a", "b")
     state = begun(runs).model_copy(update={"used_seconds": 29.0})
-    assert states(last(run_entries(state, runs, 30.0, machine.tools()))) == {"a": "done", "b": "left out"}
+    assert states(run_entries(state, runs, 30.0, machine.tools())) == {"a": "done", "b": "left out"}
 
 
 def test_an_interrupted_entry_waits_and_nothing_follows_it(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path, words={"a": status("failed", interrupted=True)}), work("a", "b")
-    state = last(run_entries(begun(runs), runs, None, machine.tools()))
+    state = run_entries(begun(runs), runs, None, machine.tools())
     assert states(state) == {"a": "waiting", "b": "waiting"} and machine.recorded == []
 
 
 def test_a_failed_entry_is_done_with_its_reason(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path, words={"a": status("oom")}), work("a")
-    state = last(run_entries(begun(runs), runs, None, machine.tools()))
+    state = run_entries(begun(runs), runs, None, machine.tools())
     assert state.entries[0].reason == "oom: a line" and machine.recorded == ["a"]
 
 

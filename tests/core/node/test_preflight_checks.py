@@ -10,8 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
-from levelfield.node import node_rates, node_state, preflight_checks
+from levelfield.node import node_facts, node_rates, preflight_checks
 
 SCRIPT = Path(preflight_checks.__file__)
 
@@ -46,19 +47,17 @@ def test_every_check_gives_rates_or_facts_and_the_whole_is_short(printed: dict[s
 
 
 def test_a_check_that_hangs_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
+    number = tmp_path / "number"
 
-    def start(name: str, given: argparse.Namespace) -> subprocess.Popen[bytes]:
-        code = "import time; time.sleep(600)" if name == "disk" else 'print(\'{"facts": {"a": 1}}\')'
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes))  # type: ignore[call-overload]
-        return started[-1]
+    def argv(name: str, given: argparse.Namespace) -> list[str]:
+        hangs = f"import os, time; open({str(number)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+        return [sys.executable, "-c", hangs if name == "disk" else 'print(\'{"facts": {"a": 1}}\')']
 
-    monkeypatch.setattr(preflight_checks, "_started", start)
+    monkeypatch.setattr(preflight_checks, "_argv", argv)
     found = preflight_checks.checked(options(tmp_path), limit=2.0)["checks"]
     assert found["disk"] == {"reason": "no answer within 2 s"}
     assert all(found[name] == {"facts": {"a": 1}} for name in found if name != "disk")
-    assert all(process.poll() is not None for process in started), "no process is left"
+    assert not psutil.pid_exists(int(number.read_text())), "no process is left"
 
 
 @pytest.mark.parametrize(
@@ -71,9 +70,7 @@ def test_a_check_that_hangs_costs_only_itself(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_a_check_that_fails_says_why(code: str, reason: str) -> None:
-    argv = [sys.executable, "-c", code]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    assert preflight_checks._answer(process, 20.0) == {"reason": reason}
+    assert preflight_checks._answer([sys.executable, "-c", code], 20.0) == {"reason": reason}
 
 
 def test_too_little_room_is_a_reason_with_the_figures(tmp_path: Path) -> None:
@@ -98,25 +95,25 @@ def test_a_worker_that_ends_early_is_no_rate() -> None:
 
 def test_own_processes_are_no_others() -> None:
     """Processor time of this process's children counts as its own, while they run and after they have ended."""
-    before = node_state._own_ticks(os.getpid())
+    before = node_facts._own_ticks(os.getpid())
     burn = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('burnt', flush=True)\nsys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline() == b"burnt\n"
-        running = node_state._own_ticks(os.getpid())
-    ended = node_state._own_ticks(os.getpid())
+        running = node_facts._own_ticks(os.getpid())
+    ended = node_facts._own_ticks(os.getpid())
     assert running - before >= 25 and ended >= running
-    assert node_state._own_ticks(2**30) == 0, "no such process: everything is others' load"
+    assert node_facts._own_ticks(2**30) == 0, "no such process: everything is others' load"
 
 
 def test_what_is_busy_beyond_its_own_is_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     busy, own = iter([0, 2 * ticks]), iter([0, ticks // 2])
-    monkeypatch.setattr(node_state, "_busy_ticks", lambda cores: next(busy))
-    monkeypatch.setattr(node_state, "_own_ticks", lambda first: next(own))
+    monkeypatch.setattr(node_facts, "_sum", lambda cores, places: next(busy))
+    monkeypatch.setattr(node_facts, "_own_ticks", lambda first: next(own))
     clock = iter([10.0, 11.0])
-    monkeypatch.setattr(node_state.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(node_state.time, "sleep", lambda seconds: None)
-    assert node_state.load_of_others(0)["facts"]["other_cores"] == 1.5
+    monkeypatch.setattr(node_facts.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(node_facts.time, "sleep", lambda seconds: None)
+    assert node_facts.load_of_others(0)["facts"]["other_cores"] == 1.5
 
 
 def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,10 +122,10 @@ def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path: Path, monkey
         "/sys/fs/cgroup/memory.max": "409600",
         "/sys/fs/cgroup/memory.current": "9600",
     }
-    monkeypatch.setattr(node_state, "_text", texts.get)
-    assert node_state.available_bytes() == 400_000
-    assert node_state.memory()["facts"]["huge_pages"] == 7
+    monkeypatch.setattr(node_facts, "file_text", lambda path: texts.get(str(path), ""))
+    assert node_facts.available_bytes() == 400_000
+    assert node_facts.memory()["facts"]["huge_pages"] == 7
     texts["/sys/fs/cgroup/memory.max"] = "max"
-    assert node_state.available_bytes() == 900 * 1024
+    assert node_facts.available_bytes() == 900 * 1024
     texts.clear()
-    assert node_state.available_bytes() is None, "unknown is not 0"
+    assert node_facts.available_bytes() is None, "unknown is not 0"

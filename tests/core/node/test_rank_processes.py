@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from agents import send_many
-from levelfield.node import device_files, left_ranks, rank_processes
-from levelfield.node.left_ranks import end_left_ranks, new_mark, own_ranks
-from levelfield.node.process_identity import identity_of
+from levelfield.node import device_files, process_identity, rank_processes
+from levelfield.node.process_identity import end_left_ranks, identity_of, new_mark, own_ranks
 from levelfield.node.rank_processes import FIRST_FOR_MEMORY, Ranks, marked, state_of
 from plans import ROOT
 
@@ -48,7 +47,7 @@ def test_the_kernel_ends_a_rank_before_the_platform_when_memory_ends(tmp_path: P
 PLATFORM = """
 import sys, time
 from pathlib import Path
-from levelfield.node.left_ranks import new_mark
+from levelfield.node.process_identity import new_mark
 from levelfield.node.rank_processes import Ranks
 
 ranks = Ranks(new_mark())
@@ -125,10 +124,12 @@ def test_a_run_with_the_variables_of_a_rank_does_not_end_itself(monkeypatch: pyt
     gone.wait()
     assert identity is not None
     ended: list[int] = []
-    monkeypatch.setattr(left_ranks, "marked", lambda mark: [os.getpid(), os.getppid()])
-    monkeypatch.setattr(left_ranks, "variables_of", lambda process: {rank_processes.MARK: f"{identity.to_text()}/0"})
-    monkeypatch.setattr(left_ranks.os, "kill", lambda process, number: ended.append(process))
-    monkeypatch.setattr(left_ranks, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(process_identity, "marked", lambda mark: [os.getpid(), os.getppid()])
+    monkeypatch.setattr(
+        process_identity, "variables_of", lambda process: {rank_processes.MARK: f"{identity.to_text()}/0"}
+    )
+    monkeypatch.setattr(process_identity.os, "kill", lambda process, number: ended.append(process))
+    monkeypatch.setattr(process_identity, "KILL_SECONDS", 0.1)
     assert (end_left_ranks(), ended) == ([], [])
 
 
@@ -138,10 +139,10 @@ def test_a_rank_that_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -
     gone.wait()
     assert identity is not None
     variables = {rank_processes.MARK: f"{identity.to_text()}/0", "LEVELFIELD_JOB": "/runs/the_run/job.json"}
-    monkeypatch.setattr(left_ranks, "marked", lambda mark: [12345])
-    monkeypatch.setattr(left_ranks, "variables_of", lambda process: variables)
-    monkeypatch.setattr(left_ranks.os, "kill", lambda process, number: None)
-    monkeypatch.setattr(left_ranks, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(process_identity, "marked", lambda mark: [12345])
+    monkeypatch.setattr(process_identity, "variables_of", lambda process: variables)
+    monkeypatch.setattr(process_identity.os, "kill", lambda process, number: None)
+    monkeypatch.setattr(process_identity, "KILL_SECONDS", 0.1)
     assert end_left_ranks() == ["process 12345, which the killed platform of the_run left, cannot be ended"]
 
 

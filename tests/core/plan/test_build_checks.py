@@ -13,9 +13,9 @@ from levelfield.plan.environment import environment_of
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import resolve
-from levelfield.specs.build_needs import Build, BuildTool, LeastVersion, NamedIndex, Stages
-from levelfield.specs.hardware import read_hardware
 from levelfield.specs.plan import Plan
+from levelfield.specs.requirements import Build, BuildTool, LeastVersion, NamedIndex, Stages
+from levelfield.specs.suite import read_hardware
 from levelfield.specs.tuning import TuningChoice
 
 CARD = "{index}, GPU-0000000{index}-1111, NVIDIA H100 80GB HBM3, 81559, 0, 60.0, 0, 30, Disabled, {driver}\n"
@@ -205,7 +205,7 @@ def test_an_older_chip_has_the_build_that_has_code_for_it(
     (why,) = plan.deviations
     assert why.startswith("torch_2.10.0 in place of torch 2.13.0: found V100-SXM2-16GB of compute capability 7.0, ")
     assumed = planned("gpt3_6.7B:torch", assume=True, hardware=read_hardware("4x8 V100"))
-    assert "torch==2.13.0" in assumed.environment.requirements and assumed.environment.lacking is None
+    assert "torch==2.10.0" in assumed.environment.requirements and assumed.environment.lacking is None
     with pytest.raises(NotHere, match=r"found V100-SXM2-16GB of compute capability 7.0, expected 7.5 or newer: CUDA"):
         planned("gpt3_6.7B:torch_2.13.0:V100:1:1")
 

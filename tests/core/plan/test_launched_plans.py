@@ -14,7 +14,7 @@ import json
 from dataclasses import replace
 from levelfield.contracts.execution import Outcome, Submission
 from levelfield.run.launchers.node_content import node_content, request_for_nodes
-from levelfield.run.runtimes.node_runtime import NodeRuntime
+from levelfield.run.runtimes.process_runtime import NodeRuntime
 
 class SiteLauncher:
     name = "mine"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.report.sheets import Sheet, as_markdown, as_text
+from levelfield.report.sheets import Sheet, aligned, as_markdown, as_text, labelled, padded
+from plans import ROOT
 
 CELLS = st.text(max_size=120)
 
@@ -47,3 +50,20 @@ def test_foreign_text_is_harmless(hostile: str) -> None:
 def test_markdown_is_a_heading_a_table_and_notes() -> None:
     found = as_markdown([Sheet("Speed", ("side", "ratio"), (("A", "1.0"),), ("a note",))])
     assert found.splitlines() == ["### Speed", "", "| side | ratio |", "|---|---|", "| A | 1.0 |", "", "a note"]
+
+
+def test_columns_to_the_left_and_to_the_right() -> None:
+    assert padded(("a", 12, "b"), (3, -4)) == "a      12  b" and padded(("a", ""), (3, 4), " ") == "a"
+    assert aligned([("a", "bb", "c"), ("aaa", "", "c")]) == ["a    bb  c", "aaa      c"]
+    assert labelled("long label", "text", 4) == "long label text" and labelled("", "text", 4) == "    text"
+
+
+# What is no table: a chart, and a line that is drawn over the one before. catalog/ stands beside report/.
+BY_HAND = {"report/sheets.py", "nights/series_history.py", "cli/terminal.py", "catalog/support.py"}
+
+
+def test_columns_are_padded_nowhere_else() -> None:
+    folder = ROOT / "platform" / "levelfield"
+    pads = re.compile(r"\.[lr]just\(|:[<>](?:\{|\d)")
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if pads.search(path.read_text())}
+    assert {name for name in found if not name.startswith("worker/")} == BY_HAND

@@ -11,7 +11,7 @@ from typing import Any
 
 from levelfield.contracts.execution import Outcome
 from levelfield.judge.collector import collect
-from levelfield.run.code_watch import CodeWatch
+from levelfield.run.input_watch import CodeWatch
 from levelfield.rundir.directory import read_plan, write_json
 from levelfield.rundir.seal import sealed
 from levelfield.specs.paths import RunPaths

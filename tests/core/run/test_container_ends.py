@@ -14,8 +14,8 @@ from docker.errors import APIError
 from levelfield.contracts.execution import NodeWork, ProcessWork, Request
 from levelfield.node.rank_processes import main
 from levelfield.run.launchers import container_launcher
+from levelfield.run.launchers.launched_ranks import written_ends
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.node_ends import written_ends
 
 ENDED = {"rank": 0, "exit_code": 0, "signal": None, "stopped_by_us": False}
 RUNS = {"rank": 1, "exit_code": None, "signal": None, "stopped_by_us": False}

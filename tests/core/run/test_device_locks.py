@@ -16,9 +16,9 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import RunFailed
 from levelfield.node import device_files
-from levelfield.node.device_files import HELD
+from levelfield.node.device_files import HELD, DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import own_identity
-from levelfield.run.device_locks import DeviceInUse, DeviceLocks, _locked, devices_locked
+from levelfield.run.run_devices import _locked, devices_locked
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, RunFailed
-from levelfield.predict.messages import fit_messages
-from levelfield.run import host_probe
+from levelfield.predict.machines import fit_messages
+from levelfield.run import measurement
 from levelfield.specs.base import dump, load
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.plan import EnvironmentPlan
@@ -75,7 +75,7 @@ def test_times_that_no_message_takes_are_refused(measured: dict[int, float], say
 
 
 def test_rates_are_found_by_the_division_of_the_cores() -> None:
-    rates = host_probe.rates_from("a warning\n" + answer())
+    rates = measurement.rates_from("a warning\n" + answer())
     alone, two = rates.share(1, 2), rates.share(2, 1)
     assert alone is not None and two is not None and rates.share(4, 1) is None
     assert alone.memory_bytes_per_second == 2e10 and alone.per_operation_seconds == 1e-6
@@ -92,7 +92,7 @@ def test_what_is_no_rate_refuses_the_whole_answer(key: str, value: Any) -> None:
         "collectives": {"all_reduce": {**times(), 1024: value}},
     }
     with pytest.raises(RunFailed, match="the probe of this host: "):
-        host_probe.rates_from(answer(share(2, 1, **{key: table.get(key, value)})))
+        measurement.rates_from(answer(share(2, 1, **{key: table.get(key, value)})))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_is_no_rate_refuses_the_whole_answer(key: str, value: Any) -> None:
 )
 def test_an_answer_that_is_none_is_refused_and_named(printed: str, says: str) -> None:
     with pytest.raises(RunFailed, match=says):
-        host_probe.rates_from(printed)
+        measurement.rates_from(printed)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     given = EnvironmentPlan(name="given", folder="", python=sys.executable, requirements=(), digest="")
     real = Registry().implementation("torch")[0]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(host_probe, "environment_of", lambda *of: given)
+    monkeypatch.setattr(measurement, "environment_of", lambda *of: given)
     found = Registry()
     monkeypatch.setattr(found, "implementation", lambda name: (real, tmp_path))
     return found
@@ -135,25 +135,25 @@ def probe(folder: Path, *lines: str) -> None:
 
 
 def test_a_probe_is_remembered(registry: Registry, tmp_path: Path) -> None:
-    assert host_probe.known_host_rates(registry) is None
+    assert measurement.known_host_rates(registry) is None
     probe(tmp_path, f"print('''{answer()}''')")
     said: list[str] = []
-    rates = host_probe.measure_host_rates(registry, said.append)
-    assert host_probe.known_host_rates(registry) == rates and "about a minute" in said[0]
+    rates = measurement.measure_host_rates(registry, said.append)
+    assert measurement.known_host_rates(registry) == rates and "about a minute" in said[0]
 
 
 def test_a_run_s_environment_is_the_probe_s_too(registry: Registry, tmp_path: Path) -> None:
     probe(tmp_path, "import os, sys", "sys.exit(os.environ['GOMP_SPINCOUNT'] + ' '.join(sys.argv[1:]))")
     with pytest.raises(RunFailed, match=r"ended with exit status 1: 1000--dtype fp32,bf16 --seconds 0\.1"):
-        host_probe.measure_host_rates(registry, print)
+        measurement.measure_host_rates(registry, print)
 
 
 @pytest.mark.parametrize("lines", [("raise SystemExit(3)",), ("import sys", "sys.exit('no room')"), ("print('no')",)])
 def test_a_probe_that_fails_leaves_nothing_behind(registry: Registry, tmp_path: Path, lines: tuple[str, ...]) -> None:
     probe(tmp_path, *lines)
     with pytest.raises(RunFailed, match="the probe of this host"):
-        host_probe.measure_host_rates(registry, print)
-    assert host_probe.known_host_rates(registry) is None
+        measurement.measure_host_rates(registry, print)
+    assert measurement.known_host_rates(registry) is None
 
 
 def test_a_probe_that_hangs_is_ended_with_all_it_started(
@@ -166,9 +166,9 @@ def test_a_probe_that_hangs_is_ended_with_all_it_started(
         "import os, subprocess, sys, time",
         f'subprocess.Popen([sys.executable, "-c", """import os, time; {sleeper}"""]).wait()',
     )
-    monkeypatch.setattr(host_probe, "LIMIT_SECONDS", 2.0)
+    monkeypatch.setattr(measurement, "HOST_LIMIT_SECONDS", 2.0)
     with pytest.raises(RunFailed, match="took more than 2 s"):
-        host_probe.measure_host_rates(registry, print)
+        measurement.measure_host_rates(registry, print)
     end = time.monotonic() + 5
     while psutil.pid_exists(int(pid.read_text())) and time.monotonic() < end:
         time.sleep(0.05)
@@ -178,14 +178,14 @@ def test_a_probe_that_hangs_is_ended_with_all_it_started(
 @pytest.mark.parametrize("content", ["", "{", "[1]", "{}"])
 def test_a_damaged_cache_is_none(registry: Registry, tmp_path: Path, content: str) -> None:
     probe(tmp_path, f"print('''{answer()}''')")
-    host_probe.measure_host_rates(registry, print)
+    measurement.measure_host_rates(registry, print)
     (kept,) = (tmp_path / "cache/levelfield/hosts").iterdir()
     kept.write_text(content)
-    assert host_probe.known_host_rates(registry) is None
+    assert measurement.known_host_rates(registry) is None
 
 
 def test_a_kept_rate_is_validated_like_a_measured_one(tmp_path: Path) -> None:
     path = tmp_path / "rates.json"
-    path.write_text(dump(host_probe.rates_from(answer())).replace("1e-06", "-1e-06"))
+    path.write_text(dump(measurement.rates_from(answer())).replace("1e-06", "-1e-06"))
     with pytest.raises(DocumentError, match=r"per_operation_seconds': found -1e-06"):
         load(HostRates, path)

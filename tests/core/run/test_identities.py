@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.contracts.vendor import Device
-from levelfield.run.identities import device_identities, machine_identity
+from levelfield.run.provenance import device_identities, machine_identity
 
 
 def with_id(folder: Path, text: str) -> Path:

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 from levelfield import installer
 from levelfield.catalog.registry import Registry
-from levelfield.cli import environment_command
 from levelfield.cli.main import main
 from levelfield.errors import RunFailed, UsageError
 from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.run.runtimes.wheels import fetch_into, wheels_of
-from levelfield.specs.build_needs import Stages
 from levelfield.specs.plan import EnvironmentPlan
+from levelfield.specs.requirements import Stages
 from plans import ROOT
 from planted_wheels import wheel
 
@@ -38,7 +37,7 @@ STARTED = """
 import sys
 from pathlib import Path
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.specs.build_needs import Stages
+from levelfield.specs.requirements import Stages
 from levelfield.specs.plan import EnvironmentPlan
 with environment_in_use(EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text()), print):
     pass
@@ -225,7 +224,7 @@ def test_fetch_takes_levelfield_its_tests_and_every_framework_that_this_machine_
         folder.mkdir(exist_ok=True)
         fetched.append(arguments)
 
-    monkeypatch.setattr(environment_command, "fetch_into", fetch)
+    monkeypatch.setattr("levelfield.run.runtimes.wheels.fetch_into", fetch)
     assert main(["environment", "wheels", "fetch", str(tmp_path / "w"), "torch", "paddle"]) == 0
     locks, torch, paddle = fetched
     assert [Path(word).name for word in locks if "lock" in word] == ["requirements.lock", "requirements-dev.lock"]

@@ -12,11 +12,10 @@ from typing import ClassVar
 import pytest
 from levelfield.run.launchers import launcher_code
 from levelfield.run.launchers.kubernetes import cluster_run
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Site
+from levelfield.specs.site import LaunchPlan, Site
 from levelfield.testing import LauncherConformance, launcher_subject
 from levelfield.testing.findings import NotOk
-from levelfield.testing.launcher_checks import LAUNCHER_CHECKS
+from levelfield.testing.launcher_conformance import LAUNCHER_CHECKS
 from levelfield.testing.launcher_subject import LauncherSubject
 from simulated_cluster import Kubelet, SimulatedCluster, served
 

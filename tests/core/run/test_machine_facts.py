@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.run.machine_facts import machine_facts
+from levelfield.run.provenance import machine_facts
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.system_facts import system_of
 from levelfield.specs.paths import RunPaths

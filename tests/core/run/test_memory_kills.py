@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from levelfield.node import memory_kills as watched
-from levelfield.node.control_groups import memory_kills
-from levelfield.node.memory_kills import MemoryKills, MemoryKillWatch
+from levelfield.node import control_groups as watched
+from levelfield.node.control_groups import MemoryKills, MemoryKillWatch, memory_kills
 from live_groups import control_group, inside
 from plans import PLUGINS
 
@@ -53,7 +52,7 @@ def test_without_the_log_a_kill_elsewhere_is_not_this_runs(group: Path, monkeypa
 
 OWN = f"""
 import subprocess, sys
-from levelfield.node import memory_kills
+from levelfield.node import control_groups
 memory_kills._open_log = lambda root: None
 watch = memory_kills.MemoryKillWatch()
 victim = subprocess.Popen([sys.executable, "-c", "open('/proc/self/oom_score_adj', 'w').write('900'); {EAT}"])

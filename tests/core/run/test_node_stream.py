@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.contracts.execution import NodeEnd, NodeWork, ProcessWork
-from levelfield.node import stream_frames
+from levelfield.node import file_stream
+from levelfield.node.file_stream import MOST_LINE_BYTES, PART_BYTES, file_frame, frame_line
 from levelfield.node.heartbeat_watch import WatchedTime
-from levelfield.node.stream_frames import MOST_LINE_BYTES, PART_BYTES, file_frame, frame_line
 from levelfield.run.launchers import node_stream
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection
@@ -151,7 +151,7 @@ def test_every_content_fits_into_frames_and_arrives(content: bytes) -> None:
 
 @pytest.mark.parametrize("text", ["\x00" * PART_BYTES, "\U0001f600" * (PART_BYTES // 4), "\u00e9" * (PART_BYTES // 2)])
 def test_the_longest_frames_are_short_enough(text: str) -> None:
-    frame, size = file_frame(NAME, stream_frames.MOST_FILE_BYTES, text.encode())
+    frame, size = file_frame(NAME, file_stream.MOST_FILE_BYTES, text.encode())
     assert len(frame) <= MOST_LINE_BYTES and size == len(text.encode())
 
 

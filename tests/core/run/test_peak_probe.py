@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again, with_peak
-from levelfield.run import peak_probe
+from levelfield.run import measurement
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import PeakMeasurement, Plan, job_of
-from levelfield.specs.site import Host, Site
+from levelfield.specs.site import Host, LaunchPlan, Site
 from levelfield.specs.vendor import Peak
 from plans import PLUGINS
 
@@ -32,20 +31,20 @@ def plan(plan_for: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pla
 
 
 def measure(plan: Plan, machine: str = "here") -> MeasuredPeaks:
-    return peak_probe.measure_peaks(plan, machine, ProcessRuntime(), lambda text: None)
+    return measurement.measure_peaks(plan, machine, ProcessRuntime(), lambda text: None)
 
 
 def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
-    assert peak_probe.known_peaks(plan, "here") == MeasuredPeaks()
+    assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
     found = measure(plan)
     assert found.tflops == {"fp32": 2.0} and found.how.startswith("best matmul rate of fake 1.2.3 with ")
-    assert peak_probe.known_peaks(plan, "here") == found
-    assert peak_probe.known_peaks(plan, "there") == MeasuredPeaks()
+    assert measurement.known_peaks(plan, "here") == found
+    assert measurement.known_peaks(plan, "there") == MeasuredPeaks()
 
 
 def test_the_user_is_told_that_it_takes_a_moment(plan: Plan) -> None:
     said: list[str] = []
-    peak_probe.measure_peaks(plan, "here", ProcessRuntime(), said.append)
+    measurement.measure_peaks(plan, "here", ProcessRuntime(), said.append)
     assert said == ["measuring this machine's fp32 matmul peak (3 s; kept for later runs)"]
     assert asked(plan) == []
 
@@ -59,14 +58,14 @@ def test_a_probe_of_another_dtype_keeps_what_was_known(plan: Plan, monkeypatch: 
     measure(plan)
     monkeypatch.setenv("FAKE_PEAK", '{"bf16": {"tflops": 5.0}}')
     measure(plan)
-    assert peak_probe.known_peaks(plan, "here").tflops == {"fp32": 2.0, "bf16": 5.0}
+    assert measurement.known_peaks(plan, "here").tflops == {"fp32": 2.0, "bf16": 5.0}
 
 
 def test_a_peak_that_a_run_has_exceeded_is_forgotten(plan: Plan) -> None:
     measure(plan)
-    peak_probe.forget_peaks(plan, "here")
-    peak_probe.forget_peaks(plan, "here")
-    assert peak_probe.known_peaks(plan, "here") == MeasuredPeaks()
+    measurement.forget_peaks(plan, "here")
+    measurement.forget_peaks(plan, "here")
+    assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
 
 
 @pytest.mark.parametrize(
@@ -88,22 +87,22 @@ def test_a_probe_that_fails_leaves_the_peak_unknown_and_says_why(
     monkeypatch.setenv("FAKE_PEAK", answer)
     found = measure(plan)
     assert found == MeasuredPeaks(how=how)
-    assert "fp32" not in peak_probe.known_peaks(plan, "here").tflops
+    assert "fp32" not in measurement.known_peaks(plan, "here").tflops
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "0", "-1"])
 def test_a_peak_that_is_no_peak_is_not_taken(plan: Plan, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {value}}}}}')
     assert measure(plan) == MeasuredPeaks(how="the probe gave no fp32 rate")
-    assert peak_probe.known_peaks(plan, "here") == MeasuredPeaks()
+    assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"fp32": 3}', '{"fp32": {"tflops": null}}'])
 def test_a_damaged_cache_is_none(plan: Plan, content: str) -> None:
     measure(plan)
-    (cached,) = peak_probe.cache_folder().iterdir()
+    (cached,) = measurement.peaks_folder().iterdir()
     cached.write_text(content)
-    assert peak_probe.known_peaks(plan, "here") == MeasuredPeaks()
+    assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
     measure(plan)
 
 
@@ -130,20 +129,20 @@ def on_host(plan: Plan) -> Plan:
 def test_a_rate_far_below_numpys_own_is_refused_by_name_and_not_kept(
     on_host: Plan, monkeypatch: pytest.MonkeyPatch, rate: float
 ) -> None:
-    monkeypatch.setattr(peak_probe, "plain_rate", lambda: 0.1)
+    monkeypatch.setattr(measurement, "plain_rate", lambda: 0.1)
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {rate}}}}}')
     found = measure(on_host)
     says = f"the probe of fake 1.2.3 is refused: it gave {rate:.3g} TFLOP/s in fp32, expected at least 0.025"
     assert found.tflops == {} and found.refused[0].startswith(says)
     used = with_peak(on_host, found)
     assert used.peak.tflops is None and found.refused[0] in used.peak.source and used.notices == found.refused
-    assert peak_probe.known_peaks(on_host, "here").tflops == {}
+    assert measurement.known_peaks(on_host, "here").tflops == {}
 
 
 def test_a_rate_near_numpys_is_a_peak_and_a_refused_one_leaves_a_kept_one(
     on_host: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peak_probe, "plain_rate", lambda: 0.1)
+    monkeypatch.setattr(measurement, "plain_rate", lambda: 0.1)
     monkeypatch.setenv("FAKE_PEAK", '{"fp32": {"tflops": 0.03}}')
     assert measure(on_host).tflops == {"fp32": 0.015}  # two devices share the host
     monkeypatch.setenv("FAKE_PEAK", '{"fp32": {"tflops": 0.02}}')
@@ -152,11 +151,11 @@ def test_a_rate_near_numpys_is_a_peak_and_a_refused_one_leaves_a_kept_one(
 
 
 def test_numpys_rate_is_that_of_a_processor() -> None:
-    assert 1e-4 < peak_probe.plain_rate() < 1e3  # in another unit it would not be
+    assert 1e-4 < measurement.plain_rate() < 1e3  # in another unit it would not be
 
 
 def test_an_accelerators_probe_is_not_held_to_the_hosts(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peak_probe, "plain_rate", lambda: 1e6)
+    monkeypatch.setattr(measurement, "plain_rate", lambda: 1e6)
     assert measure(plan).tflops == {"fp32": 2.0}
     nodes = plan.model_copy(
         update={"runtime": "docker", "hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})}
@@ -190,7 +189,7 @@ def measured(age: timedelta = timedelta(hours=1), now: datetime = NOW, **beside:
 
 
 @pytest.mark.parametrize(
-    ("measurement", "why"),
+    ("made", "why"),
     [
         (measured(), None),
         (measured(timedelta(days=29, hours=23)), None),
@@ -206,23 +205,23 @@ def measured(age: timedelta = timedelta(hours=1), now: datetime = NOW, **beside:
         (measured(spread=0.26), "median was 26% below its best"),
     ],
 )
-def test_a_kept_peak_is_doubted_by_age_load_and_spread(measurement: PeakMeasurement | None, why: str | None) -> None:
-    found = why_again(measurement, NOW)
+def test_a_kept_peak_is_doubted_by_age_load_and_spread(made: PeakMeasurement | None, why: str | None) -> None:
+    found = why_again(made, NOW)
     assert (found is None) == (why is None) and (why or "") in (found or "")
 
 
-def keep(plan: Plan, tflops: float, measurement: PeakMeasurement | None) -> None:
+def keep(plan: Plan, tflops: float, made: PeakMeasurement | None) -> None:
     """Store a peak as if an earlier probe had measured it."""
     measure(plan)
-    (cached,) = peak_probe.cache_folder().iterdir()
-    content = {"tflops": tflops, **({"measurement": measurement.model_dump()} if measurement else {})}
+    (cached,) = measurement.peaks_folder().iterdir()
+    content = {"tflops": tflops, **({"measurement": made.model_dump()} if made else {})}
     cached.write_text(json.dumps({"fp32": content}))
 
 
 def asked(plan: Plan) -> list[str]:
     """What is said when a run asks for its peak."""
     said: list[str] = []
-    peak_probe.peaks_for(plan, "here", ProcessRuntime(), said.append)
+    measurement.peaks_for(plan, "here", ProcessRuntime(), said.append)
     return said
 
 
@@ -235,21 +234,21 @@ def test_a_peak_measured_under_load_is_measured_again_and_the_higher_one_stays(p
     assert asked(plan) == [
         "measuring this machine's fp32 matmul peak again (3 s): other programs used 1.50 of 2 cores beside the probe"
     ]
-    assert peak_probe.known_peaks(plan, "here").tflops == {"fp32": 2.0}
+    assert measurement.known_peaks(plan, "here").tflops == {"fp32": 2.0}
     keep(plan, 2.5, now(other_cores=1.5))
-    assert asked(plan) != [] and peak_probe.known_peaks(plan, "here").tflops == {"fp32": 2.5}
+    assert asked(plan) != [] and measurement.known_peaks(plan, "here").tflops == {"fp32": 2.5}
 
 
-@pytest.mark.parametrize("measurement", [None, now(age=timedelta(days=31))])
-def test_an_old_peak_is_replaced_though_it_was_higher(plan: Plan, measurement: PeakMeasurement | None) -> None:
-    keep(plan, 2.5, measurement)
-    assert len(asked(plan)) == 1 and peak_probe.known_peaks(plan, "here").tflops == {"fp32": 2.0}
+@pytest.mark.parametrize("made", [None, now(age=timedelta(days=31))])
+def test_an_old_peak_is_replaced_though_it_was_higher(plan: Plan, made: PeakMeasurement | None) -> None:
+    keep(plan, 2.5, made)
+    assert len(asked(plan)) == 1 and measurement.known_peaks(plan, "here").tflops == {"fp32": 2.0}
 
 
 def test_a_probe_that_fails_leaves_the_doubtful_peak(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(plan, 0.4, now(other_cores=1.5))
     monkeypatch.setenv("FAKE_PEAK", "broken")
-    assert peak_probe.peaks_for(plan, "here", ProcessRuntime(), lambda text: None).tflops == {"fp32": 0.4}
+    assert measurement.peaks_for(plan, "here", ProcessRuntime(), lambda text: None).tflops == {"fp32": 0.4}
 
 
 def test_a_peak_has_its_time_and_conditions_in_the_result(plan: Plan) -> None:
@@ -284,7 +283,7 @@ def test_the_faster_library_of_products_reaches_the_job(
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": 2.0, "median": 1.9, "onednn_over_mkl": {ratio}}}}}')
     measure(plan)
     host = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})})
-    used = with_peak(host, peak_probe.known_peaks(plan, "here"))
+    used = with_peak(host, measurement.known_peaks(plan, "here"))
     assert job_of(used, RunPaths(Path("/"))).get("products") == products
     assert ("float32 products" in used.peak.source) is (said is not None) and (said or "") in used.peak.source
 
@@ -296,20 +295,20 @@ def test_a_chip_has_no_choice_of_products(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "measurement", ["x", {}, {"at": "yesterday"}, {"at": "2026-11-22T12:00:00"}, {"at": NOW.isoformat(), "more": 1}]
+    "made", ["x", {}, {"at": "yesterday"}, {"at": "2026-11-22T12:00:00"}, {"at": NOW.isoformat(), "more": 1}]
 )
-def test_a_damaged_measurement_is_no_peak(plan: Plan, measurement: object) -> None:
+def test_a_damaged_measurement_is_no_peak(plan: Plan, made: object) -> None:
     measure(plan)
-    (cached,) = peak_probe.cache_folder().iterdir()
-    cached.write_text(json.dumps({"fp32": {"tflops": 2.0, "measurement": measurement}}))
-    assert peak_probe.known_peaks(plan, "here") == MeasuredPeaks()
+    (cached,) = measurement.peaks_folder().iterdir()
+    cached.write_text(json.dumps({"fp32": {"tflops": 2.0, "measurement": made}}))
+    assert measurement.known_peaks(plan, "here") == MeasuredPeaks()
 
 
 def test_the_dry_run_shows_age_and_doubt(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = MeasuredPeaks({"fp32": 0.4}, "a probe", {"fp32": now(age=timedelta(days=3), other_cores=1.5)})
-    monkeypatch.setattr(peak_probe, "known_peaks", lambda plan, machine: kept)
+    monkeypatch.setattr(measurement, "known_peaks", lambda plan, machine: kept)
     assert main(["--case", "tiny:fake:F1:1:2", "--scale", "smoke", "--dry-run", "--plugins", str(PLUGINS)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "measured 3 days ago the run measures it again: other programs used 1.50 of 2 cores" in said
@@ -328,13 +327,13 @@ def launched(plan: Plan, *hosts: str) -> Plan:
 
 def test_a_peak_of_nodes_is_that_of_the_first_host_and_divided_among_its_devices(plan: Plan) -> None:
     said: list[str] = []
-    found = peak_probe.peaks_for(launched(plan, "a", "b"), "here", ProcessRuntime(), said.append)
+    found = measurement.peaks_for(launched(plan, "a", "b"), "here", ProcessRuntime(), said.append)
     assert found.tflops == {"fp32": 1.0} and found.measurements["fp32"].other_cores is None
     assert said == ["measuring a's fp32 matmul peak (3 s; kept for later runs)"]
-    assert peak_probe.known_peaks(launched(plan, "a", "c"), "elsewhere").tflops == {"fp32": 1.0}
-    assert peak_probe.known_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
+    assert measurement.known_peaks(launched(plan, "a", "c"), "elsewhere").tflops == {"fp32": 1.0}
+    assert measurement.known_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
 
 
 def test_no_peak_is_measured_where_the_nodes_are_not_known(plan: Plan) -> None:
-    found = peak_probe.peaks_for(launched(plan), "here", ProcessRuntime(), lambda text: None)
+    found = measurement.peaks_for(launched(plan), "here", ProcessRuntime(), lambda text: None)
     assert found.tflops == {} and "launcher any measures no peak on its nodes" in found.how

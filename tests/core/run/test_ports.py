@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from levelfield.run.launchers.ports import free_port
+from levelfield.run.launchers.launched_ranks import free_port
 
 
 def given_by_the_kernel(folder: Path, text: str) -> Path:

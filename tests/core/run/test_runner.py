@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 from levelfield.cli.main import main
-from levelfield.corpus import CorpusFacts
+from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import RunFailed
 from levelfield.judge.collector import collect
-from levelfield.node.memory_kills import MemoryKills
-from levelfield.plan.decision import Decision
+from levelfield.node.control_groups import MemoryKills
+from levelfield.plan.request import Decision
 from levelfield.plan.resolution import resolve
 from levelfield.run.runner import finish
 from levelfield.rundir.follower import Follower
@@ -197,7 +197,7 @@ def test_a_fault_has_its_word_and_keeps_the_steps(
 def test_a_rank_that_was_suspended_makes_the_window_disturbed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "stop")
     monkeypatch.setenv("FAKE_SECONDS", "3")
-    monkeypatch.setattr("levelfield.run.telemetry.host_counters", lambda are_children: None)  # no load explains it
+    monkeypatch.setattr("levelfield.run.run_devices.host_counters", lambda are_children: None)  # no load explains it
     code, (result,) = train()
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "invalid", "disturbed")
     slowest, (reason,) = result["disturbance"]["slowest"], result["status"]["reasons"]
@@ -218,7 +218,7 @@ def test_a_worker_whose_clock_is_half_as_fast_has_no_figure(train: Run, monkeypa
 def test_a_kill_for_memory_is_oom_and_says_how_that_is_known(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "die")
     found = MemoryKills(1, "the kernel's log names process 7")
-    monkeypatch.setattr("levelfield.node.memory_kills.MemoryKillWatch.found", lambda watch, processes: found)
+    monkeypatch.setattr("levelfield.node.control_groups.MemoryKillWatch.found", lambda watch, processes: found)
     code, (result,) = train()
     assert (code, result["status"]["word"]) == (3, "oom")
     assert result["status"]["evidence"].endswith("the kernel's log names process 7")

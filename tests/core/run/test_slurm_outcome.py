@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from levelfield.contracts.execution import NodeWork, Outcome, ProcessWork, Request
 from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN, JobState, SlurmJob
-from levelfield.run.launchers.slurm.slurm_outcome import Intent, outcome_of
+from levelfield.run.launchers.slurm.slurm_watch import Intent, outcome_of
 from planted_slurm import PlantedSlurm, ended
 
 JOB = SlurmJob("12")

@@ -21,12 +21,10 @@ from levelfield.contracts.execution import NodeWork, ProcessWork, Request, Submi
 from levelfield.node import node_setup
 from levelfield.node.code_digest import code_digest
 from levelfield.run.launchers.code_archive import code_archive, wheels_archive
-from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
-from levelfield.run.launchers.ssh.ssh_errors import explained
+from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
 from levelfield.run.launchers.ssh.ssh_launcher import SshLauncher
 from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Host, Site
+from levelfield.specs.site import Host, LaunchPlan, Site
 from planted_wheels import wheel
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -348,7 +346,7 @@ def test_a_node_that_is_given_up_is_a_lost_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, said: str
 ) -> None:
     monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_launcher.LEAST_SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_fetch.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("levelfield.run.launchers.ssh.ssh_launcher.SILENCE_SECONDS", 0.5)
     argv = ("sh", "-c", f"echo {printed}; exec sleep 600" if printed else "exec sleep 600")
     sent = Submission("h1", argv, stdin=json.dumps({"root": "/nowhere"}) + "\n")
     rank = ProcessWork(0, ("train",), {}, "log")

@@ -13,8 +13,8 @@ import pytest
 from levelfield.contracts.command import ask
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.node import sampling
-from levelfield.run import telemetry
-from levelfield.run.telemetry import watching
+from levelfield.run import run_devices
+from levelfield.run.run_devices import watching
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -49,7 +49,7 @@ def watched(tool: Tool, paths: RunPaths, readings: int = 1) -> RawRecords:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(run_devices, "INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(sampling, "BEFORE_SECONDS", 0.02)
 
 
@@ -71,7 +71,7 @@ def test_readings_are_kept_with_the_time_in_their_middle(paths: RunPaths) -> Non
 
 
 def test_a_reading_is_taken_before_the_block_and_one_after_it(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 30.0)
+    monkeypatch.setattr(run_devices, "INTERVAL_SECONDS", 30.0)
     with watching(Tool(lambda: [Sample(0, power_watts=50.0)]), DEVICES, paths.telemetry):  # type: ignore[arg-type]
         begin = time.monotonic_ns()
         end = time.monotonic_ns()

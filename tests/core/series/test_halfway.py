@@ -6,8 +6,7 @@ import math
 import random
 
 import pytest
-from levelfield.series.halfway import HalfwayTest, Side
-from levelfield.series.pairs import MOST_PAIRS
+from levelfield.series.pairs import MOST_PAIRS, HalfwayTest, Side
 
 EFFECT = math.log(1.1)  # the bad end is 10 % slower
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.cli.store_import import _OF_AN_EXPORT
+from levelfield.cli.store_command import _OF_AN_EXPORT
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import PAIRS, write_status
 from levelfield.specs.record import StoreEvent

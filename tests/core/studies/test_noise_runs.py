@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.studies.noise_runs import variations
+from levelfield.studies.variations import variations
 from plans import PLUGINS, make_plan
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.run.host_probe import rates_from
+from levelfield.run.measurement import rates_from
 from levelfield.specs.host_rates import HostRates
 from plans import PLUGINS
 
@@ -116,7 +116,7 @@ def rates() -> HostRates:
 def test_the_host_is_planned_on_by_what_was_measured_of_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("levelfield.run.host_probe.known_host_rates", lambda registry: rates())
+    monkeypatch.setattr("levelfield.run.measurement.known_host_rates", lambda registry: rates())
     monkeypatch.setattr("levelfield.predict.questions.usable_cores", lambda: 2)
     asked = ["plan", "gpt3_6.7B", "--scale", "smoke", "--chip", "cpu", "--json", "--top", "999"]
     assert main([*asked, "--devices", "1"]) == 0

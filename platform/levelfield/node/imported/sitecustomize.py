@@ -26,7 +26,7 @@ def import_the_environments_own() -> None:
 
 
 if VARIABLE in os.environ:
-    from levelfield.node.imports_report import report_at_end
+    from levelfield.node.code_digest import report_at_end
 
     report_at_end(os.environ.pop(VARIABLE))
 import_the_environments_own()

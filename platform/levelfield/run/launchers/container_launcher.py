@@ -23,11 +23,16 @@ from levelfield.contracts.execution import (
 )
 from levelfield.errors import RunFailed
 from levelfield.node.rank_processes import SETTLE_SECONDS, TERMINATE_SECONDS, state_of
-from levelfield.run.launchers.launched_ranks import evidence_of, request_of, with_port
+from levelfield.run.launchers.launched_ranks import (
+    evidence_of,
+    free_port,
+    request_of,
+    running_ranks,
+    with_port,
+    written_ends,
+)
 from levelfield.run.launchers.left_containers import ended_by_process
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.node_ends import running_ranks, written_ends
-from levelfield.run.launchers.ports import free_port
 from levelfield.run.runtimes.engine import (
     OWNER_LABEL,
     SILENT_SECONDS,
@@ -37,8 +42,8 @@ from levelfield.run.runtimes.engine import (
     hurry,
     hurry_if_lost,
     owner,
+    started,
 )
-from levelfield.run.runtimes.engine_containers import started
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 

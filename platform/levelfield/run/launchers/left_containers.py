@@ -16,7 +16,7 @@ from pathlib import Path
 from levelfield.contracts.execution import NodeWork, Outcome, ProcessEnd, Request
 from levelfield.node.process_identity import identity_of, is_alive
 from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS, state_of
-from levelfield.run.launchers.node_ends import written_ends
+from levelfield.run.launchers.launched_ranks import written_ends
 
 STOP_SECONDS = SETTLE_SECONDS + TERMINATE_SECONDS + 2
 POLL_SECONDS = 0.1

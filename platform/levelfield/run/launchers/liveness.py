@@ -1,18 +1,22 @@
-"""Checks that ranks are alive and make progress, from the files that their workers touch and write.
+"""Checks that ranks are alive and make progress, and nodes give signs, from the files that they touch and write.
 
 Only changes of the files count, in seconds that this process has watched (node/heartbeat_watch.py).
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from levelfield.contracts.execution import Request
+from levelfield.contracts.execution import NodeWork, Request
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
-from levelfield.node.regular_files import MOST_BYTES, read_regular
+from levelfield.node.regular_files import MOST_BYTES, open_regular, read_regular
 from levelfield.rundir.follower import event_file_sizes
+
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.0
+SHARE = 0.05  # of one core, which looking takes at most; a look of more than 50 ms takes more
 
 
 class Liveness:
@@ -50,3 +54,48 @@ class Liveness:
 
     def _has_steps(self, names: Iterable[str]) -> bool:
         return any(b'"event":"step"' in read_regular(self._events / name, MOST_BYTES) for name in names)
+
+
+class NodePulse:
+    """How long each node has given no sign, in seconds that this process has watched.
+
+    Each node watches its own ranks. Only a node that gives no sign at all is seen from outside. A sign is a reading of
+    its tools, a line of its record, or a heartbeat of its first rank: a tool may hang.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._root, self._limit = Path(request.events_dir).parent, request.heartbeat_seconds
+        self._clock = WatchedTime(lambda: time.monotonic())
+        self._signs: dict[int, tuple[list[tuple[int, int]], float]] = {}
+
+    def silent(self, nodes: list[NodeWork]) -> dict[int, float]:
+        """Return the nodes without a sign for longer than a heartbeat may be missing, and for how many seconds."""
+        watched, found = self._clock.look(), {}
+        for node in nodes:
+            sign = self._sign(node)
+            if node.node_rank not in self._signs or self._signs[node.node_rank][0] != sign:
+                self._signs[node.node_rank] = sign, watched
+            seconds = watched - self._signs[node.node_rank][1]
+            if seconds > self._limit:
+                found[node.node_rank] = seconds
+        return found
+
+    def _sign(self, node: NodeWork) -> list[tuple[int, int]]:
+        rank, first = node.node_rank, node.processes[0].rank
+        names = (f"telemetry/node{rank}.raw.jsonl", f"nodes/node{rank}.record.jsonl", f"events/rank{first}.alive")
+        return [_state(self._root / name) for name in names]
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Return a file's size and time. It is opened: a client of a file server then asks for the newest ones."""
+    try:
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
+            return found.st_size, found.st_mtime_ns
+    except OSError:
+        return -1, 0
+
+
+def pause_after(look_seconds: float) -> float:
+    """Return the seconds until the next look. look_seconds: what the last one took, of the processor."""
+    return min(max(SHORTEST_SECONDS, look_seconds / SHARE), LONGEST_SECONDS)

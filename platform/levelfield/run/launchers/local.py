@@ -12,12 +12,11 @@ from levelfield.contracts.execution import (
     Request,
     Watch,
 )
-from levelfield.node.left_ranks import new_mark
-from levelfield.node.memory_kills import MemoryKillWatch
+from levelfield.node.control_groups import MemoryKillWatch
+from levelfield.node.process_identity import new_mark
 from levelfield.node.rank_processes import POLL_SECONDS, Ranks
-from levelfield.run.launchers.launched_ranks import ends_of, evidence_of, request_of, with_port
+from levelfield.run.launchers.launched_ranks import ends_of, evidence_of, free_port, request_of, with_port
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.ports import free_port
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, inherited
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan

@@ -9,11 +9,10 @@ from typing import Any
 from levelfield.contracts.execution import PORT_CHOSEN_AT_START, NodeSource, NodeWork, ProcessWork, Request
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.launched_ranks import request_of
-from levelfield.run.runtimes.node_runtime import launch_of
-from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES
-from levelfield.specs.launch import rendezvous_port
+from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.site import rendezvous_port
 from levelfield.specs.variables import is_secret
 
 SCHEMA = "levelfield.node/1"

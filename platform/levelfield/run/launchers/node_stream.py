@@ -1,4 +1,4 @@
-"""Receives the frames of one node into the run directory (node/stream_frames.py).
+"""Receives the frames of one node into the run directory (node/file_stream.py).
 
 A node is another machine, and may send anything. Only a closed list of names is written, each at its expected offset
 and up to its limit. Everything else is a broken stream of that node.
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from levelfield.node.stream_frames import MOST_FILE_BYTES, MOST_LINE_BYTES, appended_files, heartbeat_files
+from levelfield.node.file_stream import MOST_FILE_BYTES, MOST_LINE_BYTES, appended_files, heartbeat_files
 
 _MOST_BEAT_BYTES = 20
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -16,18 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
-from levelfield.contracts.execution import ContainerWork, NodeWork, ProcessWork
+from levelfield.contracts.execution import ContainerWork, NodeWork
 from levelfield.node.regular_files import read_regular
 from levelfield.run.runtimes import images
-from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap
-from levelfield.run.runtimes.engine_containers import started
-from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of, worker_path
-from levelfield.run.runtimes.wheels import cache_folder
+from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap, started
+from levelfield.run.runtimes.process_runtime import packages, rank_work, ranks_of, worker_path
 from levelfield.rundir.directory import write_atomically
-from levelfield.specs.container import ContainerPlan
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import ContainerPlan, Plan
 from levelfield.specs.variables import is_secret
+from levelfield.user_folders import own_cache
 
 LISTING_SECONDS = 120.0
 _HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
@@ -48,16 +46,20 @@ class DockerRuntime:
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the container and the processes of one node, without side effect."""
         first, visible = address_of(plan, 0), _container(plan).visible
-        processes = (_open(plan, rank_work(plan, paths, rank, first, visible)) for rank in ranks_of(plan, node_rank))
+        work = (rank_work(plan, paths, rank, first, visible) for rank in ranks_of(plan, node_rank))
+        # the file of the node has no secrets: its processes take them from the container
+        secrets = {name: value for name, value in plan.tuning.environment.items() if is_secret(name, value)}
+        processes = (
+            replace(each, environment={n: text for n, text in each.environment.items() if n not in secrets})
+            for each in work
+        )
         file = paths.nodes / f"node{node_rank}.json"
         script = checkout() / "platform" / "levelfield" / "node" / "rank_processes.py"
         return NodeWork(
             node_rank=node_rank,
             address=address_of(plan, node_rank),
             processes=tuple(processes),
-            container=self._work(
-                plan, f"node{node_rank}", (str(script), str(file)), {str(paths.root): "rw"}, _secrets(plan)
-            ),
+            container=self._work(plan, f"node{node_rank}", (str(script), str(file)), {str(paths.root): "rw"}, secrets),
             file=str(file),
             ends=str(paths.nodes / f"node{node_rank}.ends.json"),
         )
@@ -71,22 +73,24 @@ class DockerRuntime:
         role: str,
         arguments: tuple[str, ...],
         writable: dict[str, str],
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str],
     ) -> ContainerWork:
         container = _container(plan)
-        network = _network(plan, container)
+        network = container.options.network
+        if network != "host" and plan.hardware.nodes > 1:  # nodes of one engine share a network without other access
+            network = f"levelfield-{plan.run_id}"
+        # by default Gloo resolves the hostname, which fails in a container without network
+        interface = {} if network == "host" else {"GLOO_SOCKET_IFNAME": "lo" if network == "none" else "eth0"}
+        # the worker, all models (some import others), the corpus
+        read = [checkout() / "platform", Path(plan.implementation.folder).parent]
+        read += [Path(plan.corpus.prefix).parent] if plan.corpus.prefix else []
         return ContainerWork(
             name=f"levelfield-{plan.run_id}-{role}",
             image=self._image(plan),
             argv=(plan.environment.python, *arguments),
             user=f"{os.getuid()}:{os.getgid()}",
-            environment={
-                **_HOME,
-                **_interface(network),
-                **container.options.environment,
-                **(environment or {}),
-            },
-            mounts={**_read(plan), **dict.fromkeys(container.options.read_only_mounts, "ro"), **writable},
+            environment={**_HOME, **interface, **container.options.environment, **environment},
+            mounts={**dict.fromkeys((*map(str, read), *container.options.read_only_mounts), "ro"), **writable},
             network=network,
             labels={RUN_LABEL: plan.run_id, OWNER_LABEL: owner()},
             options=container.options,
@@ -120,7 +124,7 @@ class ReadyDocker(DockerRuntime):
     def identity(self, plan: Plan) -> dict[str, Any]:
         """The image and what is in it. The packages are asked for once per image and remembered."""
         try:
-            listed = self._packages(plan, cache_folder() / "images" / f"{self._built.id.rpartition(':')[2]}.json")
+            listed = self._packages(plan, own_cache() / "images" / f"{self._built.id.rpartition(':')[2]}.json")
         except OSError:
             listed = None
         with connect() as client:
@@ -136,7 +140,7 @@ class ReadyDocker(DockerRuntime):
         try:
             return dict(json.loads(read_regular(known)))
         except (OSError, ValueError):
-            listed = packages(self.output(plan, [plan.environment.python, *LISTING], {}, LISTING_SECONDS))
+            listed = packages(self, plan, LISTING_SECONDS)
             write_atomically(known, json.dumps(listed, indent=2) + "\n")
             return listed
 
@@ -146,35 +150,6 @@ def address_of(plan: Plan, node_rank: int) -> str:
     return "127.0.0.1" if plan.hardware.nodes == 1 else f"node{node_rank}"
 
 
-def _secrets(plan: Plan) -> dict[str, str]:
-    """Return the user's variables that look like secrets. The container has them, so that no file needs to."""
-    return {name: value for name, value in plan.tuning.environment.items() if is_secret(name, value)}
-
-
-def _open(plan: Plan, work: ProcessWork) -> ProcessWork:
-    """Return the work as the file of a node holds it: its processes take the secrets from the container."""
-    kept = {name: value for name, value in work.environment.items() if name not in _secrets(plan)}
-    return replace(work, environment=kept)
-
-
 def _container(plan: Plan) -> ContainerPlan:
     assert plan.container is not None, "a plan for runtime docker has a container"
     return plan.container
-
-
-def _network(plan: Plan, container: ContainerPlan) -> str:
-    """Return the network of a run. Several nodes of one engine share an internal network without other access."""
-    declared = container.options.network
-    return declared if declared == "host" or plan.hardware.nodes == 1 else f"levelfield-{plan.run_id}"
-
-
-def _interface(network: str) -> dict[str, str]:
-    """Return Gloo's interface. By default Gloo resolves the hostname, which fails in a container without network."""
-    return {} if network == "host" else {"GLOO_SOCKET_IFNAME": "lo" if network == "none" else "eth0"}
-
-
-def _read(plan: Plan) -> dict[str, str]:
-    """Return the folders that the training reads: the worker, all models (some import others), the corpus."""
-    folders = [checkout() / "platform", Path(plan.implementation.folder).parent]
-    folders += [Path(plan.corpus.prefix).parent] if plan.corpus.prefix else []
-    return {str(folder): "ro" for folder in folders}

@@ -1,17 +1,20 @@
-"""The container engine: connecting, errors, and removing the containers of killed runs. Only by the docker SDK."""
+"""The container engine: connecting, errors, containers made and removed. Only by the docker SDK."""
 
 from __future__ import annotations
 
+import grp
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from levelfield.contracts.execution import ContainerWork
 from levelfield.errors import RunFailed
-from levelfield.node import process_identity
+from levelfield.node.process_identity import identity_from, is_alive, own_identity
 
 if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
     from docker import DockerClient
+    from docker.models.containers import Container
 
 RUN_LABEL = "levelfield.run"
 OWNER_LABEL = "levelfield.owner"
@@ -77,15 +80,15 @@ def first_line(error: Exception) -> str:
 
 
 def owner() -> str:
-    """Return a label of this process, which `is_alive` reads."""
-    identity = process_identity.own_identity()
+    """Return a label of this process, which `is_owned` reads."""
+    identity = own_identity()
     return identity.to_text() if identity else ""
 
 
-def is_alive(owner_text: str) -> bool:
-    """Return whether the process of a label still runs. One of another machine, or of an unknown label, counts so."""
-    identity = process_identity.identity_from(owner_text)
-    return identity is None or process_identity.is_alive(identity) is not False
+def is_owned(labels: Mapping[str, str]) -> bool:
+    """Return whether the process of the label still runs. One of another machine, or of an unknown label, counts so."""
+    identity = identity_from(labels[OWNER_LABEL])
+    return identity is None or is_alive(identity) is not False
 
 
 def reap(client: DockerClient, say: Say) -> None:
@@ -93,16 +96,111 @@ def reap(client: DockerClient, say: Say) -> None:
     from docker.errors import APIError
 
     marked: dict[str, str | list[str] | bool] = {"label": OWNER_LABEL}
-    dead = [
-        c
-        for c in client.containers.list(all=True, filters=marked, ignore_removed=True)
-        if not is_alive(c.labels[OWNER_LABEL])
-    ]
-    for container in dead:
-        say(f"removing {container.name}, which a killed run left")
-        with suppress(APIError):
-            container.remove(force=True, v=True)
+    for container in client.containers.list(all=True, filters=marked, ignore_removed=True):
+        if not is_owned(container.labels):
+            say(f"removing {container.name}, which a killed run left")
+            with suppress(APIError):
+                container.remove(force=True, v=True)
     for network in client.networks.list(filters=marked):
-        if not is_alive(network.attrs["Labels"][OWNER_LABEL]):
+        if not is_owned(network.attrs["Labels"]):
             with suppress(APIError):
                 network.remove()
+
+
+@contextmanager
+def started(
+    client: DockerClient, work: ContainerWork, address: str | None = None, left: list[str] | None = None
+) -> Iterator[tuple[Container, list[str]]]:
+    """Give the running container and sentences about refused options. The block's end removes it.
+
+    left: receives the container's name where the engine did not remove it.
+    """
+    from docker.errors import APIError
+
+    ulimits, warnings = dict(work.options.ulimits), []
+    while True:
+        with _created(client, _arguments(client, work, ulimits, address), left) as container:
+            try:
+                container.start()
+            except APIError as error:
+                if "rlimit" not in str(error) or not ulimits:
+                    raise
+                name, value = ulimits.popitem()  # the engine does not name the refused one; all are optional
+                warnings.append(f"the engine refused ulimit {name}={value}; the container ran without it")
+                continue
+            yield container, warnings
+            return
+
+
+@contextmanager
+def _created(client: DockerClient, arguments: dict[str, Any], left: list[str] | None = None) -> Iterator[Container]:
+    """Give the container before its start, with its standard input open.
+
+    The system closes that input when the platform is killed. The container's first process then ends all ranks.
+    """
+    from docker.errors import NotFound
+
+    created: str = client.api.create_container(**arguments)["Id"]
+    container = client.containers.get(created)
+    try:
+        with closing(client.api.attach_socket(created, params={"stdin": 1, "stream": 1})):
+            yield container
+    except KeyboardInterrupt:
+        hurry(client)
+        raise
+    finally:
+        try:
+            container.remove(force=True, v=True)
+        except NotFound:
+            pass
+        except Exception:  # the engine is gone: the next start finds the container by its label and removes it
+            if left is not None:
+                left.append(arguments["name"])
+
+
+def _arguments(
+    client: DockerClient, work: ContainerWork, ulimits: dict[str, int], address: str | None
+) -> dict[str, Any]:
+    """Return the arguments for the engine. The only capabilities are those that the vendor names with a reason."""
+    from docker.types import DeviceRequest, Ulimit
+
+    options, devices = work.options, list(work.options.device_request)
+    request = DeviceRequest(driver=options.request_driver or "", device_ids=devices, capabilities=[["gpu"]])
+    host = client.api.create_host_config(
+        binds={path: {"bind": path, "mode": mode} for path, mode in work.mounts.items()},
+        network_mode=work.network,
+        mem_limit=work.memory_bytes,
+        memswap_limit=work.memory_bytes,
+        cap_drop=["ALL"],
+        cap_add=list(options.capabilities),
+        security_opt=["no-new-privileges", *options.security_options],
+        devices=[f"{node}:{node}:rw" for node in options.device_nodes],
+        device_requests=[request] if devices else [],
+        group_add=[_group(name) for name in options.groups],
+        runtime=options.engine_runtime,
+        ipc_mode="host" if options.host_ipc else None,
+        shm_size=options.shm_bytes,
+        ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in ulimits.items()],
+    )
+    has_alias = work.network not in ("none", "host") and address is not None
+    return {
+        "image": work.image,
+        "name": work.name,
+        "command": list(work.argv),
+        "entrypoint": [],
+        "user": work.user,
+        "environment": work.environment,
+        "labels": work.labels,
+        "hostname": None if address in (None, "127.0.0.1") else address,
+        "stdin_open": True,
+        "host_config": host,
+        "networking_config": {"EndpointsConfig": {work.network: {"Aliases": [address]}}} if has_alias else None,
+    }
+
+
+def _group(name: str) -> str:
+    """Return the number of a group on the host. The image may lack the group or use another number."""
+    try:
+        return str(grp.getgrnam(name).gr_gid)
+    except KeyError:
+        return name

@@ -55,10 +55,6 @@ def is_ready(plan: EnvironmentPlan) -> bool:
     return made_from(Path(plan.folder)) == plan.digest and Path(plan.python).exists()
 
 
-def _stamp(folder: Path) -> Path:
-    return folder / STAMP
-
-
 @contextmanager
 def _lock_file(folder: Path, is_complete: bool) -> Iterator[int | None]:
     """Give the descriptor of the lock; None where none can be made, and none is needed: the environment is complete."""
@@ -106,7 +102,7 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
         )
     installer.end_left(folder, say)
     environment_folder.refuse_foreign(folder, _WITHOUT)
-    why = "the requirements changed" if _stamp(folder).exists() else "first use"
+    why = "the requirements changed" if (folder / STAMP).exists() else "first use"
     say(f"making {folder.parent.name}/{folder.name} ({why}): {', '.join(plan.requirements)}")
     environment_folder.cleared(folder)
     started = time.monotonic()
@@ -121,7 +117,7 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
     made = [*plan.requirements, *(package for step in plan.builds for package in step.packages)]
     if lost := installer.lacking(folder, made):
         raise RunFailed(f"the environment cannot be made: {installer.installed_elsewhere(folder, lost)}")
-    write_json(_stamp(folder), {"digest": plan.digest, "requirements": made})
+    write_json(folder / STAMP, {"digest": plan.digest, "requirements": made})
     say(f"{folder.name} is ready after {time.monotonic() - started:.0f} s")
 
 

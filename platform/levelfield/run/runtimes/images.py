@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from levelfield import environment_folder
 from levelfield.errors import RunFailed
 from levelfield.run.runtimes.engine import IMAGE_LABEL, Say, first_line
-from levelfield.run.runtimes.wheels import Wheels, cache_folder, verify, wheels_of
+from levelfield.run.runtimes.wheels import Wheels, verify, wheels_of
 from levelfield.rundir.directory import replacing, write_atomically
-from levelfield.specs.container import ContainerPlan, ImagePlan
+from levelfield.specs.plan import ContainerPlan, ImagePlan
+from levelfield.user_folders import own_cache
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -58,7 +59,7 @@ def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
     base_id = _base_id(client, image, container.offline, say)
     wheels = wheels_of(image, container.offline, say)
     tag = tag_of(image, base_id, wheels)
-    log = cache_folder() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
+    log = own_cache() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
     with _locked(log):  # if two runs need it, only one builds it
         found = _id(client, tag)
         if found is None:
@@ -86,22 +87,17 @@ def _id(client: DockerClient, reference: str) -> str | None:
 
 
 def _base_id(client: DockerClient, image: ImagePlan, offline: bool, say: Say) -> str:
+    from docker.errors import DockerException
+
     reference = image.base.reference
-    found = _id(client, reference)
-    if found is None and not offline:
-        say(f"fetching the image {reference}")
-        found = _pulled(client, reference)
-    if found is None:
+    if (found := _id(client, reference)) is not None:
+        return found
+    if offline:
         raise RunFailed(
             f"--offline, and the image {reference} is not on this engine. Load it there, or name "
             "another with --base-image"
         )
-    return found
-
-
-def _pulled(client: DockerClient, reference: str) -> str:
-    from docker.errors import DockerException
-
+    say(f"fetching the image {reference}")
     try:
         client.images.pull(reference)
     except DockerException as error:
@@ -161,19 +157,14 @@ def context(image: ImagePlan, wheels: Wheels) -> Iterator[Any]:
     listed = "".join(f"{line}\n" for line in image.packages)
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
-            _add(tar, "Dockerfile", image.dockerfile)
-            _add(tar, "wheels/requirements.txt", listed)
+            for name, text in (("Dockerfile", image.dockerfile), ("wheels/requirements.txt", listed)):
+                member = tarfile.TarInfo(name)
+                member.size = len(text.encode())
+                tar.addfile(member, io.BytesIO(text.encode()))
             for name in wheels.files:
                 tar.add(wheels.folder / name, f"wheels/{name}")
         file.seek(0)
         yield file
-
-
-def _add(tar: tarfile.TarFile, name: str, text: str) -> None:
-    content = text.encode()
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))
 
 
 @dataclass(frozen=True)

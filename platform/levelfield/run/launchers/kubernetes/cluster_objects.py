@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from levelfield.run.launchers.kubernetes import pod_template
-from levelfield.run.launchers.kubernetes.pod_template import CONTAINER, PodNeeds
+from levelfield.run.runtimes.process_runtime import LOCAL
 from levelfield.specs.site import KubernetesSite
 
 Fields = dict[str, Any]
@@ -19,17 +18,30 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 KEPT_SECONDS = 3600  # that a cluster keeps an object whose platform was killed
 MOST_DATA_BYTES = 900_000  # of one ConfigMap; the API's limit is 1 MiB
 PATCH_MANAGER = "levelfield.run/launcher"
-_REPLICATED = "node"  # the job of a JobSet; also the name that TrainJob's runtimes give theirs
+NODE = "node"  # a pod's container and the job of a JobSet; also the name that TrainJob's runtimes give theirs
+START, ARCHIVE = "start.py", "code.tar.gz"
+PACKAGE, WORK = "/levelfield/package", "/levelfield/work"
+RDMA = "rdma/"  # resources of RDMA's device plugins; their users lock memory
+_FIRST_FAILURE_ENDS: Sequence[Fields] = [
+    {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
+]
 
 
 @dataclass(frozen=True)
 class JobManifest:
-    """What the objects are made from. works: each node's JSON, by file name. deadline_seconds: the cluster's limit."""
+    """What the objects are made from. works: each node's JSON, by file name. deadline_seconds: the cluster's limit.
+
+    devices: of one node. image None: the runtime's own. secrets: names of the variables that a Secret has.
+    """
 
     run_id: str
     site: KubernetesSite
     nodes: int
-    needs: PodNeeds
+    devices: int
+    image: str | None
+    python: str
+    secrets: Sequence[str]
     works: Mapping[str, str]
     code: bytes
     start: str
@@ -46,10 +58,14 @@ def object_name(run_id: str) -> str:
     return f"lf-{begin}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
+def secret_name(run_id: str) -> str:
+    return f"{object_name(run_id)}-secrets"
+
+
 def first_pod(run_id: str, site: KubernetesSite) -> str:
     """Return the DNS name of the first node's pod within its namespace."""
     name = object_name(run_id)
-    host = f"{name}-0" if site.kind == "job" else f"{name}-{_REPLICATED}-0-0"
+    host = f"{name}-0" if site.kind == "job" else f"{name}-{NODE}-0-0"
     return f"{host}.{name}"
 
 
@@ -58,10 +74,6 @@ def objects_of(run: JobManifest) -> list[Fields]:
     service = [_service(run)] if run.site.kind == "job" else []
     kinds = {"job": _job, "jobset": _jobset, "trainjob": _trainjob}
     return [_code(run), *_works(run), *service, kinds[run.site.kind](run)]
-
-
-def work_names(count: int, name: str) -> list[str]:
-    return [f"{name}-work-{index}" for index in range(count)]
 
 
 def divided(works: Mapping[str, str]) -> list[dict[str, str]]:
@@ -76,50 +88,56 @@ def divided(works: Mapping[str, str]) -> list[dict[str, str]]:
     return parts
 
 
-def _metadata(run: JobManifest, name: str, **labels: str) -> Fields:
-    own = {"app.kubernetes.io/managed-by": "levelfield", RUN_LABEL: run.name}
-    return {"name": name, "namespace": run.site.namespace, "labels": {**own, **labels}}
+def _object(run: JobManifest, version: str, kind: str, name: str, **content: Any) -> Fields:
+    labels = {"app.kubernetes.io/managed-by": "levelfield", RUN_LABEL: run.name}
+    metadata = {"name": name, "namespace": run.site.namespace, "labels": labels}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
+
+
+def _main(run: JobManifest, version: str, kind: str, **spec: Any) -> Fields:
+    """Return the object that runs the pods. A queue holds it where the site names one."""
+    found = _object(run, version, kind, run.name, spec=spec)
+    if run.site.queue:
+        found["metadata"]["labels"][QUEUE_LABEL] = run.site.queue
+    return found
 
 
 def _code(run: JobManifest) -> Fields:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _metadata(run, f"{run.name}-code"),
-        "immutable": True,
-        "data": {pod_template.START: run.start},
-        "binaryData": {pod_template.ARCHIVE: base64.b64encode(run.code).decode("ascii")},
-    }
+    archive = base64.b64encode(run.code).decode("ascii")
+    content = {"immutable": True, "data": {START: run.start}, "binaryData": {ARCHIVE: archive}}
+    return _object(run, "v1", "ConfigMap", f"{run.name}-code", **content)
 
 
 def _works(run: JobManifest) -> Iterator[Fields]:
-    parts = divided(run.works)
-    for name, part in zip(work_names(len(parts), run.name), parts, strict=True):
-        metadata = _metadata(run, name)
-        yield {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "data": part}
+    for index, part in enumerate(divided(run.works)):
+        yield _object(run, "v1", "ConfigMap", f"{run.name}-work-{index}", immutable=True, data=part)
 
 
 def _service(run: JobManifest) -> Fields:
     """Return the headless Service that gives each pod its DNS name, also before it is ready."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(run, run.name),
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: run.name}},
-    }
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: run.name}}
+    return _object(run, "v1", "Service", run.name, spec=spec)
 
 
-def _queue(run: JobManifest) -> dict[str, str]:
-    return {QUEUE_LABEL: run.site.queue} if run.site.queue else {}
+def _job(run: JobManifest) -> Fields:
+    return _main(run, "batch/v1", "Job", **_indexed(run, run.name), ttlSecondsAfterFinished=KEPT_SECONDS)
 
 
-def _volumes(run: JobManifest) -> list[Fields]:
-    return pod_template.volumes(run.needs, f"{run.name}-code", work_names(len(divided(run.works)), run.name))
+def _jobset(run: JobManifest) -> Fields:
+    return _main(
+        run,
+        "jobset.x-k8s.io/v1alpha2",
+        "JobSet",
+        network={"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": run.name},
+        failurePolicy={"maxRestarts": 0},
+        ttlSecondsAfterFinished=KEPT_SECONDS,
+        replicatedJobs=[{"name": NODE, "replicas": 1, "template": {"spec": _indexed(run, None)}}],
+    )
 
 
 def _indexed(run: JobManifest, subdomain: str | None) -> Fields:
     """Return the spec of an Indexed Job: one pod for each node, all at once, none started again."""
-    pod = pod_template.pod_spec(run.needs, _volumes(run)) | ({"subdomain": subdomain} if subdomain else {})
+    pod = _pod_spec(run) | ({"subdomain": subdomain} if subdomain else {})
     return {
         "completionMode": "Indexed",
         "completions": run.nodes,
@@ -131,64 +149,106 @@ def _indexed(run: JobManifest, subdomain: str | None) -> Fields:
     }
 
 
-_FIRST_FAILURE_ENDS: Sequence[Fields] = [
-    {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
-]
-
-
-def _job(run: JobManifest) -> Fields:
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _metadata(run, run.name, **_queue(run)),
-        "spec": {**_indexed(run, run.name), "ttlSecondsAfterFinished": KEPT_SECONDS},
-    }
-
-
-def _jobset(run: JobManifest) -> Fields:
-    replicated = {"name": _REPLICATED, "replicas": 1, "template": {"spec": _indexed(run, None)}}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _metadata(run, run.name, **_queue(run)),
-        "spec": {
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": run.name},
-            "failurePolicy": {"maxRestarts": 0},
-            "ttlSecondsAfterFinished": KEPT_SECONDS,
-            "replicatedJobs": [replicated],
-        },
-    }
-
-
 def _trainjob(run: JobManifest) -> Fields:
     """Return a TrainJob of Kubeflow's Trainer 2.2 or newer. Its runtime has the JobSet; the patch has the rest."""
-    container = pod_template.container(run.needs)
-    patched = {"name": CONTAINER, "volumeMounts": container["volumeMounts"]}
-    if "securityContext" in container:
-        patched["securityContext"] = container["securityContext"]
-    pod = {**pod_template.placing(run.needs), "volumes": _volumes(run), "containers": [patched]}
+    container = _container(run)
+    patched = {key: container[key] for key in ("name", "volumeMounts", "securityContext") if key in container}
+    pod = {**_placing(run.site), "volumes": _volumes(run), "containers": [patched]}
     template = {"metadata": {"labels": {RUN_LABEL: run.name}}, "spec": pod}
-    replicated = {"name": _REPLICATED, "template": {"spec": {"template": template}}}
-    trainer: Fields = {
-        "numNodes": run.nodes,
-        **{k: container[k] for k in ("image", "command", "args", "env") if k in container},
-    }
+    replicated = {"name": NODE, "template": {"spec": {"template": template}}}
+    trainer: Fields = {"numNodes": run.nodes}
+    trainer |= {key: container[key] for key in ("image", "command", "args", "env") if key in container}
     if "resources" in container:
         trainer["resourcesPerNode"] = container["resources"]
+    patch = {"template": {"spec": {"replicatedJobs": [replicated]}}}
+    return _main(
+        run,
+        "trainer.kubeflow.org/v1alpha1",
+        "TrainJob",
+        runtimeRef={"name": run.site.runtime_ref},
+        activeDeadlineSeconds=run.deadline_seconds,
+        trainer=trainer,
+        runtimePatches=[{"manager": PATCH_MANAGER, "trainingRuntimeSpec": patch}],
+    )
+
+
+# ---- the pod of one node; all pods of a run are alike
+
+
+def _pod_spec(run: JobManifest) -> Fields:
+    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if run.site.host_network else {}
     return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": _metadata(run, run.name, **_queue(run)),
-        "spec": {
-            "runtimeRef": {"name": run.site.runtime_ref},
-            "activeDeadlineSeconds": run.deadline_seconds,
-            "trainer": trainer,
-            "runtimePatches": [
-                {
-                    "manager": PATCH_MANAGER,
-                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [replicated]}}},
-                }
-            ],
-        },
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        **network,
+        **_placing(run.site),
+        "containers": [_container(run)],
+        "volumes": _volumes(run),
     }
+
+
+def _placing(site: KubernetesSite) -> Fields:
+    """Return what says where a pod may run, and as which account."""
+    found: Fields = {"serviceAccountName": site.service_account} if site.service_account else {}
+    if site.node_selector:
+        found["nodeSelector"] = dict(site.node_selector)
+    if site.tolerations:
+        found["tolerations"] = [each.model_dump(exclude_none=True) for each in site.tolerations]
+    return found
+
+
+def _container(run: JobManifest) -> Fields:
+    site = run.site
+    limits = {site.devices: str(run.devices)} if site.devices else {}
+    limits |= {name: str(count) for name, count in site.resources.items()}
+    secret = secret_name(run.run_id)
+    found: Fields = {"name": NODE, **({"image": run.image} if run.image else {})}
+    found |= {"command": [run.python], "args": _arguments(run)}
+    if run.secrets:
+        named = ((name, {"secretKeyRef": {"name": secret, "key": name}}) for name in run.secrets)
+        found["env"] = [{"name": name, "valueFrom": source} for name, source in named]
+    found["volumeMounts"] = _mounts(site)
+    if limits:
+        found["resources"] = {"limits": limits, "requests": dict(limits)}
+    if any(name.startswith(RDMA) for name in site.resources):
+        found["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    return found
+
+
+def _arguments(run: JobManifest) -> list[str]:
+    """Return the arguments of node/pod_start.py. The node's rank comes from the variable JOB_COMPLETION_INDEX.
+
+    Without a shared volume the files of the run come through the pod's log.
+    """
+    code = ["--code", f"{PACKAGE}/{ARCHIVE}", "--folder", str(LOCAL)]
+    work = ["--work", f"{WORK}/node{{node_rank}}.json", "--first-node", first_pod(run.run_id, run.site)]
+    return [f"{PACKAGE}/{START}", *code, *work, *(["--stream"] if run.site.claim is None else [])]
+
+
+def _volumes(run: JobManifest) -> list[Fields]:
+    sources = [{"configMap": {"name": f"{run.name}-work-{index}"}} for index in range(len(divided(run.works)))]
+    found: list[Fields] = [
+        {"name": "package", "configMap": {"name": f"{run.name}-code"}},
+        {"name": "work", "projected": {"sources": sources}},
+        {"name": "local", "emptyDir": {}},
+    ]
+    if run.site.shared_memory_bytes:
+        memory = {"medium": "Memory", "sizeLimit": str(run.site.shared_memory_bytes)}
+        found.append({"name": "shared-memory", "emptyDir": memory})
+    if run.site.claim:
+        found.append({"name": "runs", "persistentVolumeClaim": {"claimName": run.site.claim}})
+    return found
+
+
+def _mounts(site: KubernetesSite) -> list[Fields]:
+    found: list[Fields] = [
+        {"name": "package", "mountPath": PACKAGE, "readOnly": True},
+        {"name": "work", "mountPath": WORK, "readOnly": True},
+        {"name": "local", "mountPath": str(LOCAL)},
+    ]
+    if site.shared_memory_bytes:
+        found.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+    if site.claim:
+        found.append({"name": "runs", "mountPath": site.claim_folder})
+    return found

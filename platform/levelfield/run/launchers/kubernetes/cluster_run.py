@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from levelfield.contracts.execution import Cause, NodeWord, NodeWork, Outcome, Request, Watch
+from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, Outcome, ProcessEnd, Request, Watch
 from levelfield.errors import UsageError
 from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
-from levelfield.run.launchers.kubernetes.cluster_ends import node_ends
 from levelfield.run.launchers.kubernetes.cluster_job import GONE_SECONDS, ClusterJob, Sayings, wait_for
 from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL
 from levelfield.run.launchers.kubernetes.pod_log import PodLog
-from levelfield.run.launchers.kubernetes.pod_states import PodState
-from levelfield.run.launchers.kubernetes.pod_watch import PodWatch
+from levelfield.run.launchers.kubernetes.pod_watch import PodState, PodWatch
 from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
 
 POLL_SECONDS = 0.3
 JOB_SECONDS = 5.0  # between two readings of the main object
@@ -195,3 +194,27 @@ def _word_of_others(cause: Cause, states: Mapping[int, PodState]) -> NodeWord:
     word = words.get(cause, "stopped")
     is_of_one = word != "cancelled" and any(state.word == word for state in states.values())
     return "stopped" if is_of_one else word
+
+
+def node_ends(
+    request: Request, states: Mapping[int, PodState], others: NodeWord
+) -> tuple[tuple[NodeEnd, ...], tuple[ProcessEnd, ...]]:
+    """Return the ends of the nodes and of their ranks. others: the word of a node that has none of its own."""
+    records = [_by_us(record, states.get(record.node_rank)) for record in last_records(request)]
+    nodes = tuple(_node_end(record, states.get(record.node_rank), others) for record in records)
+    return nodes, tuple(end for record in records for end in record.ends)
+
+
+def _by_us(record: LastRecord, state: PodState | None) -> LastRecord:
+    """Return the record with its unknown ends as ours, where no failure of the pod itself explains them."""
+    return record if state and state.has_failed and state.word != "cancelled" else by_engine(record)
+
+
+def _node_end(record: LastRecord, state: PodState | None, others: NodeWord) -> NodeEnd:
+    if state is None:
+        return NodeEnd(record.node_rank, record.name, "unreachable", "no pod was created", record.missing)
+    where = f"{state.says} (pod {state.pod}{f' on {state.machine}' if state.machine else ''})"
+    pending: NodeWord = "unreachable" if others == "stopped" else others
+    own = None if state.word == "cancelled" else state.word  # a deleted pod: its job says why
+    word = own or (pending if state.phase == "pending" else others)
+    return NodeEnd(record.node_rank, record.name, word, where, record.missing)

@@ -18,13 +18,10 @@ from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.run.launchers.code_archive import code_archive
 from levelfield.run.launchers.kubernetes.cluster_objects import JobManifest, first_pod, object_name, objects_of
-from levelfield.run.launchers.kubernetes.pod_template import PodNeeds
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secrets_of
-from levelfield.run.runtimes.node_runtime import launch_of
-from levelfield.run.runtimes.pod_runtime import CODE, LOCAL, PodRuntime, image_of, python_of
+from levelfield.run.runtimes.process_runtime import CODE, LOCAL, PodRuntime, image_of, launch_of, python_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
-from levelfield.specs.site import KubernetesSite
 
 MANIFEST = "manifest.yaml"
 SPARE_SECONDS = 3600  # that the cluster's own limit leaves for images, environments and the end
@@ -119,16 +116,20 @@ def _work(plan: Plan, paths: RunPaths, request: Request, node: NodeWork) -> str:
 
 
 def _manifest_of(plan: Plan, works: dict[str, str]) -> JobManifest:
-    site = launch_of(plan).site.kubernetes
+    limits = plan.work.limits
+    longest = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)
     return JobManifest(
         run_id=plan.run_id,
-        site=site,
+        site=launch_of(plan).site.kubernetes,
         nodes=plan.hardware.nodes,
-        needs=_needs(plan, site),
+        devices=plan.hardware.devices_per_node,
+        image=image_of(plan),
+        python=python_of(plan),
+        secrets=sorted(secrets_of(plan)),
         works=works,
         code=_code(plan.implementation.folder),
         start=Path(pod_start.__file__).read_text(encoding="utf-8"),
-        deadline_seconds=_deadline(plan),
+        deadline_seconds=longest + SPARE_SECONDS,
     )
 
 
@@ -136,21 +137,3 @@ def _manifest_of(plan: Plan, works: dict[str, str]) -> JobManifest:
 def _code(implementation: str) -> bytes:
     """Return Levelfield's code in as few bytes as a ConfigMap needs. The same code gives the same bytes."""
     return gzip.compress(code_archive(Path(implementation)), mtime=0)
-
-
-def _needs(plan: Plan, site: KubernetesSite) -> PodNeeds:
-    return PodNeeds(
-        site=site,
-        image=image_of(plan),
-        python=python_of(plan),
-        devices=plan.hardware.devices_per_node,
-        first_node=first_pod(plan.run_id, site),
-        secret=f"{object_name(plan.run_id)}-secrets",
-        secrets=tuple(sorted(secrets_of(plan))),
-    )
-
-
-def _deadline(plan: Plan) -> int:
-    """Return the seconds after which the cluster ends the run by itself: more than the case's own limits allow."""
-    limits = plan.work.limits
-    return math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds) + SPARE_SECONDS

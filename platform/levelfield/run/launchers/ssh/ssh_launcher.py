@@ -2,7 +2,7 @@
 
 Each connection carries one node: its work on standard input, its files back on standard output. The end of standard
 input ends the ranks of that node. So nothing stays on a node when the platform ends, however it ends. With mpirun the
-same holds by other means (mpirun_argv.py).
+same holds by other means (mpirun_job.py).
 """
 
 from __future__ import annotations
@@ -28,16 +28,13 @@ from levelfield.contracts.execution import (
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
-from levelfield.run.launchers.ssh.connection import Connection, NodeLine
-from levelfield.run.launchers.ssh.mpirun_argv import mpirun_submissions, refuse_without_ssh
-from levelfield.run.launchers.ssh.mpirun_job import MpirunJob, keep_works
-from levelfield.run.launchers.ssh.node_run import NodeRun
-from levelfield.run.launchers.ssh.node_supervision import Supervision
-from levelfield.run.launchers.ssh.ssh_container import in_container
-from levelfield.run.launchers.ssh.ssh_fetch import fetch, missing_of
+from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
+from levelfield.run.launchers.ssh.connection import Connection, NodeLine, wait_for_output
+from levelfield.run.launchers.ssh.mpirun_job import MpirunJob, keep_works, mpirun_submissions, refuse_without_ssh
+from levelfield.run.launchers.ssh.node_run import NodeRun, Supervision
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
-from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime
-from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, in_container
+from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
@@ -45,6 +42,10 @@ from levelfield.specs.plan import Plan, job_of
 _PROGRAM = re.compile(r"node_agent\.py run - --stream|mpi_part\.py keep")
 FILES_OF_A_NODE = 4  # three pipes, and one that is being written
 LEAST_SILENCE_SECONDS = 30.0  # ssh itself gives a host up after fifteen
+
+SILENCE_SECONDS = 20.0
+# What a node must have left for a whole result.
+_EXPECTED = ("nodes/node{node}.record.jsonl", "nodes/node{node}.facts.json", "telemetry/node{node}.raw.jsonl")
 
 
 class SshLauncher:
@@ -203,8 +204,40 @@ def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
     if node.stream.is_complete() or end.word == "unreachable":
         return end
     work = json.loads(sent.stdin or "{}")
-    argv = (*sent.argv[:-1], _PROGRAM.sub("node_fetch.py", sent.argv[-1]))
+    argv = (*sent.argv[:-1], _PROGRAM.sub("node_agent.py fetch", sent.argv[-1]))
     again = fetch(Connection(sent.name, argv), root, node.work.node_rank, Path(work["root"]), node.stream)
     node.stream.received.update(again.received)
     missing = missing_of(node.work.node_rank, again.received, again.is_complete())
     return replace(end, missing=missing)
+
+
+def fetch(connection: Connection, root: Path, node_rank: int, remote: Path, stream: NodeStream) -> NodeStream:
+    """Return the stream of what was missing. Where it is not complete, something stayed away."""
+    ranks = stream.ranks
+    asked = {"root": str(remote), "node_rank": node_rank, "ranks": ranks, "offsets": stream.received}
+    connection.send((json.dumps(asked) + "\n").encode())
+    again = NodeStream(root, node_rank, ranks, stream.received)
+    last = time.monotonic()
+    try:
+        while time.monotonic() - last < SILENCE_SECONDS:
+            wait_for_output([connection], 0.1)
+            connection.flush()
+            part = connection.read()
+            if part is None:
+                break
+            if part:
+                last = time.monotonic()
+                again.receive(part)
+    except BrokenStream:
+        pass
+    finally:
+        connection.end()
+    return again
+
+
+def missing_of(node_rank: int, received: Mapping[str, int], is_complete: bool) -> tuple[str, ...]:
+    """Return the names of a node's files that did not come; of an incomplete stream also those that may be short."""
+    if is_complete:
+        return ()
+    absent = [name.format(node=node_rank) for name in _EXPECTED if not received[name.format(node=node_rank)]]
+    return tuple([*absent, *(f"{name} (its end)" for name, size in sorted(received.items()) if size)])

@@ -7,12 +7,10 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield.run.runtimes.node_runtime import launch_of
-from levelfield.run.runtimes.rank_work import NodeFolders
-from levelfield.specs.launch import LaunchPlan
+from levelfield.run.runtimes.process_runtime import NodeFolders, launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.site import Host
+from levelfield.specs.site import Host, LaunchPlan
 
 # What every connection has, whatever the user's ssh_config says. Host keys are checked and never written.
 _OPTIONS = (
@@ -53,10 +51,6 @@ class NodePlaces:
     @property
     def mpi_part(self) -> str:
         return str(self.code / "platform/levelfield/node/mpi_part.py")
-
-    @property
-    def fetch(self) -> str:
-        return str(self.code / "platform/levelfield/node/node_fetch.py")
 
 
 def places_of(plan: Plan, node_rank: int) -> NodePlaces:

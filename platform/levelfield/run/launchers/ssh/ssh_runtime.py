@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelfield.contracts.execution import NodeWork
+from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork
 from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
-from levelfield.run.launchers.ssh.ssh_container import container_of, in_container
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, node_folders, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
-from levelfield.run.runtimes.node_runtime import NodeRuntime, launch_of
-from levelfield.run.runtimes.rank_work import worker_path
+from levelfield.run.runtimes import images
+from levelfield.run.runtimes.engine import RUN_LABEL, answers, connect, reap
+from levelfield.run.runtimes.process_runtime import NodeRuntime, launch_of, worker_path
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import ContainerPlan, Plan
 
 if TYPE_CHECKING:
     from levelfield.run.runtimes.images import Built
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+# The image is built on this machine, as for a run here, and brought to each node that lacks it, once. Its name on the
+# nodes is a function of the plan, so that a dry run shows the command that is sent.
+LOCKS = "/tmp/levelfield-devices"  # of the node; the engine would make a missing folder for root alone
+# Only the node knows the numbers of its user. The words that follow are the options, the image and the command.
+_AS_THE_USER = f'mkdir -p -m 1777 {LOCKS} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
+_HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
+Say = Callable[[str], None]
+PROGRESS_BYTES = 256 * 2**20
+QUESTION_SECONDS = 60.0
 
 
 class SshRuntime(NodeRuntime):
@@ -38,7 +53,6 @@ class SshRuntime(NodeRuntime):
         prepare(plan, say)
         if plan.runtime == "docker":
             # imported here: only runs in containers need the engine's library
-            from levelfield.run.launchers.ssh.ssh_images import bring_images
 
             self._image = bring_images(plan, say)
         yield self
@@ -98,3 +112,129 @@ def _moved_word(plan: Plan, places: NodePlaces, word: str) -> str:
         if word == own or word.startswith(own + "/"):
             return other + word[len(own) :]
     return word
+
+
+def container_of(plan: Plan) -> ContainerPlan:
+    assert plan.container is not None, "a plan for runtime docker has a container"
+    return plan.container
+
+
+def image_of(plan: Plan) -> str:
+    """Return the image's name on the nodes: that of the recipe, with the digest of the environment."""
+    return f"{container_of(plan).image.name}:node-{plan.environment.digest.removeprefix('sha256:')[:16]}"
+
+
+def in_container(plan: Plan, places: NodePlaces, command: Sequence[str]) -> list[str]:
+    """Return the words that run `command` in a container on a node. Its standard input is the container's."""
+    script = _AS_THE_USER.format(client=launch_of(plan).site.ssh.container)
+    return ["sh", "-c", script, "levelfield", *_options(plan, places), image_of(plan), *command]
+
+
+def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
+    """Yield what `run/runtimes/engine.py` gives to the engine's interface, as options of the client.
+
+    The network is the node's own: the ranks of other nodes must reach it.
+    """
+    container = container_of(plan)
+    options = container.options
+    yield from ("--rm", "--interactive", "--init", "--network=host", "--entrypoint=", "--cap-drop=ALL")
+    yield from ("--security-opt=no-new-privileges", f"--label={RUN_LABEL}={plan.run_id}")
+    for name, value in {**_HOME, **options.environment}.items():
+        yield f"--env={name}={value}"
+    for folder, mode in _mounts(plan, places).items():
+        yield f"--volume={folder}:{folder}:{mode}"
+    yield from (f"--cap-add={name}" for name in options.capabilities)
+    yield from (f"--security-opt={name}" for name in options.security_options)
+    yield from (f"--device={node}" for node in options.device_nodes)
+    yield from (f"--group-add={name}" for name in options.groups)
+    yield from (f"--ulimit={name}={value}" for name, value in options.ulimits.items())
+    if options.device_request:
+        yield f'--gpus="device={",".join(options.device_request)}"'
+    if options.engine_runtime:
+        yield f"--runtime={options.engine_runtime}"
+    if options.host_ipc:
+        yield "--ipc=host"
+    if options.shm_bytes:
+        yield f"--shm-size={options.shm_bytes}"
+    if container.memory_bytes:
+        yield from (f"--memory={container.memory_bytes}", f"--memory-swap={container.memory_bytes}")
+
+
+def _mounts(plan: Plan, places: NodePlaces) -> dict[str, str]:
+    """Return the node's folders that the container sees, at the same path."""
+    corpus = {str(Path(plan.corpus.prefix).absolute().parent): "ro"} if plan.corpus.prefix else {}
+    readable = dict.fromkeys(container_of(plan).options.read_only_mounts, "ro")
+    return {str(places.folder): "rw", LOCKS: "rw", **corpus, **readable}
+
+
+def bring_images(plan: Plan, say: Say) -> images.Built:
+    """Build the image here if it is missing, and bring it to every node. Return it. Raises NodesNotReady."""
+    with connect() as client, answers():
+        reap(client, say)
+        built = images.ready(client, container_of(plan), say)
+        client.images.get(built.id).tag(image_of(plan))
+        for node_rank in range(plan.hardware.nodes):
+            _bring(client, plan, node_rank, built.id, say)
+    return built
+
+
+def _bring(client: DockerClient, plan: Plan, node_rank: int, image_id: str, say: Say) -> None:
+    name = places_of(plan, node_rank).host.name
+    if _found(plan, node_rank) == image_id:
+        return
+    image = client.images.get(image_of(plan))
+    say(f"{name}: bringing the image {image_of(plan)} ({image.attrs['Size'] / 2**20:,.0f} MiB unpacked)")
+    complaint = _load(plan, node_rank, image.save(named=image_of(plan)), lambda text: say(f"{name}: {text}"))
+    if (found := _found(plan, node_rank)) != image_id:
+        why = f"{name}: found image {found}, expected {image_id} after it was brought{complaint}"
+        raise _failed(plan, node_rank, why)
+
+
+def _found(plan: Plan, node_rank: int) -> str | None:
+    """Return the image's id on a node; None where the node does not have it. Raises NodesNotReady without an engine."""
+    done = subprocess.run(
+        _command(plan, node_rank, ["image", "inspect", "--format", "{{json .Id}}", image_of(plan)]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=QUESTION_SECONDS,
+    )
+    if done.returncode == 0:
+        return str(json.loads(done.stdout))
+    if "o such image" in done.stderr or "o such object" in done.stderr:
+        return None
+    name, engine = places_of(plan, node_rank).host.name, launch_of(plan).site.ssh.container
+    said = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
+    why = f"{name}: its container engine does not answer `{engine}`: {said}; name its command as ssh.container"
+    raise _failed(plan, node_rank, why)
+
+
+def _load(plan: Plan, node_rank: int, parts: Iterable[bytes], say: Say) -> str:
+    """Send an archive to the engine of a node. Return its complaint, empty after success."""
+    argv, sent = _command(plan, node_rank, ["load", "--quiet"]), 0
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None
+        try:
+            for part in parts:
+                process.stdin.write(part)
+                if (sent + len(part)) // PROGRESS_BYTES > sent // PROGRESS_BYTES:
+                    say(f"sent {(sent + len(part)) >> 20:,} MiB")
+                sent += len(part)
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+        except BaseException:
+            process.kill()
+            raise
+        said = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
+    return f": {said or f'exit code {process.returncode}'}" if process.returncode else ""
+
+
+def _command(plan: Plan, node_rank: int, words: list[str]) -> tuple[str, ...]:
+    launch = launch_of(plan)
+    return ssh_argv(launch, places_of(plan, node_rank).host, [launch.site.ssh.container, *words])
+
+
+def _failed(plan: Plan, node_rank: int, why: str) -> NodesNotReady:
+    name = places_of(plan, node_rank).host.name
+    return NodesNotReady("environment", why, (NodeEnd(node_rank, name, "failed", why),))

@@ -15,10 +15,9 @@ from levelfield.contracts.execution import NodeEnd, NodesNotReady
 from levelfield.errors import RunFailed
 from levelfield.node import node_setup
 from levelfield.run.launchers.code_archive import code_archive, wheels_archive
-from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
-from levelfield.run.launchers.ssh.ssh_errors import explained
+from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
 from levelfield.run.launchers.ssh.ssh_places import LOADER, NodePlaces, code_name, environment_name, places_of, ssh_argv
-from levelfield.run.runtimes.node_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.plan import Plan
 
 AT_ONCE = 64  # connections that are made at the same time

@@ -1,0 +1,281 @@
+"""The question that the options of `plan` ask, with what it assumes, and the rows that answer it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from levelfield.catalog import lookup
+from levelfield.catalog.registry import Registry
+from levelfield.cli.options import registry_of
+from levelfield.cli.terminal import Terminal
+from levelfield.errors import UsageError
+from levelfield.predict import machines, questions
+from levelfield.predict.layout_rules import require
+from levelfield.predict.layout_search import (
+    RECOMPUTATIONS,
+    LayoutEstimate,
+    LayoutQuestion,
+    LayoutRanking,
+    Wanted,
+    answer,
+    not_offered,
+)
+from levelfield.predict.machines import UnknownLink, with_assumed_rates
+from levelfield.specs.base import MOST_RANKS
+from levelfield.specs.case import Work
+from levelfield.specs.constants import Constants
+from levelfield.specs.layout import parse_layout
+from levelfield.specs.selector import Selector, labelled, parse_selector
+from levelfield.specs.tuning import Tuning
+from levelfield.specs.vendor import Chip, VendorFile
+from levelfield.studies.plan_rehearsals import Rehearser
+
+_PLANNED_ONLY = ("precision", "program", "attention", "explain")  # they change the planner's question, and no run
+
+
+@dataclass(frozen=True)
+class AnsweredPlan:
+    """A question with its rows. others: those that need what the framework does not offer.
+
+    assumed: sentences about what the user gave no value for; remarks: these, and what the question itself assumes.
+    assumes_rates: rates of another chip put the rows in an order, so that no speed is known.
+    """
+
+    question: LayoutQuestion
+    chip: Chip
+    nodes: int
+    network_bytes_per_second: float | None
+    assumed: tuple[str, ...]
+    remarks: tuple[str, ...]
+    assumes_rates: bool
+    found: LayoutRanking
+    others: Sequence[LayoutEstimate]
+    rehearser: Rehearser | None
+
+    @property
+    def devices_per_node(self) -> int:
+        return self.question.devices // self.nodes
+
+
+def planned(options: argparse.Namespace) -> AnsweredPlan:
+    """Return the rows for the options. Raises UsageError or LayoutError for what is impossible."""
+    _read_case(options)
+    registry = registry_of(options)
+    vendor, chip = lookup.find_chip(registry, options.chip)
+    nodes, per_node, network, assumed = _place(options)
+    rehearser = _rehearser(options, chip, nodes, per_node)
+    work = _work_in(registry.case(options.case).work(options.scale), options.precision)
+    rated, unknown = (chip, ()) if vendor.is_host else _rated(chip, work, options.precision, nodes * per_node)
+    if unknown:
+        assumed.append(
+            f"{', '.join(unknown)}: not public of {chip.name}, so rows have the order that the rates of an "
+            "A100-SXM4-80GB give them, and no speed. Your own go into a private chips file (--chips, "
+            "docs/private-chips.md)"
+        )
+    question = _asked(_question(options, registry, vendor, rated, work, nodes, per_node, network), options, nodes)
+    try:
+        found = answer(question)
+    except UnknownLink as error:
+        raise UsageError(
+            f"{chip.name}: {error}. Put `interconnect` with `each_way_bytes_per_second` and its source into a private "
+            "chips file (--chips, docs/private-chips.md), or plan for one device"
+        ) from None
+    return AnsweredPlan(
+        question,
+        chip,
+        nodes,
+        network,
+        tuple(assumed),
+        (*assumed, *_of_precision(options.precision), *_remarks(question)),
+        assumes_rates=bool(unknown),
+        found=found,
+        others=not_offered(question)[: options.beyond] if options.beyond and not options.layout else (),
+        rehearser=rehearser,
+    )
+
+
+def _work_in(work: Work, precision: str | None) -> Work:
+    """Return the work in another precision, as the planner sees it; None: in its own."""
+    if precision is None:
+        return work
+    changes = {"precision": "fp32" if precision == "tf32" else precision}
+    return work.model_copy(update={"training": work.training.model_copy(update=changes)})
+
+
+def _rated(chip: Chip, work: Work, precision: str | None, devices: int) -> tuple[Chip, tuple[str, ...]]:
+    """Return the chip with assumed rates in place of those that are not public, as runs take them, and their names.
+
+    A chip with peaks, but none of this precision, stays as it is: it has no products in it.
+    """
+    own = work.training.precision
+    if precision == "tf32" or (chip.peaks and ("bf16" if own == "fp8" else own) not in chip.peaks):
+        return chip, ()
+    return with_assumed_rates(chip, own, devices)
+
+
+def _read_case(options: argparse.Namespace) -> None:
+    """Put the parts of a case string into the options that they stand for. Raises UsageError for a part given twice."""
+    if ":" in options.case:
+        selector, parts = parse_selector(options.case), options.case.count(":") + 1
+        given = {
+            "case": selector.case,
+            "framework": labelled(selector.framework, selector.version),
+            "chip": selector.target,
+            "layout": selector.layout,
+            "nodes": selector.nodes if parts > 3 else None,
+            "devices": selector.devices,
+        }
+        for name, value in given.items():
+            if value is not None and name != "case" and getattr(options, name) is not None:
+                raise UsageError(f"--{name}: found it in '{options.case}' too; leave one of the two out")
+        vars(options).update({name: value for name, value in given.items() if value is not None})
+    options.framework = options.framework or "torch"
+    if options.chip is None:
+        raise UsageError(f"plan {options.case}: found no chip; give --chip NAME or case:framework:chip (`show chips`)")
+
+
+def _place(options: argparse.Namespace) -> tuple[int, int, float | None, list[str]]:
+    """Return nodes, devices per node, a node's network in bytes per second, and sentences about assumed ones.
+
+    Raises UsageError for counts that do not divide into nodes."""
+    for name in ("nodes", "devices", "top", "micro_batch", "virtual_pipeline"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')}: found {value}, expected 1 or more")
+    if (devices := (options.nodes or 1) * (options.devices or 1)) > MOST_RANKS:
+        raise UsageError(f"--nodes x --devices: found {devices:,}, expected at most {MOST_RANKS:,}")
+    remarks = []
+    if options.nodes is None:
+        devices = options.devices or machines.DEVICES_PER_NODE
+        per_node = min(devices, machines.DEVICES_PER_NODE)
+        if devices % per_node:
+            raise UsageError(
+                f"--devices {devices}: expected a multiple of {per_node}, the assumed devices per node; "
+                "give --nodes N and --devices per node"
+            )
+        nodes = devices // per_node
+        if nodes > 1:
+            remarks.append(f"nodes of {per_node} devices; --nodes and --devices change this")
+    else:
+        nodes, per_node = options.nodes, options.devices or machines.DEVICES_PER_NODE
+    network = machines.network_rate(options.network) if options.network else None
+    if nodes > 1 and network is None:
+        network = machines.ASSUMED_PORT_BYTES_PER_SECOND * per_node
+        remarks.append(f"a network of {per_node} x 200 Gb/s per node; --network changes this")
+    return nodes, per_node, network, remarks
+
+
+def _rehearser(options: argparse.Namespace, chip: Chip, nodes: int, devices: int) -> Rehearser | None:
+    """Return what rehearses the rows; None without --rehearse. Raises UsageError where it cannot begin here."""
+    if options.rehearse is None:
+        if options.compile:
+            raise UsageError("--compile: expected --rehearse beside it; a plan alone does not know torch.compile")
+        return None
+    for name in _PLANNED_ONLY:
+        if getattr(options, name) is not None:
+            raise UsageError(f"--rehearse: found --{name}, which only a plan has; leave one of the two out")
+    if options.scale != "full":
+        raise UsageError("--rehearse: found --scale smoke, expected full: a smoke scale runs on any processor")
+    if not 1 <= options.rehearse <= options.top:
+        raise UsageError(f"--rehearse {options.rehearse}: expected 1 to {options.top}, the rows of --top")
+    found = Rehearser(f"{options.case}:{options.framework}:{chip.name}:{nodes}:{devices}", tuple(_passed_on(options)))
+    found.require()
+    return found
+
+
+def _passed_on(options: argparse.Namespace) -> Iterator[str]:
+    """Yield what a run needs to know the same names. The script starts it in another folder, so paths are absolute."""
+    for folder in options.plugins:
+        yield from ("--plugins", str(folder.absolute()))
+    for file in options.case_file:
+        yield from ("--case-file", str(file.absolute()))
+    if options.chips:
+        yield from ("--chips", str(options.chips.absolute()))
+    if options.compile:
+        yield "--compile"
+
+
+def _question(
+    options: argparse.Namespace,
+    registry: Registry,
+    vendor: VendorFile,
+    chip: Chip,
+    work: Work,
+    nodes: int,
+    per_node: int,
+    network: float | None,
+) -> LayoutQuestion:
+    tf32 = options.precision == "tf32"
+    if not vendor.is_host:
+        kind = vendor.device_kind
+        return questions.question_on_chip(registry, options.framework, work, chip, kind, nodes, per_node, network, tf32)
+    if tf32:
+        raise UsageError("--precision tf32: a host's processors have no TF32; give an accelerator with --chip")
+    # Only a plan for this host runs anything, and what runs takes longer to import than most plans take.
+    from levelfield.studies.variations import question_here
+
+    found = lookup.find(registry, Selector(case=options.case, framework=options.framework, target=vendor.name))
+    return question_here(registry, found, work, nodes * per_node, Terminal(quiet=options.json).say)
+
+
+def _asked(question: LayoutQuestion, options: argparse.Namespace, nodes: int) -> LayoutQuestion:
+    """Return the question with the asked rows and program. Raises UsageError or LayoutError for what is impossible."""
+    offer = question.offer
+    if options.program:
+        offer = replace(offer, recompute=RECOMPUTATIONS, refuses=())
+    if options.recompute and options.recompute not in offer.recompute:
+        raise UsageError(
+            f"--recompute {options.recompute}: framework {question.constants.framework} offers "
+            f"{', '.join(offer.recompute)}"
+        )
+    wanted = Wanted(
+        layout=parse_layout(options.layout).layout if options.layout else None,
+        micro_batch=options.micro_batch,
+        recompute=options.recompute,
+        virtual_pipeline=options.virtual_pipeline,
+    )
+    layout, batch, chunks = wanted.layout, wanted.micro_batch or 1, wanted.virtual_pipeline or 1
+    if layout is not None:
+        require(question.work, layout, batch, nodes, question.devices // nodes, chunks, uneven_stages=True)
+    return replace(question, wanted=wanted, offer=offer, constants=_constants(question.constants, options))
+
+
+def _constants(own: Constants, options: argparse.Namespace) -> Constants:
+    if options.program is not None and options.program not in own.programs:
+        known = ", ".join(own.programs) or "none"
+        raise UsageError(
+            f"--program {options.program}: framework {own.framework} has none of this name; known: {known}"
+        )
+    chosen = own.of_program(options.program) if options.program else own
+    stated = {"overlap": options.overlap, "tensor_overlap": options.tensor_overlap, "attention": options.attention}
+    for name in ("overlap", "tensor_overlap"):
+        if stated[name] is not None and not 0 <= stated[name] <= 1:
+            raise UsageError(f"--{name.replace('_', '-')}: found {stated[name]:g}, expected a share from 0 to 1")
+    changes = {name: value for name, value in stated.items() if value is not None}
+    return chosen.model_copy(update={"pace": chosen.pace.model_copy(update=changes)})
+
+
+def _of_precision(precision: str | None) -> Iterator[str]:
+    if precision == "tf32":
+        yield "fp32 with products in TF32, in which no framework here trains; predicted only"
+    elif precision:
+        yield f"precision {precision}, whatever the case has"
+
+
+def _remarks(question: LayoutQuestion) -> Iterator[str]:
+    layout, layers = question.wanted.layout, question.work.model.layers
+    if question.work.model.experts is not None:
+        busiest = question.constants.pace_on(question.on_host).expert_imbalance
+        yield f"the busiest expert rank has {busiest:g} x the mean's tokens; published runs lose 8 to 17 % to imbalance"
+    if layout is None:
+        return
+    if lacks := question.offer.lacks(Tuning(layout=layout)):
+        yield f"{', '.join(lacks)}, which {question.constants.framework} does not offer here; predicted only"
+    if layers % layout.pipeline == 0:
+        return
+    less, more = divmod(layers, layout.pipeline)
+    runs = "runs" if "uneven" in question.offer.parallelism else "does not run"
+    stages = f"{more} stage{'s' if more > 1 else ''} of {less + 1} layers and {layout.pipeline - more} of {less}"
+    yield f"{stages}; models/{question.constants.framework} {runs} them"

@@ -1,0 +1,158 @@
+"""Figures of a preflight: bandwidths of collectives, and which node is out of line with its peers or its earlier self.
+
+All limits are of the logarithm of a rate, so that half as fast and twice as fast are equally far away. The limit comes
+from the other nodes: the median absolute deviation (MAD) of all, which one bad node of three or more does not move. A
+MAD of few values may be small by chance, so its multiple depends on their number. No limit is a property of a machine.
+
+Bandwidths are as nccl-tests defines them (doc/PERFORMANCE.md of NVIDIA/nccl-tests). Algorithm bandwidth is the size of
+the whole message over its time. Bus bandwidth multiplies it by the part of the message that each link carries, so that
+figures of different numbers of ranks can be compared with one link's rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+NORMAL = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
+FEWEST_PEERS = 3
+FEWEST_EARLIER = 5
+MANY_PEERS = 6
+LEAST = 0.05  # differences below it are no finding, however alike the other nodes are
+LEAST_OF_FEW = 0.10  # the same with fewer than MANY_PEERS nodes, whose MAD is small by chance more often
+SPREADS = 4.0  # of the repeats within a node: a difference below that is noise of the check itself
+APART = 3.0  # two groups of nodes are that many times as far apart as the wider one is wide
+# The multiple of the MAD that the farthest of n nodes exceeds with 1 % probability when only normal noise differs; with
+# fewer than MANY_PEERS nodes with 10 %, as the limit could not be reached otherwise. And the multiple of the MAD of n
+# earlier values that a new one falls below with 0.5 %. All are by simulation, which the tests repeat. Between two
+# numbers the multiple of the lower one counts.
+MULTIPLES = {3: 10.8, 4: 4.8, 5: 5.4, 6: 10.7, 8: 8.7, 10: 7.4, 12: 6.6, 16: 5.7, 24: 5.1, 32: 4.7, 64: 4.4}
+EARLIER_MULTIPLES = {5: 14.5, 7: 7.9, 10: 4.9, 15: 4.0, 20: 3.5, 50: 2.9}
+PeerWord = Literal["slow", "fast", "differ"]
+
+
+@dataclass(frozen=True)
+class PeerReading:
+    """A node's rate, above zero and finite; the spread of its repeats, relative."""
+
+    value: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True)
+class PeerFinding:
+    """Nodes out of line. ratio: the worst one's rate over the median; for `differ` the slower rate over the faster.
+
+    limit: the ratio that would still be in line, below 1 for `slow` and `differ`.
+    """
+
+    word: PeerWord
+    nodes: tuple[str, ...]
+    ratio: float
+    limit: float
+
+
+def compare_peers(readings: Mapping[str, PeerReading]) -> list[PeerFinding]:
+    """Return the nodes that are slower or faster than the others; with two nodes, both when they differ.
+
+    Where the nodes fall into two groups of at least two each, `differ` names the slower group.
+    """
+    if len(readings) < 2:
+        return []
+    logs = {name: logarithm(reading.value) for name, reading in readings.items()}
+    noise = SPREADS * median(reading.spread for reading in readings.values())
+    few = max(below(LEAST_OF_FEW), noise)
+    if len(logs) < FEWEST_PEERS:
+        return _two(logs, few)
+    middle = median(logs.values())
+    deviation = NORMAL * median(abs(value - middle) for value in logs.values())
+    least = few if len(logs) < MANY_PEERS else max(below(LEAST), noise)
+    limit = max(least, multiple(MULTIPLES, len(logs)) * deviation)
+    found = _beyond("slow", logs, middle, limit) + _beyond("fast", logs, middle, limit)
+    return found or _groups(logs, few)
+
+
+def below(share: float) -> float:
+    """Return how far a rate lies below another, as a logarithm, when it is less by this share of it."""
+    return -math.log1p(-share)
+
+
+def logarithm(value: float) -> float:
+    """Return the logarithm of a rate. Raises ValueError for one that is not finite and above zero, also for NaN."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"found a rate of {value}, expected a finite one above zero")
+    return math.log(value)
+
+
+def compare_earlier(value: float, earlier: Sequence[float], spread: float = 0.0) -> PeerFinding | None:
+    """Return that a rate lies below the node's own earlier ones; None for too few of them, and when it is in line."""
+    if len(earlier) < FEWEST_EARLIER:
+        return None
+    logs = [logarithm(each) for each in earlier]
+    middle = median(logs)
+    deviation = NORMAL * median(abs(each - middle) for each in logs)
+    limit = max(below(LEAST), SPREADS * spread, multiple(EARLIER_MULTIPLES, len(logs)) * deviation)
+    difference = logarithm(value) - middle
+    if difference >= -limit:
+        return None
+    return PeerFinding("slow", (), math.exp(difference), math.exp(-limit))
+
+
+def multiple(table: Mapping[int, float], number: int) -> float:
+    """Return the multiple for so many values."""
+    return table[max(count for count in table if count <= number)]
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Return the relative spread of repeats: 1.4826 times their median absolute deviation, over the median."""
+    middle = median(values)
+    return NORMAL * median(abs(value - middle) for value in values) / middle
+
+
+def _beyond(word: PeerWord, logs: Mapping[str, float], middle: float, limit: float) -> list[PeerFinding]:
+    sign = 1 if word == "fast" else -1
+    far = {name: value - middle for name, value in logs.items() if not sign * (value - middle) <= limit}
+    if not far:
+        return []
+    worst = max(far.values(), key=abs)
+    return [PeerFinding(word, tuple(sorted(far)), math.exp(worst), math.exp(sign * limit))]
+
+
+def _two(logs: Mapping[str, float], limit: float) -> list[PeerFinding]:
+    """Return that two nodes differ, both named: nothing shows which one is at fault."""
+    slow, fast = sorted(logs, key=lambda name: logs[name])
+    apart = logs[fast] - logs[slow]
+    return [] if apart <= limit else [PeerFinding("differ", (slow, fast), math.exp(-apart), math.exp(-limit))]
+
+
+def _groups(logs: Mapping[str, float], least: float) -> list[PeerFinding]:
+    """Return the slower of two groups that are far apart, with at least two nodes each."""
+    names = sorted(logs, key=lambda name: logs[name])
+    gaps = [(logs[names[at]] - logs[names[at - 1]], at) for at in range(2, len(names) - 1)]
+    gap, at = max(gaps, default=(0.0, 0))
+    limit = max(least, APART * max(_width(logs, names[:at]), _width(logs, names[at:])))
+    if gap <= limit:
+        return []
+    return [PeerFinding("differ", tuple(sorted(names[:at])), math.exp(-gap), math.exp(-limit))]
+
+
+def _width(logs: Mapping[str, float], names: Sequence[str]) -> float:
+    return logs[names[-1]] - logs[names[0]] if names else math.inf
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """Return bus bandwidth over algorithm bandwidth. Raises KeyError for an unknown operation."""
+    share = (ranks - 1) / ranks
+    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "broadcast": 1.0}[operation]
+
+
+def slowest_blocks(seconds: Mapping[int, Sequence[float]]) -> list[float]:
+    """Return the seconds of each block by its slowest rank: a collective has ended when the last rank has."""
+    return [max(block) for block in zip(*seconds.values(), strict=True)]
+
+
+def middle_and_best(blocks: Sequence[float]) -> tuple[float, float]:
+    return median(blocks), min(blocks)

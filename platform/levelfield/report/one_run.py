@@ -1,0 +1,90 @@
+"""The report of one run: in lines of a terminal, and as Markdown by its template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from levelfield.report import words
+from levelfield.report.escapes import code, markdown
+from levelfield.report.sheets import LabelledText, labelled
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result
+
+
+def result_lines(result: Result) -> list[str]:
+    """Return one result in lines of at most 80 columns."""
+    title = f"{result.case} ({result.scale})  {result.framework} {result.framework_version}  {result.layout}"
+    return [words.wrapped(title, 9), *(labelled(*row, 9) for row in _rows(result))]
+
+
+def _rows(result: Result) -> Iterator[LabelledText]:
+    yield "result", words.status(result)
+    yield from (("", reason) for reason in result.status.reasons)
+    throughput, mfu = result.throughput, words.utilisation(result, "palm")
+    if throughput:
+        step = throughput.step_seconds
+        yield "speed", f"{words.number(throughput.tokens_per_second_per_device)} tokens/s/device"
+        yield "step", f"{step.median * 1000:,.1f} ms median, {step.p90 * 1000:,.1f} ms p90, {step.steps} steps"
+        yield from (("", f"flagged: {flag}") for flag in step.flags)
+    if result.disturbance:
+        yield from (("", f"flagged: {flag}") for flag in result.disturbance.flags)
+    yield from (("waited", sentence) for sentence in words.pace_lines(result))
+    if mfu:
+        peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
+        yield "MFU", f"{words.percent(mfu)} {mfu.formula} {peak}".rstrip()
+        yield "", f"{mfu.peak_source or mfu.reason}"
+    beyond = [each for each in result.utilisation if each.is_above_peak and each != mfu]
+    yield from (("", f"{each.kind} {each.formula}: {each.reason}") for each in beyond)
+    name, memory = words.worst_memory(result)
+    yield "memory", f"{words.gib(memory)} ({name})"
+    yield "", f"expected {words.expectation(result)}"
+    if result.memory.expectation and result.memory.expectation.remark:
+        yield "", f"remark: {result.memory.expectation.remark}"
+    first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
+    yield "loss", f"{first} -> {last}, mean of the last steps"
+    yield from (("experts", sentence) for sentence in words.expert_lines(result))
+    yield from words.node_rows(result)
+    if result.preflight:
+        yield "before", result.preflight
+    yield from (("warning", warning) for warning in result.warnings)
+    yield "verdict", f"{result.alignment.verdict}: {words.reason_without_limits(result.alignment)}"
+    if result.alignment.limits:
+        yield "limits", result.alignment.limits
+    if result.alignment.verdict == "different":
+        yield "", f"next: `align diagnose {result.run_id}` names the first step and tensor that differ"
+
+
+def run_report(result: Result, plan: Plan) -> str:
+    """Return report.md: every figure with its origin, or the reason why it is missing."""
+    return _template().render(
+        r=result,
+        plan=plan,
+        number=words.number,
+        gib=words.gib,
+        percent=words.percent,
+        status=words.status,
+        pace_lines=words.pace_lines,
+        expert_lines=words.expert_lines,
+        parameters=words.parameters,
+    )
+
+
+@cache  # compiling it takes longer than all else of a report
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("levelfield", "report"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown, not HTML
+        finalize=_escaped,
+    )
+    environment.filters["code"] = code
+    return environment.get_template("run.md.j2")
+
+
+def _escaped(value: object) -> str:
+    """Return what an expression of the template writes, as Markdown that shows it. StrictUndefined raises here."""
+    return markdown(value if isinstance(value, str) else str(value))

@@ -1,0 +1,356 @@
+"""Small measurements of a machine, each kept in a file: matmul peaks, rates of the host, the control of a night.
+
+A peak is the achievable rate of this software on this chip, not the chip's own: output marks it `measured`. It is
+measured once per machine, framework and number of threads. Rates of the host are for predictions of vendor cpu: nobody
+publishes them. A busy machine gives rates that are too low, so they can be measured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from levelfield.catalog.machine import usable_cores
+from levelfield.catalog.registry import Registry
+from levelfield.contracts.execution import ReadyRuntime
+from levelfield.errors import DocumentError, RunFailed
+from levelfield.node.node_facts import host_counters
+from levelfield.node.regular_files import read_regular
+from levelfield.plan.environment import environment_of
+from levelfield.plan.peak import MeasuredPeaks, is_better, why_again
+from levelfield.predict.machines import fit_messages
+from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.runtimes.process_runtime import printed_by
+from levelfield.rundir.directory import write_atomically
+from levelfield.specs.base import dump, load, parse
+from levelfield.specs.host_rates import HostRates
+from levelfield.specs.plan import PeakMeasurement, Plan
+from levelfield.specs.vendor import HOST_KIND
+from levelfield.user_folders import own_cache
+
+PEAK_SECONDS = 3.0  # of each dtype
+PEAK_LIMIT_SECONDS = 180.0
+# What a probe on the host is held to. On two cores beside other work torch's gave 2 to 9 times numpy's rate.
+PLAIN, PLAIN_SECONDS, PLAIN_SIZE, LEAST_OF_PLAIN = "fp32", 0.3, 1024, 0.25
+HOST_PRECISIONS = "fp32,bf16"
+HOST_SECONDS = 0.1  # of each size
+HOST_LIMIT_SECONDS = 300.0
+CONTROL_SECONDS = 1.0  # of each part
+CONTROL_SIZE = 768
+CONTROL_COPIED = 64 * 2**20
+_NO_ANSWER = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+Say = Callable[[str], None]
+
+
+def peaks_folder() -> Path:
+    return own_cache() / "peaks"
+
+
+def _answer(printed: str) -> Any:
+    """Return the object of a probe's last line; libraries may print before it. Raises one of _NO_ANSWER."""
+    return json.loads(printed.splitlines()[-1])
+
+
+def keep_text(path: Path, text: str) -> None:
+    """Keep what was measured. Without a place to keep it the next command measures again."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+
+
+def _file(folder: Path, *measured: str) -> Path:
+    """measured: what the file is for. Another value of one of them is another file."""
+    return folder / (hashlib.sha256("\0".join(measured).encode()).hexdigest()[:16] + ".json")
+
+
+def _durations(work: Callable[[], object], seconds: float) -> list[float]:
+    """Return the seconds of each repeat of the work."""
+    work()  # the first call loads code and touches memory
+    durations: list[float] = []
+    end = time.perf_counter() + seconds
+    while not durations or time.perf_counter() < end:
+        began = time.perf_counter()
+        work()
+        durations.append(time.perf_counter() - began)
+    return durations
+
+
+class StoredPeak(NamedTuple):
+    """A rate of the whole device or host, in TFLOP/s, with when and beside what it was measured."""
+
+    tflops: float
+    measurement: PeakMeasurement | None
+
+
+def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
+    """Return the stored peaks of this machine, framework and device; empty without an earlier probe.
+
+    Where ssh reaches the nodes, the first host is the machine.
+    """
+    found = _stored_peaks(_peak_file(plan, machine))
+    return _measured(plan, found) if found else MeasuredPeaks()
+
+
+def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> MeasuredPeaks:
+    """Return stored peaks. Measure first where the chip has no published peak and the stored one is missing, old or
+    doubtful, or with --probe."""
+    if plan.launch and not plan.launch.hosts:
+        return MeasuredPeaks(how=f"launcher {plan.launch.launcher} measures no peak on its nodes")
+    known, precision = known_peaks(plan, machine), plan.work.training.precision
+    if precision in plan.hardware.chip.peaks and not plan.probe_peak:
+        return known
+    if precision not in known.tflops or plan.probe_peak:
+        return measure_peaks(plan, machine, runtime, say)
+    why = why_again(known.measurements.get(precision), datetime.now(timezone.utc))
+    if why is None:
+        return known
+    again = measure_peaks(plan, machine, runtime, say, why)
+    return again if again.tflops else known
+
+
+def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why: str | None = None) -> MeasuredPeaks:
+    """Run the implementation's probe, store its rates and return all stored ones, or no rates and the reason.
+
+    A stored rate that is higher, known and not too old stays. why: the reason to measure again.
+    """
+    precision, framework = plan.work.training.precision, plan.implementation.framework
+    if not plan.implementation.peak_probe:
+        return MeasuredPeaks(how=f"{framework} has no probe")
+    again = f"again ({PEAK_SECONDS:g} s): {why}" if why else f"({PEAK_SECONDS:g} s; kept for later runs)"
+    where = plan.launch.hosts[0].name if plan.launch else "this machine"
+    say(f"measuring {where}'s {precision} matmul peak {again}")
+    values = {"python": plan.environment.python, "folder": plan.implementation.folder}
+    argv = [text.format_map(values) for text in plan.implementation.peak_probe]
+    argv += ["--device", plan.access.device, "--threads", str(usable_cores())]
+    argv += ["--dtype", precision, "--seconds", str(PEAK_SECONDS)]
+    before = _counters(plan)
+    try:
+        printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": str(usable_cores())}, PEAK_LIMIT_SECONDS)
+        peaks = _peaks(_answer(printed), before, _counters(plan))
+    except (OSError, subprocess.SubprocessError, *_NO_ANSWER) as error:
+        return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}")
+    refusal = _refusal(plan, peaks)
+    path, now = _peak_file(plan, machine), datetime.now(timezone.utc)
+    kept = _stored_peaks(path)
+    for dtype, peak in peaks.items():
+        is_refused = refusal is not None and dtype == PLAIN
+        if not is_refused and (dtype not in kept or is_better(peak.tflops, *kept[dtype], now)):
+            kept[dtype] = peak
+    keep_text(path, json.dumps({dtype: _as_stored(peak) for dtype, peak in kept.items()}, indent=2) + "\n")
+    if refusal and precision == PLAIN and PLAIN not in kept:
+        return MeasuredPeaks(how=refusal, refused=(refusal,))
+    if precision not in peaks:
+        return MeasuredPeaks(how=f"the probe gave no {precision} rate")
+    return replace(_measured(plan, kept), refused=(refusal,) if refusal else ())
+
+
+def _counters(plan: Plan) -> dict[str, Any] | None:
+    """Return this machine's load, which says nothing about the nodes of a launcher."""
+    return None if plan.launch else host_counters(are_children=plan.runtime != "docker")
+
+
+def _peaks(
+    found: dict[str, dict[str, float]], before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> dict[str, StoredPeak]:
+    """Return TFLOP/s by dtype, without rates that are NaN, infinite, zero or negative. Raises for other content."""
+    now, cores = datetime.now(timezone.utc).isoformat(timespec="seconds"), after["cores"] if after else None
+    beside = PeakMeasurement(at=now, other_cores=_cores_of_others(before, after), cores=cores)
+    rates = {dtype: float(answer["tflops"]) for dtype, answer in found.items()}
+    return {
+        dtype: StoredPeak(best, beside.model_copy(update=_details(best, found[dtype])))
+        for dtype, best in rates.items()
+        if math.isfinite(best) and best > 0
+    }
+
+
+def _cores_of_others(before: dict[str, Any] | None, after: dict[str, Any] | None) -> float | None:
+    """Return the cores that other programs kept busy between two counts; None where that is not known."""
+    if not before or not after or before["own_seconds"] is None or after["own_seconds"] is None:
+        return None
+    nanoseconds, busy, own = (after[name] - before[name] for name in ("time_ns", "busy_seconds", "own_seconds"))
+    return max(0.0, busy - own) / (nanoseconds / 1e9) if nanoseconds > 0 else None
+
+
+def _details(best: float, answer: dict[str, float]) -> dict[str, float | None]:
+    """Return what the probe measured beside the rate: the best less the median, and the ratio of two libraries'
+    products; None for what a probe does not give."""
+    median, ratio = answer.get("median"), answer.get("onednn_over_mkl")
+    is_ratio = isinstance(ratio, (int, float)) and math.isfinite(ratio) and ratio > 0
+    return {
+        "spread": 1 - median / best if isinstance(median, (int, float)) and 0 < median <= best else None,
+        "onednn_over_mkl": ratio if is_ratio else None,
+    }
+
+
+def _refusal(plan: Plan, peaks: dict[str, StoredPeak]) -> str | None:
+    """Return why a rate of the host's processors is no peak: numpy's own product is far faster. None where it is not,
+    and where numpy would not run on the same cores as the training."""
+    if PLAIN not in peaks or not plan.hardware.is_host or plan.launch or plan.runtime == "docker":
+        return None
+    found, least = peaks[PLAIN].tflops, LEAST_OF_PLAIN * plain_rate()
+    if not found < least:
+        return None
+    name = f"{plan.implementation.framework} {plan.implementation.version}"
+    return (
+        f"the probe of {name} is refused: it gave {found:.3g} TFLOP/s in {PLAIN}, expected at least {least:.3g}, "
+        f"{LEAST_OF_PLAIN:.0%} of numpy's product here"
+    )
+
+
+def plain_rate() -> float:
+    """Return the best rate of numpy's float32 product of two square matrices on this machine, in TFLOP/s."""
+    left, right = (np.ones((PLAIN_SIZE, PLAIN_SIZE), np.float32) for _ in range(2))
+    return 2 * PLAIN_SIZE**3 / min(_durations(lambda: np.matmul(left, right), PLAIN_SECONDS)) / 1e12
+
+
+def forget_peaks(plan: Plan, machine: str) -> None:
+    """Delete a measured peak that a run exceeded: the machine was busy, so the next run measures again."""
+    _peak_file(plan, machine).unlink(missing_ok=True)
+
+
+def _measured(plan: Plan, peaks: dict[str, StoredPeak]) -> MeasuredPeaks:
+    """Return the peaks per device. The devices of a host share its cores, and its peak is divided too."""
+    on_the_host = plan.hardware.devices_per_node if plan.launch else plan.world_size  # containers share one host
+    shares = on_the_host if plan.hardware.is_host or not plan.hardware.device_indices else 1
+    name = f"{plan.implementation.framework} {plan.implementation.version}"
+    return MeasuredPeaks(
+        tflops={dtype: peak.tflops / shares for dtype, peak in peaks.items()},
+        how=f"best matmul rate of {name} with {usable_cores()} threads, divided by {shares} device(s)",
+        measurements={dtype: peak.measurement for dtype, peak in peaks.items() if peak.measurement},
+    )
+
+
+def _stored_peaks(path: Path) -> dict[str, StoredPeak]:
+    """Return the stored rates; none where the file is missing or damaged."""
+    try:
+        stored = {dtype: _stored_peak(content) for dtype, content in json.loads(read_regular(path)).items()}
+    except (OSError, *_NO_ANSWER):
+        return {}
+    return {dtype: peak for dtype, peak in stored.items() if math.isfinite(peak.tflops) and peak.tflops > 0}
+
+
+def _as_stored(peak: StoredPeak) -> dict[str, Any]:
+    measurement = {"measurement": peak.measurement.model_dump(mode="json")} if peak.measurement else {}
+    return {"tflops": peak.tflops, **measurement}
+
+
+def _stored_peak(content: dict[str, Any]) -> StoredPeak:
+    """Return a stored peak. One of an earlier version has no measurement. Raises one of _NO_ANSWER when damaged."""
+    measurement = PeakMeasurement.model_validate(content["measurement"]) if "measurement" in content else None
+    if measurement and datetime.fromisoformat(measurement.at).tzinfo is None:
+        raise ValueError("the time of the measurement has no zone")
+    return StoredPeak(float(content["tflops"]), measurement)
+
+
+def _peak_file(plan: Plan, machine: str) -> Path:
+    hosts = plan.launch.hosts if plan.launch else ()
+    software = (plan.implementation.framework, plan.implementation.version, plan.access.device, plan.runtime)
+    where = hosts[0].name if hosts else machine
+    return _file(peaks_folder(), where, plan.hardware.description, *software, str(usable_cores()))
+
+
+def known_host_rates(registry: Registry) -> HostRates | None:
+    """Return the stored rates of this machine; None where there are none, or the file is damaged."""
+    try:
+        return load(HostRates, _host_file(registry))
+    except DocumentError:
+        return None
+
+
+def measure_host_rates(registry: Registry, say: Say) -> HostRates:
+    """Run the probe in torch's environment, store its rates and return them. All its processes are ended.
+
+    Raises RunFailed without usable rates, and NotHere or UsageError where torch's environment cannot be made.
+    """
+    implementation, folder = registry.implementation("torch")
+    stages = implementation.requirements[HOST_KIND].stages()
+    environment = environment_of(implementation, HOST_KIND, stages, None, "process")
+    given = ["--dtype", HOST_PRECISIONS, "--seconds", str(HOST_SECONDS)]
+    argv = [environment.python, str(folder / "host_rates.py"), *given]
+    with environment_in_use(environment, say):
+        say("measuring matrix products, memory and messages of this machine, once (about a minute)")
+        try:
+            printed = printed_by(argv, implementation.environment(HOST_KIND), HOST_LIMIT_SECONDS)
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+            raise RunFailed(f"the probe of this host ended with exit status {error.returncode}: {last}") from None
+        except subprocess.SubprocessError:
+            limit = f"{HOST_LIMIT_SECONDS:g} s; run again on an idle machine"
+            raise RunFailed(f"the probe of this host took more than {limit}") from None
+        rates = rates_from(printed)
+    keep_text(_host_file(registry), dump(rates))
+    return rates
+
+
+def rates_from(printed: str) -> HostRates:
+    """Return the rates of the probe's last line, with fitted messages. Raises RunFailed, which names a wrong rate."""
+    try:
+        found = _answer(printed)
+        content = {
+            "schema": HostRates.schema_name(),
+            "machine": platform.node(),
+            "torch": found["torch"],
+            "cores": found["cores"],
+            "shares": [_share(share) for share in found["shares"]],
+        }
+        return parse(HostRates, content, "the probe of this host")
+    except DocumentError as error:
+        raise RunFailed(str(error)) from None
+    except _NO_ANSWER as error:
+        raise RunFailed(f"the probe of this host: found no usable rates: {type(error).__name__}: {error}") from None
+
+
+def _share(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "processes": found["processes"],
+        "threads": found["threads"],
+        "matmul_flops_per_second": found["matmul"],
+        "triad_bytes_per_second": found["triad"],
+        "copy_bytes_per_second": found["copy"],
+        "per_operation_seconds": found["operation"],
+        "collectives": {name: _fitted(name, times) for name, times in found["collectives"].items()},
+    }
+
+
+def _fitted(name: str, times: Mapping[str, float]) -> dict[str, Any]:
+    seconds_by_bytes = {int(size): float(seconds) for size, seconds in times.items()}
+    try:
+        alpha, rate = fit_messages(seconds_by_bytes)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}; run again on an idle machine") from None
+    return {"alpha_seconds": alpha, "bytes_per_second": rate, "seconds_by_bytes": seconds_by_bytes}
+
+
+def _host_file(registry: Registry) -> Path:
+    version = registry.implementation("torch")[0].version
+    return _file(own_cache() / "hosts", platform.node(), version, str(usable_cores()))
+
+
+def control_rates(seconds: float = CONTROL_SECONDS) -> dict[str, float]:
+    """Return the host's rates: `matmul_flops_per_second` in float32 and `copy_bytes_per_second`.
+
+    It is a fixed product and a fixed copy by numpy. No build changes them, so a control out of line shows the machine,
+    and never a regression. It never divides a figure.
+    """
+    left = np.ones((CONTROL_SIZE, CONTROL_SIZE), np.float32)
+    source = np.ones(CONTROL_COPIED // 4, np.float32)
+    product, target = np.empty_like(left), np.empty_like(source)
+    products = _durations(lambda: np.matmul(left, left, out=product), seconds)
+    copies = _durations(lambda: np.copyto(target, source), seconds)
+    # by the fastest tenth: a short pause is not the machine's rate
+    return {
+        "matmul_flops_per_second": 2.0 * CONTROL_SIZE**3 / float(np.quantile(products, 0.1)),
+        "copy_bytes_per_second": 2.0 * CONTROL_COPIED / float(np.quantile(copies, 0.1)),
+    }

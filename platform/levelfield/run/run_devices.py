@@ -1,0 +1,80 @@
+"""The devices of a run on this machine: locked against all users of the machine, and sampled once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from io import FileIO
+from pathlib import Path
+
+from levelfield.catalog.machine import devices_of
+from levelfield.contracts.readings import plausible_samples
+from levelfield.contracts.vendor import Device, Vendor
+from levelfield.errors import RunFailed
+from levelfield.node.device_files import DeviceLocks, device_locked, lock_folder
+from levelfield.node.node_facts import host_counters
+from levelfield.node.process_identity import end_left_ranks
+from levelfield.node.sampling import Sampler
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+
+INTERVAL_SECONDS = 1.0
+
+
+@contextmanager
+def devices_locked(plan: Plan, say: Callable[[str], None] = lambda text: None) -> Iterator[DeviceLocks]:
+    """Lock the plan's devices until the block ends. A host that is divided into shares has none to lock, and where a
+    launcher reaches other nodes, each node locks its own.
+
+    What a killed platform left is ended first: it may use a device, or memory and cores of the host.
+    Raises DeviceInUse, or RunFailed where a lock cannot be made.
+    """
+    if plan.launch:
+        yield DeviceLocks(())
+        return
+    for sentence in end_left_ranks():
+        say(sentence)
+    with ExitStack() as stack:
+        devices = [f"{plan.hardware.vendor}-{index}" for index in plan.hardware.device_indices]
+        yield DeviceLocks([stack.enter_context(_locked(device, plan.run_id)) for device in devices])
+
+
+@contextmanager
+def _locked(device: str, run_id: str) -> Iterator[FileIO]:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(device_locked(lock_folder(), device, run_id))
+        except OSError as error:
+            raise RunFailed(
+                f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a "
+                "folder that all users of the machine can write"
+            ) from None
+        yield file
+
+
+def devices_sampled(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[object]:
+    """Sample the plan's devices, or the host where it is divided into shares. Each node of a launcher samples its own.
+
+    A device that the tool no longer shows is sampled as well: its samples then hold the reasons.
+    """
+    if plan.launch:
+        return nullcontext()
+    found, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
+    lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
+    devices = [found.get(index) or Device(index, *lost) for index in hardware.device_indices] or list(found.values())
+    return watching(vendor, devices, paths.telemetry, are_children=plan.runtime != "docker")
+
+
+def watching(vendor: Vendor, devices: Sequence[Device], path: Path, are_children: bool = True) -> Sampler:
+    """Return what samples during a block. A tool that is slow, missing or failing leaves a reason in the file.
+
+    The block begins after the first reading. A tool that still runs at the end is ended. are_children: whether the
+    training's processes are descendants of this one.
+    """
+    return Sampler(
+        path,
+        INTERVAL_SECONDS,
+        reading=lambda: plausible_samples(vendor, devices) if devices else {"samples": []},
+        empty={"samples": []},
+        host=lambda is_before: host_counters(are_children or is_before),
+    )

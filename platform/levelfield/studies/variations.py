@@ -1,0 +1,99 @@
+"""Runs that vary one case: the planner's best layouts on this machine, and the same work with other arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from levelfield.catalog.lookup import Selection
+from levelfield.catalog.registry import Registry
+from levelfield.plan.request import Entry, UserRequest
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
+from levelfield.predict.questions import question_on_chip, question_on_host
+from levelfield.report.words import worst_memory
+from levelfield.run import measurement
+from levelfield.specs.case import Scale, Work
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result
+from levelfield.specs.selector import Selector
+from levelfield.specs.tuning import TuningChoice
+
+# The parallelism that an implementation must offer, and a layout with it over two processes.
+LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP2"}
+
+
+@dataclass(frozen=True)
+class PredictedRun:
+    """A row of the plan and the result of its run. result: None without a run."""
+
+    row: LayoutEstimate
+    result: Result | None = None
+
+    @property
+    def measured_rate(self) -> float | None:
+        """Return tokens/s per device."""
+        throughput = self.result.throughput if self.result else None
+        return throughput.tokens_per_second_per_device if throughput else None
+
+    @property
+    def measured_memory(self) -> float | None:
+        """Return the memory of the fullest device, in bytes."""
+        return worst_memory(self.result)[1] if self.result else None
+
+
+def entries_of(
+    rows: Sequence[LayoutEstimate], selector: Selector, vendor: str, devices: int, request: UserRequest, scale: Scale
+) -> list[Entry]:
+    """Return one entry of work for each row, on `devices` devices."""
+    framework = f"{selector.framework}_{selector.version}" if selector.version else selector.framework
+    text = f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
+    entries = []
+    for row in rows:
+        names = ("micro_batch", "recompute", "virtual_pipeline")
+        choice = TuningChoice(layout=str(row.layout), **{name: getattr(row.tuning, name) for name in names})
+        entries.append(Entry(text, replace(request, scale=scale, choice=choice)))
+    return entries
+
+
+def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
+    """Return the first row of each group with equal predicted time and memory."""
+    groups: dict[tuple[float, int], LayoutEstimate] = {}
+    for row in rows:
+        groups.setdefault((row.time.total, row.memory.total), row)
+    return list(groups.values())
+
+
+def question_here(
+    registry: Registry, found: Selection, work: Work, devices: int, say: Callable[[str], None]
+) -> LayoutQuestion:
+    """Return the question about the devices here. A host is measured once; later questions use the stored rates."""
+    memory = found.devices[0].memory_bytes if found.devices else None
+    if not found.vendor.is_host:
+        return question_on_chip(
+            registry, found.implementation.framework, work, found.chip, found.vendor.device_kind, 1, devices, None
+        )
+    rates = measurement.known_host_rates(registry) or measurement.measure_host_rates(registry, say)
+    return question_on_host(registry, found.implementation.framework, work, devices, memory, rates)
+
+
+def variations(registry: Registry, plan: Plan) -> list[Entry]:
+    """Return entries of the same work: one thread, other micro-batches, each layout over two processes."""
+    framework, vendor = plan.implementation.label, plan.hardware.vendor
+    offered = registry.labelled(framework)[0].parallelism.get(plan.hardware.device_kind, ())
+    one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
+    choices = [(one, TuningChoice(threads=1))]
+    choices += [(one, TuningChoice(micro_batch=size)) for size in _micro_batches(plan)]
+    choices += [(two, TuningChoice(layout=layout, threads=1)) for key, layout in LAYOUTS.items() if key in offered]
+    return [Entry(text, UserRequest(plan.scale, choice)) for text, choice in choices]
+
+
+def _micro_batches(plan: Plan) -> Iterator[int]:
+    """Return half the micro-batch, and a larger one, as far as the same global batch divides into them.
+
+    At smoke scale the larger one is all sequences of a step at once: in 16 bits the difference grows with the factor,
+    so it covers the sizes between. At full scale it is twice the micro-batch, for which memory more often has room.
+    """
+    if plan.tuning.micro_batch % 2 == 0:
+        yield plan.tuning.micro_batch // 2
+    if plan.accumulation % 2 == 0:
+        yield plan.tuning.micro_batch * (plan.accumulation if plan.scale == "smoke" else 2)

@@ -1,0 +1,154 @@
+"""`case new`: the document of a case from a published model. What the model does not say is marked as Levelfield's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from levelfield.catalog.registry import Registry
+from levelfield.errors import UsageError
+from levelfield.measure.parameter_counts import parameters
+from levelfield.specs.architecture import Model
+from levelfield.specs.base import parse
+from levelfield.specs.case import Case
+from levelfield.specs.vendor import NAME
+from levelfield.testing.published_config import PublishedModel
+
+LENGTH = 4096  # of a sequence, where the model has as many positions
+_SMOKE_WIDTH, _SMOKE_HEADS = 256, 8
+_TRAINING = """\
+# The training is Levelfield's choice: config.json says nothing of it. Replace it by the model's own.
+training:
+  steps: 300
+  sequence_length: {length}
+  global_batch: 256
+  precision: bf16
+  optimizer: {{name: adamw, beta1: 0.9, beta2: 0.95, eps: 1.0e-8, weight_decay: 0.1}}
+  schedule: {{style: cosine, peak_lr: 3.0e-4, min_lr: 3.0e-5, warmup_steps: 20, decay_steps: 300}}
+  gradient_clip: 1.0
+  seed: 1234
+data: {{seed: 1234, shuffle: true, split: [100, 0, 0], alphabet: {alphabet}, branching: 8}}
+window: {{first_step: 21, last_step: 300}}
+acceptance: {{final_loss_below_fraction: 0.8, tail_steps: 20}}
+evidence: {{gradient_steps: [1, 2, 10]}}
+limits: {{heartbeat_seconds: 60, step_seconds: 1800, start_seconds: 3600}}
+# The same parts at a size for two processor cores.
+smoke:
+{smoke}  training:
+    steps: 40
+    sequence_length: 128
+    global_batch: 32
+    precision: fp32
+    schedule: {{peak_lr: {rate}, min_lr: {floor}, warmup_steps: 20, decay_steps: 40}}
+  data: {{alphabet: 64}}
+  window: {{first_step: 11, last_step: 40}}
+  acceptance: {{final_loss_below_fraction: 0.6, tail_steps: 5}}
+  limits: {{heartbeat_seconds: 30, step_seconds: 120, start_seconds: 300}}
+tuning:
+  full: {{micro_batch: 1}}
+  smoke: {{micro_batch: 8}}
+"""
+
+
+def new_case(
+    name: str,
+    config: Path,
+    published: PublishedModel,
+    ignored: Sequence[str],
+    known: int | None,
+    plugins: Path,
+    registry: Registry,
+) -> Path:
+    """Write configs/cases/<name>.yaml below `plugins` and return it. known: the published number of parameters.
+
+    Raises UsageError for a name that exists, and for a model with another number of parameters.
+    """
+    if not re.fullmatch(NAME, name) or len(name) > 60:
+        raise UsageError(f"case new: found the name '{name}', expected letters, digits, '.', '_' and '-'")
+    if (spelled := registry.spelled(name)) in registry.all_cases:
+        raise UsageError(f"case new: the case '{spelled}' exists: {registry.all_cases[spelled]}; use another name")
+    path = plugins / "configs" / "cases" / f"{name}.yaml"
+    count = parameters(published.model, sequence_length(published)).total
+    if known is not None and count != known:
+        raise UsageError(
+            f"--parameters: found {known:,}, and {config} gives {count:,}: {abs(count - known):,} apart. The model has "
+            "a part that its config.json does not say, or the number counts other things; nothing was written"
+        )
+    text = document(name, config, published, ignored, is_known=known is not None)
+    parse(Case, yaml.safe_load(text), str(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"case new: {path} cannot be written: {error.strerror}; give another folder") from None
+    return path
+
+
+def sequence_length(published: PublishedModel) -> int:
+    """Return the tokens of a sequence: all learned positions, and at most LENGTH rotary ones."""
+    return published.length if published.model.positions == "learned" else min(published.length, LENGTH)
+
+
+def document(name: str, config: Path, published: PublishedModel, ignored: Sequence[str], is_known: bool) -> str:
+    """Return the text of the case. is_known: whether its parameters are the published ones, or the platform's count."""
+    model, length = published.model, sequence_length(published)
+    without = f", without {', '.join(ignored)}" if ignored else ""
+    head = {
+        "schema": Case.schema_name(),
+        "name": name,
+        "title": f"{name}, a {published.kind} by its config.json",
+        "source": f"{config.name} (model_type {published.kind}{without}); the training is Levelfield's choice",
+        "tokenizer": f"the model's own, {model.vocab_size} tokens",
+        "parameters": parameters(model, length).total,
+    }
+    own = "" if is_known else "# parameters: Levelfield's count of this model. Hold it against the published number.\n"
+    rate = 5e-4 if model.query_key_norm else 1e-3  # with norms of queries and keys the higher rate lets the loss jump
+    training = _TRAINING.format(
+        length=length,
+        alphabet=min(4096, model.vocab_size),
+        smoke="".join(f"  {line}\n" for line in _yaml({"model": _small(model)}).splitlines()),
+        rate=f"{rate:.1e}",
+        floor=f"{rate / 10:.1e}",
+    )
+    return _yaml(head) + own + _yaml({"model": model.model_dump(mode="json", exclude_defaults=True)}) + training
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    return yaml.safe_dump(content, sort_keys=False, width=100, allow_unicode=True)
+
+
+def _small(model: Model) -> dict[str, Any]:
+    """Return the model's sizes at smoke scale. A model that is small already keeps its width."""
+    small: dict[str, Any] = {"layers": min(4, model.layers), "vocab_size": min(1024, model.vocab_size)}
+    small |= {name: 0 for name in ("hidden_dropout", "attention_dropout") if getattr(model, name)}
+    small |= {"sliding_window": 64} if model.sliding_window else {}
+    small |= (
+        {"rope_scaling": {"original_length": 64}} if model.rope_scaling and model.rope_scaling.original_length else {}
+    )
+    if model.hidden_size <= _SMOKE_WIDTH or model.heads < _SMOKE_HEADS:
+        return small | _few_experts(model)
+    ffn = 704 if model.is_gated else 1024
+    small |= {"hidden_size": _SMOKE_WIDTH, "ffn_hidden_size": ffn, "heads": _SMOKE_HEADS, "kv_heads": _keys(model)}
+    small |= {"head_dim": 48} if model.head_dim else {}
+    small |= {"embedding_scale": 16} if model.embedding_scale else {}
+    return small | _few_experts(model)
+
+
+def _keys(model: Model) -> int:
+    if model.kv_heads in (1, model.heads):
+        return _SMOKE_HEADS if model.kv_heads == model.heads else 1
+    return _SMOKE_HEADS // 2
+
+
+def _few_experts(model: Model) -> dict[str, Any]:
+    experts = model.experts
+    if experts is None:
+        return {}
+    few = {"count": min(8, experts.count), "chosen": min(2, experts.chosen), "ffn_hidden_size": 128}
+    few |= {"first_layer": 1} if experts.first_layer else {}
+    return {"experts": few}

@@ -1,0 +1,224 @@
+"""Checks of trainings that do not go well: refusals, a killed rank, a loss that is not finite, and jobs that differ
+from the definition, which the comparison must see."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from levelfield.testing.findings import Fails, NotApplicable
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, known_curve
+from levelfield.testing.framework_kit.layout_checks import is_sharp, offered_runs
+from levelfield.testing.framework_kit.small_jobs import (
+    LONG_STEPS,
+    MODELS,
+    SINGLE,
+    TRIED,
+    Variant,
+    has_parts,
+    refusal,
+    small_job,
+    with_large_weights,
+)
+from levelfield.testing.framework_kit.small_runs import read_events, run_small
+from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
+
+ALONE_SECONDS = 60.0  # for a rank that refuses, and none joins it
+KILLED_AFTER = 2
+STEPS = 10
+Job = dict[str, Any]
+
+
+def refusals(subject: FrameworkSubject) -> str:
+    """Check that jobs which the manifest does not offer are refused, by a rank that no other rank joins."""
+    found = list(_refused_jobs(subject))
+    if not found:
+        raise NotApplicable("the manifest offers everything that the check tries")
+    for what, job in found:
+        _check_refused(subject, what, job)
+    return f"unsupported, before ranks join: {'; '.join(what for what, _ in found)}"
+
+
+def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return a job for each precision, kind of recomputation and kind of parallelism that is not offered."""
+    manifest, kind = subject.manifest, subject.kind
+    model = next(iter(subject.models.values()))
+    for precision in ("fp32", "bf16", "fp16"):
+        if precision not in manifest.offered_precisions(kind):
+            yield precision, small_job(model, SINGLE, precision)
+    for recompute in ("none", "selective", "full"):
+        if recompute not in manifest.recompute:
+            yield f"recompute {recompute}", small_job(model, replace(SINGLE, recompute=recompute), "fp32")
+    lacking = next((name for name, each in MODELS.items() if not has_parts(manifest, each)), None)
+    if lacking:
+        yield f"the model {lacking}", small_job(MODELS[lacking], SINGLE, "fp32")
+    offered = set(manifest.offered_parallelism(kind))
+    for parallelism, variant in _one_kind_each().items():
+        job = small_job(model, variant, "fp32")
+        if parallelism not in offered and refusal(manifest, kind, job):
+            yield variant.name, job
+
+
+def _one_kind_each() -> dict[str, Variant]:
+    """Return the layout that needs little more than this kind of parallelism."""
+    names = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "sequence": "TP2 sequence parallel", "context": "CP2"}
+    names |= {"zero1": "ZeRO 1, DP2", "zero2": "ZeRO 2, DP2", "zero3": "ZeRO 3, DP2", "interleaved": "PP2 interleaved"}
+    by_name = {variant.name: variant for variant in TRIED}
+    return {parallelism: by_name[name] for parallelism, name in names.items()}
+
+
+def _check_refused(subject: FrameworkSubject, what: str, job: dict[str, Any]) -> None:
+    with subject.scratch() as folder:
+        run = run_small(subject.program, subject.on_device(job), folder, only=[0], limit=ALONE_SECONDS)
+    (rank,) = run.ranks
+    if run.stopped:
+        raise Fails(f"{what} is not offered, and rank 0 waited {ALONE_SECONDS:g} s", "check(job) before ranks join")
+    if rank.error is None or rank.error["class"] != "unsupported":
+        ended = f"error {rank.error['class']}: {rank.error['message']}" if rank.error else f"exit code {rank.code}"
+        raise Fails(f"{what} is not offered, and the training ended with {ended}", "raise Unsupported in check(job)")
+
+
+def killed(subject: FrameworkSubject) -> str:
+    """Kill the last rank in the midst of a training. Check what all ranks leave."""
+    variant = next((each.variant for each in offered_runs(subject) if each.variant.ranks > 1), SINGLE)
+    job = small_job(next(iter(subject.models.values())), variant, "fp32", steps=100 * LONG_STEPS)
+    with subject.scratch() as folder:
+        victim, start = variant.ranks - 1, time.monotonic()
+        run = subject.run(job, folder, watch=_kill(folder / f"rank{victim}.jsonl", victim))
+    last = run.ranks[victim]
+    if last.code != -signal.SIGKILL:
+        raise Fails(f"rank {victim} was killed in a step and ended with {last.code}", "see its log")
+    steps = [event["step"] for event in last.of("step")]
+    if not steps or steps != list(range(1, len(steps) + 1)) or last.of("end"):
+        raise Fails(f"the killed rank recorded steps {steps[:3]}...{steps[-1:]}", "record each step by train_steps")
+    if finished := [number for number, rank in enumerate(run.ranks) if rank.of("end") or rank.code == 0]:
+        raise Fails(f"rank {finished[0]} finished although rank {victim} was killed", "exchange in every step")
+    if run.left:
+        raise Fails(f"{run.left} process(es) outlived their rank", "end what a rank starts, also by a signal")
+    others = "they waited and were ended" if run.stopped else f"they ended by themselves in {run.seconds:.0f} s"
+    subject.say(f"killed: {time.monotonic() - start:.0f} s")
+    return f"{variant.name}: every finished step is there{f'; the others: {others}' if victim else ''}"
+
+
+def _kill(path: Path, victim: int) -> Any:
+    """Return a watch that kills a rank once it has finished some steps."""
+
+    def watch(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        process = processes[victim]
+        done = [event for event in read_events(path) if event["event"] == "step"]
+        if process.poll() is None and len(done) >= KILLED_AFTER:
+            os.kill(process.pid, signal.SIGKILL)
+
+    return watch
+
+
+def nan(subject: FrameworkSubject) -> str:
+    """Check that a loss which is not finite ends the training with its own class of error."""
+    job = small_job(next(iter(subject.models.values())), SINGLE, "fp32", steps=5)
+    schedule = {**job["training"]["schedule"], "peak_lr": 1e30, "min_lr": 1e29, "warmup_steps": 1}
+    job["training"]["schedule"] = schedule
+    with subject.scratch() as folder:
+        run = subject.run(job, folder)
+    (rank,) = run.ranks
+    if rank.code == 0 or rank.error is None or rank.error["class"] != "non-finite":
+        ended = rank.error["class"] if rank.error else f"exit code {rank.code}"
+        raise Fails(f"weights became infinite, and the training ended with {ended}", "report the loss as it is")
+    return f"a loss that is not finite ends the run at step {len(rank.of('step'))}"
+
+
+@dataclass(frozen=True)
+class PlantedJob:
+    """A change of the value at a key of a job, whose parts are joined by dots."""
+
+    name: str
+    key: str
+    change: Callable[[Any], Any]
+
+    def applied(self, job: Job) -> Job | None:
+        """Return a changed copy; None for a job without this value."""
+        changed = inner = copy.deepcopy(job)
+        *path, last = self.key.split(".")
+        for part in path:
+            inner = inner[part]
+        if inner[last] is None:
+            return None
+        inner[last] = self.change(inner[last])
+        return changed
+
+
+# A framework that does not see one of them does not read that field of the job: it has a value of its own.
+PLANTED = (
+    PlantedJob("rate 1 % higher", "training.schedule.peak_lr", lambda value: value * 1.01),
+    PlantedJob("warm-up a step longer", "training.schedule.warmup_steps", lambda value: value + 1),
+    PlantedJob("another beta1", "training.optimizer.beta1", lambda value: value - 0.05),
+    PlantedJob("another beta2", "training.optimizer.beta2", lambda value: value + 0.04),
+    PlantedJob("Adam's epsilon 1e-5", "training.optimizer.eps", lambda value: 1e-5),
+    PlantedJob("no weight decay", "training.optimizer.weight_decay", lambda value: 0.0),
+    PlantedJob("clipped at half", "training.gradient_clip", lambda value: value / 2),
+    PlantedJob("other initial weights", "training.seed", lambda value: value + 1),
+    PlantedJob("another order of data", "data.seed", lambda value: value + 1),
+    PlantedJob("weights 1 % larger", "model.init_std", lambda value: value * 1.01),
+    PlantedJob("the norms' epsilon 1e-3", "model.norm_eps", lambda value: 1e-3),
+    PlantedJob("rotary base 1 % higher", "model.rope_base", lambda value: value * 1.01),
+)
+
+
+def faults(subject: FrameworkSubject) -> str:
+    """Check that the comparison sees every planted fault that applies, in each small model."""
+    seen = 0
+    for family, model in subject.models.items():
+        right = small_job(model, SINGLE, "fp32", steps=STEPS)
+        known = first_steps(known_curve(subject, family).curve, STEPS)
+        for planted in PLANTED:
+            if job := planted.applied(right):
+                _check_seen(subject, f"{family}: {planted.name}", known, job)
+                seen += 1
+                subject.say(f"planted {family}: {planted.name}: seen")
+    seen += _other_activation(subject) + _one_rank_apart(subject)
+    return f"{seen} planted faults are seen"
+
+
+def _check_seen(subject: FrameworkSubject, what: str, known: Curve, job: Job) -> None:
+    try:
+        found = compare(subject.train(job), known)
+    except Fails:
+        return  # a training that does not end is seen as well
+    if found.within():
+        raise Fails(f"{what}: the training does not change", "read this value from the job, and have none of your own")
+
+
+def _other_activation(subject: FrameworkSubject) -> int:
+    """Train GPT with the other form of GELU: with large weights the comparison must see it."""
+    if not {"gelu", "gelu_tanh"} <= set(subject.manifest.architecture) or "gpt" not in subject.models:
+        return 0
+    model = with_large_weights(subject.models["gpt"])
+    known = curve_by_torch(subject, small_job(model, SINGLE, "fp32", steps=STEPS)).curve
+    found = subject.train(small_job({**model, "activation": "gelu"}, SINGLE, "fp32", steps=STEPS))
+    if is_sharp(compare(found, known)):
+        raise Fails("gpt: the other form of GELU: the training does not change", "`gelu` is the erf form")
+    return 1
+
+
+def _one_rank_apart(subject: FrameworkSubject) -> int:
+    """Give the last of two data ranks another order of data: the sum of the tokens' checksums must show it."""
+    each = next((each for each in offered_runs(subject) if each.variant.layout.get("data", 1) == 2), None)
+    if each is None:
+        return 0
+    job = small_job(subject.models[each.family], each.variant, "fp32", steps=STEPS)
+    other = copy.deepcopy(job)
+    other["data"]["seed"] += 1
+    known = first_steps(known_curve(subject, each.family).curve, STEPS)
+    try:
+        found = compare(subject.train(job, others={each.variant.ranks - 1: other}), known)
+    except Fails:
+        return 1
+    if found.within():
+        raise Fails(f"{each}: the last rank trains other data, and nothing shows it", "count tokens on each data rank")
+    return 1

@@ -1,0 +1,339 @@
+"""Reads a case's model from Hugging Face's config.json. What a case cannot say is refused by the name of its key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from levelfield.errors import DocumentError, UsageError
+from levelfield.specs.architecture import Model
+from levelfield.specs.bounded_reading import read_mapping
+from levelfield.testing.config_keys import ConfigKeys
+
+Fields = dict[str, Any]
+NUMBER = (int, float)
+_ROTARY = {
+    "head_dim": None,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rope_parameters": None,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+_SWITCHED = {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
+_GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True}
+_GPT2 = {"n_inner": None, "tie_word_embeddings": True, "initializer_range": 0.02, "activation_function": "gelu_new"}
+_GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
+_PLAIN = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+_OTHERS = {
+    "gemma2": "it has norms before and after each part, and soft caps (attn_logit_softcapping)",
+    "gemma3_text": "it has norms before and after each part, and two rotary bases (rope_local_base_freq)",
+    "gemma3": "it reads images, and has norms before and after each part",
+    "olmo2": "its norm of queries and keys is over all heads together",
+    "qwen2_moe": "it has a gate of its shared experts (shared_expert_intermediate_size)",
+    "deepseek_v3": "it predicts further tokens (num_nextn_predict_layers); configs/cases/deepseek_v3.yaml is without",
+}
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """model: of a case. length: of the longest sequence. left_out: keys that change nothing; assumed: absent ones.
+
+    remarks: sentences about what was converted.
+    """
+
+    kind: str
+    model: Model
+    length: int
+    left_out: tuple[str, ...]
+    assumed: dict[str, Any]
+    remarks: tuple[str, ...]
+
+
+def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedModel:
+    """Return the model of a config.json. Raises UsageError with every key that a case cannot say.
+
+    ignored: keys that the user leaves out, although they are not known to change nothing.
+    """
+    content = read_mapping(path)
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise DocumentError(f"{path}: found no mapping of keys to values, expected Hugging Face's config.json")
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in _READERS:
+        raise UsageError(f"{path}: key 'model_type': {_unknown(kind)}")
+    if absent := sorted(ignored - set(content)):
+        raise UsageError(f"--ignore {absent[0]}: {path} has no such key; leave the option out")
+    read, defaults = _READERS[kind]
+    keys = ConfigKeys(content, defaults, ignored)
+    remarks: list[str] = []
+    fields = read(keys, remarks)
+    length = keys.take("n_positions" if kind == "gpt2" else "max_position_embeddings", int)
+    keys.finish()
+    if keys.problems:
+        raise UsageError(_refused(path, keys.problems))
+    return PublishedModel(
+        kind, _model(path, kind, fields), length, tuple(keys.left_out()), keys.assumed, tuple(remarks)
+    )
+
+
+def _unknown(kind: object) -> str:
+    known = ", ".join(sorted(_READERS))
+    why = f", and {_OTHERS[kind]}, which a case cannot say" if isinstance(kind, str) and kind in _OTHERS else ""
+    found = "missing" if kind is None else f"found {str(kind)[:40]!r}{why}"
+    return f"{found}; expected one of {known}. For another one write the case by hand: docs/writing-a-case.md"
+
+
+def _refused(path: Path, problems: list[str]) -> str:
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return (
+        f"{path}: a case cannot say all of it:{lines}\nOf a key that changes nothing in this model, --ignore KEY "
+        "leaves it out, and the case's source says so"
+    )
+
+
+def _model(path: Path, kind: str, fields: Fields) -> Model:
+    try:
+        return Model.model_validate({"family": kind, **fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "model"
+        raise UsageError(f"{path}: gives no model: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _gpt2(keys: ConfigKeys, _: list[str]) -> Fields:
+    hidden, heads, inner = keys.take("n_embd", int), keys.take("n_head", int), keys.take("n_inner", (int, type(None)))
+    dropout = keys.take("resid_pdrop", NUMBER)
+    keys.must(
+        "embd_pdrop", (dropout,), f"a case has one rate for embeddings and residuals, and resid_pdrop is {dropout}"
+    )
+    for key, value in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
+        keys.must(key, (value,), "a case divides attention's scores by the root of the head size, in every layer")
+    attention = keys.take("attn_pdrop", NUMBER)
+    keys.must("attention_dropout", (attention,), f"attn_pdrop is {attention}")
+    keys.must("reorder_and_upcast_attn", (False,), "a case does not order attention's operations")
+    keys.must("add_cross_attention", (False,), "a case has no attention to another sequence")
+    return {
+        "layers": keys.take("n_layer", int),
+        "hidden_size": hidden,
+        "ffn_hidden_size": inner or 4 * (hidden or 0),
+        "heads": heads,
+        "kv_heads": heads,
+        "vocab_size": keys.take("vocab_size", int),
+        "positions": "learned",
+        "norm": "layernorm",
+        "norm_eps": keys.take("layer_norm_epsilon", NUMBER),
+        "activation": _one_of(keys, "activation_function", _PLAIN),
+        "bias": True,
+        "tied_embeddings": keys.take("tie_word_embeddings", bool),
+        "hidden_dropout": dropout,
+        "attention_dropout": attention,
+        "init_std": keys.take("initializer_range", NUMBER),
+        "scaled_residual_init": True,  # transformers scales `c_proj` so
+    }
+
+
+def _rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
+    """Return what all decoders with rotary positions have. The activation is that of an MLP with a gate."""
+    heads, hidden = keys.take("num_attention_heads", int), keys.take("hidden_size", int)
+    width = keys.take("head_dim", (int, type(None)) if "head_dim" in keys.defaults else int)
+    base, scaling = _rope(keys)
+    return {
+        "layers": keys.take("num_hidden_layers", int),
+        "hidden_size": hidden,
+        "ffn_hidden_size": keys.take("intermediate_size", int),
+        "heads": heads,
+        "kv_heads": keys.take("num_key_value_heads", (int, type(None))) or heads,
+        "head_dim": None if width and heads and width * heads == hidden else width,
+        "vocab_size": keys.take("vocab_size", int),
+        "positions": "rope",
+        "rope_base": base,
+        "rope_scaling": scaling,
+        "sliding_window": window,
+        "norm": "rmsnorm",
+        "norm_eps": keys.take("rms_norm_eps", NUMBER),
+        "bias": False,
+        "tied_embeddings": keys.take("tie_word_embeddings", bool),
+        "hidden_dropout": 0.0,
+        "attention_dropout": keys.take("attention_dropout", NUMBER),
+        "init_std": keys.take("initializer_range", NUMBER),
+        "scaled_residual_init": False,
+    }
+
+
+def _llama(keys: ConfigKeys, _: list[str]) -> Fields:
+    keys.must("pretraining_tp", (1,), "a case does not divide matrices in another order")
+    bias = keys.take("attention_bias", bool)
+    keys.must("mlp_bias", (bias,), f"a case has biases in all matrices or in none, and attention_bias is {bias}")
+    return {**_rotary(keys), "bias": bool(bias), "activation": _one_of(keys, "hidden_act", _GATED)}
+
+
+def _without_bias(keys: ConfigKeys, window: int | None = None) -> Fields:
+    keys.must("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
+    return {**_rotary(keys, window), "activation": _one_of(keys, "hidden_act", _GATED)}
+
+
+def _qwen2(keys: ConfigKeys, _: list[str]) -> Fields:
+    return {**_without_bias(keys, _switched_window(keys)), "qkv_bias": True}
+
+
+def _qwen3(keys: ConfigKeys, _: list[str]) -> Fields:
+    return {**_without_bias(keys, _switched_window(keys)), "query_key_norm": True}
+
+
+def _mistral(keys: ConfigKeys, _: list[str]) -> Fields:
+    return _without_bias(keys, keys.take("sliding_window", (int, type(None))))
+
+
+def _gemma(keys: ConfigKeys, remarks: list[str]) -> Fields:
+    activation = keys.take("hidden_activation", (str, type(None)))
+    given = keys.take("hidden_act", str)
+    if activation not in (None, "gelu_pytorch_tanh") or given not in ("gelu", "gelu_pytorch_tanh"):
+        keys.problem("hidden_activation", f"found {activation!r} and hidden_act {given!r}, expected gelu_pytorch_tanh")
+    if given == "gelu":
+        remarks.append("hidden_act gelu is read as gelu_pytorch_tanh, as transformers does for Gemma")
+    keys.must("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
+    fields = _rotary(keys)
+    return {**fields, "activation": "geglu_tanh", "embedding_scale": math.sqrt(fields["hidden_size"] or 1)}
+
+
+def _mixtral(keys: ConfigKeys, remarks: list[str]) -> Fields:
+    keys.must("router_jitter_noise", (0.0, 0), "a case's router has no noise")
+    fields = _without_bias(keys, keys.take("sliding_window", (int, type(None))))
+    chosen = keys.take("num_experts_per_tok", int)
+    experts = {"count": keys.take("num_local_experts", int), "chosen": chosen}
+    experts |= {"ffn_hidden_size": fields["ffn_hidden_size"]}
+    router = {"auxiliary_loss": _balance(keys, chosen, fields["layers"], remarks)}
+    return {**fields, "experts": {**experts, "router": router}}
+
+
+def _qwen3_moe(keys: ConfigKeys, remarks: list[str]) -> Fields:
+    fields = _without_bias(keys, _switched_window(keys))
+    chosen, step = keys.take("num_experts_per_tok", int), keys.take("decoder_sparse_step", int)
+    dense = keys.take("mlp_only_layers", list) or []
+    first = (step or 1) - 1
+    if dense:
+        first = len(dense)
+        if sorted(dense, key=str) != list(range(first)) or step != 1:
+            keys.problem(
+                "mlp_only_layers", f"found {dense}: a case's layers without experts come first, or at equal steps"
+            )
+    experts = {
+        "count": keys.take("num_experts", int),
+        "chosen": chosen,
+        "ffn_hidden_size": keys.take("moe_intermediate_size", int),
+        "first_layer": first,
+        "every": step,
+        "router": {
+            "normalised": keys.take("norm_topk_prob", bool),
+            "auxiliary_loss": _balance(keys, chosen, fields["layers"], remarks),
+        },
+    }
+    return {**fields, "query_key_norm": True, "experts": experts}
+
+
+def _balance(keys: ConfigKeys, chosen: int | None, layers: int | None, remarks: list[str]) -> float:
+    """Return the coefficient of a case's balancing loss, which is of a sequence and of a layer (writing-a-case.md)."""
+    given = keys.take("router_aux_loss_coef", NUMBER)
+    converted = float(f"{(given or 0) * (chosen or 1) / (layers or 1):.6g}")
+    remarks.append(f"router_aux_loss_coef {given} x {chosen} experts / {layers} layers is auxiliary_loss {converted:g}")
+    return converted
+
+
+def _one_of(keys: ConfigKeys, key: str, known: dict[str, str]) -> str | None:
+    value = keys.take(key, str)
+    if value is not None and value not in known:
+        keys.problem(key, f"found '{value}', expected one of {', '.join(known)}")
+    return known.get(value or "")
+
+
+def _switched_window(keys: ConfigKeys) -> int | None:
+    """Return the sliding window of all layers; None without one. Adds a problem where only some layers have one."""
+    window, is_used = keys.take("sliding_window", (int, type(None))), keys.take("use_sliding_window", bool)
+    kinds = set(map(str, keys.take("layer_types", (list, type(None))) or ()))
+    full = keys.take("max_window_layers", int) if is_used else 0
+    keys.leave("max_window_layers")
+    if full:
+        keys.problem("max_window_layers", f"found {full}: of a case, all layers have a sliding window or none")
+    if kinds and kinds != {"sliding_attention" if is_used else "full_attention"}:
+        keys.problem(
+            "layer_types", f"found {', '.join(sorted(kinds))}: of a case, all layers have one kind of attention"
+        )
+    return window if is_used else None
+
+
+def _rope(keys: ConfigKeys) -> tuple[float | None, Fields | None]:
+    """Return the rotary base and scaling, by the older keys (rope_theta, rope_scaling) or the newer rope_parameters."""
+    keys.must("partial_rotary_factor", (1.0, 1), "a case rotates whole heads")
+    older = keys.take("rope_scaling", (dict, type(None)))
+    newer = keys.take("rope_parameters", (dict, type(None)))
+    if older and newer and older != newer:
+        keys.problem("rope_scaling", "found other values than in rope_parameters")
+    name, content = ("rope_parameters", dict(newer)) if newer else ("rope_scaling", dict(older or {}))
+    base = content.pop("rope_theta", None)
+    if base is None or keys.has("rope_theta"):
+        given = keys.take("rope_theta", NUMBER)
+        if base is not None and given != base:
+            keys.problem("rope_theta", f"found {given}, and {base} in {name}")
+        base = given
+    return base, _scaling(keys, name, content)
+
+
+def _scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
+    kinds = [content.pop(key) for key in ("rope_type", "type") if key in content]
+    kind = kinds[0] if kinds else "default"
+    if kind == "default" and not content:
+        return None
+    if not isinstance(kind, str) or kind not in _SCALINGS:
+        keys.problem(f"{name}.rope_type", f"found {kind!r}, expected default, {', '.join(_SCALINGS)}")
+        return None
+    wanted, defaults = _SCALINGS[kind]
+    inner = ConfigKeys(content, defaults, above=f"{name}.")
+    scaling = {ours: inner.take(theirs, (*NUMBER, type(None))) for theirs, ours in wanted.items()}
+    if kind == "yarn" and scaling["original_length"] is None:
+        scaling["original_length"] = keys.take("max_position_embeddings", int)
+    inner.finish()
+    keys.problems += [] if keys.is_ignored(name) else inner.problems
+    given = {ours: value for ours, value in scaling.items() if value is not None}
+    if "original_length" in given:
+        given["original_length"] = int(given["original_length"])
+    return {"kind": kind, **given}
+
+
+_LENGTH = {"original_max_position_embeddings": "original_length"}
+_SCALINGS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "linear": ({"factor": "factor"}, {}),
+    "llama3": (
+        {"factor": "factor", **_LENGTH, "low_freq_factor": "low_factor", "high_freq_factor": "high_factor"},
+        {},
+    ),
+    "yarn": (
+        {
+            "factor": "factor",
+            **_LENGTH,
+            "beta_fast": "beta_fast",
+            "beta_slow": "beta_slow",
+            "attention_factor": "magnitude",
+        },
+        {"original_max_position_embeddings": None, "beta_fast": 32, "beta_slow": 1, "attention_factor": None},
+    ),
+}
+_Reader = Callable[[ConfigKeys, list[str]], Fields]
+_WIDE = {key: value for key, value in _ROTARY.items() if key != "head_dim"}  # theirs is not hidden_size / heads
+_READERS: dict[str, tuple[_Reader, dict[str, Any]]] = {
+    "gpt2": (_gpt2, _GPT2),
+    "llama": (_llama, {**_ROTARY, "num_key_value_heads": None}),
+    "mistral": (_mistral, _ROTARY),
+    "qwen2": (_qwen2, {**_ROTARY, **_SWITCHED}),
+    "qwen3": (_qwen3, {**_WIDE, **_SWITCHED}),
+    "gemma": (_gemma, {**_WIDE, **_GEMMA}),
+    "mixtral": (_mixtral, {**_ROTARY, "rope_theta": 1e6}),
+    "qwen3_moe": (_qwen3_moe, {**_WIDE, **_SWITCHED, "decoder_sparse_step": 1, "mlp_only_layers": []}),
+}

@@ -1,0 +1,27 @@
+"""The drill trains nothing: its list entry and each of its results say so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.testing.rehearsal import DRILL
+
+SAYS = "a simulated training; no figure and no verdict is of a device"
+
+
+def test_a_simulated_training_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "frameworks", "--plugins", str(DRILL)]) == 0
+    assert f"every device: {SAYS}" in " ".join(capsys.readouterr().out.split())
+    words = ["--plugins", str(DRILL), "--python", sys.executable, "--runs", str(tmp_path), "--json"]
+    assert main(["--case", "drill:drill:cpu:1:1", *words]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert f"framework drill: {SAYS}" in result["warnings"]
+
+
+def test_a_real_training_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--case", "gpt2_small:torch:cpu:1:1", "--dry-run"]) == 0
+    assert "simulated" not in capsys.readouterr().out
