@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from levelfield.pages.content import NightFinding, PagesContent
@@ -137,7 +137,7 @@ class SeriesView:
     def statements(self) -> dict[str, Any]:
         """Return findings and events for the scripts."""
         return {
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "events": [_event(event) for event in self.events],
         }
 

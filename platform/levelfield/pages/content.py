@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from levelfield.pages.results import StoredResults
@@ -43,9 +43,6 @@ class NightFinding:
     run_id: str | None
     detail: str
     fields: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from levelfield.errors import UnknownName, UsageError
@@ -70,19 +69,12 @@ _CSV_NAMES: dict[Withheld, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Leak:
-    """A dependency: a reader who knows all of `through` can compute `field`."""
-
-    field: Withheld
-    through: tuple[Withheld, ...]
-
-
-LEAKS = (
-    Leak("peak", ("mfu", "throughput")),
-    Leak("mfu", ("peak", "throughput")),
-    Leak("throughput", ("mfu", "peak")),
-    Leak("throughput", ("energy",)),
+# A reader who knows all of the second fields can compute the first.
+LEAKS: tuple[tuple[Withheld, tuple[Withheld, ...]], ...] = (
+    ("peak", ("mfu", "throughput")),
+    ("mfu", ("peak", "throughput")),
+    ("throughput", ("mfu", "peak")),
+    ("throughput", ("energy",)),
 )
 
 
@@ -108,9 +100,9 @@ def refuse_leaks(plan: Plan, result: Result, fields: Sequence[Withheld]) -> None
             "mfu, throughput and energy instead"
         )
     shown = {field for field in _measured(result) if field not in fields} | ({"peak"} if public else set())
-    for leak in LEAKS:
-        if leak.field in fields and set(leak.through) <= shown:
-            raise UsageError(f"{chosen}: {where}: {_explained(leak, bool(public))}")
+    for field, through in LEAKS:
+        if field in fields and set(through) <= shown:
+            raise UsageError(f"{chosen}: {where}: {_explained(field, through, bool(public))}")
 
 
 def _measured(result: Result) -> set[Withheld]:
@@ -124,11 +116,11 @@ def _measured(result: Result) -> set[Withheld]:
     return {field for field, there in found.items() if there}
 
 
-def _explained(leak: Leak, peak_is_public: bool) -> str:
-    known = [f"{_SAID[f]} (public)" if f == "peak" and peak_is_public else _SAID[f] for f in leak.through]
-    add = [f for f in leak.through if f != "peak" or not peak_is_public]
-    also = " and the FLOPs per token of the case" if "energy" not in leak.through else ""
-    return f"{_SAID[leak.field]} follows from {', '.join(known)}{also}; withhold {' or '.join(add)} too"
+def _explained(field: Withheld, through: Sequence[Withheld], peak_is_public: bool) -> str:
+    known = [f"{_SAID[f]} (public)" if f == "peak" and peak_is_public else _SAID[f] for f in through]
+    add = [f for f in through if f != "peak" or not peak_is_public]
+    also = " and the FLOPs per token of the case" if "energy" not in through else ""
+    return f"{_SAID[field]} follows from {', '.join(known)}{also}; withhold {' or '.join(add)} too"
 
 
 def _peak_dtypes(plan: Plan) -> set[PeakDtype]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, delete, func, select, text
@@ -30,14 +31,8 @@ _BATCH = 500
 
 def counts(store: Store) -> dict[str, int]:
     """Return the number of rows of each table."""
-
-    def question(connection: Connection) -> dict[str, int]:
-        tables = METADATA.sorted_tables
-        return {
-            table.name: connection.execute(select(func.count()).select_from(table)).scalar_one() for table in tables
-        }
-
-    return store.read(question)
+    queries = {table.name: select(func.count()).select_from(table) for table in METADATA.sorted_tables}
+    return store.read(lambda connection: {n: connection.execute(query).scalar_one() for n, query in queries.items()})
 
 
 def size_bytes(store: Store) -> int:
@@ -51,12 +46,8 @@ def size_bytes(store: Store) -> int:
 
 def faults(store: Store, progress: Callable[[int, int], None] = lambda done, whole: None) -> list[str]:
     """Return what is wrong, each as a sentence; at most the first ones of many."""
-    found: list[str] = []
-    for fault in _all(store, progress):
-        found.append(fault)
-        if len(found) == _MOST:
-            return [*found, "and possibly more: these are the first"]
-    return found
+    found = list(islice(_all(store, progress), _MOST))
+    return found if len(found) < _MOST else [*found, "and possibly more: these are the first"]
 
 
 def _all(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
