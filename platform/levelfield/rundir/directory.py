@@ -15,7 +15,6 @@ from levelfield.checkout import checkout
 from levelfield.errors import UnknownName, UsageError
 from levelfield.node.process_identity import own_identity
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.record import first_future_date
 
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan
@@ -82,6 +81,8 @@ def find_run(runs: Path, name: str) -> RunPaths:
 
 def _age_order(plan: Path) -> tuple[bool, int, Path]:
     """Return what sorts plans by the time of their last write."""
+    from levelfield.specs.record import first_future_date
+
     written = plan.stat().st_mtime_ns
     return written < first_future_date().timestamp() * 1e9, written, plan
 
