@@ -70,13 +70,18 @@ def _align(options: argparse.Namespace) -> int:
 
 def _verdict(options: argparse.Namespace) -> Alignment:
     """Return the verdict on the run against --reference, a run or a name, by default that of its case."""
-    from levelfield.catalog.stored_references import reference_of
+    from levelfield.catalog.lookup import reference_of
     from levelfield.judge.certification import with_certificate
     from levelfield.judge.collector import collect
     from levelfield.judge.promotion import reference_from
-    from levelfield.judge.sealing import unless_tampered
-    from levelfield.judge.uncounted_verdict import under_status
-    from levelfield.judge.verdict import against, judged, training_of, training_of_reference
+    from levelfield.judge.verdict import (
+        against,
+        judged,
+        training_of,
+        training_of_reference,
+        under_status,
+        unless_tampered,
+    )
     from levelfield.rundir.directory import read_plan
     from levelfield.rundir.raw_files import read_raw
 

@@ -142,11 +142,10 @@ def _bundle_options(parser: argparse.ArgumentParser) -> None:
 
 def _bundle(options: argparse.Namespace) -> int:
     """Write the bundle and return 0. Raises GateFailed for a tampered run. Nothing is written where it raises."""
-    from levelfield.judge.packing import packed
+    from levelfield.judge.packing import members_of, packed
     from levelfield.judge.verification import verified
     from levelfield.rundir.bundle_archive import archive
     from levelfield.rundir.bundle_reader import bundle_of
-    from levelfield.rundir.bundle_writer import members_of
     from levelfield.rundir.signature import signed
     from levelfield.specs.base import dump
 

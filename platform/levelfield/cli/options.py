@@ -156,9 +156,9 @@ def runs_of(options: argparse.Namespace) -> Path:
 
 def finished_run(options: argparse.Namespace, name: str) -> RunPaths:
     """Return a run that is over. Raises UsageError for one that goes on."""
-    from levelfield.rundir import run_state
+    from levelfield.rundir import directory
 
-    return run_state.finished_run(runs_of(options), name)
+    return directory.finished_run(runs_of(options), name)
 
 
 @contextmanager

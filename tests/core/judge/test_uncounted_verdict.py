@@ -8,7 +8,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
-from levelfield.judge.uncounted_verdict import under_status
+from levelfield.judge.verdict import under_status
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.tables import as_text
 from levelfield.rundir.directory import read_plan, write_atomically
@@ -76,7 +76,7 @@ def test_align_says_so_and_ends_with_4(
 ) -> None:
     invalid(run)
     reference = load(Reference, run.reference)
-    monkeypatch.setattr("levelfield.catalog.stored_references.reference_of", lambda registry, plan: reference)
+    monkeypatch.setattr("levelfield.catalog.lookup.reference_of", lambda registry, plan: reference)
     assert main(["align", run.root.name, "--runs", str(run.root.parent)]) == 4
     assert f"unchecked: {SAID}" in " ".join(capsys.readouterr().out.split())
 
