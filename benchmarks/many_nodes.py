@@ -37,10 +37,9 @@ from levelfield.rundir.follower import Follower
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import dump
 from levelfield.specs.derivation import Derivation
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
-from levelfield.specs.site import Site
+from levelfield.specs.site import LaunchPlan, Site
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, events, learning_rate, load_job
 
 STEP_SECONDS, BEGIN_NS = 10.0, 7_000_000_000_000

@@ -24,7 +24,7 @@ from levelfield.predict import layout_search, machines
 from levelfield.specs.base import load
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants, Pace
-from levelfield.specs.host_runs import HostRun, HostRuns
+from levelfield.specs.host_rates import HostRun, HostRuns
 from levelfield.specs.tuning import Tuning
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -38,8 +38,7 @@ from levelfield.rundir.seal import sealed
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import job_of
-from levelfield.specs.record import RunRecord
-from levelfield.specs.traces import RunTraces
+from levelfield.specs.record import RunRecord, RunTraces
 from levelfield.store.database import Store
 from levelfield.store.record_lines import document_of, line_of
 from levelfield.store.run_record import record_of

@@ -192,10 +192,11 @@ def model_of(task: dict[str, Any]) -> dict[str, Any]:
 
 def flops(task: dict[str, Any]) -> float:
     """Of one step, by the platform's own `megatron` formula."""
-    from levelfield.measure.flops import flops_per_step
-    from levelfield.specs.case import Model
+    from levelfield.measure.flops import flops_per_token
+    from levelfield.specs.architecture import Model
 
-    return flops_per_step("megatron", Model.model_validate(model_of(task)), task["sequence"], task["batch"])
+    model, length = Model.model_validate(model_of(task)), task["sequence"]
+    return task["batch"] * length * flops_per_token("megatron", model, length)
 
 
 def job_of(task: dict[str, Any]) -> SimpleNamespace:
@@ -262,7 +263,7 @@ def ours(task: dict[str, Any]) -> Any:
 def theirs(task: dict[str, Any]) -> Any:
     import torch
     from huggingface_classes import hf_config
-    from levelfield.specs.case import Model
+    from levelfield.specs.architecture import Model
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**hf_config(Model.model_validate(model_of(task)), task["sequence"]))

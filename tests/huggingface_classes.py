@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from levelfield.specs.architecture import Experts, RopeScaling
+from levelfield.specs.architecture import Experts, Model, RopeScaling
 from levelfield.specs.base import LATER
-from levelfield.specs.case import Model, Work
+from levelfield.specs.case import Work
 from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
 from numpy.typing import NDArray

@@ -19,7 +19,8 @@ from typing import Any
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search, machines
-from levelfield.specs.case import LossScale, Model, Work
+from levelfield.specs.architecture import Model
+from levelfield.specs.case import LossScale, Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning

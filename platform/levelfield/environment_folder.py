@@ -23,7 +23,7 @@ STAMPS = ("levelfield-requirements.sha256", "levelfield-environment.json")  # ea
 SILENT_SECONDS = 1.0  # the longest wait for another start without a word
 _POLL_SECONDS = 0.05
 _MARK_TEXT = "Levelfield made this folder and may remove it.\n"
-_WITHOUT = "set LEVELFIELD_NO_BOOTSTRAP=1 to use the Python that you started"
+WITHOUT = "set LEVELFIELD_NO_BOOTSTRAP=1 to use the Python that you started"
 
 Say = Callable[[str], None]
 
@@ -33,7 +33,7 @@ def is_own(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (MARK, *STAMPS))
 
 
-def refuse_foreign(folder: Path, instead: str = _WITHOUT) -> None:
+def refuse_foreign(folder: Path, instead: str = WITHOUT) -> None:
     """Raises UsageError for a place with anything that Levelfield did not make. Nothing there is touched.
 
     instead: what the user can do without this folder.

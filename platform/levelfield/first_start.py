@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield import environment_folder, installer
+from levelfield.environment_folder import WITHOUT
 from levelfield.errors import RunFailed, UsageError
 
 STARTED = "LEVELFIELD_BOOTSTRAPPED"  # in the process that was started in the environment: its folder
-_WITHOUT = "set LEVELFIELD_NO_BOOTSTRAP=1 to use the Python that you started"
 _PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
 _PROBE_SECONDS = 10
 _NAME = re.compile(r"levelfield-([0-9a-f]{12}|before-[0-9a-f]{8})")
@@ -31,10 +31,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Places:
-    """What a checkout has: the list of packages, the digest of that list, and where its environment is."""
+    """What a checkout has: the packages such as `a==1.0`, the digest of their list, and where its environment is."""
 
     root: Path
-    packages: tuple[tuple[str, str], ...]
+    packages: tuple[str, ...]
     digest: str
 
     @property
@@ -67,13 +67,12 @@ def places_of(root: Path) -> Places:
     return Places(root, tuple(_pinned(content.decode(errors="replace"))), hashlib.sha256(content).hexdigest())
 
 
-def _pinned(text: str) -> Iterator[tuple[str, str]]:
-    """Yield name and version of each package of the lock file for the running Python."""
+def _pinned(text: str) -> Iterator[str]:
+    """Yield the packages of the lock file for the running Python."""
     for line in text.splitlines():
         requirement, _, marker = line.partition("#")[0].partition(";")
         if requirement.strip() and _holds(marker.strip()):
-            name, _, version = requirement.strip().partition("==")
-            yield name, version
+            yield requirement.strip()
 
 
 def _holds(marker: str) -> bool:
@@ -97,7 +96,7 @@ def python_to_start(root: Path, say: Say) -> Path | None:
     if os.environ.get(STARTED) == str(folder):
         raise UsageError(
             f"{folder}/bin/python was started, and Python says that it is another environment: {sys.prefix}. Remove "
-            f"{places.link} and {folder}, then start again; or {_WITHOUT}"
+            f"{places.link} and {folder}, then start again; or {WITHOUT}"
         )
     os.environ[STARTED] = str(folder)
     return folder / "bin" / "python"
@@ -111,7 +110,7 @@ def is_suitable(places: Places) -> bool:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return all(version(name) == wanted for name, wanted in places.packages)
+        return all(version(name) == wanted for name, _, wanted in (each.partition("==") for each in places.packages))
     except PackageNotFoundError:
         return False
 
@@ -196,7 +195,7 @@ def _not_writable(places: Places, error: OSError) -> str:
     stamped = next((f for f in (places.link, places.folder) if _stamp(f) == places.digest), None)
     if stamped and (why := _why_not_started(stamped)):
         said += f". {places.link.name} has to be made again: {why}"
-    return f"{said}. Start from a checkout of your own, or {_WITHOUT}"
+    return f"{said}. Start from a checkout of your own, or {WITHOUT}"
 
 
 def _complete(places: Places, say: Say) -> Path:
@@ -219,7 +218,7 @@ def _refuse_used(folder: Path) -> None:
     if folder.is_dir() and (user := environment_folder.user_of(folder)):
         raise UsageError(
             f"{folder} has to be made again, and {user} uses it: its packages would change under it. Wait for its "
-            f"end, then start again; or {_WITHOUT}"
+            f"end, then start again; or {WITHOUT}"
         )
 
 
@@ -227,7 +226,7 @@ def _is_left_whole(places: Places) -> bool:
     """Return whether an environment without a link to it has every file of every package."""
     if _stamp(places.folder) != places.digest or _why_not_started(places.folder):
         return False
-    return not lacking(places.folder, places.packages, with_files=True)
+    return not installer.lacking(places.folder, places.packages, with_files=True)
 
 
 def _install(places: Places, say: Say) -> None:
@@ -239,14 +238,9 @@ def _install(places: Places, say: Say) -> None:
     python, lock = str(folder / "bin" / "python"), str(places.root / "requirements.lock")
     argv = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r", lock]
     installer.run(argv, folder, quiet)
-    if lost := lacking(folder, places.packages):
+    if lost := installer.lacking(folder, places.packages):
         raise UsageError(installer.installed_elsewhere(folder, lost))
     (folder / installer.STAMP).write_text(places.digest)
-
-
-def lacking(folder: Path, packages: tuple[tuple[str, str], ...], with_files: bool = False) -> list[str]:
-    """Return the packages that an environment has not. with_files: also those of which a file is missing."""
-    return installer.lacking(folder, [f"{name}=={version}" for name, version in packages], with_files)
 
 
 def _switch(places: Places) -> None:

@@ -89,18 +89,13 @@ def wheels_folder() -> Path | None:
     return folder
 
 
-def source_variables() -> dict[str, str]:
-    """Return the variables that make pip install from the folder of LEVELFIELD_WHEELS alone; none without one."""
-    folder = wheels_folder()
-    return {} if folder is None else {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()}
-
-
-def sources(index: str | None) -> dict[str, str]:
-    """Return the variables of pip's sources: the folder of LEVELFIELD_WHEELS, else pip's index and a named one.
+def sources(index: str | None = None) -> dict[str, str]:
+    """Return the variables of pip's sources: the folder of LEVELFIELD_WHEELS alone, else pip's index and a named one.
 
     index: the variable that names an index beside pip's own.
     """
-    return source_variables() or index_variables(index)
+    folder = wheels_folder()
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()} if folder else index_variables(index)
 
 
 def index_variables(index: str | None) -> dict[str, str]:
@@ -127,10 +122,10 @@ def build_variables(folder: Path, home: Mapping[str, str], headers: str | None) 
 def run(argv: Sequence[str], folder: Path, say: Say, source: dict[str, str] | None = None) -> None:
     """Run an installer that writes to `folder`, and report each package. Raises RunFailed with what to do.
 
-    source: the variables of pip's source; by default those of source_variables. All processes of the installer are
+    source: the variables of pip's source; by default those of `sources`. All processes of the installer are
     ended when an error or an interrupt leaves this function.
     """
-    variables = {**_own_variables(), **(source_variables() if source is None else source), MARK: str(folder)}
+    variables = {**_own_variables(), **(sources() if source is None else source), MARK: str(folder)}
     if "pip" in argv:
         refuse_redirection(variables)
     process = None

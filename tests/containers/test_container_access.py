@@ -14,8 +14,7 @@ from docker.errors import APIError
 from levelfield.contracts.execution import ContainerWork
 from levelfield.contracts.vendor import Device, container_options
 from levelfield.run.runtimes.engine import OWNER_LABEL, owner, started
-from levelfield.specs.container import ContainerOptions
-from levelfield.specs.vendor import ContainerAccess
+from levelfield.specs.vendor import ContainerAccess, ContainerOptions
 
 pytestmark = pytest.mark.containers
 

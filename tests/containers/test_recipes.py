@@ -19,8 +19,8 @@ from levelfield.plan import image_recipe
 from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes.images import tag_of
 from levelfield.run.runtimes.wheels import Wheels, verify, wheels_of
-from levelfield.specs.build_needs import Stages
-from levelfield.specs.container import ImagePlan
+from levelfield.specs.plan import ImagePlan
+from levelfield.specs.requirements import Stages
 from levelfield.specs.vendor import Image
 
 GOLDEN = Path(__file__).parent / "golden"

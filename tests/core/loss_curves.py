@@ -24,7 +24,7 @@ from levelfield.measure.alignment import (
     limit_at,
 )
 from levelfield.measure.calibration import limits_of, noise_between
-from levelfield.measure.tail_comparison import compare_tails
+from levelfield.measure.curves import compare_tails
 
 DATA = Path(__file__).parent / "data" / "loss_curves"
 VENDORS = ("llama3_cuda", "llama3_rocm_mi350x")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 
 _SHARED: dict[str, Any] = dict(
     family="published", positions="rope", rope_base=1e6, norm="rmsnorm", norm_eps=1e-5, activation="swiglu", bias=False,

@@ -16,8 +16,17 @@ from typing import Any
 
 from levelfield.pages.results import GivenRuns
 from levelfield.specs.layout import Layout
-from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
-from levelfield.specs.traces import DeviceTrace, RankPeaks, RankTrace, RunTraces
+from levelfield.specs.record import (
+    Conditions,
+    DeviceTrace,
+    RankPeaks,
+    RankTrace,
+    RunRecord,
+    RunTraces,
+    Series,
+    StoreEvent,
+    Subject,
+)
 
 FIRST = datetime(2026, 10, 1, 1, 30, tzinfo=timezone.utc)
 CASES = ("gpt3_6.7B", "llama3_8b", "gpt2_small", "llama3_70b", "gpt3_13B")

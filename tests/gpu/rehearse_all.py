@@ -22,9 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from levelfield.catalog.code_basis import CodeBasis
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import dump, load
-from levelfield.specs.basis import FileDigests, basis_of, key_of
 from levelfield.specs.layout import Layout
-from levelfield.specs.rehearsed import RehearsedRow, RehearsedRuns
+from levelfield.specs.recorded_runs import FileDigests, RehearsedRow, RehearsedRuns, basis_of, key_of
 from rehearsal.judgement import findings
 from rehearsal.needs import default_python
 from rehearsal.plans import CHECKOUT, RehearsalError, make_plan, planned_bytes, telling_ranks, world_size

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from interpreters import interpreters
 from layouts import MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, torch_curve, train
-from levelfield.specs.tested import Difference
+from levelfield.specs.recorded_runs import Difference
 
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # each rank of jax compiles: a third less time for it
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))

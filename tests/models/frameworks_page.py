@@ -26,7 +26,7 @@ from levelfield.catalog.support import (
 )
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.tested import LayoutRuns, MatrixRun
+from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun
 
 PAGE = ROOT / "docs" / "frameworks.md"
 DEFAULT_PLANS = ROOT / "tests" / "core" / "plan" / "default_plans.json"

@@ -30,8 +30,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.run.measurement import measure_host_rates
 from levelfield.specs.base import dump, load
 from levelfield.specs.case import Precision
-from levelfield.specs.host_rates import HostRates
-from levelfield.specs.host_runs import HostRun, HostRuns
+from levelfield.specs.host_rates import HostRates, HostRun, HostRuns
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result

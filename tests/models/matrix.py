@@ -29,13 +29,12 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import ReferenceState, RunCurrency
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.specs.architecture import Model
 from levelfield.specs.base import dump, load
-from levelfield.specs.basis import basis_of, key_of
-from levelfield.specs.case import Model, Precision
+from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
-from levelfield.specs.reference_curves import ReferenceCurve
-from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
+from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve, basis_of, key_of
 from levelfield.testing.framework_kit.layout_checks import edited_since
 from levelfield.testing.framework_kit.variants import SEQUENCE, TRIED, offered, zero
 from references import HONEST, curve_of, honest_noise, machine, train_references

@@ -26,7 +26,7 @@ from layouts import ROOT, SINGLE, Variant, events, job_of, launch, planted, read
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import limits_of, noise_between
 from levelfield.measure.raw_facts import ComparedChoices
-from levelfield.measure.rerouting import IN_FLOAT32, own_choices
+from levelfield.measure.routing import IN_FLOAT32, own_choices
 from levelfield.specs.architecture import Experts
 from levelfield.worker.choices import digest_of, joined
 from matrix import VARIANTS

@@ -23,9 +23,15 @@ from levelfield.catalog.code_basis import CodeBasis
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import REFERENCE, REFERENCES, ReferenceState
 from levelfield.specs.base import dump
-from levelfield.specs.basis import basis_of, key_of
-from levelfield.specs.reference_curves import CurveFigures, ReferenceCurve, ReferenceCurves
-from levelfield.specs.tested import Difference, OwnNoise
+from levelfield.specs.recorded_runs import (
+    CurveFigures,
+    Difference,
+    OwnNoise,
+    ReferenceCurve,
+    ReferenceCurves,
+    basis_of,
+    key_of,
+)
 from levelfield.testing.framework_kit.layout_checks import edited_since
 from levelfield.testing.framework_kit.variants import TRIED
 

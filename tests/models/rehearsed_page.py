@@ -5,7 +5,7 @@ from __future__ import annotations
 from layouts import ROOT
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.rehearsals import Rehearsals
-from levelfield.specs.rehearsed import RehearsedRow
+from levelfield.specs.recorded_runs import RehearsedRow
 
 REHEARSED = ROOT / "docs" / "verified" / "rehearsed.md"
 GIB = 2**30

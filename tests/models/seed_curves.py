@@ -1,4 +1,4 @@
-"""Trains a small GPT with several seeds, and changed ones, for the tests of `measure/tail_comparison.py`.
+"""Trains a small GPT with several seeds, and changed ones, for the tests of `measure/curves.py`.
 
     PYTHONPATH=platform .venvs/dev/bin/python tests/models/seed_curves.py
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from layouts import MODELS, Variant, job_of, train
-from levelfield.measure.tail_comparison import compare_tails
+from levelfield.measure.curves import compare_tails
 
 STEPS, SEEDS, MARGIN = 200, 4, 0.01
 ONE = Variant("1 process", micro_batch=8)

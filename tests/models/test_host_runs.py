@@ -12,7 +12,7 @@ import pytest
 from host_runs import PAGE, SETTINGS, Setting
 from levelfield.specs.base import load, parse
 from levelfield.specs.case import Case
-from levelfield.specs.host_runs import HostRuns
+from levelfield.specs.host_rates import HostRuns
 from levelfield.specs.layout import parse_layout
 
 

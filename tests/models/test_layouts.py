@@ -13,7 +13,7 @@ from frameworks_page import PAGE, all_runs, counting, page
 from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, planted, script_of, shallow, train
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
-from levelfield.specs.tested import LayoutRuns
+from levelfield.specs.recorded_runs import LayoutRuns
 from levelfield.testing.framework_kit.small_models import with_large_vocabulary
 from matrix import (
     VARIANTS,

@@ -13,7 +13,7 @@ import torch
 import transformers
 from huggingface_classes import NoEquivalent, hf_config, mixture_arrays, to_hf
 from layouts import MODELS
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
 from safetensors.numpy import save_file

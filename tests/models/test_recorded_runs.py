@@ -20,8 +20,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import REFERENCES, ReferenceState, RunCurrency
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump, load
-from levelfield.specs.reference_curves import ReferenceCurves
-from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
+from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurves
 from levelfield.testing.framework_kit.layout_checks import edited_since
 from matrix import VARIANTS, Asked, RunRecord
 from references import confirms, curve_of, figures_of, train_references

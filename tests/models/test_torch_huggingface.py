@@ -13,7 +13,8 @@ import torch
 import transformers
 from huggingface_classes import NoEquivalent, hf_config, initial_arrays, to_hf
 from layouts import EVERYWHERE, MODELS
-from levelfield.specs.case import Model, Work
+from levelfield.specs.architecture import Model
+from levelfield.specs.case import Work
 from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
 from safetensors.numpy import save_file

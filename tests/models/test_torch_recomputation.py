@@ -8,7 +8,7 @@ import pytest
 import torch
 from layouts import MODELS
 from levelfield.measure.flops import flops_per_token
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 from levelfield.worker.job import namespace
 from torch.utils.flop_counter import FlopCounterMode
 

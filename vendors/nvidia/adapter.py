@@ -18,7 +18,7 @@ from levelfield.contracts.command import Ask, CommandOutput, ask
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import Read, chip_named, hides_all, number, sample_of, shown, take, without
 from levelfield.contracts.vendor import Device, DeviceList, NodeCommands, Sample, Vendor
-from levelfield.specs.launch import NodeCommand
+from levelfield.specs.site import NodeCommand
 from levelfield.specs.vendor import VendorFile
 
 MEBIBYTE = 2**20

@@ -23,12 +23,11 @@ from levelfield.contracts.checked_adapter import checked_adapter
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.measure.parameter_counts import parameters
+from levelfield.specs.base import DocumentCache
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, read_overlay
 from levelfield.specs.constants import Constants
-from levelfield.specs.derivation import split_name
-from levelfield.specs.document_cache import DocumentCache
-from levelfield.specs.extension import Extension
+from levelfield.specs.derivation import Extension, split_name
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.selector import labelled, split_label
 from levelfield.specs.vendor import VendorFile

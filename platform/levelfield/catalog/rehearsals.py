@@ -10,7 +10,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import DocumentError, UnknownName
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.rehearsed import RehearsedRow, RehearsedRuns
+from levelfield.specs.recorded_runs import RehearsedRow, RehearsedRuns
 from levelfield.specs.vendor import VendorFile
 
 EVIDENCE = "docs/verified/rehearsed.json"

@@ -14,12 +14,10 @@ from levelfield.catalog.framework_versions import rests_on, runs_path
 from levelfield.catalog.registry import Registry
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.base import load
-from levelfield.specs.basis import Basis
 from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
 from levelfield.specs.layout import Layout
-from levelfield.specs.reference_curves import ReferenceCurves
-from levelfield.specs.tested import LayoutRuns, MatrixRun
+from levelfield.specs.recorded_runs import Basis, LayoutRuns, MatrixRun, ReferenceCurves
 from levelfield.specs.vendor import HOST_KIND
 
 State = Literal["tested", "fails", "written", "some", "chip", "-"]

@@ -18,7 +18,7 @@ from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import reason_without_limits, wrapped
 
 if TYPE_CHECKING:
-    from levelfield.measure.tail_comparison import TailComparison
+    from levelfield.measure.curves import TailComparison
     from levelfield.specs.result import Alignment
 
 ALIGN = """\
@@ -129,8 +129,7 @@ def _curves(options: argparse.Namespace) -> int:
 
     Raises DocumentError for a file without a curve, and UsageError for one run on both sides.
     """
-    from levelfield.measure.equal_curves import first_of_each_run
-    from levelfield.measure.tail_comparison import compare_tails
+    from levelfield.measure.curves import compare_tails, first_of_each_run
     from levelfield.publish.foreign_curves import read_curve
 
     files, count = [*options.ours, *options.against], len(options.ours)

@@ -69,7 +69,7 @@ def _new(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from levelfield.specs.hardware import read_hardware
+    from levelfield.specs.suite import read_hardware
     from levelfield.testing.case_kit.case_checks import HARDWARE, CaseSubject, check_case
 
     registry = registry_of(options)

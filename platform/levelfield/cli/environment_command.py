@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
     from levelfield.catalog.registry import Registry
     from levelfield.run.runtimes.images import Built
-    from levelfield.specs.build_needs import Stages
-    from levelfield.specs.container import ImagePlan
-    from levelfield.specs.plan import EnvironmentPlan
+    from levelfield.specs.plan import EnvironmentPlan, ImagePlan
+    from levelfield.specs.requirements import Stages
 
 ENVIRONMENT = """\
 Make what the trainings of frameworks need, ahead of a run: Python environments
@@ -155,7 +154,7 @@ def _fetch(options: argparse.Namespace) -> int:
     """
     from levelfield.plan.image_recipe import PIP_REQUIREMENT
     from levelfield.run.runtimes.wheels import fetch_into
-    from levelfield.specs.build_needs import Stages
+    from levelfield.specs.requirements import Stages
 
     terminal, registry, folder = Terminal(), registry_of(options), options.folder.absolute()
     kind = registry.vendor_file(options.vendor).device_kind
@@ -207,7 +206,7 @@ def _engine() -> Iterator[DockerClient]:
 
 def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
     from levelfield.plan.image_recipe import image_plan
-    from levelfield.specs.build_needs import Stages
+    from levelfield.specs.requirements import Stages
 
     registry = registry_of(options)
     implementation, folder = registry.labelled(framework)
@@ -219,7 +218,8 @@ def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
 
 def _ready(options: argparse.Namespace, framework: str) -> Built:
     from levelfield.run.runtimes import images
-    from levelfield.specs.container import ContainerOptions, ContainerPlan
+    from levelfield.specs.plan import ContainerPlan
+    from levelfield.specs.vendor import ContainerOptions
 
     recipe = _recipe(options, framework)
     plan = ContainerPlan(image=recipe, options=ContainerOptions(), visible={}, offline=options.offline)

@@ -23,8 +23,7 @@ from levelfield.user_folders import config_folder
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
-    from levelfield.specs.launch import LaunchPlan
-    from levelfield.specs.site import Host, Site
+    from levelfield.specs.site import Host, LaunchPlan, Site
     from levelfield.store.database import Store
 
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -179,7 +178,7 @@ def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
     The command line has priority over the site's file. Raises UsageError for a launcher or a site that does not exist.
     """
     from levelfield.run.launchers import LOCAL, launcher_code, launcher_names
-    from levelfield.specs.launch import LaunchPlan
+    from levelfield.specs.site import LaunchPlan
 
     site = site_of(options.site)
     name = options.launcher or site.launcher or LOCAL

@@ -24,7 +24,7 @@ from levelfield.predict.layout_search import (
     not_offered,
 )
 from levelfield.predict.links import UnknownLink
-from levelfield.specs.bounds import MOST_RANKS
+from levelfield.specs.base import MOST_RANKS
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import parse_layout

@@ -126,7 +126,7 @@ def _noise(options: argparse.Namespace) -> int:
 
 def jump_remark(reference: Reference) -> str | None:
     """Return what to do about a loss that jumps, or None."""
-    from levelfield.measure.spikes import largest_rise
+    from levelfield.measure.curves import largest_rise
 
     step, rise = largest_rise(dict(enumerate(reference.losses, start=1)))
     if rise < STEEP:

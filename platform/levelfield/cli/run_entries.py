@@ -22,14 +22,13 @@ from levelfield.report.tables import as_json
 from levelfield.run import certificate_maker, runner, scheduler
 from levelfield.run.scheduler import CertificateAttempt, Job
 from levelfield.rundir.directory import find_run, read_plan
-from levelfield.specs.base import parse
-from levelfield.specs.bounds import MOST_NODES
+from levelfield.specs.base import MOST_NODES, parse
 from levelfield.specs.derivation import Derivation
-from levelfield.specs.hardware import NamedHardware, read_hardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 from levelfield.specs.selector import MOST, parse_selector
+from levelfield.specs.suite import NamedHardware, read_hardware
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.compared_runs import FolderRuns
 

@@ -223,7 +223,7 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
     import yaml
 
     from levelfield.catalog import lookup
-    from levelfield.specs.yaml_words import WordDumper
+    from levelfield.specs.bounded_reading import WordDumper
 
     if options.name not in registry.cases and (near := difflib.get_close_matches(options.name, KINDS, 1, 0.7)):
         raise UsageError(f"unknown case '{options.name}'; did you mean `show {near[0]}`?")

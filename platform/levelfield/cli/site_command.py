@@ -32,8 +32,8 @@ from levelfield.report.words import NONE, WIDTH, wrapped
 
 if TYPE_CHECKING:
     from levelfield.run.site_checks.site_findings import SiteFinding
-    from levelfield.specs.launch import LaunchPlan
     from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
+    from levelfield.specs.site import LaunchPlan
 
 _GIGA, _MILLI = 1e9, 1e-3
 _PER_TABLE = 5  # nodes side by side

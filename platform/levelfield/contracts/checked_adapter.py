@@ -16,7 +16,7 @@ from typing import Any
 from levelfield.contracts.command import Ask, ask_for, end_tools
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, NodeCommands, Sample, Vendor
 from levelfield.errors import DocumentError
-from levelfield.specs.bounds import MOST_DEVICES
+from levelfield.specs.base import MOST_DEVICES
 from levelfield.specs.vendor import VendorFile
 
 LIMIT_SECONDS = 120.0  # of one answer: the tools of eight devices without a resident driver take twenty

@@ -23,7 +23,7 @@ from levelfield.contracts.vendor import (
     Vendor,
     container_options,
 )
-from levelfield.specs.launch import NodeCommand
+from levelfield.specs.site import NodeCommand
 from levelfield.specs.tool import FieldName, Tool, VersionCommand
 from levelfield.specs.vendor import VendorFile
 

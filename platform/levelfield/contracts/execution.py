@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from levelfield.errors import RunFailed
-from levelfield.specs.container import ContainerOptions
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.variables import masked
+from levelfield.specs.vendor import ContainerOptions
 
 PORT_CHOSEN_AT_START = "{port}"
 FIRST_NODE = "{first_node}"  # in a rank's variables: the address of node 0, where only the engine knows it

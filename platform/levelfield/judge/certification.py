@@ -23,7 +23,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment, CertificateFinding, Result
-from levelfield.specs.surroundings import counting
+from levelfield.specs.variables import counting
 
 
 def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: CertificateSubject) -> Certificate:

@@ -21,11 +21,10 @@ from levelfield.judge.status import judge
 from levelfield.judge.uncounted_verdict import under_status
 from levelfield.judge.use_by_others import other_use
 from levelfield.judge.verdict import judged
-from levelfield.measure.expert_load import expert_load
 from levelfield.measure.flops import FORMULAS, Recomputation
 from levelfield.measure.parameter_counts import parameters
-from levelfield.measure.routing import auxiliary_curve, routing_of, routing_reasons
-from levelfield.measure.throughput import WindowError, WindowThroughput, clock_rank, step_times, window
+from levelfield.measure.routing import auxiliary_curve, expert_load, routing_of, routing_reasons
+from levelfield.measure.throughput import WindowError, clock_rank, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
@@ -103,7 +102,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         window=(plan.work.window.first_step, plan.work.window.last_step),
         loss=_loss(plan, raw),
         experts=_experts(plan, raw),
-        throughput=_as_result(throughput) if throughput else None,
+        throughput=throughput,
         utilisation=_utilisation(plan, throughput, recompute),
         memory=kept,
         energy=used_energy,
@@ -146,7 +145,7 @@ def _loaded(raw: RawRecords) -> tuple[str, ...]:
     )
 
 
-def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[WindowThroughput | None, str]:
+def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[Throughput | None, str]:
     """Return the window's throughput, or None and the reason. Only a run whose rules hold has a throughput."""
     if not status.has_figures:
         return None, f"the run is {status.word}"
@@ -159,16 +158,7 @@ def _throughput(plan: Plan, raw: RawRecords, status: Status) -> tuple[WindowThro
         return None, str(error)
 
 
-def _as_result(measured: WindowThroughput) -> Throughput:
-    return Throughput(
-        tokens_per_second=measured.tokens_per_second,
-        tokens_per_second_per_device=measured.tokens_per_second_per_device,
-        wall_seconds=measured.wall_seconds,
-        step_seconds=measured.step_seconds,
-    )
-
-
-def _utilisation(plan: Plan, throughput: WindowThroughput | None, recompute: Recomputation) -> tuple[Utilisation, ...]:
+def _utilisation(plan: Plan, throughput: Throughput | None, recompute: Recomputation) -> tuple[Utilisation, ...]:
     """Return each formula's MFU, and its HFU where the run recomputes or the formula counts recomputation."""
     if throughput is None:
         return ()

@@ -7,14 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from levelfield.measure.coverage import coverage, too_little
 from levelfield.measure.flops import FormulaError, flops_per_token
 from levelfield.measure.least_work import energy_reason, memory_reason, processor_reason, time_reason
 from levelfield.measure.other_use import busy_seconds, in_use
-from levelfield.measure.throughput import WindowThroughput
+from levelfield.measure.readings import coverage, too_little
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status
+from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status, Throughput
 
 _STATES = ("weights", "gradients", "optimizer_states")
 
@@ -23,7 +22,7 @@ def unless_implausible(
     status: Status,
     plan: Plan,
     parts: Sequence[NodePart],
-    throughput: WindowThroughput | None,
+    throughput: Throughput | None,
     memory: Memory,
     energy: Energy,
 ) -> Status:
@@ -49,7 +48,7 @@ def _memory(plan: Plan, memory: Memory) -> Iterator[str]:
         yield f"memory: {reason}"
 
 
-def _work(plan: Plan, parts: Sequence[NodePart], throughput: WindowThroughput, energy: Energy) -> Iterator[str]:
+def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy: Energy) -> Iterator[str]:
     training = plan.work.training
     try:
         flops = flops_per_token("megatron", plan.work.model, training.sequence_length) * training.tokens_per_step

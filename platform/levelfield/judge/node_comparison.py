@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from levelfield.measure.other_use import HOST_LIMIT, device_sentence, in_use
-from levelfield.measure.peer_comparison import (
+from levelfield.measure.preflight import (
     FEWEST_EARLIER,
     PeerFinding,
     PeerReading,

@@ -11,12 +11,11 @@ from dataclasses import replace
 from levelfield.contracts.readings import LEAST_WATTS
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
-from levelfield.measure.expectation import against_expected
-from levelfield.measure.load import mean_load
-from levelfield.measure.throughput import WindowThroughput
+from levelfield.measure.memory import against_expected
+from levelfield.measure.readings import mean_load
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import Energy, Figure, Memory, MemoryExpectation, Status
+from levelfield.specs.result import Energy, Figure, Memory, MemoryExpectation, Status, Throughput
 
 
 def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
@@ -49,28 +48,27 @@ def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
 def _expectation(plan: Plan, measured: memories.MemoryPeaks, status: Status) -> MemoryExpectation:
     """Return measured against expected memory of a valid run. An incomplete run may not have reached its peak."""
     why_none = None if status.has_figures else f"the run is {status.word}"
-    found = against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none)
-    reason = found.reason if found.measured_bytes is None else None
-    figure = Figure(value=found.measured_bytes, unit="B", reason=reason)
-    return MemoryExpectation(figure=found.figure, measured=figure, ratio=found.ratio, remark=found.remark)
+    return against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none)
 
 
 def _bytes(peak: memories.MemoryPeak) -> Figure:
     return Figure(value=peak.peak_bytes, unit="B", reason=peak.reason if peak.peak_bytes is None else None)
 
 
-def energy(plan: Plan, parts: Sequence[NodePart], throughput: WindowThroughput | None, why_none: str) -> Energy:
+def energy(plan: Plan, parts: Sequence[NodePart], throughput: Throughput | None, why_none: str) -> Energy:
     """Return the energy of all machines over the window; without one, with the reason."""
     if throughput is None:
         return _no_energy(why_none)
-    each = {part.name: _used(plan, part, throughput.tokens) for part in parts}
+    window = plan.work.window
+    tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
+    each = {part.name: _used(plan, part, tokens) for part in parts}
     named = {name: use for name, use in each.items() if name is not None}
     found = energies.over_nodes(named) if named else each[None]
     return Energy(
         joules=Figure(value=found.joules, unit="J", reason=found.reason),
         joules_per_token=Figure(value=found.joules_per_token, unit="J/token", reason=found.reason),
         mean_watts=Figure(value=found.mean_watts, unit="W", reason=found.reason),
-        boundary=found.boundary,
+        boundary=energies.BOUNDARY,
     )
 
 
@@ -78,12 +76,12 @@ def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
     window_ns = part.window_ns(plan.work.window)
     if window_ns is None or part.why_silent:
         reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.why_silent
-        return energies.EnergyUse(None, None, None, (), reason)
+        return energies.EnergyUse(None, None, None, reason)
     if len(part.indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
         reason = (
             f"the tool shows {len(part.indices)} devices of a host that is one, so which of them trained is unknown"
         )
-        return energies.EnergyUse(None, None, None, (), reason)
+        return energies.EnergyUse(None, None, None, reason)
     least = 0.0 if plan.hardware.is_host else LEAST_WATTS
     found = energies.energy(part.read.readings, part.indices, *window_ns, tokens, least)
     if found.joules is not None:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 from levelfield.measure.alignment import AlignmentLimits
 from levelfield.measure.calibration import Noise, Places, limits_of, merged
-from levelfield.measure.rerouting import IN_FLOAT32, ChoiceLimits
+from levelfield.measure.routing import IN_FLOAT32, ChoiceLimits
 from levelfield.specs.reference import NoiseRow, Reference
 
 _DIGITS = 3  # of a stored difference

@@ -1,6 +1,6 @@
 """What single steps cost the window, what telemetry read around the slowest one, and whether the run is still valid.
 
-The rules are in measure/disturbance.py.
+The rules are in measure/throughput.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,19 @@ from datetime import datetime, timezone
 from statistics import fmean
 from typing import NamedTuple
 
-from levelfield.measure.disturbance import OUTLIER, StepOutliers, is_disturbed, step_outliers
 from levelfield.measure.other_use import HostUse, host_use
 from levelfield.measure.raw_facts import NANOSECONDS, Reading
-from levelfield.measure.throughput import StepSpan, WindowError, clock_rank, spans, step_times
+from levelfield.measure.throughput import (
+    OUTLIER,
+    StepOutliers,
+    StepSpan,
+    WindowError,
+    clock_rank,
+    is_disturbed,
+    spans,
+    step_outliers,
+    step_times,
+)
 from levelfield.rundir.node_parts import NodePart, part_of
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan

@@ -13,8 +13,7 @@ from levelfield.judge.noise_ceiling import check_ceiling, check_same_row
 from levelfield.judge.verdict import training_of, training_of_reference
 from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.calibration import noise_between
-from levelfield.measure.rerouting import rerouting
-from levelfield.measure.routing import mixture_layers
+from levelfield.measure.routing import mixture_layers, rerouting
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.specs.base import load

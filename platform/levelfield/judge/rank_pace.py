@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from levelfield.measure.straggler import stragglers
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import RankPace, Straggler
+from levelfield.specs.result import RankPace
 
 
 def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:
@@ -22,9 +20,7 @@ def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:
     }
     size, nodes = plan.hardware.devices_per_node, plan.hardware.nodes
     members = {f"node{node}": range(node * size, (node + 1) * size) for node in range(nodes)}
-    found = stragglers(inside, members if nodes > 1 else {})
-    named = tuple(Straggler.model_validate(asdict(each)) for each in found.found)
-    return RankPace(steps=found.steps, stragglers=named, unchecked=found.unchecked)
+    return stragglers(inside, members if nodes > 1 else {})
 
 
 def _times(raw: RawRecords) -> dict[int, dict[int, float]]:

@@ -8,13 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from levelfield.judge.node_ends import node_evidence, rank_named
-from levelfield.measure.final_weights import final_weight_reasons
-from levelfield.measure.gradients import gradient_reasons
-from levelfield.measure.node_clocks import node_clock_reasons
-from levelfield.measure.platform_clock import platform_clock_reasons
-from levelfield.measure.rerouting import choice_reasons
-from levelfield.measure.routing import auxiliary_reasons, mixture_layers, routing_reasons
+from levelfield.measure.clocks import node_clock_reasons, platform_clock_reasons
+from levelfield.measure.routing import auxiliary_reasons, choice_reasons, mixture_layers, routing_reasons
 from levelfield.measure.validity import MOST_REASONS, check
+from levelfield.measure.weights import final_weight_reasons, gradient_reasons
 from levelfield.node.regular_files import read_last
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.raw_files import RawRecords

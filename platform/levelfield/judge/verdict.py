@@ -7,11 +7,9 @@ from dataclasses import asdict
 
 from levelfield.judge.noise import limits_from
 from levelfield.measure import alignment as rules
-from levelfield.measure.final_weights import final_weights
-from levelfield.measure.gradients import gradient_norms
-from levelfield.measure.rerouting import own_choices
-from levelfield.measure.routing import routing_of
+from levelfield.measure.routing import own_choices, routing_of
 from levelfield.measure.validity import loss_curve
+from levelfield.measure.weights import final_weights, gradient_norms
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.case import Work
 from levelfield.specs.reference import Reference

@@ -15,7 +15,7 @@ its limit and the source of the limit. Comparisons are written so that NaN fails
 
 A limit is a number, or numbers by place: by step for the curve, by step and group for gradients, by group and figure
 for final weights. A group is all parameters of one name in all layers. A mixture follows the reference's choices of
-experts (measure/rerouting.py); one that does not is compared up to its first changed choice.
+experts (measure/routing.py); one that does not is compared up to its first changed choice.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from levelfield.measure.rerouting import ChoiceLimits, OwnChoices, Rerouting, judged_choices, rerouting
-from levelfield.measure.routing import Routing
-from levelfield.measure.spikes import least_jump, spike_steps
+from levelfield.measure.curves import least_jump, spike_steps
+from levelfield.measure.routing import ChoiceLimits, OwnChoices, Rerouting, Routing, judged_choices, rerouting
 
 Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
 
@@ -306,7 +305,7 @@ def routing(run: TrainingCurve, reference: TrainingCurve, moved: Rerouting, limi
 
 
 def spikes(run: TrainingCurve, reference: TrainingCurve) -> Layer:
-    """Find steps whose loss jumps away from its neighbours, where the reference has no jump (measure/spikes.py)."""
+    """Find steps whose loss jumps away from its neighbours, where the reference has no jump (measure/curves.py)."""
     found, least = spike_steps(run.losses, reference.losses), least_jump(reference.losses)
     if not found:
         return Layer("spikes", True, None, least, "none")

@@ -18,7 +18,7 @@ import math
 from typing import Literal, get_args
 
 from levelfield.measure.parameter_counts import active_weights, layer_matrices, parameters
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 
 Recomputation = Literal["none", "selective", "selective-attention", "full", "full-except-down"]
 FormulaId = Literal["palm", "6n", "megatron", "megatron-2021"]
@@ -59,12 +59,6 @@ def flops_per_token(
     attention = 0.0 if formula == "6n" else 12.0 * model.layers * core_width(model) * sequence_length
     count = _parameters(model, sequence_length, parameters_override)
     return 6.0 * count + attention + _repeated_parameters(formula, model, sequence_length, count, recompute)
-
-
-def flops_per_step(formula: FormulaId, model: Model, sequence_length: int, global_batch: int) -> float:
-    """Return FLOPs of one optimizer step, without recomputation. Only `megatron-2021` always counts it."""
-    recompute: Recomputation = "full" if formula == "megatron-2021" else "none"
-    return global_batch * sequence_length * flops_per_token(formula, model, sequence_length, None, recompute)
 
 
 def _parameters(model: Model, sequence_length: int, override: float | None) -> float:

@@ -1,22 +1,28 @@
-"""Memory figures: the used memory of the devices, and the memory that the framework reports.
+"""Memory figures: the used memory of the devices, what the framework reports, and both beside the estimate.
 
 Headline: the used peak of the fullest device over its capacity, from the vendor's tool. The tool sees everything on
 the device (context, communication buffers, other processes), but only at its samples.
-See docs/decisions/memory-figures.md.
+On an accelerator the estimate covers everything on the device, which the vendor's tool measures. On the host it covers
+one process, whose resident peak the operating system records. See docs/decisions/memory-figures.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from levelfield.measure.coverage import coverage, too_little
 from levelfield.measure.raw_facts import Reading, StepRecord, by_rank
+from levelfield.measure.readings import coverage, too_little
+from levelfield.specs.result import Figure, MemoryExpectation
 
 ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"
 _KINDS = (ALLOCATED, RESERVED, PROCESS)
 # A sampler may miss a peak. But a used figure below half of one rank's memory has another unit or another device.
 _PLAUSIBLE_SHARE = 0.5
+TOLERANCE = 0.2  # of the estimate
+# A figure in a wrong unit differs by one of these factors. Within the tolerance, the remark names that unit.
+_STEPS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -30,16 +36,12 @@ class MemoryPeak:
 
 @dataclass(frozen=True)
 class MemoryPeaks:
-    """Peaks in bytes over the whole run. used_fraction: `used` / the capacity of the same device."""
+    """Peaks over the whole run: used of a device, the others of a rank."""
 
     used: MemoryPeak
-    used_fraction: float | None
-    capacity_bytes: int | None
     allocated: MemoryPeak
     reserved: MemoryPeak
     process: MemoryPeak
-    per_device: dict[str, int | None]
-    per_rank: dict[int, dict[str, int | None]]
 
 
 def memory(
@@ -54,14 +56,13 @@ def memory(
     window (the run ended before) it is the largest reading.
     """
     kept = sorted(readings, key=lambda r: r.time_ns)
-    held = {rank: {k: _held(own, k) for k in _KINDS} for rank, own in by_rank(records).items()}
-    allocated, reserved, process = (_worst_rank(held, kind) for kind in _KINDS)
-    seen = _used(kept, capacity_bytes)
-    largest = _covered(_worst(seen, "device", "the vendor's tool"), kept, capacity_bytes, window_ns)
-    used = _plausible(largest, capacity_bytes, allocated)
-    capacity = capacity_bytes[used.where] if used.where else None
-    fraction = used.peak_bytes / capacity if used.peak_bytes is not None and capacity else None
-    return MemoryPeaks(used, fraction, capacity, allocated, reserved, process, seen, held)
+    ranks = by_rank(records)
+    allocated, reserved, process = (
+        _worst({str(rank): _held(own, kind) for rank, own in ranks.items()}, "rank", "the framework") for kind in _KINDS
+    )
+    largest = _worst(_used(kept, capacity_bytes), "device", "the vendor's tool")
+    used = _plausible(_covered(largest, kept, capacity_bytes, window_ns), capacity_bytes, allocated)
+    return MemoryPeaks(used, allocated, reserved, process)
 
 
 def over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
@@ -69,33 +70,17 @@ def over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
 
     A figure that one node lacks is unknown: the largest may be there. The reason names the node.
     """
-    used, allocated, reserved, process = (
-        _fullest({name: getattr(peaks, figure) for name, peaks in nodes.items()}, names_device=figure == "used")
-        for figure in ("used", "allocated", "reserved", "process")
-    )
-    of = nodes[used.where.partition("/")[0]] if used.where else None
+    figures = (field.name for field in fields(MemoryPeaks))
     return MemoryPeaks(
-        used,
-        of.used_fraction if of else None,
-        of.capacity_bytes if of else None,
-        allocated,
-        reserved,
-        process,
-        {f"{name}/{device}": peak for name, peaks in nodes.items() for device, peak in peaks.per_device.items()},
-        {rank: peak for peaks in nodes.values() for rank, peak in peaks.per_rank.items()},
+        *(_fullest({name: getattr(peaks, figure) for name, peaks in nodes.items()}) for figure in figures)
     )
 
 
-def _fullest(peaks: Mapping[str, MemoryPeak], names_device: bool) -> MemoryPeak:
-    unknown = next(((name, peak.reason) for name, peak in peaks.items() if peak.peak_bytes is None), None)
+def _fullest(peaks: Mapping[str, MemoryPeak]) -> MemoryPeak:
+    unknown = next((f"{name}: {peak.reason}" for name, peak in peaks.items() if peak.peak_bytes is None), None)
     if unknown or not peaks:
-        return MemoryPeak(None, None, f"{unknown[0]}: {unknown[1]}" if unknown else "no node")
-    name = max(peaks, key=lambda n: peaks[n].peak_bytes or 0)
-    return MemoryPeak(peaks[name].peak_bytes, f"{name}/{peaks[name].where}" if names_device else peaks[name].where)
-
-
-def _worst_rank(held: Mapping[int, Mapping[str, int | None]], kind: str) -> MemoryPeak:
-    return _worst({str(rank): peaks[kind] for rank, peaks in held.items()}, "rank", "the framework")
+        return MemoryPeak(None, None, unknown or "no node")
+    return max(peaks.values(), key=lambda peak: peak.peak_bytes or 0)
 
 
 def _used(readings: Iterable[Reading], devices: Iterable[str]) -> dict[str, int | None]:
@@ -153,3 +138,39 @@ def _plausible(used: MemoryPeak, capacity_bytes: Mapping[str, int | None], alloc
             None, None, f"device {used.where}: {used.peak_bytes} bytes seen, but {held}: units or device differ"
         )
     return used
+
+
+def against_expected(
+    expected_bytes: int, measured: MemoryPeaks, on_host: bool, why_none: str | None
+) -> MemoryExpectation:
+    """Return the estimate beside the measurement. A remark, for a ratio far from 1, does not make the run invalid.
+
+    why_none: why the run's figures do not cover a whole training, else None.
+    """
+    figure, peak = ("process peak", measured.process) if on_host else ("device-used peak", measured.used)
+    reason = why_none or _unknown(peak, expected_bytes)
+    found = None if reason else peak.peak_bytes
+    ratio = None if found is None else found / expected_bytes
+    return MemoryExpectation(
+        figure=figure,
+        measured=Figure(value=found, unit="B", reason=reason),
+        ratio=ratio,
+        remark=None if ratio is None else _remark(figure, ratio),
+    )
+
+
+def _unknown(peak: MemoryPeak, expected_bytes: int) -> str | None:
+    if peak.peak_bytes is None:
+        return peak.reason or "it was not measured"
+    return None if expected_bytes > 0 else f"the plan expects {expected_bytes} bytes"
+
+
+def _remark(figure: str, ratio: float) -> str | None:
+    if abs(ratio - 1) <= TOLERANCE:
+        return None
+    said = f"the {figure} is {ratio:.3g} times what was expected"
+    factor = math.exp(abs(math.log(ratio)))
+    for unit, size in _STEPS.items():
+        if abs(factor / size - 1) <= TOLERANCE:
+            return f"{said}: as if {unit} and bytes were mixed up"
+    return f"{said}: the model of memory {'lacks something' if ratio > 1 else 'counts what is not there'}"

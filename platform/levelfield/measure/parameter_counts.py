@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from levelfield.specs.architecture import LatentAttention
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import LatentAttention, Model
 
 Shapes = dict[str, tuple[int, ...]]
 

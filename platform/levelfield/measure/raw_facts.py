@@ -6,7 +6,7 @@ are never subtracted from each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -174,15 +174,16 @@ def coordinates(rank: int, layout: Layout) -> Coordinates:
 
 def by_rank(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
     """Return the records of each rank, in the order of writing."""
-    found: dict[int, list[StepRecord]] = {}
-    for record in records:
-        found.setdefault(record.rank, []).append(record)
-    return {rank: tuple(found[rank]) for rank in sorted(found)}
+    return _grouped(records, lambda record: record.rank)
 
 
 def by_step(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
     """Return the records of each step over the ranks, by ascending step."""
+    return _grouped(records, lambda record: record.step)
+
+
+def _grouped(records: Iterable[StepRecord], key: Callable[[StepRecord], int]) -> dict[int, tuple[StepRecord, ...]]:
     found: dict[int, list[StepRecord]] = {}
     for record in records:
-        found.setdefault(record.step, []).append(record)
-    return {step: tuple(found[step]) for step in sorted(found)}
+        found.setdefault(key(record), []).append(record)
+    return {each: tuple(found[each]) for each in sorted(found)}

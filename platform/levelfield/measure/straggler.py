@@ -11,39 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from levelfield.specs.result import RankPace, Straggler
 
 FALSE_ALARMS = 0.01  # of all runs without a straggler
 NOTICEABLE = 0.03  # beyond the others; less is not worth a search
 FEWEST_STEPS = 10  # the slowest of two ranks by chance in all of nine steps: 1 in 256 runs, which is above the limit
 
 Times = Mapping[int, Mapping[int, float]]  # seconds by rank and step
-
-
-@dataclass(frozen=True)
-class Slowness:
-    """A rank or a node that the others wait for. excess: its time over the others' median, minus 1, in the median step.
-
-    waited_seconds: the same difference in seconds: what the others waited in the median step. slowest_in: steps.
-    chance: the probability that any of them is the slowest so often by chance alone.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    excess: float
-    waited_seconds: float
-    slowest_in: int
-    chance: float
-
-
-@dataclass(frozen=True)
-class RankPace:
-    """What was found over some steps. unchecked: why nothing could be looked for."""
-
-    steps: int
-    found: tuple[Slowness, ...] = ()
-    unchecked: str | None = None
 
 
 def stragglers(times: Times, nodes: Mapping[str, Sequence[int]]) -> RankPace:
@@ -54,8 +30,9 @@ def stragglers(times: Times, nodes: Mapping[str, Sequence[int]]) -> RankPace:
     """
     steps = _common_steps(times)
     if len(times) < 2 or len(steps) < FEWEST_STEPS:
-        why = "one rank waits for nobody" if len(times) < 2 else f"{len(steps)} steps have a time of every rank"
-        return RankPace(len(steps), (), why if len(times) < 2 else f"{why}, at least {FEWEST_STEPS} are needed")
+        few = f"{len(steps)} steps have a time of every rank, at least {FEWEST_STEPS} are needed"
+        why = "one rank waits for nobody" if len(times) < 2 else few
+        return RankPace(steps=len(steps), stragglers=(), unchecked=why)
     members = {name: tuple(rank for rank in ranks if rank in times) for name, ranks in nodes.items()}
     members = {name: ranks for name, ranks in members.items() if ranks}
     whole = {name: [median(times[rank][step] for rank in ranks) for step in steps] for name, ranks in members.items()}
@@ -63,19 +40,16 @@ def stragglers(times: Times, nodes: Mapping[str, Sequence[int]]) -> RankPace:
     named = {rank for each in slow for rank in each.ranks}
     single = {f"rank {rank}": [own[step] for step in steps] for rank, own in times.items()}
     ranks = _slow(single, {f"rank {rank}": (rank,) for rank in times})
-    return RankPace(len(steps), (*slow, *(each for each in ranks if not named.issuperset(each.ranks))))
+    found = (*slow, *(each for each in ranks if not named.issuperset(each.ranks)))
+    return RankPace(steps=len(steps), stragglers=found, unchecked=None)
 
 
 def _common_steps(times: Times) -> list[int]:
     shared = set.intersection(*(set(own) for own in times.values())) if times else set()
-    return sorted(step for step in shared if all(_is_time(own[step]) for own in times.values()))
+    return sorted(step for step in shared if all(0 < own[step] < math.inf for own in times.values()))
 
 
-def _is_time(seconds: float) -> bool:
-    return math.isfinite(seconds) and seconds > 0
-
-
-def _slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, ...]]) -> list[Slowness]:
+def _slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, ...]]) -> list[Straggler]:
     """Return those that are the slowest too often and by enough, the slowest first."""
     names = list(series)
     counts = dict.fromkeys(names, 0)
@@ -88,7 +62,16 @@ def _slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, 
         if chance <= FALSE_ALARMS / 2:  # ranks and nodes are two looks
             excess, waited = _beyond(series, name)
             if excess >= NOTICEABLE:
-                found.append(Slowness(name, ranks[name], excess, waited, counts[name], chance))
+                found.append(
+                    Straggler(
+                        name=name,
+                        ranks=ranks[name],
+                        excess=excess,
+                        waited_seconds=waited,
+                        slowest_in=counts[name],
+                        chance=chance,
+                    )
+                )
     return sorted(found, key=lambda each: -each.excess)
 
 

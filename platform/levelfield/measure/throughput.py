@@ -1,22 +1,34 @@
-"""The throughput of the window, and the spread of its step times. See docs/decisions/throughput-window.md."""
+"""The throughput of the window, the spread of its step times, and what outlying steps cost it.
+
+An outlier lasts more than twice the median step. What it lasts beyond the median is lost to the window. See
+docs/decisions/throughput-window.md and docs/decisions/disturbed-window.md.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from statistics import median
 
 import numpy as np
 
+from levelfield.measure.other_use import HostUse
 from levelfield.measure.raw_facts import NANOSECONDS, StepRecord, by_rank, by_step
 from levelfield.measure.series import change_point, relative_iqr, trend
-from levelfield.specs.result import StepTimes
+from levelfield.specs.result import StepTimes, Throughput
 
 FEWEST_FOR_FLAGS = 10
 SIGNIFICANCE = 0.01
 MATERIAL = 0.02
 _SHOWN = 5  # steps that a reason names
+OUTLIER = 2.0  # medians
+# Telemetry reads once a second: what took less than two readings has no cause that it could show.
+LEAST_LOST_SECONDS = 2.0
+# Beside programs on the part u of the cores a program takes 1 / (1 - u) as long. Threads and ranks wait for the slowest
+# of them, so a step may take up to the square of that.
+LOCKSTEP = 2
 
 
 @dataclass(frozen=True)
@@ -35,22 +47,11 @@ class StepSpan:
     step: int
     begin_ns: int
     end_ns: int
+    tokens: int = 0
 
     @property
     def seconds(self) -> float:
         return (self.end_ns - self.begin_ns) / NANOSECONDS
-
-
-@dataclass(frozen=True)
-class WindowThroughput:
-    """Tokens of the window / its wall time; per device: / the number of devices."""
-
-    tokens: int
-    wall_seconds: float
-    tokens_per_second: float
-    tokens_per_second_per_device: float
-    devices: int
-    step_seconds: StepTimes
 
 
 class WindowError(ValueError):
@@ -106,49 +107,31 @@ def _slowest(ranks: Mapping[int, Sequence[StepRecord]], first_step: int, last_st
     return max(ranks, key=lambda rank: (_wall_ns(ranks[rank], first_step, last_step), -rank))
 
 
-def window(
-    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
-) -> WindowThroughput:
-    """Measure steps first_step to last_step, both included. A step starts at the end of the previous step.
-
-    begin_ns: the start of step 1 on the same clock; only a window from step 1 needs it. Raises WindowError.
-    """
-    kept = _checked(steps, begin_ns, first_step, last_step, devices)
-    tokens = sum(s.tokens for s in kept[1:])
-    wall = (kept[-1].end_ns - kept[0].end_ns) / NANOSECONDS
-    seconds = [span.seconds for span in _spans(kept)]
-    return WindowThroughput(
-        tokens, wall, tokens / wall, tokens / wall / devices, devices, _step_seconds(seconds, first_step)
+def window(steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int) -> Throughput:
+    """Measure the steps of `spans`, whose arguments are the same. Raises WindowError."""
+    found = spans(steps, begin_ns, first_step, last_step, devices)
+    wall = (found[-1].end_ns - found[0].begin_ns) / NANOSECONDS
+    rate = sum(span.tokens for span in found) / wall
+    return Throughput(
+        tokens_per_second=rate,
+        tokens_per_second_per_device=rate / devices,
+        wall_seconds=wall,
+        step_seconds=_step_seconds([span.seconds for span in found], first_step),
     )
 
 
 def spans(
     steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
 ) -> tuple[StepSpan, ...]:
-    """Return the steps of the window with their begins. The arguments are those of `window`. Raises WindowError."""
-    return _spans(_checked(steps, begin_ns, first_step, last_step, devices))
+    """Return steps first_step to last_step, both included. A step starts at the end of the previous step.
 
-
-def _spans(kept: Sequence[StepEnd]) -> tuple[StepSpan, ...]:
-    return tuple(StepSpan(b.step, a.end_ns, b.end_ns) for a, b in pairwise(kept))
-
-
-def _checked(
-    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
-) -> tuple[StepEnd, ...]:
-    """Return the step before the window and the steps of the window. Raises WindowError."""
-    kept = _from_before(steps, begin_ns, first_step, last_step)
+    begin_ns: the start of step 1 on the same clock; only a window from step 1 needs it. Raises WindowError.
+    """
+    begin = () if begin_ns is None else (StepEnd(0, begin_ns, 0),)
+    kept = tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
     if reasons := _reasons(kept, first_step, last_step, devices):
         raise WindowError(reasons)
-    return kept
-
-
-def _from_before(
-    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int
-) -> tuple[StepEnd, ...]:
-    """Return the step before the window and the steps of the window. The run's start is the end of step 0."""
-    begin = () if begin_ns is None else (StepEnd(0, begin_ns, 0),)
-    return tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
+    return tuple(StepSpan(b.step, a.end_ns, b.end_ns, b.tokens) for a, b in pairwise(kept))
 
 
 def _wall_ns(records: Sequence[StepRecord], first_step: int, last_step: int) -> int:
@@ -163,9 +146,10 @@ def _reasons(kept: Sequence[StepEnd], first_step: int, last_step: int, devices: 
         return (f"window {first_step}..{last_step} on {devices} devices is none",)
     expected = range(first_step - 1, last_step + 1)
     measured = [s for s in kept if s.step >= first_step]
+    timeless = [b.step for a, b in pairwise(kept) if b.step > a.step and not b.end_ns > a.end_ns]
     return (
         *sequence_reasons([s.step for s in kept], expected),
-        *_time_reasons(kept),
+        *([f"{_steps(timeless, len(timeless))} took no time or less"] if timeless else []),
         *(f"step {s.step}: found {s.tokens} tokens, expected a positive number" for s in measured if not s.tokens > 0),
     )
 
@@ -191,11 +175,6 @@ def _steps(numbers: Sequence[int], count: int) -> str:
     return f"step{'s' if count > 1 else ''} {', '.join(map(str, numbers[:_SHOWN]))}{more}"
 
 
-def _time_reasons(kept: Sequence[StepEnd]) -> tuple[str, ...]:
-    wrong = [b.step for a, b in pairwise(kept) if b.step > a.step and not b.end_ns > a.end_ns]
-    return (f"{_steps(wrong, len(wrong))} took no time or less",) if wrong else ()
-
-
 def _step_seconds(seconds: Sequence[float], first_step: int) -> StepTimes:
     values = np.asarray(seconds)
     few = len(seconds) < FEWEST_FOR_FLAGS
@@ -207,21 +186,59 @@ def _step_seconds(seconds: Sequence[float], first_step: int) -> StepTimes:
         minimum=float(values.min()),
         maximum=float(values.max()),
         spread=relative_iqr(seconds),
-        flags=() if few else (*_trend_flags(seconds), *_change_flags(seconds, first_step)),
+        flags=() if few else tuple(_flags(seconds, first_step)),
         unchecked=f"{len(seconds)} steps; trend and change point need {FEWEST_FOR_FLAGS}" if few else None,
     )
 
 
-def _trend_flags(seconds: Sequence[float]) -> tuple[str, ...]:
-    found = trend(seconds)
-    if not (found.p < SIGNIFICANCE and abs(found.drift) > MATERIAL):
-        return ()
-    return (f"trend: step time drifts by {found.drift:+.1%} over the window (p = {found.p:.1g})",)
+def _flags(seconds: Sequence[float], first_step: int) -> Iterator[str]:
+    """Yield a sentence for a trend and one for a change point, where it is significant and material."""
+    drift, change = trend(seconds), change_point(seconds)
+    if drift.p < SIGNIFICANCE and abs(drift.drift) > MATERIAL:
+        yield f"trend: step time drifts by {drift.drift:+.1%} over the window (p = {drift.p:.1g})"
+    if change.p < SIGNIFICANCE and abs(change.shift) > MATERIAL:
+        step = first_step + change.index
+        yield f"change point: step time shifts by {change.shift:+.1%} at step {step} (p = {change.p:.1g})"
 
 
-def _change_flags(seconds: Sequence[float], first_step: int) -> tuple[str, ...]:
-    found = change_point(seconds)
-    if not (found.p < SIGNIFICANCE and abs(found.shift) > MATERIAL):
-        return ()
-    step = first_step + found.index
-    return (f"change point: step time shifts by {found.shift:+.1%} at step {step} (p = {found.p:.1g})",)
+@dataclass(frozen=True)
+class StepOutliers:
+    """The outlying steps of a window, beside its slowest step, which is one of them if there are any."""
+
+    slowest: StepSpan
+    outliers: tuple[StepSpan, ...]
+    median_seconds: float
+    wall_seconds: float
+    mean_seconds: float
+
+    def over_median(self, span: StepSpan) -> float:
+        return span.seconds / self.median_seconds
+
+    def lost_part(self, of: Sequence[StepSpan]) -> float:
+        """Return the part of the window that these steps lasted beyond the median."""
+        return sum(span.seconds - self.median_seconds for span in of) / self.wall_seconds
+
+    def is_explained(self, span: StepSpan, use: HostUse) -> bool:
+        """Return whether other programs used enough of the cores in a step to make it as long as it was.
+
+        An unknown use explains nothing.
+        """
+        if use.other_cores is None or not use.cores:
+            return False
+        free = 1 - use.other_cores / use.cores
+        return free <= 0 or self.over_median(span) * free**LOCKSTEP <= 1
+
+
+def step_outliers(spans: Sequence[StepSpan]) -> StepOutliers:
+    """Return the outliers of a window of at least one step, each longer than zero."""
+    seconds = [span.seconds for span in spans]
+    middle = median(seconds)
+    outliers = tuple(span for span in spans if span.seconds > OUTLIER * middle)
+    slowest = max(spans, key=lambda span: span.seconds)
+    return StepOutliers(slowest, outliers, middle, sum(seconds), sum(seconds) / len(seconds))
+
+
+def is_disturbed(lost_part: float, wall_seconds: float, limit: float) -> bool:
+    """Return whether an unexplained loss is above the case's limit. A loss below two seconds never is."""
+    lost_seconds = lost_part * wall_seconds
+    return not (lost_part <= limit or lost_seconds < LEAST_LOST_SECONDS)

@@ -13,7 +13,8 @@ from typing import Literal
 
 from levelfield.measure.flops import FormulaError, FormulaId, Recomputation, flops_per_token, versioned
 from levelfield.measure.parameter_counts import parameters
-from levelfield.specs.case import Model, Precision
+from levelfield.specs.architecture import Model
+from levelfield.specs.case import Precision
 from levelfield.specs.result import ABOVE_PEAK, Utilisation
 from levelfield.specs.vendor import Peak, PeakDtype
 

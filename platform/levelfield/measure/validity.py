@@ -6,7 +6,7 @@ Comparisons are written so that NaN fails them: `not x < limit`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ from levelfield.worker.schedule import learning_rate
 LOSS_AGREEMENT = 1e-6
 MOST_REASONS = 1_000  # of ranks, which may be a million
 _SHOWN = 5
-
 # Relative. A framework may keep the rate in float32, which rounds by 6e-8 at most.
 RATE_AGREEMENT = 1e-6
 
@@ -58,7 +57,7 @@ def check(
         "finite": finite_reasons(kept, work.training),
         "tokens": token_reasons(kept, work.training, layout),
         "loss": loss_reasons(kept),
-        "schedule": _shortened(schedule_reasons(kept, work.training.schedule)),
+        "schedule": schedule_reasons(kept, work.training.schedule),
         "data": checksum_reasons(kept, layout),
         "clock": clock_reasons(kept, work.window),
         "weights": weight_reasons(weights, work, layout),
@@ -94,7 +93,7 @@ def finite_reasons(records: Sequence[StepRecord], training: Training) -> list[st
             found.append(f"{where}: gradient norm is {r.grad_norm}")
         if r.skipped and training.precision != "fp16":
             found.append(f"{where}: the optimizer skipped it; only fp16 may")
-    return _shortened(found)
+    return shortened(found)
 
 
 def token_reasons(records: Sequence[StepRecord], training: Training, layout: Layout) -> list[str]:
@@ -107,7 +106,7 @@ def token_reasons(records: Sequence[StepRecord], training: Training, layout: Lay
         expected = share if coordinates(r.rank, layout).owns_tokens else 0
         if r.tokens != expected:
             found.append(f"step {r.step}, rank {r.rank}: {r.tokens} tokens, expected {expected}")
-    return _shortened(found)
+    return shortened(found)
 
 
 def loss_reasons(records: Sequence[StepRecord]) -> list[str]:
@@ -121,7 +120,7 @@ def loss_reasons(records: Sequence[StepRecord]) -> list[str]:
             found.append(f"step {step}: ranks disagree: " + _listed(losses))
         if len({r.skipped for r in group}) > 1:
             found.append(f"step {step}: only some ranks skipped it")
-    return _shortened(found)
+    return shortened(found)
 
 
 def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]:
@@ -139,7 +138,7 @@ def checksum_reasons(records: Sequence[StepRecord], layout: Layout) -> list[str]
         firsts = [next(iter(sums.values())) for sums in read.values()]
         if len(set(firsts)) < len(firsts):
             found.append(f"step {step}: two data ranks read the same tokens")
-    return _shortened(found)
+    return shortened(found)
 
 
 def clock_reasons(records: Sequence[StepRecord], window: Window) -> list[str]:
@@ -211,7 +210,7 @@ def _listed(values: Mapping[int, float]) -> str:
     return ", ".join(f"{value!r} on rank {rank}" for rank, value in list(values.items())[:_SHOWN])
 
 
-def _shortened(found: list[str]) -> list[str]:
+def shortened(found: list[str]) -> list[str]:
     return found if len(found) <= _SHOWN else [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"]
 
 
@@ -220,15 +219,11 @@ def schedule_reasons(records: Sequence[StepRecord], schedule: Schedule) -> list[
 
     A rank without any passes: the rate of a parameter is the same on all ranks that hold it.
     """
-    return [reason for own in by_rank(records).values() for reason in _rank_reasons(own, schedule)]
-
-
-def _rank_reasons(own: Sequence[StepRecord], schedule: Schedule) -> Iterator[str]:
-    if all(record.learning_rate is None for record in own):
-        return
-    known = namespace(schedule.model_dump())
-    for record in own:
-        found, expected = record.learning_rate, learning_rate(known, record.step)
-        if found is None or not abs(found - expected) <= RATE_AGREEMENT * expected:
-            said = "no learning rate" if found is None else f"learning rate {found:.9g}"
-            yield f"step {record.step}, rank {record.rank}: {said}, expected {expected:.9g}"
+    known, reasons = namespace(schedule.model_dump()), []
+    for own in by_rank(records).values():
+        for record in own if any(r.learning_rate is not None for r in own) else ():
+            found, expected = record.learning_rate, learning_rate(known, record.step)
+            if found is None or not abs(found - expected) <= RATE_AGREEMENT * expected:
+                said = "no learning rate" if found is None else f"learning rate {found:.9g}"
+                reasons.append(f"step {record.step}, rank {record.rank}: {said}, expected {expected:.9g}")
+    return shortened(reasons)

@@ -1,19 +1,30 @@
-"""Checks of weights: the slices of all ranks form the whole model exactly once, up to equal replicas."""
+"""The parameters of a run over the whole layout: initial weights, gradient norms and final weights, and their checks.
+
+The slices of all ranks form the whole model exactly once, up to equal replicas. The figures of a parameter's final
+weights are [norm, projections...]. The ranks report sums over slices (worker/sketch.py), which add up over disjoint
+slices, so the figures are the same in every layout.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from levelfield.measure.parameter_counts import parameter_shapes
-from levelfield.measure.raw_facts import CHECKSUM_MODULUS, WeightSlice
+from levelfield.measure.raw_facts import CHECKSUM_MODULUS, FinalSlice, GradientShare, StepRecord, WeightSlice
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout
 
 _MOST_RANKS = 1_000  # that reasons name
 Box = tuple[tuple[int, int], ...]
+# Replicas make the same steps. A part that was left out of an all-reduce moves them apart by about one update.
+REPLICAS_AGREE = 1e-3
+Figures = tuple[float, ...]
+# The framework computes the whole gradient's norm in its own order and precision.
+AGREEMENT = 1e-3
+Norms = dict[int, dict[str, float]]
 
 
 def weight_reasons(slices: Iterable[WeightSlice], work: Work, layout: Layout) -> list[str]:
@@ -96,3 +107,116 @@ def _distinct(own: Sequence[WeightSlice]) -> dict[Box, int]:
 
 def _volume(box: Box) -> int:
     return math.prod(stop - start for start, stop in box)
+
+
+def final_weights(slices: Iterable[FinalSlice]) -> dict[str, Figures]:
+    """Return [norm, projections...] of each parameter. It has a meaning only for slices without reasons."""
+    boxes = {(s.name, s.slices): s for s in slices}
+    found: dict[str, list[Figures]] = {}
+    for piece in boxes.values():
+        found.setdefault(piece.name, []).append(piece.sums)
+    return {name: _figures(list(zip(*found[name], strict=False))) for name in sorted(found)}
+
+
+def final_weight_reasons(slices: Sequence[FinalSlice], work: Work, layout: Layout) -> list[str]:
+    """Check that the slices tile every parameter, and that ranks with the same slice agree.
+
+    A run without final weights passes, because older ones did not record them.
+    """
+    if not slices:
+        return []
+    boxes = (WeightSlice(s.rank, s.name, s.shape, s.slices, checksum=0) for s in slices)
+    return weight_reasons(boxes, work, layout) + _unlike_replicas(slices)
+
+
+def _unlike_replicas(slices: Sequence[FinalSlice]) -> list[str]:
+    first: dict[tuple[str, tuple[tuple[int, int], ...]], FinalSlice] = {}
+    for piece in slices:
+        other = first.setdefault((piece.name, piece.slices), piece)
+        if not _distance(piece.sums, other.sums) <= REPLICAS_AGREE:
+            return [f"{piece.name}: ranks {other.rank} and {piece.rank} hold different values of {piece.slices}"]
+    return []
+
+
+def _distance(sums: Figures, other: Figures) -> float:
+    """Return the largest difference of two slices' figures, relative to the norm; infinite if not comparable."""
+    if len(sums) != len(other) or not sums:
+        return math.inf
+    ours, theirs = _figures([(x,) for x in sums]), _figures([(x,) for x in other])
+    worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) if _finite((*ours, *theirs)) else math.inf
+    return worst / max(theirs[0], 1e-300) if worst else 0.0
+
+
+def _figures(columns: Sequence[Sequence[float]]) -> Figures:
+    """Return the root of the first column's sum, and the other columns' sums; NaN for sums that are not finite."""
+    totals = [sum(column) if _finite(column) else math.nan for column in columns]
+    norm = math.sqrt(totals[0]) if totals[0] >= 0 else math.nan
+    return (norm, *totals[1:])
+
+
+def _finite(values: Iterable[float]) -> bool:
+    return all(map(math.isfinite, values))
+
+
+def gradient_norms(shares: Iterable[GradientShare]) -> Norms:
+    """Return norms by step and canonical name: the root of the sum of all ranks' squares."""
+    squares: dict[int, dict[str, list[float]]] = {}
+    for share in shares:
+        squares.setdefault(share.step, {}).setdefault(share.name, []).append(share.square)
+    return {step: {name: _root(parts) for name, parts in sorted(squares[step].items())} for step in sorted(squares)}
+
+
+def gradient_reasons(shares: Sequence[GradientShare], records: Sequence[StepRecord], work: Work) -> list[str]:
+    """Check that each of the case's gradient steps has a norm for every parameter, and that the norms of a step add up
+    to the gradient's norm.
+
+    A run without any norms passes, because some frameworks cannot give them. A step that the loss scale skipped has
+    none.
+    """
+    norms = gradient_norms(shares)
+    expected = set(gradient_names(work))
+    whole = {r.step: r.grad_norm for r in records if r.grad_norm is not None}
+    absent = _absent_steps(norms, {r.step for r in records if r.skipped}, work.evidence.gradient_steps)
+    return [
+        *absent,
+        *(reason for step, found in norms.items() for reason in _step_reasons(step, found, expected, whole)),
+    ]
+
+
+def _absent_steps(norms: Norms, skipped: Collection[int], expected: Sequence[int]) -> list[str]:
+    """Return a reason for each of the case's steps that has no norms, of a run that has norms of another step."""
+    absent = [step for step in expected if step not in norms and step not in skipped]
+    if not norms or not absent:
+        return []
+    has, wants = (", ".join(map(str, steps)) for steps in (norms, expected))
+    return [f"step {step}: no norms by parameter; found those of steps {has}, expected {wants}" for step in absent]
+
+
+def gradient_names(work: Work) -> Iterator[str]:
+    """Return the name of each norm. Each routed expert has its own, such as `layers.1.mlp.experts.up.weight[3]`.
+
+    The norm of all experts together does not show gradients that two of them exchanged, nor the loss of an expert that
+    few tokens chose.
+    """
+    experts = work.model.experts
+    for name in parameter_shapes(work.model, work.training.sequence_length):
+        if experts is not None and ".mlp.experts." in name:
+            yield from (f"{name}[{expert}]" for expert in range(experts.count))
+        else:
+            yield name
+
+
+def _step_reasons(step: int, found: Mapping[str, float], expected: set[str], whole: Mapping[int, float]) -> list[str]:
+    if odd := sorted(set(found) ^ expected):
+        kind = "no norm of" if odd[0] in expected else "a norm of the unknown parameter"
+        return [f"step {step}: {kind} {odd[0]}"]
+    total, said = _root([norm * norm for norm in found.values()]), whole.get(step)
+    if said is not None and not abs(total - said) <= AGREEMENT * said:
+        return [f"step {step}: the parameters' norms make up {total:.6g}, the gradient's norm is {said:.6g}"]
+    return []
+
+
+def _root(squares: Sequence[float]) -> float:
+    """Return the root of the sum; NaN for values that are not finite, so that no limit accepts it."""
+    total = math.fsum(squares) if all(map(math.isfinite, squares)) else math.nan
+    return math.sqrt(total) if total >= 0 else math.nan

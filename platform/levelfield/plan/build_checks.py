@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from levelfield import installer
 from levelfield.contracts.command import completed
-from levelfield.specs.build_needs import Build, BuildTool, LeastVersion, NamedIndex, Stages, numbers
-from levelfield.specs.requirements import Requirements
+from levelfield.specs.requirements import Build, BuildTool, LeastVersion, NamedIndex, Requirements, Stages, numbers
 from levelfield.specs.vendor import Chip
 
 PATIENCE_SECONDS = 30

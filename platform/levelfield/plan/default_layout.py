@@ -12,8 +12,8 @@ from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Wan
 from levelfield.predict.machines import ASSUMED_PORT_BYTES_PER_SECOND, DEVICES_PER_NODE, machine_of
 from levelfield.predict.questions import offer_of
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.implementation import refused
 from levelfield.specs.layout import Layout
-from levelfield.specs.refusable import refused
 from levelfield.specs.tuning import Tuning, TuningChoice
 
 NEXT_BEST = 3

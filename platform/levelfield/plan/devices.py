@@ -10,9 +10,8 @@ from levelfield.plan.decision import Decision
 from levelfield.plan.image_recipe import image_plan
 from levelfield.plan.permissions import permitted
 from levelfield.plan.request import UserRequest
-from levelfield.specs.build_needs import Stages
-from levelfield.specs.container import ContainerPlan
-from levelfield.specs.plan import Hardware
+from levelfield.specs.plan import ContainerPlan, Hardware
+from levelfield.specs.requirements import Stages
 
 
 def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:

@@ -14,11 +14,10 @@ from levelfield.errors import NotHere, UsageError
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.build_checks import missing
 from levelfield.plan.interpreters import Interpreter, find_interpreter
-from levelfield.specs.build_needs import BuildStep, Stages
 from levelfield.specs.case import Work
-from levelfield.specs.container import ImagePlan
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.plan import EnvironmentPlan, RuntimeName
+from levelfield.specs.plan import EnvironmentPlan, ImagePlan, RuntimeName
+from levelfield.specs.requirements import BuildStep, Stages
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip
 

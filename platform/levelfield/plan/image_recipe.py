@@ -13,10 +13,9 @@ import jinja2
 from levelfield.checkout import checkout
 from levelfield.errors import UsageError
 from levelfield.specs.base import parse
-from levelfield.specs.build_needs import Stages
-from levelfield.specs.container import ImagePlan
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.requirements import takes_python
+from levelfield.specs.plan import ImagePlan
+from levelfield.specs.requirements import Stages, takes_python
 from levelfield.specs.vendor import GIVEN, Image, VendorFile
 
 ENVIRONMENT = "/opt/levelfield"

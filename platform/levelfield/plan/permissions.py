@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from levelfield.errors import UsageError
-from levelfield.specs.container import ContainerOptions
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.variables import check
-from levelfield.specs.vendor import VendorFile
+from levelfield.specs.vendor import ContainerOptions, VendorFile
 
 CAPABILITIES = ("SYS_NICE", "IPC_LOCK")
 GROUPS = ("video", "render")

@@ -15,10 +15,10 @@ from levelfield.plan.decision import Decision
 from levelfield.plan.request import Entry, RequestedScale, Suggestion
 from levelfield.plan.version_choice import version_that_runs
 from levelfield.specs.case import Work
-from levelfield.specs.hardware import WITHHELD, NamedHardware
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.selector import Selector, parse_selector
+from levelfield.specs.site import LaunchPlan
+from levelfield.specs.suite import WITHHELD, NamedHardware
 from levelfield.specs.tuning import TuningChoice
 
 

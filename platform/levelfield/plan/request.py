@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from levelfield.specs.derivation import Derivation
-from levelfield.specs.hardware import NamedHardware
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import RuntimeName
-from levelfield.specs.suite import EntryUsed
+from levelfield.specs.site import LaunchPlan
+from levelfield.specs.suite import EntryUsed, NamedHardware
 from levelfield.specs.tuning import TuningChoice
 
 RequestedScale = Literal["auto", "smoke", "full"]

@@ -21,13 +21,11 @@ from levelfield.plan.unsupported import refuse_unsupported
 from levelfield.predict import layout_rules
 from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.footprint import Footprint
-from levelfield.specs.build_needs import Stages
 from levelfield.specs.case import Scale, Work
-from levelfield.specs.container import ContainerPlan
 from levelfield.specs.derivation import split_name
 from levelfield.specs.implementation import SIMULATED
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import (
+    ContainerPlan,
     CorpusUsed,
     EnvironmentPlan,
     Hardware,
@@ -36,7 +34,9 @@ from levelfield.specs.plan import (
     PredictedLayout,
     PreflightPlan,
 )
+from levelfield.specs.requirements import Stages
 from levelfield.specs.selector import Selector
+from levelfield.specs.site import LaunchPlan
 from levelfield.specs.vendor import Chip, FrameworkAccess
 from levelfield.worker.synthetic import synthetic_entropy
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from levelfield.errors import NotHere
 from levelfield.specs.case import Work
-from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.refusable import refused
+from levelfield.specs.implementation import ImplementationFile, refused
 from levelfield.specs.tuning import Tuning
 
 MEANING = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}

@@ -8,8 +8,8 @@ from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.plan.build_checks import is_enough, unmet
 from levelfield.plan.request import UserRequest
-from levelfield.specs.build_needs import LeastVersion
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.requirements import LeastVersion
 from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.vendor import Chip
 

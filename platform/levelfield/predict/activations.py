@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from levelfield.predict.setup import FP32, TrainingSetup
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 
 MASK = 1  # bytes of a dropout mask's element
 

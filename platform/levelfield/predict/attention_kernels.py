@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from levelfield.predict.links import MachineRates
 from levelfield.predict.setup import TrainingSetup
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 from levelfield.specs.constants import AttentionKernel, Pace
 
 DROPOUT_PARTS = 16  # cuDNN's dropout is a multiple of 1/16

@@ -16,7 +16,7 @@ from functools import lru_cache
 from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
 from levelfield.predict.activations import LayerBytes, activations, layer_bytes
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 
 # The head computes chunks of tokens with this many bytes of fp32 logits (models/torch/model/head_loss.py).
 LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}

@@ -17,8 +17,8 @@ from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import PredictedStep, step_time
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
+from levelfield.specs.implementation import Refusable, refused
 from levelfield.specs.layout import Layout
-from levelfield.specs.refusable import Refusable, refused
 from levelfield.specs.tuning import Recompute, Tuning
 
 Pass = tuple[int, int, int, bool, int, Recompute]

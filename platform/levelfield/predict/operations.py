@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from levelfield.measure.flops import attended_keys, core_width
 from levelfield.measure.parameter_counts import Shapes, layer_matrices
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 
 FP32 = 4
 BACKWARD = 2.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from levelfield.specs.case import Model, Training, Work
+from levelfield.specs.architecture import Model
+from levelfield.specs.case import Training, Work
 from levelfield.specs.constants import MemoryModel
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Tuning

@@ -23,7 +23,7 @@ from levelfield.predict.pass_timing import (
     slice_of,
 )
 from levelfield.predict.setup import FP16, FP32, TrainingSetup
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 from levelfield.specs.constants import Pace
 
 # One update reads a gradient, a master weight and two moments in fp32, and writes the three and the 16-bit copy.

@@ -10,10 +10,19 @@ from typing import Literal
 from levelfield.catalog.registry import Registry
 from levelfield.publish.derived_figures import Derived, LoggedReading, Underivable, derive
 from levelfield.specs.case import Work
-from levelfield.specs.figures import Disagreement, FigureSet, Log, PublishedFigure, PublishedRow
+from levelfield.specs.figures import (
+    Disagreement,
+    FigureSet,
+    Log,
+    PublishedFigure,
+    PublishedRow,
+    Setting,
+    Shape,
+    cut,
+    read_number,
+    written,
+)
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
-from levelfield.specs.printed import cut, read_number, written
-from levelfield.specs.setting import Setting, Shape
 from levelfield.worker.division import DIVIDED_OVER
 
 Verdict = Literal["follows", "does not follow", "recorded", "recorded in vain", "recorded otherwise", "open"]

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from levelfield.measure.flops import flops_per_token
-from levelfield.specs.case import Model
-from levelfield.specs.figures import ChipAsPublished, Column, Formula, PublishedFigure, PublishedRow
-from levelfield.specs.setting import Setting, Shape
+from levelfield.specs.architecture import Model
+from levelfield.specs.figures import ChipAsPublished, Column, Formula, PublishedFigure, PublishedRow, Setting, Shape
 
 
 class Underivable(Exception):

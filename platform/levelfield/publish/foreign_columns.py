@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from levelfield.errors import LayoutError
 from levelfield.measure.series import over_repeats
 from levelfield.publish.foreign_tables import (
     MIB,
@@ -191,11 +190,11 @@ def _placement(run: ReportedRun) -> str:
 
 def _nodes_and_batch(run: ReportedRun) -> str:
     """Return `4n_8g_dp_4bs`, or `/` when the layout is not only data parallel."""
-    plain = run.result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
-    try:
-        return plain.in_notation("osdi", run.result.nodes, run.result.micro_batch)
-    except LayoutError:
+    layout, nodes = run.result.layout, run.result.nodes
+    if layout.world_size > layout.data or layout.expert > 1 or layout.data % nodes:
         return NONE
+    text = f"{nodes}n_{layout.data // nodes}g_dp_{run.result.micro_batch}bs"
+    return f"{text}+seq" if layout.sequence_parallel else text
 
 
 def _memory_change(run: ReportedRun) -> str:

@@ -23,8 +23,7 @@ from levelfield.contracts.execution import ReadyRuntime
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.plan import Plan
-from levelfield.specs.surroundings import KNOWN_TO_MATTER, RULE, recorded
-from levelfield.specs.variables import masked
+from levelfield.specs.variables import KNOWN_TO_MATTER, RULE, masked, recorded
 
 GIT_SECONDS = 10.0
 _ROOT = Path("/")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from levelfield.checkout import checkout
 from levelfield.errors import UnknownName, UsageError
 from levelfield.node.process_identity import own_identity
-from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.record import first_future_date
 
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan

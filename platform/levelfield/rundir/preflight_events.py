@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from levelfield.measure.collective_rates import bus_factor, middle_and_best, slowest_blocks
+from levelfield.measure.preflight import bus_factor, middle_and_best, slowest_blocks
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.rundir.preflight_nodes import MOST_TEXT, Measured, is_rate, node_reports

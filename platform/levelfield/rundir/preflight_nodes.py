@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeGuard
 
-from levelfield.measure.collective_rates import middle_and_best
-from levelfield.measure.peer_comparison import spread_of
+from levelfield.measure.preflight import middle_and_best, spread_of
 from levelfield.rundir.event_lines import DAMAGED, Event, whole
 from levelfield.specs.plan import Plan
 from levelfield.specs.preflight_report import Fact, NodeReport, Rate

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from levelfield.measure.platform_clock import Sighting, WindowSighting
+from levelfield.measure.clocks import Sighting, WindowSighting
 from levelfield.measure.raw_facts import (
     ChosenExperts,
     ComparedChoices,

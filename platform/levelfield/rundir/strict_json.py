@@ -9,7 +9,7 @@ import json
 import math
 from typing import Any, NoReturn
 
-from levelfield.specs.plain_json import MOST_DIGITS, MOST_LEVELS, plain_json
+from levelfield.specs.bounded_reading import PLAIN_LEVELS, bounded_number, plain_json, unique_keys
 
 LONGEST_LINE = 2**20  # bytes of a line of a .jsonl file
 
@@ -25,12 +25,16 @@ def strict_json(content: bytes | str) -> Any:
 def _checked(content: bytes | str) -> Any:
     try:
         found = json.loads(
-            content, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite, parse_int=_whole
+            content,
+            object_pairs_hook=unique_keys,
+            parse_constant=_constant,
+            parse_float=_finite,
+            parse_int=bounded_number,
         )
     except RecursionError:
-        raise ValueError(f"found more than {MOST_LEVELS} nested levels") from None
-    if _levels(found) > MOST_LEVELS:
-        raise ValueError(f"found more than {MOST_LEVELS} nested levels")
+        raise ValueError(f"found more than {PLAIN_LEVELS} nested levels") from None
+    if _levels(found) > PLAIN_LEVELS:
+        raise ValueError(f"found more than {PLAIN_LEVELS} nested levels")
     return found
 
 
@@ -59,14 +63,6 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"found key '{next(k for k in keys if keys.count(k) > 1)[:60]}' twice")
-    return found
-
-
 def _constant(name: str) -> NoReturn:
     raise ValueError(f"found {name}, expected a finite number")
 
@@ -76,12 +72,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"found {text[:40]}, expected a finite number")
     return value
-
-
-def _whole(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise ValueError(f"found a number of {len(text)} digits, expected at most {MOST_DIGITS}")
-    return int(text)
 
 
 def _levels(value: Any) -> int:

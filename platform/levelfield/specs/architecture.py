@@ -1,4 +1,4 @@
-"""The parts that compose a decoder, beside the sizes in `Model`: rotary scaling, latent attention, experts.
+"""A decoder and the parts that compose it: sizes, rotary scaling, latent attention, experts.
 
 A part has a name. implementation.yaml lists the parts that a framework has, so a case is refused by the part that is
 missing, and not by the name of its family.
@@ -6,12 +6,11 @@ missing, and not by the name of its family.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from levelfield.specs.base import Value
-from levelfield.specs.bounds import MOST_EXPERTS, MOST_SIZE
+from levelfield.specs.base import LATER, MOST_EXPERTS, MOST_LAYERS, MOST_SIZE, Value
 
 Part = Literal[
     "learned_positions",
@@ -57,6 +56,8 @@ FAMILIES: dict[str, frozenset[Part]] = {
         ("rope", "rmsnorm", "swiglu", "grouped_queries", "query_key_norm", "experts", "shared_experts", "dense_layers")
     ),
 }
+
+GATED: dict[str, str] = {"swiglu": "silu", "geglu_tanh": "gelu_tanh"}  # of an MLP with a gate, the gate's activation
 
 
 class RopeScaling(Value):
@@ -185,3 +186,141 @@ class Experts(Value):
                 f"{self.chosen} chosen experts"
             )
         return self
+
+
+class Model(Value):
+    """A decoder-only transformer, composed of parts: attention, MLP or experts, norms, positions, embeddings.
+
+    family: a word for tables; nothing is computed from it. kv_heads: of keys and values (grouped queries). head_dim:
+    width of a head, where it is not hidden_size / heads. bias: of every matrix; qkv_bias: of queries, keys and values.
+    query_key_norm: RMSNorm of each head's query and key before the rotation, with norm_eps. sliding_window: a token
+    attends to so many tokens, itself among them. norm_place: of a layer's norms, before its parts or after them (then
+    x + norm(part(x)); OLMo 2). embedding_scale: embeddings times this number. experts: replaces the MLP of its layers.
+    latent_attention: replaces the projections of queries, keys and values.
+    """
+
+    family: str = Field(pattern=r"^[a-z][a-z0-9_.]{0,19}$")
+    layers: int = Field(ge=1, le=MOST_LAYERS)
+    hidden_size: int = Field(ge=1, le=MOST_SIZE)
+    ffn_hidden_size: int = Field(ge=1, le=MOST_SIZE)
+    heads: int = Field(ge=1, le=MOST_SIZE)
+    kv_heads: int = Field(ge=1, le=MOST_SIZE)
+    vocab_size: int = Field(ge=2, le=MOST_SIZE)
+    positions: Literal["learned", "rope"]
+    rope_base: float | None = Field(default=None, gt=0)
+    norm: Literal["layernorm", "rmsnorm"]
+    norm_eps: float = Field(gt=0)
+    activation: Literal["gelu", "gelu_tanh", "swiglu", "geglu_tanh"]
+    bias: bool
+    tied_embeddings: bool
+    hidden_dropout: float = Field(ge=0, lt=1)
+    attention_dropout: float = Field(ge=0, lt=1)
+    init_std: float = Field(gt=0)
+    scaled_residual_init: bool
+    head_dim: int | None = Field(default=None, ge=1, le=MOST_SIZE, json_schema_extra=LATER)
+    qkv_bias: bool = Field(default=False, json_schema_extra=LATER)
+    query_key_norm: bool = Field(default=False, json_schema_extra=LATER)
+    sliding_window: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
+    rope_scaling: RopeScaling | None = Field(default=None, json_schema_extra=LATER)
+    latent_attention: LatentAttention | None = Field(default=None, json_schema_extra=LATER)
+    norm_place: Literal["before", "after"] = Field(default="before", json_schema_extra=LATER)
+    embedding_scale: float | None = Field(default=None, gt=0, json_schema_extra=LATER)
+    experts: Experts | None = Field(default=None, json_schema_extra=LATER)
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.heads
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the MLP has a gate beside its first product."""
+        return self.activation in GATED
+
+    @property
+    def mixture_layers(self) -> int:
+        """The number of layers whose MLP is a mixture of experts."""
+        return sum(self.is_mixture(layer) for layer in range(self.layers))
+
+    def is_mixture(self, layer: int) -> bool:
+        """Return whether layer `layer`, counted from 0, is a mixture of experts."""
+        return self.experts is not None and self.experts.replaces_mlp(layer)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The names of the parts that compose the model. implementation.yaml lists those that a framework has."""
+        return tuple(name for name, used in _parts(self).items() if used)
+
+    @model_serializer(mode="wrap")
+    def _without_later_parts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what came later and is not used, so that documents from before it stay as they are."""
+        content: dict[str, Any] = handler(self)
+        fields = type(self).model_fields.items()
+        unused = [name for name, f in fields if f.json_schema_extra == LATER and getattr(self, name) == f.default]
+        return {name: value for name, value in content.items() if name not in unused}
+
+    @model_validator(mode="after")
+    def _parts_are_consistent(self) -> Model:
+        if self.rope_scaling is not None and self.positions != "rope":
+            raise ValueError("rope_scaling is given only when positions is 'rope'")
+        if self.qkv_bias and self.bias:
+            raise ValueError("qkv_bias: bias already gives every matrix a bias; remove one of both")
+        if self.query_key_norm and self.latent_attention is not None:
+            raise ValueError("query_key_norm: latent attention has norms of its own; remove one of both")
+        if self.latent_attention is not None and (self.head_dim or self.positions != "rope"):
+            raise ValueError("latent_attention has its own head sizes and rotary positions; remove head_dim, use rope")
+        if self.latent_attention is not None and (self.bias or self.qkv_bias):
+            raise ValueError("latent_attention: its matrices have no bias; remove bias and qkv_bias")
+        experts = self.experts
+        if experts is not None and experts.first_layer >= self.layers:
+            raise ValueError(f"experts.first_layer: found {experts.first_layer}, expected below layers {self.layers}")
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Model:
+        if self.head_dim is None and self.latent_attention is None and self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
+        if (self.positions == "rope") != (self.rope_base is not None):
+            raise ValueError("rope_base is given exactly when positions is 'rope'")
+        if self.positions == "rope" and self.head_size % 2:
+            raise ValueError(f"rope needs an even head size, found {self.head_size}")
+        return self
+
+
+def _parts(model: Model) -> dict[Part, bool]:
+    scaling = model.rope_scaling.kind if model.rope_scaling else None
+    experts = model.experts
+    router = experts.router if experts else None
+    return {
+        "learned_positions": model.positions == "learned",
+        "rope": model.positions == "rope",
+        "grouped_queries": model.kv_heads != model.heads,
+        "bias": model.bias,
+        "qkv_bias": model.qkv_bias,
+        "head_dim": model.head_dim is not None,
+        "query_key_norm": model.query_key_norm,
+        "sliding_window": model.sliding_window is not None,
+        "rope_linear": scaling == "linear",
+        "rope_llama3": scaling == "llama3",
+        "rope_yarn": scaling == "yarn",
+        "latent_attention": model.latent_attention is not None,
+        "layernorm": model.norm == "layernorm",
+        "rmsnorm": model.norm == "rmsnorm",
+        "gelu": model.activation == "gelu",
+        "gelu_tanh": model.activation == "gelu_tanh",
+        "swiglu": model.activation == "swiglu",
+        "geglu_tanh": model.activation == "geglu_tanh",
+        "norm_after": model.norm_place == "after",
+        "tied_embeddings": model.tied_embeddings,
+        "embedding_scale": model.embedding_scale is not None,
+        "dropout": bool(model.hidden_dropout or model.attention_dropout),
+        "experts": experts is not None,
+        "shared_experts": experts is not None and experts.shared > 0,
+        "dense_layers": experts is not None and model.mixture_layers < model.layers,
+        "expert_capacity": experts is not None and experts.capacity_factor is not None,
+        "sigmoid_router": router is not None and router.scores == "sigmoid",
+        "router_bias": router is not None and router.bias_rate > 0,
+        "router_groups": router is not None and router.groups is not None,
+        "router_z_loss": router is not None and router.z_loss > 0,
+    }

@@ -7,18 +7,32 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 
 from levelfield.errors import DocumentError
 from levelfield.specs.bounded_reading import read_mapping
-from levelfield.specs.changed_types import changed_types
 
 T = TypeVar("T", bound="Value")
 # json_schema_extra of a field that came after digests of its document had been stored: they stay as they were.
 LATER: dict[str, JsonValue] = {"later": True}
+Place = tuple[int | str, ...]
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+# Bounds of whole numbers, far above what exists. The platform takes steps, ranks, layers and experts one after another:
+# a slip of the finger, or a document of somebody else, ends with the key's name instead of hours, or of all memory.
+_MOST_DIGITS = 20  # of a number in a text; Python refuses to read one of 5,000
+MOST_STEPS = 10_000_000
+MOST_GRADIENT_STEPS = 10_000
+MOST_LAYERS = 10_000
+MOST_EXPERTS = 10_000  # of one layer
+MOST_NODES = 100_000
+MOST_DEVICES = 1_024  # of one node
+MOST_RANKS = 2**20  # of one run
+MOST_REPEATS = 1_000  # of one command
+MOST_SIZE = 10**12  # of a width, a vocabulary, a length or a batch: only computed with
 
 
 def since(revision: int) -> dict[str, JsonValue]:
@@ -158,3 +172,51 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def changed_types(content: Any, value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
+    """Return where `content` has a text, or true or false, and `value`, its validated form, has a number, or reverse.
+
+    Each comes with what was found and expected. A whole number as a float, or 3.0 as a whole number, is no change.
+    """
+    if isinstance(content, dict):
+        fields = vars(value) if isinstance(value, BaseModel) else value if isinstance(value, dict) else {}
+        for name in content.keys() & fields.keys():
+            yield from changed_types(content[name], fields[name], (*place, name))
+    elif isinstance(content, (list, tuple)) and isinstance(value, (list, tuple)):
+        for index, (each, validated) in enumerate(zip(content, value, strict=False)):
+            yield from changed_types(each, validated, (*place, index))
+    elif type(value) in _KINDS and _kind(content) is not _kind(value):
+        yield place, f"found {content!r}, expected {_KINDS[type(value)]}"
+
+
+def _kind(value: Any) -> type:
+    """Return the type, with one for all numbers. True and false are numbers to isinstance."""
+    return float if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value)
+
+
+def number_of(digits: str) -> int:
+    """Return the number that a text of digits is. Raises ValueError for one that is far above every bound."""
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"found a number of {len(digits):,} digits, expected at most {_MOST_DIGITS}")
+    return int(digits)
+
+
+class DocumentCache:
+    """The content and the documents of the files that were read so far."""
+
+    def __init__(self) -> None:
+        self._contents: dict[Path, Any] = {}
+        self._documents: dict[tuple[type[Value], Path], Value] = {}
+
+    def content(self, path: Path) -> Any:
+        """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
+        if path not in self._contents:
+            self._contents[path] = read_mapping(path)
+        return self._contents[path]
+
+    def document(self, kind: type[T], path: Path) -> T:
+        """Return the document in this file. Raises DocumentError when it is missing, unreadable or wrong."""
+        if (kind, path) not in self._documents:
+            self._documents[kind, path] = parse(kind, self.content(path), str(path))
+        return cast(T, self._documents[kind, path])

@@ -1,22 +1,25 @@
 """Reads YAML and JSON files that anyone may have written: bounded in depth, in values and in the size of numbers.
 
-Words without quotes are read by `yaml_words`. A file beyond a bound is an error that names the file and the bound.
-Nothing here crashes or fills the memory.
+A file beyond a bound is an error that names the file and the bound. Nothing here crashes or fills the memory.
+
+YAML's words without quotes are read by the core schema of 1.2: https://yaml.org/spec/1.2.2/#103-core-schema. So `1e3`
+is a number, which it is not in 1.1, and a date is a text. `<<` merges mappings, as in 1.1. Many programs read YAML 1.1,
+in which `017` is 15, `1:30` is 90 and `no` is false: such words are refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
+import re
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import from_json, to_json
 
 from levelfield.errors import DocumentError
 from levelfield.node.regular_files import read_regular_text
-from levelfield.specs.plain_json import plain_json
-from levelfield.specs.yaml_words import DifferentValues, check, tag_of, whole_number
 
 MOST_BYTES = 64 * 2**20  # of a file; the largest of the repository has 60 KB
 MOST_LEVELS = 100  # of nested lists and mappings; the interpreter's own stack ends some hundreds deeper
@@ -24,6 +27,25 @@ MOST_VALUES = 1_000_000  # with every alias of YAML counted as what it stands fo
 MOST_DIGITS = 25  # of a whole number; 2**64 has 20
 _SHOWN = 60  # characters of a line in a message
 _OF_TAGS = (ValueError, LookupError, TypeError, AttributeError)  # of PyYAML for a value such as `!!bool maybe`
+PLAIN_LEVELS = 32  # of a JSON text that is read fast
+_DEEP = b"\n" + b" " * PLAIN_LEVELS
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LONG = b"0" * (MOST_DIGITS + 1)
+_TAG = "tag:yaml.org,2002:"
+_CORE = re.compile(
+    r"(?P<null>~|null|Null|NULL|)"
+    r"|(?P<bool>true|True|TRUE|false|False|FALSE)"
+    r"|(?P<int>[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)"
+    r"|(?P<float>[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))"
+    r"|(?P<merge><<)"
+)
+_WORDS = {
+    **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "on", "On", "ON"), True),
+    **dict.fromkeys(("n", "N", "no", "No", "NO", "off", "Off", "OFF"), False),
+}
+# Numbers of 1.1 that are none in 1.2, or other ones: with a leading zero, base 2, base 60, or "_" between digits.
+_SUSPECT = re.compile(r"[-+]?(?:0[0-9bx]\S*|[.0-9][0-9a-fA-F.]*[_:]\S*)")
+_MOST_SHOWN = 25  # characters of a number whose values are shown
 
 
 def read_mapping(path: Path) -> Any:
@@ -48,7 +70,7 @@ def _json(text: str) -> Any:
     try:
         return plain_json(text.encode())
     except ValueError:
-        return json.loads(text, object_pairs_hook=_object_without_duplicates, parse_int=_whole_number)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_int=bounded_number)
 
 
 def _text(path: Path) -> str:
@@ -67,11 +89,11 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """Return the tag of a node that has none in the file."""
-        return tag_of(value) if kind is yaml.ScalarNode and implicit[0] else super().resolve(kind, value, implicit)
+        return _tag_of(value) if kind is yaml.ScalarNode and implicit[0] else super().resolve(kind, value, implicit)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         if isinstance(node, yaml.ScalarNode):
-            check(node)
+            _refuse_different(node)
         return super().construct_object(node, deep)
 
 
@@ -120,7 +142,7 @@ class _ValueCount:
             raise ValueError(f"found more than {MOST_VALUES:,} values, with what aliases stand for")
 
 
-def _whole_number(text: str) -> int:
+def bounded_number(text: str) -> int:
     if len(text) > MOST_DIGITS:
         raise ValueError(f"found a number of {len(text)} digits, expected at most {MOST_DIGITS}")
     return int(text)
@@ -130,13 +152,13 @@ def _yaml_whole_number(loader: Any, node: Any) -> int:
     if len(node.value) > MOST_DIGITS:
         message = f"found a number of {len(node.value)} digits, expected at most {MOST_DIGITS}"
         raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
-    return whole_number(node.value)
+    return _value_of(node.value)
 
 
 def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        if key_node.tag == "tag:yaml.org,2002:merge":
+        if key_node.tag == _TAG + "merge":
             continue  # `<<` adds defaults; YAML defines that keys beside it override them
         key = loader.construct_object(key_node, deep=True)
         message = None
@@ -151,13 +173,85 @@ def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
     return dict(loader.construct_pairs(node, deep=True))
 
 
-def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"found key '{next(k for k in keys if keys.count(k) > 1)}' twice, expected it once")
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"found key '{twice[:_SHOWN]}' twice, expected it once")
     return found
 
 
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_duplicates)
-_Loader.add_constructor("tag:yaml.org,2002:int", _yaml_whole_number)
+_Loader.add_constructor(_TAG + "map", _mapping_without_duplicates)
+_Loader.add_constructor(_TAG + "int", _yaml_whole_number)
+
+
+def plain_json(content: bytes) -> Any:
+    """Return the value of a JSON text that clearly holds nothing refused, in half the time of json's.
+
+    That is a text without keys that are there twice, NaN, infinities, deep nesting, endless digits and escapes by
+    number. The value is written again, with a blank for each level. Each key has one colon in both texts, and so has
+    each colon of a string, for no escape can write one. So a key that is there twice leaves fewer colons in the new
+    text. Raises ValueError for any other text.
+    """
+    if b"\\u" in content or _LONG in content.translate(_DIGITS):
+        raise ValueError
+    found = from_json(content, allow_inf_nan=False)
+    again = to_json(found, indent=1, inf_nan_mode="constants")  # a number such as 1e999 was read as an infinity
+    if again.count(b":") != content.count(b":") or _DEEP in again or b"Infinity" in again:
+        raise ValueError
+    return found
+
+
+class DifferentValues(ValueError):
+    """A word that has two values. line: its line in the file, from 1."""
+
+    def __init__(self, line: int, said: str) -> None:
+        super().__init__(said)
+        self.line = line
+
+
+def _tag_of(word: str) -> str:
+    """Return the tag of an unquoted word by YAML 1.2. What is nothing else is a text."""
+    match = _CORE.fullmatch(word)
+    return _TAG + str(match.lastgroup if match else "str")
+
+
+def _value_of(word: str) -> int:
+    """Return the value of a word with the tag of a whole number. Raises ValueError for another word."""
+    return int(word, 0) if word[:2] in ("0o", "0x") else int(word.replace("_", "x"))
+
+
+def _refuse_different(node: yaml.ScalarNode) -> None:
+    """Raises DifferentValues for an unquoted word that is another number, or true or false, in YAML 1.1."""
+    if not node.style and (said := _difference(node.value)):
+        raise DifferentValues(node.start_mark.line + 1, f"found {said}")
+
+
+class WordDumper(yaml.SafeDumper):
+    """Writes texts with quotes where a version of YAML reads another value without them."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Return the tag of a node without quotes. The dumper writes them where it is not the value's own."""
+        old = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        if kind is not yaml.ScalarNode or not implicit[0] or old != _TAG + "str":
+            return old
+        return _TAG + "bool" if value in _WORDS else _tag_of(value)
+
+
+def _difference(word: str) -> str | None:
+    if word in _WORDS:
+        return _said(word, _WORDS[word], word)
+    if not _SUSPECT.fullmatch(word):
+        return None
+    if len(word) > _MOST_SHOWN:
+        return f"{word[:_MOST_SHOWN]}..., which is not the same in YAML 1.1 and 1.2; write it with quotes for a text"
+    readers: dict[str, Callable[[str], Any]] = {_TAG + "int": _value_of, _TAG + "float": float}
+    old, new = yaml.safe_load(word), readers.get(_tag_of(word), str)(word)
+    return None if (type(old), old) == (type(new), new) else _said(word, old, new)
+
+
+def _said(word: str, old: Any, new: Any) -> str:
+    shown = ["a text" if isinstance(value, str) else str(value).lower() for value in (old, new)]
+    write = ", ".join(value for value in shown if value != "a text")
+    return f"{word}, which is {shown[0]} in YAML 1.1 and {shown[1]} in YAML 1.2; write {write} or '{word}'"

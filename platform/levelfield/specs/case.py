@@ -5,166 +5,26 @@ Units: lengths are in tokens, batches in sequences, seeds are integers below 2**
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from levelfield.specs.architecture import Experts, LatentAttention, Part, RopeScaling
-from levelfield.specs.base import LATER, Document, Value
-from levelfield.specs.bounds import MOST_GRADIENT_STEPS, MOST_LAYERS, MOST_SIZE, MOST_STEPS
-from levelfield.specs.changed_types import changed_types
-from levelfield.specs.plain_work import idle_values, left_out, value_at, without
+from levelfield.specs.architecture import Model, Part
+from levelfield.specs.base import (
+    LATER,
+    MOST_GRADIENT_STEPS,
+    MOST_SIZE,
+    MOST_STEPS,
+    Document,
+    Value,
+    changed_types,
+)
 from levelfield.specs.tuning import TuningChoice
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 Scale = Literal["full", "smoke"]
 SCALES: tuple[Scale, ...] = ("full", "smoke")
-
-
-GATED: dict[str, str] = {"swiglu": "silu", "geglu_tanh": "gelu_tanh"}  # of an MLP with a gate, the gate's activation
-
-
-class Model(Value):
-    """A decoder-only transformer, composed of parts: attention, MLP or experts, norms, positions, embeddings.
-
-    family: a word for tables; nothing is computed from it. kv_heads: of keys and values (grouped queries). head_dim:
-    width of a head, where it is not hidden_size / heads. bias: of every matrix; qkv_bias: of queries, keys and values.
-    query_key_norm: RMSNorm of each head's query and key before the rotation, with norm_eps. sliding_window: a token
-    attends to so many tokens, itself among them. norm_place: of a layer's norms, before its parts or after them (then
-    x + norm(part(x)); OLMo 2). embedding_scale: embeddings times this number. experts: replaces the MLP of its layers.
-    latent_attention: replaces the projections of queries, keys and values.
-    """
-
-    family: str = Field(pattern=r"^[a-z][a-z0-9_.]{0,19}$")
-    layers: int = Field(ge=1, le=MOST_LAYERS)
-    hidden_size: int = Field(ge=1, le=MOST_SIZE)
-    ffn_hidden_size: int = Field(ge=1, le=MOST_SIZE)
-    heads: int = Field(ge=1, le=MOST_SIZE)
-    kv_heads: int = Field(ge=1, le=MOST_SIZE)
-    vocab_size: int = Field(ge=2, le=MOST_SIZE)
-    positions: Literal["learned", "rope"]
-    rope_base: float | None = Field(default=None, gt=0)
-    norm: Literal["layernorm", "rmsnorm"]
-    norm_eps: float = Field(gt=0)
-    activation: Literal["gelu", "gelu_tanh", "swiglu", "geglu_tanh"]
-    bias: bool
-    tied_embeddings: bool
-    hidden_dropout: float = Field(ge=0, lt=1)
-    attention_dropout: float = Field(ge=0, lt=1)
-    init_std: float = Field(gt=0)
-    scaled_residual_init: bool
-    head_dim: int | None = Field(default=None, ge=1, le=MOST_SIZE, json_schema_extra=LATER)
-    qkv_bias: bool = Field(default=False, json_schema_extra=LATER)
-    query_key_norm: bool = Field(default=False, json_schema_extra=LATER)
-    sliding_window: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
-    rope_scaling: RopeScaling | None = Field(default=None, json_schema_extra=LATER)
-    latent_attention: LatentAttention | None = Field(default=None, json_schema_extra=LATER)
-    norm_place: Literal["before", "after"] = Field(default="before", json_schema_extra=LATER)
-    embedding_scale: float | None = Field(default=None, gt=0, json_schema_extra=LATER)
-    experts: Experts | None = Field(default=None, json_schema_extra=LATER)
-
-    @property
-    def head_size(self) -> int:
-        return self.head_dim or self.hidden_size // self.heads
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether the MLP has a gate beside its first product."""
-        return self.activation in GATED
-
-    @property
-    def mixture_layers(self) -> int:
-        """The number of layers whose MLP is a mixture of experts."""
-        return sum(self.is_mixture(layer) for layer in range(self.layers))
-
-    def is_mixture(self, layer: int) -> bool:
-        """Return whether layer `layer`, counted from 0, is a mixture of experts."""
-        return self.experts is not None and self.experts.replaces_mlp(layer)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The names of the parts that compose the model. implementation.yaml lists those that a framework has."""
-        return tuple(name for name, used in (_attention_parts(self) | _layer_parts(self)).items() if used)
-
-    @model_serializer(mode="wrap")
-    def _without_later_parts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what came later and is not used, so that documents from before it stay as they are."""
-        content: dict[str, Any] = handler(self)
-        fields = type(self).model_fields.items()
-        unused = [name for name, f in fields if f.json_schema_extra == LATER and getattr(self, name) == f.default]
-        return {name: value for name, value in content.items() if name not in unused}
-
-    @model_validator(mode="after")
-    def _parts_are_consistent(self) -> Model:
-        if self.rope_scaling is not None and self.positions != "rope":
-            raise ValueError("rope_scaling is given only when positions is 'rope'")
-        if self.qkv_bias and self.bias:
-            raise ValueError("qkv_bias: bias already gives every matrix a bias; remove one of both")
-        if self.query_key_norm and self.latent_attention is not None:
-            raise ValueError("query_key_norm: latent attention has norms of its own; remove one of both")
-        if self.latent_attention is not None and (self.head_dim or self.positions != "rope"):
-            raise ValueError("latent_attention has its own head sizes and rotary positions; remove head_dim, use rope")
-        if self.latent_attention is not None and (self.bias or self.qkv_bias):
-            raise ValueError("latent_attention: its matrices have no bias; remove bias and qkv_bias")
-        experts = self.experts
-        if experts is not None and experts.first_layer >= self.layers:
-            raise ValueError(f"experts.first_layer: found {experts.first_layer}, expected below layers {self.layers}")
-        return self
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Model:
-        if self.head_dim is None and self.latent_attention is None and self.hidden_size % self.heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
-        if (self.positions == "rope") != (self.rope_base is not None):
-            raise ValueError("rope_base is given exactly when positions is 'rope'")
-        if self.positions == "rope" and self.head_size % 2:
-            raise ValueError(f"rope needs an even head size, found {self.head_size}")
-        return self
-
-
-def _attention_parts(model: Model) -> dict[Part, bool]:
-    scaling = model.rope_scaling.kind if model.rope_scaling else None
-    return {
-        "learned_positions": model.positions == "learned",
-        "rope": model.positions == "rope",
-        "grouped_queries": model.kv_heads != model.heads,
-        "bias": model.bias,
-        "qkv_bias": model.qkv_bias,
-        "head_dim": model.head_dim is not None,
-        "query_key_norm": model.query_key_norm,
-        "sliding_window": model.sliding_window is not None,
-        "rope_linear": scaling == "linear",
-        "rope_llama3": scaling == "llama3",
-        "rope_yarn": scaling == "yarn",
-        "latent_attention": model.latent_attention is not None,
-    }
-
-
-def _layer_parts(model: Model) -> dict[Part, bool]:
-    experts = model.experts
-    router = experts.router if experts else None
-    return {
-        "layernorm": model.norm == "layernorm",
-        "rmsnorm": model.norm == "rmsnorm",
-        "gelu": model.activation == "gelu",
-        "gelu_tanh": model.activation == "gelu_tanh",
-        "swiglu": model.activation == "swiglu",
-        "geglu_tanh": model.activation == "geglu_tanh",
-        "norm_after": model.norm_place == "after",
-        "tied_embeddings": model.tied_embeddings,
-        "embedding_scale": model.embedding_scale is not None,
-        "dropout": bool(model.hidden_dropout or model.attention_dropout),
-        "experts": experts is not None,
-        "shared_experts": experts is not None and experts.shared > 0,
-        "dense_layers": experts is not None and model.mixture_layers < model.layers,
-        "expert_capacity": experts is not None and experts.capacity_factor is not None,
-        "sigmoid_router": router is not None and router.scores == "sigmoid",
-        "router_bias": router is not None and router.bias_rate > 0,
-        "router_groups": router is not None and router.groups is not None,
-        "router_z_loss": router is not None and router.z_loss > 0,
-    }
 
 
 class Optimizer(Value):
@@ -336,27 +196,27 @@ class Case(Document):
     def work(self, scale: Scale) -> Work:
         """Return the work at `scale`, without the values that change nothing at either scale.
 
-        A value that does something at one scale stays at both: the case has this part.
+        So equal work has equal digests, and a framework without a part is not refused for a part that does nothing. A
+        value that does something at one scale stays at both: the case has this part.
         """
-        return without(self.written(scale), self._idle)
+        work = self.written(scale)
+        return work.model_copy(update={"model": _unset(work.model, self._idle)})
 
     @property
     def _idle(self) -> tuple[str, ...]:
         """The values of the model that change nothing at either scale, by field."""
         works = [self.written(scale) for scale in SCALES]
-        idle = [idle_values(work) for work in works]
-        each = list(zip(works, idle, strict=True))
-        named = sorted({name for names in idle for name in names})
-        return tuple(n for n in named if all(n in names or value_at(work, n) is None for work, names in each))
+        each = [(work, _idle_values(work)) for work in works]
+        named = sorted({name for _, names in each for name in names})
+        return tuple(n for n in named if all(n in names or _value_at(work, n) is None for work, names in each))
 
     def fingerprint(self) -> str:
         """Return the digest of the document without the values that change nothing."""
         idle = self._idle
         if not idle:
             return super().fingerprint()
-        model = without(self.written("full"), idle).model
-        smoke = {**self.smoke, "model": left_out(self.smoke.get("model", {}), idle)}
-        return Document.fingerprint(self.model_copy(update={"model": model, "smoke": smoke}))
+        smoke = {**self.smoke, "model": _left_out(self.smoke.get("model", {}), idle)}
+        return Document.fingerprint(self.model_copy(update={"model": _unset(self.model, idle), "smoke": smoke}))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -395,3 +255,51 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         nested = isinstance(value, dict) and isinstance(result.get(key), dict)
         result[key] = merged(result[key], value) if nested else value
     return result
+
+
+def _idle_values(work: Work) -> tuple[str, ...]:
+    """Return the fields of the model that equal their defaults or never bind: the work is the same without them."""
+    model, scaling, experts = work.model, work.model.rope_scaling, work.model.experts
+    groups = experts.router.groups if experts else None
+    capacity = (experts.capacity_factor or 0) * experts.chosen if experts else 0
+    is_idle = {
+        "head_dim": model.head_dim is not None and model.head_dim * model.heads == model.hidden_size,
+        "embedding_scale": model.embedding_scale == 1,
+        "sliding_window": (model.sliding_window or 0) >= work.training.sequence_length,
+        "rope_scaling": scaling is not None and scaling.factor == 1 and scaling.magnitude in (None, 1),
+        # an expert takes every token of a sequence that chooses it: none has more than all tokens
+        "experts.capacity_factor": experts is not None and capacity >= experts.count,
+        "experts.router.groups": groups is not None and groups.chosen == groups.count,
+    }
+    return tuple(name for name, idle in is_idle.items() if idle)
+
+
+def _value_at(work: Work, field: str) -> Any:
+    """Return a value of the model by its field, such as `experts.router.groups`; None where a part is not there."""
+    value: Any = work.model
+    for name in field.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _inner(fields: Sequence[str], part: str) -> list[str]:
+    """Return the fields inside a part, such as `router.groups` inside `experts`."""
+    return [name.removeprefix(f"{part}.") for name in fields if name.startswith(f"{part}.")]
+
+
+def _unset(value: Value, fields: Sequence[str]) -> Value:
+    """Return the model, or a part of it, without these values."""
+    changed: dict[str, Any] = {name: None for name in fields if "." not in name}
+    for part in {name.partition(".")[0] for name in fields if "." in name}:
+        if (inner := getattr(value, part)) is not None:
+            changed[part] = _unset(inner, _inner(fields, part))
+    return value.model_copy(update=changed)
+
+
+def _left_out(content: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of a document without these fields."""
+    return {
+        name: _left_out(value, _inner(fields, name)) if isinstance(value, dict) else value
+        for name, value in content.items()
+        if name not in fields
+    }

@@ -1,19 +1,19 @@
-"""A derived case: another case with some numbers of its training changed, such as `gpt3_6.7B+steps20+batch64`.
+"""Cases that are made of others: by a document that `extends` one, or by a name such as `gpt3_6.7B+steps20+batch64`.
 
-It is a case of its own: its name, digest and work differ, so that nothing compares it with the case that it came from.
+A derived case, by its name, has some numbers of the training changed. It is a case of its own: its name, digest and
+work differ, so that nothing compares it with the case that it came from.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from levelfield.errors import UsageError
-from levelfield.specs.base import Value, parse
-from levelfield.specs.bounds import MOST_SIZE, MOST_STEPS, number_of
-from levelfield.specs.case import SCALES, Case, Work
+from levelfield.specs.base import LATER, MOST_SIZE, MOST_STEPS, Document, Value, number_of, parse
+from levelfield.specs.case import SCALES, Case, Scale, Work, merged
 
 _WORDS = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
 _FIELDS = {word: field for field, word in _WORDS.items()}
@@ -97,3 +97,40 @@ def split_name(name: str) -> tuple[str, Derivation]:
         except ValueError as error:
             raise UsageError(f"case '{base}+{match['word']}...': {error}") from None
     return base, parse(Derivation, found, f"case '{name}'")
+
+
+class Extension(Document):
+    """configs/cases/<name>.yaml with `extends`. changes: the keys of the other case's full work that differ.
+
+    The tokenizer, smoke block and tuning of the other case stay, except for the keys that this document changes. Its
+    `parameters` do not.
+    """
+
+    KIND: ClassVar[str] = "case"
+
+    name: str
+    title: str
+    source: str
+    extends: str
+    tokenizer: str | None = None
+    changes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    smoke: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    tuning: dict[Scale, dict[str, Any]] = Field(default_factory=dict)
+    parameters: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
+
+    @model_validator(mode="after")
+    def _changes_are_of_the_work(self) -> Extension:
+        unknown = set(self.changes) - set(Work.model_fields)
+        if unknown:
+            raise ValueError(f"changes: unknown key {sorted(unknown)}; known: {sorted(Work.model_fields)}")
+        if self.extends == self.name:
+            raise ValueError(f"extends: found the case's own name '{self.name}', expected another case")
+        return self
+
+    def applied(self, base: Case, origin: str) -> Case:
+        """Return the whole case. Raises DocumentError with `origin` and the key when the changes give no valid case."""
+        own: dict[str, Any] = {"name": self.name, "title": self.title, "source": self.source}
+        own["parameters"] = self.parameters
+        own |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
+        content = merged(base.model_dump(), {**self.changes, "smoke": self.smoke, "tuning": self.tuning, **own})
+        return parse(Case, {"schema": Case.schema_name(), **content}, f"{origin}: changes to {base.name}")

@@ -1,19 +1,23 @@
 """Published figures: what others measured and on what, as printed, and the formula of each derived figure.
 
 The `defaults` of a set fill what its rows share: `setting` and, by figure, `columns`. A figure is named after its
-quantity in SI units (memory_bytes, step_seconds), whatever unit the report printed.
+quantity in SI units (memory_bytes, step_seconds), whatever unit the report printed. Printed numbers are read exactly,
+and written to the same digit.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
-from levelfield.specs.base import Document, Value
-from levelfield.specs.printed import UNITS, Cut, read_number
-from levelfield.specs.setting import Setting
+from levelfield.errors import LayoutError
+from levelfield.specs.base import MOST_DEVICES, MOST_LAYERS, MOST_NODES, Document, Value
+from levelfield.specs.case import Precision
+from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.vendor import PeakDtype
 
 FigureStatus = Literal["published", "oom", "reference-only", "withheld", "baseline", "not-published"]
@@ -36,6 +40,87 @@ Formula = Literal[
     "batches-times-accumulation",
     "batches-times-global-batch",
 ]
+Cut = Literal["rounded", "truncated"]
+# One of each unit, in SI units or in pieces (tokens, samples). A percentage is a fraction of 1.
+UNITS: dict[str, Fraction] = {
+    "s": Fraction(1),
+    "ms": Fraction(1, 1000),
+    "B": Fraction(1),
+    "MB": Fraction(10**6),
+    "GB": Fraction(10**9),
+    "MiB": Fraction(2**20),
+    "GiB": Fraction(2**30),
+    "%": Fraction(1, 100),
+    "FLOP/s": Fraction(1),
+    "TFLOP/s": Fraction(10**12),
+    "PFLOP/s": Fraction(10**15),
+    "samples/s": Fraction(1),
+    "tokens/s": Fraction(1),
+    "M tokens": Fraction(10**6),
+    "pieces": Fraction(1),
+    "nats": Fraction(1),
+}
+_NUMBER = re.compile(r"(?P<before>[↓↑]?)(?P<sign>[-+]?)(?P<number>\d+(?:\.(?P<decimals>\d+))?)(?P<after>[↓↑]?)%?")
+
+
+class Network(Value):
+    """The network between nodes, as the report describes it; the rate of each node in one direction."""
+
+    description: str
+    bytes_per_second: float = Field(gt=0)
+    source: str
+
+
+class Shape(Value):
+    """The model's shape as the report prints it."""
+
+    layers: int = Field(ge=1, le=MOST_LAYERS)
+    hidden_size: int = Field(ge=1)
+    heads: int = Field(ge=1)
+
+
+class Setting(Value):
+    """What was run, with enough detail to plan it again. None: not public.
+
+    case: the case of Levelfield with the same work. chip: its name in vendors/*; None when withheld.
+    layout: the layout that ran, in any notation. layout_printed: the report's own text when it is incomplete.
+    micro_batch, global_batch: sequences. recompute: `selective-attention` is Megatron's.
+    """
+
+    case: str | None = None
+    framework: str
+    framework_version: str | None = None
+    chip: str | None = None
+    nodes: int = Field(ge=1, le=MOST_NODES)
+    devices_per_node: int = Field(ge=1, le=MOST_DEVICES)
+    layout: str
+    layout_printed: str | None = None
+    micro_batch: int = Field(ge=1)
+    accumulation: int = Field(ge=1)
+    global_batch: int = Field(ge=1)
+    sequence_length: int = Field(ge=1)
+    recompute: Literal["none", "selective", "selective-attention", "full"] | None = None
+    precision: Precision
+    attention: Literal["flash", "materialised"] | None = None
+    network: Network | None = None
+    model: Shape | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.devices_per_node
+
+    @property
+    def parallel(self) -> Layout:
+        return parse_layout(self.layout).layout
+
+    @model_validator(mode="after")
+    def _layouts_are_readable(self) -> Setting:
+        for text in filter(None, (self.layout, self.layout_printed)):
+            try:
+                parse_layout(text)
+            except LayoutError as error:
+                raise ValueError(str(error)) from None
+        return self
 
 
 class ReportSource(Value):
@@ -243,3 +328,33 @@ def _cells(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
         name: {**columns.get(name, {}), **(cell if isinstance(cell, dict) else {"text": cell})}
         for name, cell in figures.items()
     }
+
+
+@dataclass(frozen=True)
+class PrintedNumber:
+    """A printed number, exactly, and the number of printed decimals."""
+
+    value: Fraction
+    decimals: int
+
+
+def read_number(text: str) -> PrintedNumber:
+    """Read a number: `41`, `-1754`, `40%`, `↓31.3%` or `11.4↓%`. An arrow down is a minus. Raises ValueError."""
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or (match["before"] and match["after"]):
+        raise ValueError(f"found '{text}', expected one number as printed: 41, 40%, -1754 or ↓31.3%")
+    minus = (match["sign"] == "-") != ("↓" in match["before"] + match["after"])
+    number = Fraction(match["number"])
+    return PrintedNumber(-number if minus else number, len(match["decimals"] or ""))
+
+
+def cut(value: Fraction, decimals: int, how: Cut) -> Fraction:
+    """Return the value with so many decimals, rounded (halves away from zero) or truncated."""
+    scaled = abs(value) * 10**decimals
+    whole = int(scaled) if how == "truncated" else int(scaled + Fraction(1, 2))
+    return Fraction(whole if value >= 0 else -whole, 10**decimals)
+
+
+def written(value: Fraction, decimals: int, sign: bool = False) -> str:
+    """Return a value as text with so many decimals; with `sign`, positive values have a plus."""
+    return f"{float(cut(value, decimals, 'rounded')):{'+' if sign else ''}.{decimals}f}"

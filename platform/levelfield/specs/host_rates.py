@@ -1,4 +1,4 @@
-"""Measured rates of a host: matrix products, memory and messages, for each division of its cores."""
+"""Measurements of a host, by which predictions are made and checked: its rates, and runs of small models on it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from levelfield.specs.architecture import Model
 from levelfield.specs.base import Document, Value
-from levelfield.specs.case import Precision
+from levelfield.specs.case import Precision, Training
+from levelfield.specs.layout import Layout
 
 Positive = Annotated[float, Field(gt=0)]
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "send_recv"]
@@ -69,3 +71,35 @@ class HostRates(Document):
     def share(self, processes: int, threads: int) -> HostShare | None:
         """Return the rates of this division of the cores, or None when it was not measured."""
         return next((s for s in self.shares if (s.processes, s.threads) == (processes, threads)), None)
+
+
+class HostRun(Value):
+    """One run. step_seconds: the median of the window's steps; process_peak_bytes: of the largest process.
+
+    status: the run's status word; only a valid run has figures. other_cores: the average number of cores that other
+    processes used during the run; when it is not near 0, the run does not measure the machine.
+    """
+
+    name: str
+    model: Model
+    training: Training
+    layout: Layout
+    micro_batch: int = Field(ge=1)
+    threads: int = Field(ge=1)
+    status: str
+    step_seconds: float | None = Field(default=None, gt=0)
+    tokens_per_second_per_device: float | None = Field(default=None, gt=0)
+    process_peak_bytes: int | None = Field(default=None, gt=0)
+    load_before: float = Field(ge=0)
+    other_cores: float
+
+
+class HostRuns(Document):
+    """configs/planner/host_runs.json: the runs of one machine. rates: of it, measured in the same session."""
+
+    KIND: ClassVar[str] = "host_runs"
+
+    date: str
+    processor: str
+    rates: HostRates
+    runs: tuple[HostRun, ...]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from levelfield.specs.architecture import Part
 from levelfield.specs.base import LATER, Document, Value
-from levelfield.specs.case import Precision
-from levelfield.specs.refusable import Refusable
+from levelfield.specs.case import Precision, Work
 from levelfield.specs.requirements import FurtherVersion, Requirements, require_pin
 from levelfield.specs.selector import labelled
+from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_KIND, NAME, FrameworkAccess
 
 # uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence; expert: ranks of data
@@ -24,11 +26,30 @@ Parallelism = Literal[
 SIMULATED = "a simulated training; no figure and no verdict is of a device"
 ANY_ACCELERATOR = "accelerator"
 ANY_KIND = "any"
-
 # Of a further version: a part of folder names, of images' names and of case strings.
 _VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+)+(\+[0-9a-z.]+)?")
-
 PLACEHOLDERS = frozenset({"python", "folder", "rank", "local_rank", "node_rank", "world_size"})
+# Choices that an implementation may refuse by name, each with a reason.
+Refusable = Literal[
+    "compile",
+    "flash_attn",
+    "compile under zero3",
+    "partial sharding",
+    "zero2 or zero3 in a pipeline",
+    "fewer micro-batches than stages",
+    "fp8 with tensor parallel",
+    "loss scale between powers of two",
+    "experts with tensor but not sequence parallel",
+    "experts with biases",
+    "experts with compile",
+    "experts with fp8",
+    "experts of a part of the ranks with zero",
+    "experts of a part of the ranks with partial sharding",
+    "experts of a part of the ranks with an uneven hidden size",
+    "expert capacity with context parallel",
+    "latent attention with tensor parallel",
+    "latent attention with rope scaling",
+]
 
 
 class Launch(Value):
@@ -169,3 +190,36 @@ class ImplementationFile(Document):
 
 def _stand_in(kind: str) -> str:
     return "" if kind == HOST_KIND else ANY_ACCELERATOR
+
+
+def refused(names: Iterable[Refusable], work: Work, tuning: Tuning) -> list[Refusable]:
+    """Return those of the refused choices that this work and tuning make."""
+    model, experts, latent = work.model, work.model.experts is not None, work.model.latent_attention is not None
+    layout, scale, is_fp8 = tuning.layout, work.training.loss_scale, work.training.precision == "fp8"
+    micro_batches = work.training.global_batch // (tuning.micro_batch * layout.data)
+    of_a_part = experts and layout.sharding_stage > 0 and layout.expert not in (1, layout.gradient_ranks)
+    is_between = work.training.precision == "fp16" and scale is not None and math.frexp(scale.initial)[0] != 0.5
+    made: dict[Refusable, bool] = {
+        "compile": tuning.compile,
+        "flash_attn": tuning.attention == "flash_attn",
+        "compile under zero3": tuning.compile and layout.sharding_stage == 3,
+        "partial sharding": layout.shards_a_part,
+        "zero2 or zero3 in a pipeline": layout.sharding_stage > 1 < layout.pipeline,
+        "fewer micro-batches than stages": layout.pipeline > 1 and micro_batches < layout.pipeline,
+        "fp8 with tensor parallel": is_fp8 and layout.tensor > 1,
+        "loss scale between powers of two": is_between,
+        "experts with tensor but not sequence parallel": experts and layout.tensor > 1 and not layout.sequence_parallel,
+        "experts with biases": experts and model.bias,
+        "experts with compile": experts and tuning.compile,
+        "experts with fp8": experts and is_fp8,
+        "experts of a part of the ranks with zero": of_a_part,
+        "experts of a part of the ranks with partial sharding": of_a_part and layout.shards_a_part,
+        "experts of a part of the ranks with an uneven hidden size": of_a_part
+        and model.hidden_size % (layout.gradient_ranks // layout.expert) > 0,
+        "expert capacity with context parallel": layout.context > 1
+        and model.experts is not None
+        and model.experts.capacity_factor is not None,
+        "latent attention with tensor parallel": latent and layout.tensor > 1,
+        "latent attention with rope scaling": latent and model.rope_scaling is not None,
+    }
+    return [name for name in names if made[name]]

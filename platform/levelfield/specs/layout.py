@@ -9,14 +9,12 @@ over `sharding_degree` of these, and each shard has data x context / sharding_de
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from levelfield.errors import LayoutError
-from levelfield.specs.base import Value
-from levelfield.specs.bounds import MOST_RANKS, number_of
+from levelfield.specs.base import MOST_RANKS, Value, number_of
 
 _PARTS = {
     "DP": "data",
@@ -31,8 +29,6 @@ _PART = rf"({'|'.join(_PARTS)})(\d+)"
 _PARTS_PATTERN = re.compile(rf"(?:{_PART})+", re.IGNORECASE)
 _PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 _BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g_dp_(\d+)bs", re.IGNORECASE)
-
-
 _SHOWN = 40  # characters of a text in a message
 
 
@@ -100,38 +96,6 @@ class Layout(Value):
         seq = "+seq" if self.sequence_parallel else ""
         return f"DP{self.data}{context}{expert}TP{self.tensor}PP{self.pipeline}{sharding}{seq}"
 
-    def in_notation(self, notation: str, nodes: int = 1, micro_batch: int = 1) -> str:
-        """Return the layout in one notation: levelfield, megatron, oneflow, paddle or osdi.
-
-        Each notation may end with `+seq`. Raises LayoutError when the notation cannot express this layout.
-        """
-        if notation == "levelfield":
-            return str(self)
-        writers: dict[str, Callable[[], str]] = {
-            "megatron": lambda: f"PP{self.pipeline}DP{self.data}TP{self.tensor}",
-            "oneflow": lambda: f"{self.data}x{self.tensor}x{self.pipeline}",
-            "paddle": self._paddle,
-            "osdi": lambda: self._osdi(nodes, micro_batch),
-        }
-        if notation not in writers:
-            raise LayoutError(f"unknown layout notation '{notation}'; known: levelfield, {', '.join(writers)}")
-        if self.context > 1 or self.expert > 1:
-            kind = "context" if self.context > 1 else "expert"
-            raise LayoutError(f"{self}: the {notation} notation has no part for {kind} parallelism")
-        if self.sharding_stage and notation != "paddle":
-            raise LayoutError(f"{self}: the {notation} notation has no part for sharded states; use another notation")
-        return writers[notation]() + ("+seq" if self.sequence_parallel else "")
-
-    def _paddle(self) -> str:
-        if self.data != self.sharding_degree:
-            raise LayoutError(f"{self}: Paddle's names have no part for plain data parallel; use another notation")
-        return f"TP{self.tensor}PP{self.pipeline}SH{max(self.sharding_stage, 1)}SP{self.sharding_degree}"
-
-    def _osdi(self, nodes: int, micro_batch: int) -> str:
-        if self.tensor * self.pipeline > 1 or self.data % nodes:
-            raise LayoutError(f"{self} on {nodes} nodes: the osdi notation is for data parallel over equal nodes only")
-        return f"{nodes}n_{self.data // nodes}g_dp_{micro_batch}bs"
-
 
 class LayoutText(NamedTuple):
     """The content of a layout's text; None for what it does not give."""
@@ -143,7 +107,7 @@ class LayoutText(NamedTuple):
 
 
 def parse_layout(text: str) -> LayoutText:
-    """Read a layout in any notation of `in_notation`. Raises LayoutError.
+    """Read a layout as Levelfield, Megatron, OneFlow, Paddle or an optimizer's test writes it. Raises LayoutError.
 
     In Paddle's names with SH and SP, SP is the sharding degree, not sequence parallelism. A DP part beside them is
     the whole data-parallel size. Without a DP part the sharding degree is data x context.

@@ -8,21 +8,19 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import LATER, Document, Value
-from levelfield.specs.bounds import MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS, MOST_SIZE
-from levelfield.specs.build_needs import BuildStep
+from levelfield.specs.base import LATER, MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS, MOST_SIZE, Document, Value
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.chips import OverlayUsed
-from levelfield.specs.container import ContainerPlan
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.requirements import BuildStep
 from levelfield.specs.selector import Selector, labelled
+from levelfield.specs.site import LaunchPlan
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Recompute, Tuning
 from levelfield.specs.variables import masked
-from levelfield.specs.vendor import HOST_KIND, Chip, FrameworkAccess
+from levelfield.specs.vendor import HOST_KIND, Chip, ContainerOptions, FrameworkAccess, Image
 
 RuntimeName = Literal["process", "inside", "docker"]
 
@@ -144,6 +142,42 @@ class EnvironmentPlan(Value):
     builds: tuple[BuildStep, ...] = Field(default=(), json_schema_extra=LATER)
     index: str | None = Field(default=None, json_schema_extra=LATER)
     left_out: tuple[str, ...] = Field(default=(), json_schema_extra=LATER)
+
+
+class ImagePlan(Value):
+    """The recipe of a run's image. `dockerfile` is complete, except for the wheels of `requirements`.
+
+    python: the interpreter in the image. builds, index: of the wheels, as in an environment's plan.
+    """
+
+    name: str
+    base: Image
+    python: str
+    requirements: tuple[str, ...]
+    dockerfile: str
+    builds: tuple[BuildStep, ...] = Field(default=(), json_schema_extra=LATER)
+    index: str | None = Field(default=None, json_schema_extra=LATER)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """All packages that are installed in the image."""
+        return (*self.requirements, *(package for step in self.builds for package in step.packages))
+
+
+class ContainerPlan(Value):
+    """The container of each node.
+
+    visible: the visible-devices variable with its value inside the container. offline: neither wheels nor a base image
+    are downloaded. memory_bytes: the memory limit of a node's container. allowed: what the user allowed beyond the
+    closed list, as values of --allow.
+    """
+
+    image: ImagePlan
+    options: ContainerOptions
+    visible: dict[str, str]
+    memory_bytes: int | None = None
+    offline: bool = False
+    allowed: tuple[str, ...] = ()
 
 
 class CorpusUsed(Value):

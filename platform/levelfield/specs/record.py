@@ -1,11 +1,13 @@
 """One run as the store keeps it: what was measured, of which series, build, conditions and node.
 
 A series is what stays the same from night to night. The subject is the build that a night tests: it changes within a
-series. The conditions surround it: a change of them starts a new segment of the series.
+series. The conditions surround it: a change of them starts a new segment of the series. Traces are what a run's page
+draws beside the loss; they are bounded, and no figure rests on them: the raw files have all of it.
 """
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
@@ -15,12 +17,57 @@ from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.result import Word
 from levelfield.specs.selector import labelled
-from levelfield.specs.traces import RunTraces
 
 Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b"]
 OF_TREND: tuple[Purpose, ...] = ("manual", "nightly")
 Evidence = Literal["sealed", "unsealed", "tampered", "reported"]
 Gated = Literal["tokens_per_second_per_device", "memory_bytes", "joules_per_token"]
+Quantity = Literal["power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"]
+MOST_POINTS, MOST_DEVICES, MOST_RANKS, MOST_PEAKS = 32, 4, 4, 64
+MOST_READINGS = 64  # points of all devices together, of one quantity
+_CLOCKS_DIFFER = timedelta(days=1)
+
+
+class DeviceTrace(Value):
+    """Readings of one device. device: its index, with its node's before it where there are several nodes.
+
+    values: by quantity the mean of each part of the time; null where nothing was read in it.
+    """
+
+    device: str = Field(max_length=40)
+    values: dict[Quantity, tuple[float | None, ...]]
+
+
+class RankTrace(Value):
+    """The step times of one rank, from step 1, in microseconds."""
+
+    rank: int = Field(ge=0)
+    step_microseconds: tuple[int, ...]
+
+
+class RankPeaks(Value):
+    """The most memory of one rank over all steps, in MiB. Null: the framework gave no figure."""
+
+    rank: int = Field(ge=0)
+    process: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+
+
+class RunTraces(Value):
+    """seconds: from the begin of step 1 to the end of the last step; a trace of a device is `parts` equal parts of it.
+
+    devices, ranks: how many the run had. Of more than MOST_DEVICES those are kept that differ most from each other. Of
+    more than MOST_RANKS the slowest are kept, and the fastest one; of more than MOST_PEAKS those with the most memory.
+    """
+
+    seconds: float = Field(default=0.0, ge=0)
+    parts: int = Field(default=0, ge=0, le=MOST_POINTS)
+    devices: int = 0
+    ranks: int = 0
+    device_traces: tuple[DeviceTrace, ...] = Field(default=(), max_length=MOST_DEVICES)
+    rank_traces: tuple[RankTrace, ...] = Field(default=(), max_length=MOST_RANKS)
+    rank_peaks: tuple[RankPeaks, ...] = Field(default=(), max_length=MOST_PEAKS)
 
 
 class Series(Value):
@@ -218,3 +265,8 @@ class StoreEvent(Document):
     level: dict[Gated, float] = Field(default_factory=dict)
     runs: tuple[str, ...] = ()
     data: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+def first_future_date(now: datetime | None = None) -> datetime:
+    """Return the date in UTC from which a date is wrong: a day from now, as clocks of good machines differ by less."""
+    return (now or datetime.now(timezone.utc)) + _CLOCKS_DIFFER

@@ -5,9 +5,9 @@ Every field has a description, and every number its unit: docs/result.md is made
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
@@ -29,12 +29,23 @@ ABOVE_PEAK = "above the peak"  # in the reason of a utilisation that would be ab
 IMPLAUSIBLE = "implausible"  # a class of failure: the run has less memory, time or energy than its training needs
 PRETENDED = "pretended devices"  # a class of failure: a stand-in for a device, whose figures mean nothing
 
-COUNT: dict[str, JsonValue] = {"unit": "count"}
-RATIO: dict[str, JsonValue] = {"unit": "1"}
-SECONDS: dict[str, JsonValue] = {"unit": "s"}
-BYTES: dict[str, JsonValue] = {"unit": "B"}
-NATS: dict[str, JsonValue] = {"unit": "nats per token"}
-TFLOPS: dict[str, JsonValue] = {"unit": "TFLOP/s"}
+# A number with its unit, as a type: `Seconds[float]`.
+N = TypeVar("N")
+Bytes = Annotated[N, Field(json_schema_extra={"unit": "B"})]
+Count = Annotated[N, Field(json_schema_extra={"unit": "count"})]
+DeviceRate = Annotated[N, Field(json_schema_extra={"unit": "tokens/s per device"})]
+FlopsPerToken = Annotated[N, Field(json_schema_extra={"unit": "FLOP/token"})]
+LayerNumber = Annotated[N, Field(json_schema_extra={"unit": "layer number"})]
+Nats = Annotated[N, Field(json_schema_extra={"unit": "nats per token"})]
+NodeNumber = Annotated[N, Field(json_schema_extra={"unit": "node number"})]
+RankNumber = Annotated[N, Field(json_schema_extra={"unit": "rank number"})]
+Ratio = Annotated[N, Field(json_schema_extra={"unit": "1"})]
+Seconds = Annotated[N, Field(json_schema_extra={"unit": "s"})]
+Sequences = Annotated[N, Field(json_schema_extra={"unit": "sequences"})]
+Stated = Annotated[N, Field(json_schema_extra={"unit": "as `unit` says"})]
+StepNumber = Annotated[N, Field(json_schema_extra={"unit": "step number"})]
+Tflops = Annotated[N, Field(json_schema_extra={"unit": "TFLOP/s"})]
+TokensPerSecond = Annotated[N, Field(json_schema_extra={"unit": "tokens/s"})]
 
 
 class Status(Value):
@@ -72,9 +83,7 @@ class Status(Value):
 class Figure(Value):
     """A number, or the reason why there is none."""
 
-    value: float | None = Field(
-        description="The number; null when it is not known.", json_schema_extra={"unit": "as `unit` says"}
-    )
+    value: Stated[float | None] = Field(description="The number; null when it is not known.")
     unit: str = Field(description="The unit of `value`: `B`, `J`, `J/token`, `W`, `cores` or `1`.")
     reason: str | None = Field(default=None, description="Why `value` is null.")
 
@@ -82,13 +91,13 @@ class Figure(Value):
 class StepTimes(Value):
     """Times of the single steps of the window, on the clock of one rank."""
 
-    steps: int = Field(description="Steps in the window.", json_schema_extra=COUNT)
-    median: float = Field(description="Median time of a step.", json_schema_extra=SECONDS)
-    mean: float = Field(description="Mean time of a step.", json_schema_extra=SECONDS)
-    p90: float = Field(description="90th percentile of the step times.", json_schema_extra=SECONDS)
-    minimum: float = Field(description="Time of the fastest step.", json_schema_extra=SECONDS)
-    maximum: float = Field(description="Time of the slowest step.", json_schema_extra=SECONDS)
-    spread: float = Field(description="Interquartile range over the median.", json_schema_extra=RATIO)
+    steps: Count[int] = Field(description="Steps in the window.")
+    median: Seconds[float] = Field(description="Median time of a step.")
+    mean: Seconds[float] = Field(description="Mean time of a step.")
+    p90: Seconds[float] = Field(description="90th percentile of the step times.")
+    minimum: Seconds[float] = Field(description="Time of the fastest step.")
+    maximum: Seconds[float] = Field(description="Time of the slowest step.")
+    spread: Ratio[float] = Field(description="Interquartile range over the median.")
     flags: tuple[str, ...] = Field(
         description="A trend or a change point in the window, each as a sentence; empty when none was found."
     )
@@ -98,16 +107,12 @@ class StepTimes(Value):
 class Throughput(Value):
     """Target tokens of the window over its wall time."""
 
-    tokens_per_second: float = Field(
-        description="Tokens of the window, of all devices, over its wall time.",
-        json_schema_extra={"unit": "tokens/s"},
+    tokens_per_second: TokensPerSecond[float] = Field(
+        description="Tokens of the window, of all devices, over its wall time."
     )
-    tokens_per_second_per_device: float = Field(
-        description="The same, divided by `devices`.", json_schema_extra={"unit": "tokens/s per device"}
-    )
-    wall_seconds: float = Field(
-        description="From the end of the step before the window to the end of its last step.",
-        json_schema_extra=SECONDS,
+    tokens_per_second_per_device: DeviceRate[float] = Field(description="The same, divided by `devices`.")
+    wall_seconds: Seconds[float] = Field(
+        description="From the end of the step before the window to the end of its last step."
     )
     step_seconds: StepTimes = Field(description="Times of the single steps.")
 
@@ -119,31 +124,21 @@ class Utilisation(Value):
     kind: Literal["MFU", "HFU"] = Field(
         description="`MFU` counts the FLOPs that the model needs; `HFU` also counts recomputed ones."
     )
-    value: float | None = Field(
-        description="Achieved over peak: 0.5 is 50 %. Null for a range, or without a peak.", json_schema_extra=RATIO
+    value: Ratio[float | None] = Field(
+        description="Achieved over peak: 0.5 is 50 %. Null for a range, or without a peak."
     )
-    low: float | None = Field(
-        description="Lower end of the range in mixed fp8; equal to `value` otherwise.", json_schema_extra=RATIO
+    low: Ratio[float | None] = Field(description="Lower end of the range in mixed fp8; equal to `value` otherwise.")
+    high: Ratio[float | None] = Field(description="Upper end of the range in mixed fp8; equal to `value` otherwise.")
+    flops_per_token: FlopsPerToken[float | None] = Field(
+        description="What the formula counts for one token; null when the formula does not apply."
     )
-    high: float | None = Field(
-        description="Upper end of the range in mixed fp8; equal to `value` otherwise.", json_schema_extra=RATIO
-    )
-    flops_per_token: float | None = Field(
-        description="What the formula counts for one token; null when the formula does not apply.",
-        json_schema_extra={"unit": "FLOP/token"},
-    )
-    achieved_tflops: float | None = Field(
-        description="FLOPs per token times tokens/s per device.", json_schema_extra=TFLOPS
-    )
-    peak_tflops: float | None = Field(
-        description="The peak of one device that it is divided by.", json_schema_extra=TFLOPS
-    )
+    achieved_tflops: Tflops[float | None] = Field(description="FLOPs per token times tokens/s per device.")
+    peak_tflops: Tflops[float | None] = Field(description="The peak of one device that it is divided by.")
     peak_source: str | None = Field(description="Where the peak comes from: a publication, a private file or a probe.")
     reason: str | None = Field(description="Why `value` is null, or what to know about it.")
-    parameters: int | None = Field(
+    parameters: Count[int | None] = Field(
         default=None,
         description="The N of the formula: of a mixture of experts the active parameters. Null for a formula without.",
-        json_schema_extra=COUNT,
     )
 
     @property
@@ -157,9 +152,7 @@ class MemoryExpectation(Value):
 
     figure: str = Field(description="Which figure is compared: `device-used peak`, or `process peak` on a processor.")
     measured: Figure = Field(description="That figure as measured; null unless the run is valid.")
-    ratio: float | None = Field(
-        description="Measured over expected; null when nothing was measured.", json_schema_extra=RATIO
-    )
+    ratio: Ratio[float | None] = Field(description="Measured over expected; null when nothing was measured.")
     remark: str | None = Field(description="What to know when the two are more than 20 % apart.")
 
 
@@ -174,10 +167,8 @@ class Memory(Value):
     process_peak: Figure = Field(
         description="Resident memory of the largest process, by the operating system. The headline on a processor."
     )
-    capacity_bytes: int | None = Field(description="Memory of one device.", json_schema_extra=BYTES)
-    expected_bytes: int = Field(
-        description="The plan's estimate for the fullest rank, before the run.", json_schema_extra=BYTES
-    )
+    capacity_bytes: Bytes[int | None] = Field(description="Memory of one device.")
+    expected_bytes: Bytes[int] = Field(description="The plan's estimate for the fullest rank, before the run.")
     expectation: MemoryExpectation | None = Field(
         default=None, description="The estimate against the measurement; null where memory is withheld."
     )
@@ -199,9 +190,7 @@ class DeviceUse(Value):
 
     device: str = Field(description="The device, by its index.")
     memory_used: Figure = Field(description="Used memory, by the vendor's tool.")
-    load: float | None = Field(
-        description="Utilisation, by the vendor's tool; null when it cannot be read.", json_schema_extra=RATIO
-    )
+    load: Ratio[float | None] = Field(description="Utilisation, by the vendor's tool; null when it cannot be read.")
     in_use: bool | None = Field(
         description="Whether others use the device: over 10 % of its memory or load; null when neither is known."
     )
@@ -215,7 +204,7 @@ class OtherUse(Value):
     )
     host_before: Figure = Field(description="Cores that other programs kept busy shortly before the training.")
     host_in_window: Figure = Field(description="Cores that other programs kept busy in the window, on average.")
-    host_cores: int | None = Field(description="Cores that the platform may use.", json_schema_extra=COUNT)
+    host_cores: Count[int | None] = Field(description="Cores that the platform may use.")
 
 
 class ReadingAround(Value):
@@ -225,25 +214,20 @@ class ReadingAround(Value):
         description="`other programs`, `this run` (cores kept busy), `power`, `load` or `temperature` (of the devices)."
     )
     unit: str = Field(description="Unit of both values: `cores`, `W`, `1` or `degrees Celsius`.")
-    in_step: float | None = Field(
-        description="During the step: the mean over devices and readings; of a temperature the highest.",
-        json_schema_extra={"unit": "as `unit` says"},
+    in_step: Stated[float | None] = Field(
+        description="During the step: the mean over devices and readings; of a temperature the highest."
     )
-    in_window: float | None = Field(
-        description="The same over the whole window.", json_schema_extra={"unit": "as `unit` says"}
-    )
+    in_window: Stated[float | None] = Field(description="The same over the whole window.")
     reason: str | None = Field(default=None, description="Why `in_step` is null.")
 
 
 class SlowestStep(Value):
     """The slowest step of the window."""
 
-    step: int = Field(description="Number of the step.", json_schema_extra={"unit": "step number"})
-    seconds: float = Field(description="How long it lasted.", json_schema_extra=SECONDS)
-    over_median: float = Field(description="That over the median step.", json_schema_extra=RATIO)
-    after_seconds: float = Field(
-        description="When it began, counted from the beginning of the window.", json_schema_extra=SECONDS
-    )
+    step: StepNumber[int] = Field(description="Number of the step.")
+    seconds: Seconds[float] = Field(description="How long it lasted.")
+    over_median: Ratio[float] = Field(description="That over the median step.")
+    after_seconds: Seconds[float] = Field(description="When it began, counted from the beginning of the window.")
     began: str | None = Field(description="When it began, in UTC; null where telemetry did not record the time of day.")
     telemetry: tuple[ReadingAround, ...] = Field(description="What telemetry read during the step.")
 
@@ -252,19 +236,15 @@ class Disturbance(Value):
     """What single steps cost the window. An outlier lasts more than twice the median step."""
 
     slowest: SlowestStep = Field(description="The slowest step of the window, outlier or not.")
-    outliers: int = Field(description="Steps above twice the median.", json_schema_extra=COUNT)
-    lost: float = Field(
-        description="Part of the window that outliers lasted beyond the median.", json_schema_extra=RATIO
+    outliers: Count[int] = Field(description="Steps above twice the median.")
+    lost: Ratio[float] = Field(description="Part of the window that outliers lasted beyond the median.")
+    unexplained: Ratio[float] = Field(
+        description="The part of `lost` that the use of the cores by other programs does not explain."
     )
-    unexplained: float = Field(
-        description="The part of `lost` that the use of the cores by other programs does not explain.",
-        json_schema_extra=RATIO,
-    )
-    limit: float = Field(description="The largest `unexplained` of a valid run, by the case.", json_schema_extra=RATIO)
-    mean_over_median: float = Field(description="Mean step over median step.", json_schema_extra=RATIO)
-    platform_seconds: tuple[float, float] | None = Field(
-        description="How long the window lasted at least and at most on the platform's clock; null where not seen.",
-        json_schema_extra=SECONDS,
+    limit: Ratio[float] = Field(description="The largest `unexplained` of a valid run, by the case.")
+    mean_over_median: Ratio[float] = Field(description="Mean step over median step.")
+    platform_seconds: Seconds[tuple[float, float] | None] = Field(
+        description="How long the window lasted at least and at most on the platform's clock; null where not seen."
     )
     flags: tuple[str, ...] = Field(description="What to know about the above, each as a sentence; empty for nothing.")
 
@@ -272,30 +252,27 @@ class Disturbance(Value):
 class Loss(Value):
     """Cross-entropy of the training."""
 
-    first: float | None = Field(description="Loss of the first step that has a finite one.", json_schema_extra=NATS)
-    last: float | None = Field(description="Loss of the last step that has a finite one.", json_schema_extra=NATS)
-    tail_mean: float | None = Field(
-        description="Mean loss of the last steps; the case's `acceptance.tail_steps` says how many.",
-        json_schema_extra=NATS,
+    first: Nats[float | None] = Field(description="Loss of the first step that has a finite one.")
+    last: Nats[float | None] = Field(description="Loss of the last step that has a finite one.")
+    tail_mean: Nats[float | None] = Field(
+        description="Mean loss of the last steps; the case's `acceptance.tail_steps` says how many."
     )
-    floor: float | None = Field(
-        description="Entropy of the synthetic corpus, which no right run falls below; null for a corpus of files.",
-        json_schema_extra=NATS,
+    floor: Nats[float | None] = Field(
+        description="Entropy of the synthetic corpus, which no right run falls below; null for a corpus of files."
     )
 
 
 class LayerLoad(Value):
     """The load of the experts of one layer. A share is an expert's part of all choices of the layer."""
 
-    layer: int = Field(description="The layer, counted from 0.", json_schema_extra={"unit": "layer number"})
-    least: float = Field(description="Share of the expert that the fewest tokens chose.", json_schema_extra=RATIO)
-    mean: float = Field(description="Mean share: one over the number of experts.", json_schema_extra=RATIO)
-    largest: float = Field(description="Share of the expert that the most tokens chose.", json_schema_extra=RATIO)
-    imbalance: float = Field(description="`largest` over `mean`.", json_schema_extra=RATIO)
-    imbalance_last: float = Field(description="The same in the last recorded step alone.", json_schema_extra=RATIO)
-    never_chosen: int = Field(
-        description="Experts that no token chose in any recorded step, before the window or in it.",
-        json_schema_extra=COUNT,
+    layer: LayerNumber[int] = Field(description="The layer, counted from 0.")
+    least: Ratio[float] = Field(description="Share of the expert that the fewest tokens chose.")
+    mean: Ratio[float] = Field(description="Mean share: one over the number of experts.")
+    largest: Ratio[float] = Field(description="Share of the expert that the most tokens chose.")
+    imbalance: Ratio[float] = Field(description="`largest` over `mean`.")
+    imbalance_last: Ratio[float] = Field(description="The same in the last recorded step alone.")
+    never_chosen: Count[int] = Field(
+        description="Experts that no token chose in any recorded step, before the window or in it."
     )
 
 
@@ -306,20 +283,17 @@ class ExpertLoad(Value):
         description="The steps that the shares are over. `warm-up`: steps before the window, which record gradients. "
         "A mixture of many experts records no others."
     )
-    steps: int = Field(description="How many steps that are.", json_schema_extra=COUNT)
-    imbalance: float = Field(
-        description="The largest load over the mean load, of the layer where it is largest.", json_schema_extra=RATIO
+    steps: Count[int] = Field(description="How many steps that are.")
+    imbalance: Ratio[float] = Field(
+        description="The largest load over the mean load, of the layer where it is largest."
     )
-    imbalance_last: float = Field(description="The same in the last recorded step alone.", json_schema_extra=RATIO)
-    never_chosen: int = Field(
-        description="Experts of all layers that no token chose in any recorded step.", json_schema_extra=COUNT
-    )
+    imbalance_last: Ratio[float] = Field(description="The same in the last recorded step alone.")
+    never_chosen: Count[int] = Field(description="Experts of all layers that no token chose in any recorded step.")
     layers: tuple[LayerLoad, ...] = Field(description="Each layer that is a mixture.")
-    auxiliary_first: float | None = Field(
-        description="What the routers added to the loss of the first step, with its coefficients; null without one.",
-        json_schema_extra=NATS,
+    auxiliary_first: Nats[float | None] = Field(
+        description="What the routers added to the loss of the first step, with its coefficients; null without one."
     )
-    auxiliary_last: float | None = Field(description="The same of the last step that has it.", json_schema_extra=NATS)
+    auxiliary_last: Nats[float | None] = Field(description="The same of the last step that has it.")
 
 
 class Identity(Value):
@@ -339,11 +313,10 @@ class AlignmentLayer(Value):
         "or `final weights`; see alignment.md."
     )
     passed: bool | None = Field(description="Whether the layer holds; null where it cannot be told.")
-    value: float | None = Field(
-        description="The largest relative difference of the layer; of `spikes` the jump, relative to the loss.",
-        json_schema_extra=RATIO,
+    value: Ratio[float | None] = Field(
+        description="The largest relative difference of the layer; of `spikes` the jump, relative to the loss."
     )
-    limit: float | None = Field(description="The largest value that passes.", json_schema_extra=RATIO)
+    limit: Ratio[float | None] = Field(description="The largest value that passes.")
     detail: str = Field(description="The finding as a sentence, with step and parameter.")
 
 
@@ -363,10 +336,9 @@ class Alignment(Value):
     )
     limits: str | None = Field(default=None, description="Where the limits come from.")
     layers: tuple[AlignmentLayer, ...] = Field(default=(), description="The layers that were compared, in order.")
-    flagperf_mean_error: float | None = Field(
+    flagperf_mean_error: Ratio[float | None] = Field(
         default=None,
         description="FlagPerf's figure: mean relative difference of the losses from step 21 on. It decides nothing.",
-        json_schema_extra=RATIO,
     )
 
 
@@ -419,24 +391,19 @@ class Straggler(Value):
     """A node or a rank that the others wait for."""
 
     name: str = Field(description="The node, or `rank` with its number.")
-    ranks: tuple[int, ...] = Field(description="Its ranks.", json_schema_extra={"unit": "rank number"})
-    excess: float = Field(
-        description="Its own work before the exchange over the others' median, minus 1, in the median step.",
-        json_schema_extra=RATIO,
+    ranks: RankNumber[tuple[int, ...]] = Field(description="Its ranks.")
+    excess: Ratio[float] = Field(
+        description="Its own work before the exchange over the others' median, minus 1, in the median step."
     )
-    waited_seconds: float = Field(
-        description="What the others waited for it, in the median step.", json_schema_extra=SECONDS
-    )
-    slowest_in: int = Field(description="Steps in which it was the slowest.", json_schema_extra=COUNT)
-    chance: float = Field(
-        description="Probability that any rank or node is the slowest so often by chance.", json_schema_extra=RATIO
-    )
+    waited_seconds: Seconds[float] = Field(description="What the others waited for it, in the median step.")
+    slowest_in: Count[int] = Field(description="Steps in which it was the slowest.")
+    chance: Ratio[float] = Field(description="Probability that any rank or node is the slowest so often by chance.")
 
 
 class RankPace(Value):
     """Who waited for whom, by how long each rank worked before a step's first exchange."""
 
-    steps: int = Field(description="Steps of the window with a time of every rank.", json_schema_extra=COUNT)
+    steps: Count[int] = Field(description="Steps of the window with a time of every rank.")
     stragglers: tuple[Straggler, ...] = Field(description="Nodes, then ranks; empty when none was found.")
     unchecked: str | None = Field(default=None, description="Why none was looked for.")
 
@@ -444,7 +411,7 @@ class RankPace(Value):
 class NodeResult(Value):
     """One node of a run over several machines."""
 
-    node: int = Field(description="Number of the node, from 0.", json_schema_extra={"unit": "node number"})
+    node: NodeNumber[int] = Field(description="Number of the node, from 0.")
     name: str | None = Field(description="Its host's name; null when it never told it.")
     word: str | None = Field(
         description="How its part ended: `ended`, `failed`, `stopped`, `lost`, `differs`, `unreachable`, "
@@ -454,8 +421,8 @@ class NodeResult(Value):
     missing: tuple[str, ...] = Field(description="Which evidence of the node did not arrive; empty when all did.")
     kernel: str | None = Field(description="Its operating system's kernel.")
     software: dict[str, str] = Field(description="Driver and libraries of the vendor, as its tools name them there.")
-    cores: int | None = Field(description="Cores that the run may use there.", json_schema_extra=COUNT)
-    memory_bytes: int | None = Field(description="Memory of the host.", json_schema_extra=BYTES)
+    cores: Count[int | None] = Field(description="Cores that the run may use there.")
+    memory_bytes: Bytes[int | None] = Field(description="Memory of the host.")
 
 
 class AttentionKernelFound(Value):
@@ -491,19 +458,15 @@ class Result(Document):
     vendor: str = Field(description="Name of the vendor.")
     chip: str = Field(description="Name of the chip.")
     device_is: str = Field(description="What one device is: `card`, `die` or `host share`.")
-    nodes: int = Field(description="Nodes of the run.", json_schema_extra=COUNT)
-    devices: int = Field(description="Devices of all nodes together; one process each.", json_schema_extra=COUNT)
+    nodes: Count[int] = Field(description="Nodes of the run.")
+    devices: Count[int] = Field(description="Devices of all nodes together; one process each.")
     precision: Precision = Field(description="Precision that the case trains in.")
     layout: Layout = Field(description="How the training was spread over the devices.")
-    micro_batch: int = Field(
-        description="Sequences of one forward pass of one data-parallel rank.", json_schema_extra={"unit": "sequences"}
+    micro_batch: Sequences[int] = Field(description="Sequences of one forward pass of one data-parallel rank.")
+    virtual_pipeline: Count[int] = Field(
+        default=1, description="Model chunks of each pipeline stage; 1: not interleaved."
     )
-    virtual_pipeline: int = Field(
-        default=1, description="Model chunks of each pipeline stage; 1: not interleaved.", json_schema_extra=COUNT
-    )
-    accumulation: int = Field(
-        description="Micro-batches of one data-parallel rank in one step.", json_schema_extra=COUNT
-    )
+    accumulation: Count[int] = Field(description="Micro-batches of one data-parallel rank in one step.")
     recompute: str = Field(description="Which activations were computed again: `none`, `selective` or `full`.")
     repeated: str | None = Field(
         default=None,
@@ -516,21 +479,15 @@ class Result(Document):
         description="What computed attention's core. Null where the training does not report it.",
         json_schema_extra=LATER,
     )
-    parameters: int = Field(
-        description="Parameters of the model at this scale, embeddings included.", json_schema_extra=COUNT
+    parameters: Count[int] = Field(description="Parameters of the model at this scale, embeddings included.")
+    active_parameters: Count[int | None] = Field(
+        default=None, description="Of a mixture of experts: the parameters that one token uses. Null for other models."
     )
-    active_parameters: int | None = Field(
-        default=None,
-        description="Of a mixture of experts: the parameters that one token uses. Null for other models.",
-        json_schema_extra=COUNT,
-    )
-    repeat: int = Field(description="Which repeat of the case this is, from 1.", json_schema_extra=COUNT)
+    repeat: Count[int] = Field(description="Which repeat of the case this is, from 1.")
     status: Status = Field(description="How the run ended, and why.")
-    steps_done: int = Field(description="Steps that every rank finished.", json_schema_extra=COUNT)
-    steps_planned: int = Field(description="Steps of the case at this scale.", json_schema_extra=COUNT)
-    window: tuple[int, int] = Field(
-        description="First and last measured step, both included.", json_schema_extra={"unit": "step number"}
-    )
+    steps_done: Count[int] = Field(description="Steps that every rank finished.")
+    steps_planned: Count[int] = Field(description="Steps of the case at this scale.")
+    window: StepNumber[tuple[int, int]] = Field(description="First and last measured step, both included.")
     loss: Loss = Field(description="Losses of the training.")
     experts: ExpertLoad | None = Field(
         default=None,
@@ -592,11 +549,10 @@ class Result(Document):
     origin: Origin | None = Field(
         default=None, description="What the run was made with; null for results of an earlier version."
     )
-    predicted_rate: float | None = Field(
+    predicted_rate: DeviceRate[float | None] = Field(
         default=None,
         description="The planner's prediction of the speed, before the run. Null where the planner did not choose the "
         "layout.",
-        json_schema_extra={"unit": "tokens/s per device"},
     )
     pace: RankPace | None = Field(
         default=None, description="Who waited for whom; null where the training does not record it."

@@ -11,8 +11,7 @@ import re
 from pydantic import Field
 
 from levelfield.errors import UsageError
-from levelfield.specs.base import Value
-from levelfield.specs.bounds import MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS
+from levelfield.specs.base import MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS, Value
 from levelfield.specs.layout import parse_layout
 
 _FORM = "case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -151,6 +152,29 @@ class ContainerAccess(Value):
     shm_bytes: int | None = Field(default=None, gt=0)
     network: Literal["none", "host"] = "none"
     ulimits: dict[str, int] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ContainerOptions:
+    """The options with which a container sees exactly the chosen devices. Building them has no side effect.
+
+    device_request: identities for the driver `request_driver`. groups: names or numbers. security_options,
+    capabilities: each has its reason in vendor.yaml. ContainerAccess defines all fields.
+    """
+
+    device_nodes: tuple[str, ...] = ()
+    read_only_mounts: tuple[str, ...] = ()
+    device_request: tuple[str, ...] = ()
+    request_driver: str | None = None
+    groups: tuple[str, ...] = ()
+    engine_runtime: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    capabilities: tuple[str, ...] = ()
+    security_options: tuple[str, ...] = ()
+    host_ipc: bool = False
+    shm_bytes: int | None = None
+    network: str = "none"
+    ulimits: dict[str, int] = field(default_factory=dict)
 
 
 GIVEN = "given by the user"  # the source of an image that --base-image or LEVELFIELD_BASE_IMAGE names

@@ -10,8 +10,7 @@ from sqlalchemy import Connection, Row, Select, and_, func, or_, select
 
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.base import Value
-from levelfield.specs.future_dates import first_future_date
-from levelfield.specs.record import OF_TREND, Conditions, Point, RunRecord, Series, Subject
+from levelfield.specs.record import OF_TREND, Conditions, Point, RunRecord, Series, Subject, first_future_date
 from levelfield.store.compression import inflated
 from levelfield.store.rows import document_from, point_from, record_from
 from levelfield.store.schema import CONDITION, NODE, RAW, RUN, SERIES, SUBJECT

@@ -28,7 +28,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
 from levelfield.specs.result import Result
-from levelfield.specs.surroundings import KNOWN_TO_MATTER
+from levelfield.specs.variables import KNOWN_TO_MATTER
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.private_texts import PrivateTexts
 from levelfield.store.run_traces import run_traces, telemetry_summary

@@ -12,7 +12,7 @@ from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.case import Window
 from levelfield.specs.plan import Plan
-from levelfield.specs.traces import (
+from levelfield.specs.record import (
     MOST_DEVICES,
     MOST_PEAKS,
     MOST_POINTS,

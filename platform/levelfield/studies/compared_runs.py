@@ -17,9 +17,8 @@ from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.run_state import finished_run, refuse_running
-from levelfield.specs.future_dates import first_future_date
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.record import Point, RunRecord, Series
+from levelfield.specs.record import Point, RunRecord, Series, first_future_date
 from levelfield.store.address import NOWHERE, VARIABLE, address_of
 from levelfield.store.run_record import record_of, series_of
 

@@ -16,8 +16,7 @@ from levelfield.contracts.execution import FIRST_NODE, ProcessWork, Request
 from levelfield.run.launchers import launcher_code
 from levelfield.run.launchers.node_content import SCHEMA
 from levelfield.specs.base import load
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import HostsFile, Site
+from levelfield.specs.site import HostsFile, LaunchPlan, Site
 from levelfield.testing.findings import Fails, NotOk
 from levelfield.testing.launcher_subject import SECRET, LaunchedRun, LauncherSubject, processes_here
 

@@ -22,10 +22,10 @@ from levelfield.run.launchers import means
 from levelfield.run.runner import Listener
 from levelfield.rundir.directory import new_run_id
 from levelfield.rundir.follower import Progress
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
+from levelfield.specs.site import LaunchPlan
 from levelfield.specs.tuning import TuningChoice
 from levelfield.testing.findings import Fails
 from levelfield.testing.rehearsal import DRILL

@@ -22,8 +22,8 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.plan import Plan
+from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun
 from levelfield.specs.selector import parse_selector
-from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun
 from levelfield.specs.vendor import Image
 from levelfield.store.run_record import series_of
 from levelfield.studies.variations import variations

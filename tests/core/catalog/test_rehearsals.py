@@ -14,8 +14,7 @@ from levelfield.catalog.rehearsals import EVIDENCE, Rehearsals
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
-from levelfield.specs.basis import basis_of, key_of
-from levelfield.specs.rehearsed import RehearsedRuns
+from levelfield.specs.recorded_runs import RehearsedRuns, basis_of, key_of
 
 ROOT = Path(__file__).parents[3]
 ROW = {

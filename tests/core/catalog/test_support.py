@@ -12,7 +12,7 @@ from levelfield.catalog.support import HEADINGS, LAYOUTS, kind_of, rows, table
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
 from levelfield.specs.layout import Layout
-from levelfield.specs.tested import Difference, LayoutRuns, MatrixRun, OwnNoise
+from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise
 
 FAKE = Path(__file__).parents[1] / "plugins" / "models" / "fake"
 RIGHT = Difference(

@@ -28,7 +28,7 @@ FOREIGN_OPTIONS = {
 # use: the files of `make host-runs`, the count of benchmarks/.
 CALLED_BY_LIBRARIES = ("model_validator", "model_serializer", "field_serializer", "atexit.register")
 CALLED_BY_HTTP = {"do_GET", "do_HEAD", "log_message"}  # of http.server's handler
-USED_BY_TOOLS = {"HostRuns", "flops_per_step", "pytest_generate_tests", "test_conformance", "test_launcher"}
+USED_BY_TOOLS = {"HostRuns", "pytest_generate_tests", "test_conformance", "test_launcher"}
 
 
 def page_texts() -> Iterator[tuple[Path, str]]:

@@ -14,7 +14,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
 from levelfield.specs.case import Case
-from levelfield.specs.extension import Extension
+from levelfield.specs.derivation import Extension
 from pydantic import BaseModel
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/writing-a-case.md").read_text(encoding="utf-8")

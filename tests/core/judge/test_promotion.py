@@ -15,9 +15,9 @@ from levelfield.judge.collector import collect
 from levelfield.judge.noise import limits_from
 from levelfield.judge.noise_ceiling import check_ceiling, first_calibration
 from levelfield.judge.promotion import promoted, reference_from, with_noise
-from levelfield.measure.gradients import gradient_norms, gradient_reasons
 from levelfield.measure.parameter_counts import parameter_shapes
 from levelfield.measure.raw_facts import GradientShare, StepRecord
+from levelfield.measure.weights import gradient_norms, gradient_reasons
 from levelfield.run import scheduler
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump, load

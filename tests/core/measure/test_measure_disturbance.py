@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 import pytest
-from levelfield.measure.disturbance import StepOutliers, is_disturbed, step_outliers
+from levelfield.measure.clocks import Sighting, WindowSighting, platform_clock_reasons
 from levelfield.measure.other_use import HostUse
-from levelfield.measure.platform_clock import Sighting, WindowSighting, platform_clock_reasons
 from levelfield.measure.raw_facts import StepRecord
-from levelfield.measure.throughput import StepSpan
+from levelfield.measure.throughput import StepOutliers, StepSpan, is_disturbed, step_outliers
 from levelfield.specs.case import Window
 
 SECOND = 10**9

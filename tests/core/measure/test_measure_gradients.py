@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from levelfield.measure.gradients import gradient_names, gradient_reasons
 from levelfield.measure.raw_facts import GradientShare, StepRecord
+from levelfield.measure.weights import gradient_names, gradient_reasons
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Work
 

@@ -29,17 +29,16 @@ def found(seen: list[Reading] = SEEN, held: list[StepRecord] = HELD) -> MemoryPe
     return memory(seen, held, CAPACITY)
 
 
-def test_the_headline_is_the_fullest_device_over_its_capacity() -> None:
+def test_the_headline_is_the_fullest_device() -> None:
     m = found()
-    assert (m.used.peak_bytes, m.used.where, m.used_fraction) == (64 * GIB, "0/0", 0.8)
+    assert (m.used.peak_bytes, m.used.where) == (64 * GIB, "0/0")
     assert (m.allocated.peak_bytes, m.allocated.where) == (60 * GIB, "0")
     assert m.reserved.peak_bytes == 61 * GIB and m.process.peak_bytes == 2 * GIB
-    assert m.per_rank[1][ALLOCATED] == 55 * GIB and m.per_device["0/1"] == 62 * GIB
 
 
 def test_an_unread_device_may_be_the_worst() -> None:
     m = found(readings({"0/0": [64 * GIB], "0/1": [None]}))
-    assert m.used.peak_bytes is None and m.used_fraction is None
+    assert m.used.peak_bytes is None
     assert m.used.reason == "the vendor's tool gave no figure for device 0/1"
 
 
@@ -79,7 +78,7 @@ def over(seen: list[Reading], first: float = 1, last: float = 9) -> MemoryPeaks:
 def test_a_peak_needs_readings_over_the_window() -> None:
     assert over(spread([64 * GIB] * 11)).used.peak_bytes == 64 * GIB
     died = over(spread([64 * GIB] + [None] * 10))
-    assert (died.used.peak_bytes, died.used_fraction) == (None, None)
+    assert died.used.peak_bytes is None
     assert died.used.reason == "device 0/0: readings cover 0% of the window, at least 95% is needed"
 
 
@@ -99,9 +98,9 @@ def test_a_peak_before_the_window_counts_and_one_outside_of_readings_needs_the_w
     assert memory(spread([64 * GIB]), HELD, {"0/0": 80 * GIB}).used.peak_bytes == 64 * GIB  # the run ended before
 
 
-def test_unknown_capacity_leaves_the_peak_and_no_share() -> None:
+def test_unknown_capacity_leaves_the_peak() -> None:
     m = memory(SEEN, HELD, {"0/0": None, "0/1": None})
-    assert m.used.peak_bytes == 64 * GIB and m.used_fraction is None and m.capacity_bytes is None
+    assert m.used.peak_bytes == 64 * GIB
 
 
 def test_devices_outside_the_run_do_not_count() -> None:

@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from levelfield.measure.peer_comparison import (
+from levelfield.measure.preflight import (
     EARLIER_MULTIPLES,
     FEWEST_EARLIER,
     MANY_PEERS,

@@ -11,7 +11,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import FormulaError, attended_keys, flops_per_token
 from levelfield.measure.parameter_counts import active_weights, parameter_shapes, parameters
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 from levelfield.worker.job import namespace
 from levelfield.worker.parameters import list_parameters
 from published_models import MODELS

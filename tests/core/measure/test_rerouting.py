@@ -15,7 +15,7 @@ from levelfield.judge.promotion import reference_from, with_noise
 from levelfield.judge.verdict import training_of_reference
 from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, align
 from levelfield.measure.raw_facts import ComparedChoices
-from levelfield.measure.rerouting import IN_FLOAT32, OwnChoices, choice_reasons, own_choices, rerouting
+from levelfield.measure.routing import IN_FLOAT32, OwnChoices, choice_reasons, own_choices, rerouting
 from levelfield.specs.architecture import Experts, Router
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths

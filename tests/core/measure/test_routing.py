@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.measure.gradients import gradient_names, gradient_reasons
 from levelfield.measure.raw_facts import ExpertShare, GradientShare, StepRecord
 from levelfield.measure.routing import (
     auxiliary_reasons,
@@ -17,6 +16,7 @@ from levelfield.measure.routing import (
     routing_of,
     routing_reasons,
 )
+from levelfield.measure.weights import gradient_names, gradient_reasons
 from levelfield.report.one_run import run_report
 from levelfield.report.words import WIDTH
 from levelfield.rundir.directory import read_plan

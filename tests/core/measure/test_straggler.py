@@ -28,36 +28,36 @@ def nodes(count: int, size: int) -> dict[str, range]:
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
 def test_a_rank_that_is_a_tenth_slower_is_named(ranks: int) -> None:
-    found = stragglers(slowed(noise(ranks), 1.10, ranks - 1), nodes(1, ranks)).found
+    found = stragglers(slowed(noise(ranks), 1.10, ranks - 1), nodes(1, ranks)).stragglers
     assert [each.name for each in found] == [f"rank {ranks - 1}"]
     assert found[0].excess == pytest.approx(0.10, abs=0.03) and found[0].waited_seconds == pytest.approx(0.05, abs=0.02)
     assert found[0].chance < FALSE_ALARMS
 
 
 def test_a_slow_node_is_named_once_and_not_its_ranks() -> None:
-    found = stragglers(slowed(noise(16), 1.12, *range(8, 16)), nodes(2, 8)).found
+    found = stragglers(slowed(noise(16), 1.12, *range(8, 16)), nodes(2, 8)).stragglers
     assert [(each.name, each.ranks) for each in found] == [("node1", tuple(range(8, 16)))]
     assert found[0].excess == pytest.approx(0.12, abs=0.02)
 
 
 def test_a_slow_rank_of_a_node_does_not_make_its_node_slow() -> None:
-    assert [each.name for each in stragglers(slowed(noise(16), 1.2, 9), nodes(2, 8)).found] == ["rank 9"]
+    assert [each.name for each in stragglers(slowed(noise(16), 1.2, 9), nodes(2, 8)).stragglers] == ["rank 9"]
 
 
 def test_one_rank_on_each_node_is_named_as_a_node() -> None:
-    assert [each.name for each in stragglers(slowed(noise(2), 1.1, 1), nodes(2, 1)).found] == ["node1"]
+    assert [each.name for each in stragglers(slowed(noise(2), 1.1, 1), nodes(2, 1)).stragglers] == ["node1"]
 
 
 def test_two_slow_ranks_are_both_named() -> None:
     times = slowed(noise(8), 1.3, 2, 5)
-    assert {each.name for each in stragglers(times, nodes(1, 8)).found} == {"rank 2", "rank 5"}
+    assert {each.name for each in stragglers(times, nodes(1, 8)).stragglers} == {"rank 2", "rank 5"}
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(2, 1), (2, 2), (8, 2), (16, 4)])
 def test_noise_alone_gives_fewer_alarms_than_stated(ranks: int, count: int) -> None:
     """500 runs without a straggler, with noise of a tenth, so that the noticeable part holds nothing back."""
     alarms = sum(
-        bool(stragglers(noise(ranks, seed, 0.1, range(1, 16)), nodes(count, ranks // count)).found)
+        bool(stragglers(noise(ranks, seed, 0.1, range(1, 16)), nodes(count, ranks // count)).stragglers)
         for seed in range(500)
     )
     assert alarms <= 500 * FALSE_ALARMS + 6, "six more are three standard deviations"
@@ -66,20 +66,20 @@ def test_noise_alone_gives_fewer_alarms_than_stated(ranks: int, count: int) -> N
 def test_one_slow_step_names_nobody() -> None:
     times = noise(4)
     times[2][10] *= 50
-    assert stragglers(times, nodes(1, 4)).found == ()
+    assert stragglers(times, nodes(1, 4)).stragglers == ()
 
 
 def test_a_steady_but_tiny_difference_names_nobody() -> None:
-    assert stragglers(slowed(noise(4, spread=1e-4), 1.01, 3), nodes(1, 4)).found == ()
+    assert stragglers(slowed(noise(4, spread=1e-4), 1.01, 3), nodes(1, 4)).stragglers == ()
 
 
 def test_slow_steps_of_all_ranks_name_nobody() -> None:
     times = {rank: {s: t * (3 if s > 20 else 1) for s, t in own.items()} for rank, own in noise(4).items()}
-    assert stragglers(times, nodes(1, 4)).found == ()
+    assert stragglers(times, nodes(1, 4)).stragglers == ()
 
 
 def test_a_rank_that_is_faster_names_nobody_of_many() -> None:
-    assert stragglers(slowed(noise(8), 0.8, 3), nodes(1, 8)).found == ()
+    assert stragglers(slowed(noise(8), 0.8, 3), nodes(1, 8)).stragglers == ()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 0.0])
@@ -87,17 +87,17 @@ def test_a_damaged_time_leaves_its_step_out(value: float) -> None:
     times = slowed(noise(3), 1.2, 1)
     times[0][5] = value
     pace = stragglers(times, nodes(1, 3))
-    assert pace.steps == len(STEPS) - 1 and [each.name for each in pace.found] == ["rank 1"]
+    assert pace.steps == len(STEPS) - 1 and [each.name for each in pace.stragglers] == ["rank 1"]
 
 
 def test_without_enough_it_says_why() -> None:
     assert stragglers(noise(1), nodes(1, 1)).unchecked == "one rank waits for nobody"
     few = stragglers(noise(2, steps=range(1, 10)), nodes(1, 2))
-    assert few.unchecked == "9 steps have a time of every rank, at least 10 are needed" and few.found == ()
+    assert few.unchecked == "9 steps have a time of every rank, at least 10 are needed" and few.stragglers == ()
     missing = noise(2)
     missing[1] = {}
     assert stragglers(missing, nodes(1, 2)).steps == 0
-    assert stragglers({}, {}).found == ()
+    assert stragglers({}, {}).stragglers == ()
 
 
 def test_the_binomial_tail() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from levelfield.measure.curves import QUANTILES
 from levelfield.measure.student import normal_tail, t_quantile, tail_probability
-from levelfield.measure.tail_comparison import QUANTILES
 
 # Abramowitz and Stegun (1964), table 26.10: percentiles of the t distribution, by degrees of freedom.
 PUBLISHED = {

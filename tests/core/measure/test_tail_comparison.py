@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from levelfield.measure.tail_comparison import QUANTILES, SETTLED, compare_tails, share_of_fall, tail_mean
+from levelfield.measure.curves import QUANTILES, SETTLED, compare_tails, share_of_fall, tail_mean
 
 STEPS = 400
 SEEDS = json.loads((Path(__file__).parents[1] / "data" / "loss_curves" / "seeds.json").read_text())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from levelfield.specs.record import RunRecord
-from levelfield.specs.traces import DeviceTrace, RankPeaks, RankTrace, RunTraces
+from levelfield.specs.record import DeviceTrace, RankPeaks, RankTrace, RunRecord, RunTraces
 from seeded_nights import SeededNights
 
 IMAGE = "<img src=x onerror=alert(1)>"

@@ -13,9 +13,9 @@ from levelfield.plan.environment import environment_of
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import resolve
-from levelfield.specs.build_needs import Build, BuildTool, LeastVersion, NamedIndex, Stages
-from levelfield.specs.hardware import read_hardware
 from levelfield.specs.plan import Plan
+from levelfield.specs.requirements import Build, BuildTool, LeastVersion, NamedIndex, Stages
+from levelfield.specs.suite import read_hardware
 from levelfield.specs.tuning import TuningChoice
 
 CARD = "{index}, GPU-0000000{index}-1111, NVIDIA H100 80GB HBM3, 81559, 0, 60.0, 0, 30, Disabled, {driver}\n"

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.specs.build_needs import Stages
-from levelfield.specs.requirements import takes_python
+from levelfield.specs.requirements import Stages, takes_python
 
 KIND = "nvidia"
 SOURCES_ONLY = ("flash-attn", "deepspeed")  # pip would build their metadata: only their versions are listed

@@ -29,9 +29,8 @@ from levelfield.plan.permissions import (
 from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import parse
-from levelfield.specs.container import ContainerOptions
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.vendor import VendorFile
+from levelfield.specs.vendor import ContainerOptions, VendorFile
 from plans import PLUGINS, ROOT
 
 BEYOND = {

@@ -12,9 +12,8 @@ from levelfield.plan import placement
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.base import parse
-from levelfield.specs.hardware import NamedHardware, read_hardware
 from levelfield.specs.plan import Plan
-from levelfield.specs.suite import Suite
+from levelfield.specs.suite import NamedHardware, Suite, read_hardware
 from levelfield.specs.tuning import TuningChoice
 
 Planned = Callable[..., Plan]

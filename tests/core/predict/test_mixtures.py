@@ -26,10 +26,11 @@ from levelfield.predict.links import Link, MachineRates, UnknownLink
 from levelfield.predict.operations import experts_forward, head_forward, layer_forward
 from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.specs.case import Model, Work
+from levelfield.specs.architecture import Model
+from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants, MemoryModel
+from levelfield.specs.implementation import refused
 from levelfield.specs.layout import Layout, parse_layout
-from levelfield.specs.refusable import refused
 from levelfield.specs.tuning import Tuning
 
 MIXTRAL: Work = Registry().case("mixtral_8x7b").work("full")

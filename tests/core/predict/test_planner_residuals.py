@@ -14,7 +14,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.constants import Constants
-from levelfield.specs.host_runs import HostRuns
+from levelfield.specs.host_rates import HostRuns
 
 ROOT = Path(__file__).resolve().parents[3]
 # Rows that published analyses do not explain (docs/planner.md says what is missing).

@@ -12,7 +12,7 @@ from levelfield.plan.default_layout import Place, question_of
 from levelfield.predict.footprint import Footprint
 from levelfield.predict.layout_search import LayoutQuestion, predict
 from levelfield.specs.layout import parse_layout
-from levelfield.specs.rehearsed import RehearsedRow
+from levelfield.specs.recorded_runs import RehearsedRow
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import Tuning
 

@@ -11,8 +11,7 @@ import yaml
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError
 from levelfield.specs.base import load
-from levelfield.specs.figures import FigureSet
-from levelfield.specs.printed import cut, read_number, written
+from levelfield.specs.figures import FigureSet, cut, read_number, written
 from plans import ROOT
 
 REGISTRY = Registry([])

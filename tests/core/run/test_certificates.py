@@ -36,8 +36,8 @@ from levelfield.specs.layout import parse_layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import NoiseRow
-from levelfield.specs.surroundings import recorded
 from levelfield.specs.tuning import Tuning
+from levelfield.specs.variables import recorded
 from plans import PLUGINS
 from recorded_runs import seal_again
 

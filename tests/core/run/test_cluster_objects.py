@@ -23,9 +23,8 @@ from levelfield.node import pod_start
 from levelfield.node.code_digest import code_digest
 from levelfield.run.launchers.kubernetes.cluster_objects import MOST_DATA_BYTES, divided, object_name
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.site import KubernetesSite, Site
+from levelfield.specs.site import KubernetesSite, LaunchPlan, Site
 from levelfield.testing.rehearsal import DRILL
 from plans import make_plan
 

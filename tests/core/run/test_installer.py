@@ -18,8 +18,8 @@ from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.run.runtimes.wheels import fetch_into, wheels_of
-from levelfield.specs.build_needs import Stages
 from levelfield.specs.plan import EnvironmentPlan
+from levelfield.specs.requirements import Stages
 from plans import ROOT
 from planted_wheels import wheel
 
@@ -37,7 +37,7 @@ STARTED = """
 import sys
 from pathlib import Path
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.specs.build_needs import Stages
+from levelfield.specs.requirements import Stages
 from levelfield.specs.plan import EnvironmentPlan
 with environment_in_use(EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text()), print):
     pass

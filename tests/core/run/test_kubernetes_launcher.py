@@ -20,10 +20,9 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, Request
 from levelfield.run.launchers.kubernetes import cluster_run, pod_log, pod_watch
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.site import KubernetesSite, Site
+from levelfield.specs.site import KubernetesSite, LaunchPlan, Site
 from levelfield.testing.rehearsal import DRILL
 from plans import make_plan
 from simulated_cluster import Kubelet, SimulatedCluster, served

@@ -12,8 +12,7 @@ from typing import ClassVar
 import pytest
 from levelfield.run.launchers import launcher_code
 from levelfield.run.launchers.kubernetes import cluster_run
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Site
+from levelfield.specs.site import LaunchPlan, Site
 from levelfield.testing import LauncherConformance, launcher_subject
 from levelfield.testing.findings import NotOk
 from levelfield.testing.launcher_conformance import LAUNCHER_CHECKS

@@ -16,8 +16,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.node import mpi_part
 from levelfield.run.launchers.ssh.mpirun_job import MpirunJob, mpirun_argv, mpirun_variables, one_line
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Host, Site
+from levelfield.specs.site import Host, LaunchPlan, Site
 
 # ---- the command
 

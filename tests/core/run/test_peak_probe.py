@@ -14,10 +14,9 @@ from levelfield.cli.main import main
 from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again, with_peak
 from levelfield.run import measurement
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import PeakMeasurement, Plan, job_of
-from levelfield.specs.site import Host, Site
+from levelfield.specs.site import Host, LaunchPlan, Site
 from levelfield.specs.vendor import Peak
 from plans import PLUGINS
 

@@ -16,11 +16,10 @@ from levelfield.plan.resolution import preflight_of
 from levelfield.run import runner
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import dump
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import PreflightPlan
 from levelfield.specs.preflight_report import NodeReport, PreflightFinding, PreflightReport
-from levelfield.specs.site import Host, Site
+from levelfield.specs.site import Host, LaunchPlan, Site
 from plans import PLUGINS
 
 BUSY = PreflightFinding(kind="others", nodes=("node0",), figure="load", sentence="node0: other programs used 3 cores")

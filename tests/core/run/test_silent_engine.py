@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from levelfield.contracts.execution import ContainerWork, NodeWork, ProcessWork, Request
 from levelfield.run.launchers.container_launcher import ContainerLauncher
-from levelfield.specs.container import ContainerOptions
+from levelfield.specs.vendor import ContainerOptions
 
 
 class Engine(socketserver.ThreadingUnixStreamServer):

@@ -24,8 +24,7 @@ from levelfield.run.launchers.code_archive import code_archive, wheels_archive
 from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
 from levelfield.run.launchers.ssh.ssh_launcher import SshLauncher
 from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Host, Site
+from levelfield.specs.site import Host, LaunchPlan, Site
 from planted_wheels import wheel
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,8 +13,8 @@ from levelfield.errors import RunFailed
 from levelfield.node import node_setup
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.runtimes.wheels import fetch_into
-from levelfield.specs.build_needs import BuildStep
 from levelfield.specs.plan import EnvironmentPlan
+from levelfield.specs.requirements import BuildStep
 from planted_wheels import built_against, wheel
 
 STEP = BuildStep(packages=("engine==1.0",), home={"ENGINE_HOME": "acme"}, headers="acme*")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.measure.collective_rates import bus_factor
+from levelfield.measure.preflight import bus_factor
 from levelfield.rundir.preflight_events import read_preflight
 from levelfield.rundir.preflight_nodes import UNITS, rate_of
 from levelfield.specs.paths import RunPaths

@@ -6,9 +6,8 @@ from typing import Any, get_args
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.specs.architecture import FAMILIES, Experts, Part, RopeScaling, Router
+from levelfield.specs.architecture import FAMILIES, Experts, Model, Part, RopeScaling, Router
 from levelfield.specs.base import Value
-from levelfield.specs.case import Model
 from published_models import MODELS
 from pydantic import ValidationError
 

@@ -10,9 +10,8 @@ import pytest
 import yaml
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs import bounded_reading
-from levelfield.specs.bounded_reading import read_mapping
+from levelfield.specs.bounded_reading import WordDumper, read_mapping
 from levelfield.specs.selector import parse_selector
-from levelfield.specs.yaml_words import WordDumper
 
 NINE = ", ".join(["*a{}"] * 9)
 ALIASES = "\n".join(["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [{NINE.format(*[n - 1] * 9)}]" for n in range(1, 12))])

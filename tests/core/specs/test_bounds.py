@@ -11,8 +11,7 @@ import pytest
 from changed_documents import written
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
-from levelfield.specs.base import load
-from levelfield.specs.bounds import MOST_RANKS, MOST_STEPS
+from levelfield.specs.base import MOST_RANKS, MOST_STEPS, load
 from levelfield.specs.case import Case
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.paths import RunPaths

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from levelfield.errors import DocumentError
 from levelfield.specs.base import parse
-from levelfield.specs.build_needs import numbers
-from levelfield.specs.requirements import Requirements, require_pin
+from levelfield.specs.requirements import Requirements, numbers, require_pin
 
 BUILD = {
     "name": "engine",

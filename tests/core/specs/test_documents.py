@@ -13,7 +13,7 @@ from changed_documents import TINY, written
 from levelfield.errors import DocumentError
 from levelfield.specs.base import LATER, Document, Value, dump, load
 from levelfield.specs.case import Case
-from levelfield.specs.extension import Extension
+from levelfield.specs.derivation import Extension
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.suite import Suite

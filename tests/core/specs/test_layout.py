@@ -1,4 +1,4 @@
-"""Layouts: every notation of the reports is read and written, and what cannot be is explained."""
+"""Layouts: every notation of the reports is read, and what cannot be is explained."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def test_what_is_printed_reads_back(layout: Layout) -> None:
     assert parse_layout(str(layout)).layout == layout
 
 
-@given(
-    st.integers(1, 64), st.integers(1, 64), st.integers(1, 64), st.sampled_from(["levelfield", "megatron", "oneflow"])
-)
-def test_plain_layouts_read_back_from_every_notation(data: int, tensor: int, pipeline: int, notation: str) -> None:
-    layout = Layout(data=data, tensor=tensor, pipeline=pipeline)
-    assert parse_layout(layout.in_notation(notation)).layout == layout
+@pytest.mark.parametrize("text", ["DP{0}TP{1}PP{2}", "PP{2}DP{0}TP{1}", "{0}x{1}x{2}"])
+@given(sizes=st.tuples(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64)), seq=st.booleans())
+def test_plain_layouts_are_read_in_every_notation(text: str, sizes: tuple[int, int, int], seq: bool) -> None:
+    data, tensor, pipeline = sizes
+    layout = Layout(data=data, tensor=tensor, pipeline=pipeline, sequence_parallel=seq)
+    assert parse_layout(text.format(*sizes) + ("+seq" if seq else "")).layout == layout
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 3))
-def test_sharded_layouts_read_back_from_paddles_names(degree: int, tensor: int, pipeline: int, stage: int) -> None:
+def test_sharded_layouts_are_read_from_paddles_names(degree: int, tensor: int, pipeline: int, stage: int) -> None:
     layout = Layout(
         data=degree,
         tensor=tensor,
@@ -81,13 +81,12 @@ def test_sharded_layouts_read_back_from_paddles_names(degree: int, tensor: int, 
         sharding_stage=stage if degree > 1 else 0,
         sharding_degree=degree,
     )
-    assert parse_layout(layout.in_notation("paddle")).layout == layout
+    assert parse_layout(f"TP{tensor}PP{pipeline}SH{stage}SP{degree}").layout == layout
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 32))
-def test_data_parallel_layouts_read_back_with_machines_and_batch(nodes: int, devices: int, batch: int) -> None:
-    text = Layout(data=nodes * devices).in_notation("osdi", nodes, batch)
-    assert parse_layout(text) == (Layout(data=nodes * devices), nodes, devices, batch)
+def test_data_parallel_layouts_are_read_with_machines_and_batch(nodes: int, devices: int, batch: int) -> None:
+    assert parse_layout(f"{nodes}n_{devices}g_dp_{batch}bs") == (Layout(data=nodes * devices), nodes, devices, batch)
 
 
 @pytest.mark.parametrize(
@@ -114,33 +113,6 @@ def test_what_is_no_layout_is_explained(text: str, says: str) -> None:
     with pytest.raises(LayoutError) as caught:
         parse_layout(text)
     assert str(caught.value).startswith(f"layout '{text}'") and says in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("layout", "notation", "says"),
-    [
-        (Layout(data=4), "paddle", "have no part for plain data parallel"),
-        (Layout(data=2, tensor=2), "osdi", "for data parallel over equal nodes only"),
-        (Layout(data=2, context=2), "megatron", "has no part for context parallelism"),
-        (Layout(data=2, context=2), "paddle", "has no part for context parallelism"),
-        (Layout(data=2), "english", "unknown layout notation 'english'; known: levelfield, megatron"),
-    ],
-)
-def test_what_a_notation_cannot_say_is_refused(layout: Layout, notation: str, says: str) -> None:
-    with pytest.raises(LayoutError, match=says):
-        layout.in_notation(notation)
-
-
-@pytest.mark.parametrize("notation", ["megatron", "oneflow", "osdi"])
-def test_sharding_is_never_dropped_from_a_name(notation: str) -> None:
-    with pytest.raises(LayoutError, match="has no part for sharded states"):
-        Layout(data=4, sharding_stage=2, sharding_degree=4).in_notation(notation)
-
-
-@pytest.mark.parametrize("notation", ["levelfield", "megatron", "oneflow", "paddle"])
-def test_sequence_parallel_is_said_in_every_notation(notation: str) -> None:
-    layout = Layout(tensor=2, sequence_parallel=True)
-    assert parse_layout(layout.in_notation(notation)).layout == layout
 
 
 def test_a_layout_without_context_is_stored_as_before() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from levelfield.errors import DocumentError
 from levelfield.specs.base import parse
-from levelfield.specs.launch import rendezvous_port
-from levelfield.specs.site import Host, HostsFile, Site
+from levelfield.specs.site import Host, HostsFile, Site, rendezvous_port
 
 
 def site(**content: Any) -> Site:

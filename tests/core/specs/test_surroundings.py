@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.specs.surroundings import RULE, counting, recorded
+from levelfield.specs.variables import RULE, counting, recorded
 
 # Of libraries that a training may load; each was once recorded by no prefix.
 CHANGING = (

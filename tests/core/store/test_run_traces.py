@@ -13,8 +13,7 @@ from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.telemetry_files import NodeTelemetry
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import RunRecord
-from levelfield.specs.traces import MOST_DEVICES, MOST_PEAKS, MOST_POINTS, MOST_RANKS, MOST_READINGS
+from levelfield.specs.record import MOST_DEVICES, MOST_PEAKS, MOST_POINTS, MOST_RANKS, MOST_READINGS, RunRecord
 from levelfield.store.database import Store
 from levelfield.store.rows import documents_of
 from levelfield.store.run_traces import run_traces

@@ -15,7 +15,7 @@ from levelfield.cli.main import main
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.base import load
 from levelfield.specs.case import Precision
-from levelfield.specs.tested import LayoutRuns
+from levelfield.specs.recorded_runs import LayoutRuns
 from levelfield.testing.framework_kit import framework_suite, layout_checks, planted_jobs
 from levelfield.testing.framework_kit.framework_scaffold import new_framework
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject

@@ -7,9 +7,9 @@ from typing import Any
 import huggingface_classes as classes
 import numpy as np
 import pytest
-from levelfield.specs.architecture import Experts, Router
+from levelfield.specs.architecture import Experts, Model, Router
 from levelfield.specs.base import load
-from levelfield.specs.case import Case, Model, Work
+from levelfield.specs.case import Case, Work
 from plans import PLUGINS
 
 WORK = load(Case, PLUGINS / "configs/cases/tiny.yaml").work("smoke")

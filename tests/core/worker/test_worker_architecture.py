@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from levelfield.specs.architecture import GATED, Model
 from levelfield.specs.base import LATER
-from levelfield.specs.case import GATED, Model
 from levelfield.worker import Initializer, architecture, load_job
 from levelfield.worker.job import namespace
 from levelfield.worker.loop import MOST_COUNTERS, counted_steps

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from levelfield.measure.flops import core_width
 from levelfield.measure.parameter_counts import active_weights, layer_matrices, parameter_shapes
-from levelfield.specs.case import Model
+from levelfield.specs.architecture import Model
 
 FLOAT32 = 4
 COLUMNS = ("query", "key", "value", "gate", "up")  # tensor-parallel ranks divide their biases too

@@ -10,9 +10,9 @@ from levelfield.contracts.execution import PORT_CHOSEN_AT_START, NodeSource, Nod
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.launched_ranks import request_of
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, launch_of
-from levelfield.specs.launch import rendezvous_port
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.site import rendezvous_port
 from levelfield.specs.variables import is_secret
 
 SCHEMA = "levelfield.node/1"

@@ -22,9 +22,8 @@ from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap, started
 from levelfield.run.runtimes.process_runtime import packages, rank_work, ranks_of, worker_path
 from levelfield.rundir.directory import write_atomically
-from levelfield.specs.container import ContainerPlan
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import ContainerPlan, Plan
 from levelfield.specs.variables import is_secret
 from levelfield.user_folders import own_cache
 

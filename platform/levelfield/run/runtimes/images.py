@@ -24,7 +24,7 @@ from levelfield.errors import RunFailed
 from levelfield.run.runtimes.engine import IMAGE_LABEL, Say, first_line
 from levelfield.run.runtimes.wheels import Wheels, verify, wheels_of
 from levelfield.rundir.directory import replacing, write_atomically
-from levelfield.specs.container import ContainerPlan, ImagePlan
+from levelfield.specs.plan import ContainerPlan, ImagePlan
 from levelfield.user_folders import own_cache
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.contracts.execution import FIRST_NODE, PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.site import LaunchPlan
 
 LISTING_SECONDS = 60.0
 REMOVED_VARIABLES = (

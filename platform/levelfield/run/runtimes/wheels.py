@@ -23,8 +23,8 @@ from levelfield.node.regular_files import open_regular, read_regular
 from levelfield.plan.image_recipe import PIP_REQUIREMENT
 from levelfield.plan.interpreters import find_interpreter
 from levelfield.rundir.directory import write_atomically
-from levelfield.specs.build_needs import BuildStep
-from levelfield.specs.container import ImagePlan
+from levelfield.specs.plan import ImagePlan
+from levelfield.specs.requirements import BuildStep
 
 BUILD = ".build"  # in a folder of wheels: the environment in which some of them are built
 

@@ -17,8 +17,7 @@ from levelfield.run.launchers.ssh.connection import explained
 from levelfield.run.launchers.ssh.mpirun_job import mpirun_argv, mpirun_variables, one_line
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
 from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
-from levelfield.specs.launch import LaunchPlan
-from levelfield.specs.site import Host
+from levelfield.specs.site import Host, LaunchPlan
 from levelfield.specs.variables import MASK, SECRET_VALUE
 
 AT_ONCE = 16

@@ -15,9 +15,9 @@ from levelfield.plan.decision import Decision
 from levelfield.plan.request import UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.case import Case, Scale
-from levelfield.specs.hardware import NamedHardware
 from levelfield.specs.plan import Plan
 from levelfield.specs.selector import Selector
+from levelfield.specs.suite import NamedHardware
 from levelfield.testing.findings import CheckFinding, Fails, Missing, NotApplicable, found
 
 HARDWARE = NamedHardware(nodes=1, devices=8, chip="H100-SXM5-80GB")  # where the full scale is planned by default

@@ -12,8 +12,9 @@ import yaml
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
+from levelfield.specs.architecture import Model
 from levelfield.specs.base import parse
-from levelfield.specs.case import Case, Model
+from levelfield.specs.case import Case
 from levelfield.specs.vendor import NAME
 from levelfield.testing.case_kit.published_config import PublishedModel
 

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from levelfield.errors import DocumentError, UsageError
+from levelfield.specs.architecture import Model
 from levelfield.specs.bounded_reading import read_mapping
-from levelfield.specs.case import Model
 from levelfield.testing.case_kit.config_keys import ConfigKeys
 
 Fields = dict[str, Any]

@@ -14,8 +14,8 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import LevelfieldError, UnknownName
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.specs.build_needs import Stages
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.requirements import Stages
 from levelfield.specs.selector import split_label
 from levelfield.specs.vendor import HOST_KIND, FrameworkAccess, VendorFile
 from levelfield.testing.findings import Fails, NotApplicable

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from levelfield.catalog.framework_versions import runs_path
 from levelfield.specs.base import dump
-from levelfield.specs.basis import basis_of
-from levelfield.specs.tested import LayoutRuns
+from levelfield.specs.recorded_runs import LayoutRuns, basis_of
 from levelfield.testing.findings import CheckFinding, found
 from levelfield.testing.framework_kit import (
     ending_checks,

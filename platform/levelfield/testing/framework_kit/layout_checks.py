@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from levelfield.catalog.code_basis import CodeBasis
-from levelfield.specs.basis import key_of
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
-from levelfield.specs.tested import Difference, DifferenceLimits, MatrixRun
+from levelfield.specs.recorded_runs import Difference, DifferenceLimits, MatrixRun, key_of
 from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.framework_kit.known_curves import curve_by_torch, known_curve

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from levelfield.measure.final_weights import final_weights
 from levelfield.measure.raw_facts import FinalSlice
-from levelfield.specs.tested import Difference
+from levelfield.measure.weights import final_weights
+from levelfield.specs.recorded_runs import Difference
 
 NOISE = 1e-6
 

@@ -8,7 +8,8 @@ from typing import Any
 from levelfield.errors import NotHere
 from levelfield.plan.unsupported import refuse_unsupported
 from levelfield.predict.layout_rules import broken
-from levelfield.specs.case import Model, Precision, Work
+from levelfield.specs.architecture import Model
+from levelfield.specs.case import Precision, Work
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.tuning import Tuning
 from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant, job_of

@@ -21,8 +21,8 @@ from levelfield.run.launchers.node_content import secrets_of
 from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
 from levelfield.run.launchers.ssh.ssh_places import places_of, ssh_argv, ssh_options, with_modules
 from levelfield.run.runtimes.process_runtime import launch_of
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.plan import Plan
+from levelfield.specs.site import LaunchPlan
 
 AT_ONCE = 64  # connections that are made at the same time
 KEEP_SECONDS = 60.0

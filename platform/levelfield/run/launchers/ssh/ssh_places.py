@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.run.runtimes.process_runtime import NodeFolders, launch_of
-from levelfield.specs.launch import LaunchPlan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.site import Host
+from levelfield.specs.site import Host, LaunchPlan
 
 # What every connection has, whatever the user's ssh_config says. Host keys are checked and never written.
 _OPTIONS = (

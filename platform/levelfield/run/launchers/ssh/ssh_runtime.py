@@ -17,9 +17,8 @@ from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import RUN_LABEL, answers, connect, reap
 from levelfield.run.runtimes.process_runtime import NodeRuntime, launch_of, worker_path
-from levelfield.specs.container import ContainerPlan
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import ContainerPlan, Plan
 
 if TYPE_CHECKING:
     from levelfield.run.runtimes.images import Built

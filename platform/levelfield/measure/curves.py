@@ -1,9 +1,9 @@
-"""Two groups of loss curves that share no weights: how far their tails differ, with an interval over the runs.
+"""Loss curves without a reference: spikes, curves of one run, and how far the tails of two groups differ.
 
 One training with another seed ends at another loss. No single curve shows how far: neighbouring steps depend on each
-other, and the seed's effect is constant along a curve. So the unit here is the run. Each run gives one number, the mean
-of its log loss over the tail. The interval has the degrees of freedom of the smaller group (Hsu, 1938), which makes it
-never too narrow. Two one-sided tests (Schuirmann, 1987) compare the groups.
+other, and the seed's effect is constant along a curve. So where two groups of curves share no weights, the unit is the
+run. Each run gives one number, the mean of its log loss over the tail. The interval has the degrees of freedom of the
+smaller group (Hsu, 1938), which makes it never too narrow. Two one-sided tests (Schuirmann, 1987) compare the groups.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 LEAST_RUNS = 2  # of each group: one run has no spread
@@ -24,9 +25,14 @@ QUANTILES = {
     1: 6.3138, 2: 2.9200, 3: 2.3534, 4: 2.1318, 5: 2.0150, 6: 1.9432, 7: 1.8946, 8: 1.8595, 9: 1.8331, 10: 1.8125,
     12: 1.7823, 15: 1.7531, 20: 1.7247, 30: 1.6973, 60: 1.6706, 120: 1.6577,
 }  # fmt: skip
-
 Curve = Mapping[int, float]
 Word = Literal["within the margin", "beyond the margin", "inconclusive"]
+# Of two curves of one run, relative, at every common step. A log with five digits rounds by less. Two seeds differ by a
+# thousandth or more.
+SAME = 2e-5
+WIDTH = 5  # neighbours of a step on each side
+# A spike is more than this multiple of the reference's median jump, and more than this part of the loss.
+USUAL, LEAST = 10, 0.01
 
 
 @dataclass(frozen=True)
@@ -112,3 +118,62 @@ def _word(low: float, high: float, margin: float) -> tuple[Word, str]:
     if low > margin or high < -margin:
         return "beyond the margin", found
     return "inconclusive", f"{found}; more runs narrow the interval"
+
+
+def is_one_run(one: Curve, other: Curve) -> bool:
+    """Return whether two curves agree at every common step. Curves without a common step are of two runs."""
+    common = one.keys() & other.keys()
+    return bool(common) and all(_agree(one[step], other[step]) for step in common)
+
+
+def first_of_each_run(curves: Sequence[Curve]) -> list[int]:
+    """Return for each curve the number of the first curve of the same run; its own number where it is the first.
+
+    Copies, other formats and shorter pieces of one run, or the same seed again, would narrow the interval without a
+    new run.
+    """
+    firsts: list[int] = []
+    for number, curve in enumerate(curves):
+        same = (first for first in dict.fromkeys(firsts) if is_one_run(curves[first], curve))
+        firsts.append(next(same, number))
+    return firsts
+
+
+def _agree(one: float, other: float) -> bool:
+    """Return whether two losses are the same one. Two that are no number are the same."""
+    return one == other or (one != one and other != other) or abs(one - other) <= SAME * abs(one)
+
+
+def spike_steps(losses: Curve, reference: Curve) -> dict[int, float]:
+    """Return the jump of each step that is a spike, where the reference has no jump of half that size."""
+    ours, theirs, least = jumps(losses), jumps(reference), least_jump(reference)
+    return {s: jump for s, jump in ours.items() if jump > least and not theirs.get(s, 0.0) > jump / 2}
+
+
+def least_jump(reference: Curve) -> float:
+    """Return the jump above which a step is a spike."""
+    found = sorted(jumps(reference).values())
+    return max(USUAL * found[len(found) // 2] if found else 0.0, LEAST)
+
+
+def jumps(losses: Curve) -> dict[int, float]:
+    """Return the jump of each step, relative to the median of its neighbours.
+
+    It is the smaller of two differences: from that median, and from the farther of the two steps beside it. So a steady
+    fall of the loss is no jump.
+    """
+    steps, found = sorted(losses), {}
+    for place, step in enumerate(steps):
+        near = [losses[s] for s in steps[max(0, place - WIDTH) : place + WIDTH + 1] if s != step]
+        middle = sorted(near)[len(near) // 2] if near else losses[step]
+        beside = steps[max(0, place - 1) : place + 2]
+        slope = max((abs(losses[b] - losses[a]) for a, b in pairwise(beside)), default=0.0)
+        found[step] = min(abs(losses[step] - middle), slope) / max(abs(middle), 1e-300)
+    return found
+
+
+def largest_rise(losses: Curve) -> tuple[int, float]:
+    """Return the step whose loss rises most from the step before it, of two or more, and that rise relative to it."""
+    rises = {b: (losses[b] - losses[a]) / max(abs(losses[a]), 1e-300) for a, b in pairwise(sorted(losses))}
+    step = max(rises, key=lambda step: rises[step])
+    return step, rises[step]

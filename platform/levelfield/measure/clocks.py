@@ -1,13 +1,17 @@
-"""The clock of a worker against the platform's, which saw the events arrive.
+"""The clocks of a run: of a worker against the platform's, and of nodes against each other.
 
 The platform looks for new events a few times a second. An event that was missing at one look and there at the next
 happened between the two, so the time between two events has a least and a most, however late the platform looked.
+
+All ranks end each step together: an exchange holds them until the last one is there. So the nodes' windows last the
+same, whatever their clocks show. Times of two nodes are not compared, only what lasted between two events of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from levelfield.measure.raw_facts import NANOSECONDS, StepRecord, by_rank
 from levelfield.specs.case import Window
@@ -54,7 +58,11 @@ def platform_clock_reasons(
         if rank in seen and {window.first_step - 1, window.last_step} <= ends.keys():
             counted = (ends[window.last_step] - ends[window.first_step - 1]) / NANOSECONDS
             if not _agrees(counted, seen[rank]):
-                found.append(_sentence(rank, counted, seen[rank]))
+                lasted = f"{max(0.0, seen[rank].least_seconds):.2f} to {seen[rank].most_seconds:.2f} s"
+                found.append(
+                    f"rank {rank} counted {counted:.2f} s for the window; on the platform's clock it lasted {lasted} "
+                    f"(tolerance {TOLERANCE:.0%})"
+                )
     return found
 
 
@@ -64,8 +72,20 @@ def _agrees(counted: float, seen: WindowSighting) -> bool:
     return least <= counted * (1 + TOLERANCE) and counted * (1 - TOLERANCE) <= most
 
 
-def _sentence(rank: int, counted: float, seen: WindowSighting) -> str:
-    return (
-        f"rank {rank} counted {counted:.2f} s for the window; on the platform's clock it lasted "
-        f"{max(0.0, seen.least_seconds):.2f} to {seen.most_seconds:.2f} s (tolerance {TOLERANCE:.0%})"
-    )
+def node_clock_reasons(windows: Mapping[str, tuple[int, int]], steps: int) -> list[str]:
+    """Return a sentence for each node that counted another time than the nodes' median.
+
+    windows: begin and end of the window on each node's own clock. steps: how many it has. A stage of a pipeline ends a
+    step before another, so a window's ends may move by up to one step each.
+    """
+    counted = {name: (end - begin) / NANOSECONDS for name, (begin, end) in windows.items()}
+    if len(counted) < 2:
+        return []
+    middle = median(counted.values())
+    allowed = TOLERANCE * middle + SLACK_SECONDS + middle / max(1, steps)
+    return [
+        f"{name} counted {seconds:.2f} s for the window, and the nodes' median is {middle:.2f} s (allowed: "
+        f"{allowed:.2f} s apart): one of the clocks runs at another rate"
+        for name, seconds in counted.items()
+        if not abs(seconds - middle) <= allowed
+    ]
