@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from levelfield.predict.links import MachineRates
+from levelfield.predict.machines import MachineRates
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import step_time
 from levelfield.specs.constants import Constants, Pace

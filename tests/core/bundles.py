@@ -10,12 +10,10 @@ from pathlib import Path
 
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
-from levelfield.judge.sealing import Redaction
-from levelfield.rundir.bundle_archive import archive
-from levelfield.rundir.bundle_format import MANIFEST, BundledFile, BundledRun, Manifest
+from levelfield.judge.verdict import Redaction
+from levelfield.rundir.bundle_archive import MANIFEST, BundledFile, BundledRun, Manifest, archive
 from levelfield.rundir.bundle_reader import RESULT
-from levelfield.rundir.seal import outcome_digest, seal_finding
-from levelfield.rundir.sealed_files import sha256_of
+from levelfield.rundir.seal import outcome_digest, seal_finding, sha256_of
 from levelfield.specs.base import dump, parse
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS

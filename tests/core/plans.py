@@ -9,9 +9,8 @@ from typing import Any
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.plan.decision import Decision
 from levelfield.plan.peak import MeasuredPeaks, with_peak
-from levelfield.plan.request import UserRequest
+from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.plan import Plan
 from levelfield.specs.selector import parse_selector

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from rehearsal.judgement import findings
 from rehearsal.needs import check_needs, default_python
-from rehearsal.plans import RehearsalError, framework_of, make_plan, planned_bytes, telling_ranks, world_size
+from rehearsal.plans import CHECKOUT, RehearsalError, framework_of, make_plan, planned_bytes, telling_ranks, world_size
 from rehearsal.start import rehearse
 from rehearsal.text import finding_lines, lines_of
 from standin.build import BuildError, build
@@ -65,19 +65,23 @@ def arguments() -> argparse.ArgumentParser:
         help="only whether this chip and framework can be rehearsed here; starts nothing",
     )
     parser.add_argument("--timeout", type=int, default=120, help="seconds without any work that end a hang")
+    parser.add_argument(
+        "--checkout", type=Path, help="the code of another checkout, such as of an older commit, and its plan"
+    )
     parser.add_argument("--json", action="store_true")
     return parser
 
 
 def run(options: argparse.Namespace, further: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    entry = make_plan(options.case, further)
+    older = options.checkout and options.checkout.resolve()
+    entry = make_plan(options.case, further, older or CHECKOUT)
     world = world_size(entry["job"])
     ranks = list(range(world)) if options.all else options.rank or telling_ranks(entry["job"])
     outside = [rank for rank in ranks if not 0 <= rank < world]
     if outside:
         raise RehearsalError(f"--rank {outside[0]}: the layout has ranks 0 to {world - 1}")
     standin = build(options.python)
-    return entry, rehearse(entry, options.python, standin, ranks, options.steps, options.timeout)
+    return entry, rehearse(entry, options.python, standin, ranks, options.steps, options.timeout, older)
 
 
 def report(entry: dict[str, Any], reports: list[dict[str, Any]], as_json: bool) -> int:

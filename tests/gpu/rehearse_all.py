@@ -4,8 +4,8 @@
     PYTHONPATH=platform .venvs/dev/bin/python tests/gpu/rehearse_all.py [TEXT ...] [--again] [--list]
 
 TEXT: only rows whose words have it. What is recorded of the same code and the same plan is not run again, so that a
-list that was stopped goes on. A rehearsal with findings (rehearsal/judgement.py) is not recorded. Exit code 4 where one
-failed or had findings.
+list that was stopped goes on. A rehearsal with findings (rehearsal/judgement.py) is not recorded. Rows that the whole
+list has no more are left out. Exit code 4 where one failed or had findings.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(map(str, rows)))
         return 0
     try:
-        return Evidence(options.python, build(options.python)).rehearse_all(rows, options.again)
+        evidence = Evidence(options.python, build(options.python))
+        code = evidence.rehearse_all(rows, options.again)
+        if rows == list(ROWS) and not code:
+            evidence.keep_seen()
+        return code
     except BuildError as error:
         print(f"rehearse: {error}", file=sys.stderr)
         return 2
@@ -63,6 +67,7 @@ class Evidence:
         old = load(RehearsedRuns, EVIDENCE) if EVIDENCE.exists() else None
         self.rows = {plan_key(row): row for row in old.rows} if old else {}
         self.sets: dict[str, FileDigests] = {key: old.basis.of(key) for key in old.basis.sets} if old else {}
+        self.seen: set[tuple[Any, ...]] = set()
 
     def rehearse_all(self, rows: list[Row], again: bool) -> int:
         bad = 0
@@ -83,6 +88,7 @@ class Evidence:
     def rehearse_one(self, row: Row, again: bool) -> RehearsedRow:
         """The row's evidence: what is recorded of the same code, or a rehearsal of its plan."""
         entry = make_plan(row.case, list(row.options))
+        self.seen.add(plan_key(facts_of(entry)))
         known = self.rows.get(plan_key(facts_of(entry)))
         if known is not None and not again and self.is_current(known):
             self.rows[plan_key(known)] = known.model_copy(update={"planned_bytes": planned_bytes(entry)})
@@ -102,6 +108,11 @@ class Evidence:
         self.rows[plan_key(found)] = found
         self.write()
         return found
+
+    def keep_seen(self) -> None:
+        """Leave out what is no plan of the list any more."""
+        self.rows = {key: row for key, row in self.rows.items() if key in self.seen}
+        self.write()
 
     def is_current(self, row: RehearsedRow) -> bool:
         code = CodeBasis(*self.registry.implementation(row.framework))

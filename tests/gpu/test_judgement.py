@@ -71,6 +71,15 @@ def test_a_collective_of_more_or_less_bytes(name, key, factor):
     assert kind in said and f"over {ranks} ranks" in said
 
 
+@pytest.mark.parametrize(("chunks", "groups"), [(1, {2}), (2, {2, 4})])
+def test_megatrons_two_stages_send_back_over_all_ranks_only_where_chunks_are_interleaved(chunks, groups):
+    job = copy.deepcopy(RECORDED["PP2"]["entry"]["job"])
+    job["layout"].update(data=2, pipeline=2)
+    job["tuning"]["virtual_pipeline"] = chunks
+    sent = {need.ranks for need in RankWork(job, "megatron", 3).needs() if need.what == "activations"}
+    assert sent == groups
+
+
 @pytest.mark.parametrize(("left_out", "is_right"), [(0, True), (1, False)])
 def test_the_losss_sums_and_a_tied_embedding_over_as_many_ranks_are_compared_together(left_out, is_right):
     """Two tensor ranks, and two stages that hold the embedding: three numbers a token travel beside its gradient."""

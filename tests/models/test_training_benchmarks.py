@@ -35,6 +35,11 @@ def test_a_step_under_the_platform_is_compared_with_the_bare_loop():
     assert quick("platform_overhead")["ratio"] > 0
 
 
+def test_a_mixture_with_choices_is_compared_with_one_without():
+    (row,) = quick("followed_choices")
+    assert row["ratio"] > 0 and row["collected_seconds"] > 0
+
+
 def test_a_step_of_jax_is_compared_with_a_plain_loop(interpreter_of):
     interpreter_of("jax")  # where it has to be made, that takes longer than the benchmark may
     (row,) = quick("jax_loop")

@@ -54,10 +54,9 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 
 
 def _align_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN_NAME)
-    parser.add_argument(
-        "--reference", metavar="RUN|NAME", help="another run, or a reference (default: the one of the case)"
-    )
+    option = parser.add_argument
+    option("run", metavar="RUN", help=RUN_NAME)
+    option("--reference", metavar="RUN|NAME", help="another run, or a reference (default: the one of the case)")
     json_option(parser)
     chips_option(parser)
 
@@ -75,9 +74,14 @@ def _verdict(options: argparse.Namespace) -> Alignment:
     from levelfield.judge.certification import with_certificate
     from levelfield.judge.collector import collect
     from levelfield.judge.promotion import reference_from
-    from levelfield.judge.sealing import unless_tampered
-    from levelfield.judge.uncounted_verdict import under_status
-    from levelfield.judge.verdict import against, judged, training_of, training_of_reference
+    from levelfield.judge.verdict import (
+        against,
+        judged,
+        training_of,
+        training_of_reference,
+        under_status,
+        unless_tampered,
+    )
     from levelfield.rundir.directory import read_plan
     from levelfield.rundir.raw_files import read_raw
 
@@ -110,17 +114,16 @@ def lines(found: Alignment) -> list[str]:
 
 
 def _curves_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ours", nargs="+", type=Path, metavar="FILE", help="a loss curve for each run of one side")
-    parser.add_argument(
+    option = parser.add_argument
+    option("ours", nargs="+", type=Path, metavar="FILE", help="a loss curve for each run of one side")
+    option(
         "--against", nargs="+", type=Path, required=True, metavar="FILE", help="a curve for each run of the other side"
     )
-    parser.add_argument(
+    option(
         "--margin", type=_margin, default=0.01, metavar="P%", help="the largest difference that counts as none (1%%)"
     )
-    parser.add_argument(
-        "--from-step", type=int, metavar="N", help="the tail begins here (default: the second half of common steps)"
-    )
-    parser.add_argument("--tag", metavar="NAME", help="the scalar or column with the loss, where it is not `loss`")
+    option("--from-step", type=int, metavar="N", help="the tail begins here (default: the second half of common steps)")
+    option("--tag", metavar="NAME", help="the scalar or column with the loss, where it is not `loss`")
     json_option(parser)
 
 

@@ -109,10 +109,9 @@ def _new_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the case's name")
-    parser.add_argument(
-        "--hardware", metavar="HARDWARE", help='plan the full scale for it (default: "1x8 H100-SXM5-80GB")'
-    )
+    option = parser.add_argument
+    option("name", metavar="NAME", help="the case's name")
+    option("--hardware", metavar="HARDWARE", help='plan the full scale for it (default: "1x8 H100-SXM5-80GB")')
     json_option(parser)
     chips_option(parser)
 

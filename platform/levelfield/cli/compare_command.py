@@ -40,21 +40,20 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("side", nargs="*", metavar="SIDE", help="the runs of one side; the first is the base")
-    parser.add_argument("--repeats", action="store_true", help="each named run stands for all repeats of its command")
-    parser.add_argument(
+    option = parser.add_argument
+    option("side", nargs="*", metavar="SIDE", help="the runs of one side; the first is the base")
+    option("--repeats", action="store_true", help="each named run stands for all repeats of its command")
+    option(
         "--across",
         choices=("precision",),
         metavar="FIELD",
         help="precision: it differs on purpose, all else of the work is equal",
     )
-    table = parser.add_argument_group("other tables")
-    table.add_argument("--scaling", action="store_true", help="speed-up and efficiency over numbers of devices")
-    table.add_argument(
-        "--matrix", choices=("vendor", "framework"), help="the latest result of each case by vendor or framework"
-    )
-    table.add_argument("--case", metavar="CASE", help="with --matrix: only this case")
-    table.add_argument("--suite", metavar="NAME", help="with --matrix: only the cases of this suite")
+    table = parser.add_argument_group("other tables").add_argument
+    table("--scaling", action="store_true", help="speed-up and efficiency over numbers of devices")
+    table("--matrix", choices=("vendor", "framework"), help="the latest result of each case by vendor or framework")
+    table("--case", metavar="CASE", help="with --matrix: only this case")
+    table("--suite", metavar="NAME", help="with --matrix: only the cases of this suite")
     output = parser.add_argument_group("where from and how")
     store_option(output, "look only in ")
     output.add_argument(

@@ -81,24 +81,21 @@ def _say(facts: CorpusFacts) -> int:
 
 
 def _prepare_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--input", type=Path, action="append", required=True, metavar="FILE|DIR", help="text; may be repeated"
-    )
-    parser.add_argument(
+    option = parser.add_argument
+    option("--input", type=Path, action="append", required=True, metavar="FILE|DIR", help="text; may be repeated")
+    option(
         "--tokenizer",
         required=True,
         metavar="bytes|TOKENIZER.json",
         help="bytes: each byte is a token; or a Hugging Face tokenizer file",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
-    parser.add_argument(
-        "--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated"
-    )
-    parser.add_argument(
+    option("--output", type=Path, required=True, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
+    option("--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated")
+    option(
         "--field", metavar="NAME", help="the files are JSON lines, with a document in this field (wikiextractor: text)"
     )
-    parser.add_argument("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
-    parser.add_argument("--force", action="store_true", help="replace an existing corpus")
+    option("--end-token", metavar="TEXT", help="the tokenizer's end-of-document token")
+    option("--force", action="store_true", help="replace an existing corpus")
 
 
 def _check_options(parser: argparse.ArgumentParser) -> None:

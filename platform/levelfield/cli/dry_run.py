@@ -18,10 +18,10 @@ from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.default_layout import Place, question_of
 from levelfield.plan.peak import why_again
-from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_search import predict
+from levelfield.predict.machines import with_assumed_rates
 from levelfield.report import tables
-from levelfield.report.sheets import labelled, padded
+from levelfield.report.sheets import LabelledText, labelled, padded
 from levelfield.report.words import gib, parameters_in_words, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.preflight_run import plan_of
@@ -31,7 +31,6 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import EnvironmentPlan, Plan, PreflightPlan, job_of
 from levelfield.specs.variables import masked
 
-Row = tuple[str, str]  # a label, and a text that goes on below itself
 SHOWN_BELOW = "shown below"
 LABELS = {"environment": "variables"}  # the packages have a row of that name
 TUNING_FIELDS = (
@@ -97,7 +96,7 @@ def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     return launcher.request(plan, paths, runtime).public(), paths
 
 
-def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[Row]:
+def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledText]:
     hardware, training, memory = plan.hardware, plan.work.training, plan.expected_memory
     yield "case", f"{plan.case} ({plan.scale}: {plan.scale_reason})"
     yield "work", parameters_in_words(plan.parameters, parameters(plan.work.model, training.sequence_length).active)
@@ -141,7 +140,7 @@ def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[Row]:
     yield "", f"removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
 
 
-def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[Row]:
+def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[LabelledText]:
     """Return the first rank in full, and what the others of a node have otherwise. --json has every rank."""
     if first in processes:
         yield f"rank {first.rank}", shlex.join(first.argv)
@@ -161,7 +160,7 @@ def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[Row
         yield "", shlex.join(other)
 
 
-def _preflight(plan: Plan, chosen: PreflightPlan, paths: RunPaths) -> Iterator[Row]:
+def _preflight(plan: Plan, chosen: PreflightPlan, paths: RunPaths) -> Iterator[LabelledText]:
     """Return what runs before the training: the same launch with another program."""
     request, _ = _request(plan_of(plan), paths.root.parent)
     ranks = f"{plan.hardware.nodes} x {plan.hardware.devices_per_node} ranks"
@@ -213,12 +212,12 @@ def _age(age: timedelta) -> str:
     return f"{age.days} days" if age.days > 1 else f"{hours} hours" if hours else "less than an hour"
 
 
-def _listed(label: str, texts: Iterable[str]) -> Iterator[Row]:
+def _listed(label: str, texts: Iterable[str]) -> Iterator[LabelledText]:
     """Return the texts below each other, the first with the label."""
     yield from (("" if place else label, text) for place, text in enumerate(texts))
 
 
-def _predicted(plan: Plan) -> Iterator[Row]:
+def _predicted(plan: Plan) -> Iterator[LabelledText]:
     """Return the planner's prediction for the chosen layout, and its next best layouts."""
     for number, row in enumerate(plan.predicted):
         chunks = f" chunks {row.virtual_pipeline}" if row.virtual_pipeline > 1 else ""
@@ -253,7 +252,7 @@ def _packages(environment: EnvironmentPlan) -> str:
     return "; then built against them: ".join(parts) + index
 
 
-def _container(node_rank: int, work: ContainerWork) -> Iterator[Row]:
+def _container(node_rank: int, work: ContainerWork) -> Iterator[LabelledText]:
     """Return a node's container: its image, and every mount, option and variable."""
     yield f"node {node_rank}", f"container {work.name} from {work.image}"
     yield "", shlex.join(work.argv)
@@ -265,7 +264,7 @@ def _container(node_rank: int, work: ContainerWork) -> Iterator[Row]:
     yield from _variables(work.environment)
 
 
-def _variables(environment: dict[str, str]) -> Iterator[Row]:
+def _variables(environment: dict[str, str]) -> Iterator[LabelledText]:
     yield from (("", f"{name}={shlex.quote(value)}") for name, value in sorted(environment.items()))
 
 

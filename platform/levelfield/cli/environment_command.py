@@ -295,10 +295,9 @@ def _make_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _fetch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder to fill")
-    parser.add_argument(
-        "framework", nargs="*", metavar="FRAMEWORK", help="such as torch or jax_0.10.1 (default: every one)"
-    )
+    option = parser.add_argument
+    option("folder", type=Path, metavar="DIR", help="the folder to fill")
+    option("framework", nargs="*", metavar="FRAMEWORK", help="such as torch or jax_0.10.1 (default: every one)")
     _device_options(parser)
 
 
@@ -329,11 +328,10 @@ def _prune_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
     _show_options(parser)
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the tar file to write")
-    parser.add_argument(
-        "--context", action="store_true", help="write Dockerfile and wheels, to build elsewhere; needs no engine"
-    )
+    option("--output", type=Path, required=True, metavar="FILE", help="the tar file to write")
+    option("--context", action="store_true", help="write Dockerfile and wheels, to build elsewhere; needs no engine")
 
 
 def _recipe_options(parser: argparse.ArgumentParser) -> None:

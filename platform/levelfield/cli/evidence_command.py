@@ -20,7 +20,7 @@ from levelfield.cli.options import RUN_NAME, NamedRuns, json_option, registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import DocumentError, GateFailed, UnknownName, UsageError
 from levelfield.node.regular_files import read_regular_text
-from levelfield.report.sheets import labelled
+from levelfield.report.sheets import LabelledText, labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_new
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from levelfield.publish.audit import Audit, AuditFinding
     from levelfield.rundir.bundle_reader import Bundle
     from levelfield.specs.paths import RunPaths
-
-    Row = tuple[str, str]
 
 EVIDENCE = """\
 Evidence of results: the raw files, archives of them, and tables that others
@@ -144,11 +142,10 @@ def _bundle_options(parser: argparse.ArgumentParser) -> None:
 
 def _bundle(options: argparse.Namespace) -> int:
     """Write the bundle and return 0. Raises GateFailed for a tampered run. Nothing is written where it raises."""
-    from levelfield.judge.packing import packed
+    from levelfield.judge.packing import members_of, packed
     from levelfield.judge.verification import verified
     from levelfield.rundir.bundle_archive import archive
     from levelfield.rundir.bundle_reader import bundle_of
-    from levelfield.rundir.bundle_writer import members_of
     from levelfield.rundir.signature import signed
     from levelfield.specs.base import dump
 
@@ -174,7 +171,7 @@ def _bundle(options: argparse.Namespace) -> int:
     return 0
 
 
-def _packed_rows(found: Packed, path: Path, size: int, key: Path | None) -> Iterator[Row]:
+def _packed_rows(found: Packed, path: Path, size: int, key: Path | None) -> Iterator[LabelledText]:
     manifest, times = found.manifest, Counter[str]()
     yield "bundle", f"{path}: {len(found.runs)} run(s), {size:,} bytes"
     for name, run in manifest.runs.items():
@@ -189,11 +186,10 @@ def _packed_rows(found: Packed, path: Path, size: int, key: Path | None) -> Iter
 
 
 def _verify_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="an archive of `evidence bundle`")
-    parser.add_argument(
-        "--allowed-signers", type=Path, metavar="FILE", help="whose keys count, in the format of `man ssh-keygen`"
-    )
-    parser.add_argument("--signer", metavar="NAME", help="the one of them who has to have signed")
+    option = parser.add_argument
+    option("bundle", type=Path, metavar="BUNDLE", help="an archive of `evidence bundle`")
+    option("--allowed-signers", type=Path, metavar="FILE", help="whose keys count, in the format of `man ssh-keygen`")
+    option("--signer", metavar="NAME", help="the one of them who has to have signed")
     json_option(parser, ", with every contradiction")
 
 
@@ -240,7 +236,9 @@ def _signer(bundle: Bundle, options: argparse.Namespace) -> str | None:
     return f"{found.name}: {found.key}"
 
 
-def _verified_rows(path: Path, bundle: Bundle, signer: str | None, runs: Sequence[VerifiedRun]) -> Iterator[Row]:
+def _verified_rows(
+    path: Path, bundle: Bundle, signer: str | None, runs: Sequence[VerifiedRun]
+) -> Iterator[LabelledText]:
     unchecked = "yes, and not checked: give --allowed-signers FILE" if bundle.signature else "no"
     yield "bundle", f"{path}, made by levelfield {bundle.manifest.platform_version}"
     yield "digest", bundle.manifest.digest
@@ -268,11 +266,10 @@ def _of_run(run: VerifiedRun) -> Iterator[str]:
 
 
 def _audit_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what", nargs="*", metavar="NAME|FILE", help="published sets or your own files (default: every set)"
-    )
-    parser.add_argument("--all", action="store_true", help="also list figures that follow, with the arithmetic")
-    parser.add_argument("--json", action="store_true", help="machine-readable output, with every finding")
+    option = parser.add_argument
+    option("what", nargs="*", metavar="NAME|FILE", help="published sets or your own files (default: every set)")
+    option("--all", action="store_true", help="also list figures that follow, with the arithmetic")
+    option("--json", action="store_true", help="machine-readable output, with every finding")
 
 
 def _audit(options: argparse.Namespace) -> int:

@@ -73,15 +73,14 @@ def runtime_option(parser: Options) -> None:
 
 def site_options(parser: Options) -> None:
     """Add --launcher, --site and --hosts, which launch_of reads."""
-    parser.add_argument(
-        "--launcher", metavar="NAME", help="ssh, slurm, kubernetes, or a site's own: runs on other machines"
-    )
-    parser.add_argument(
+    option = parser.add_argument
+    option("--launcher", metavar="NAME", help="ssh, slurm, kubernetes, or a site's own: runs on other machines")
+    option(
         "--site",
         metavar="NAME|FILE",
         help="how these machines are reached (default: ~/.config/levelfield/site.yaml, if it exists)",
     )
-    parser.add_argument(
+    option(
         "--hosts", type=Path, metavar="FILE", help="hosts.yaml, or FlagPerf's cluster_conf.py: the nodes of the plan"
     )
 
@@ -157,9 +156,9 @@ def runs_of(options: argparse.Namespace) -> Path:
 
 def finished_run(options: argparse.Namespace, name: str) -> RunPaths:
     """Return a run that is over. Raises UsageError for one that goes on."""
-    from levelfield.rundir import run_state
+    from levelfield.rundir import directory
 
-    return run_state.finished_run(runs_of(options), name)
+    return directory.finished_run(runs_of(options), name)
 
 
 @contextmanager

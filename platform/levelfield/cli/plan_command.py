@@ -1,13 +1,37 @@
-"""`plan` (compare chips): memory and tokens/s of every layout, on any devices"""
+"""`plan` (compare chips): memory and tokens/s of every layout, on any devices
+`plan sweep`: run the best layouts of a plan, prediction beside measurement
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import chips_option
+from levelfield.cli.options import (
+    chips_option,
+    intake,
+    json_option,
+    python_option,
+    quiet_option,
+    recording_options,
+    registry_of,
+    runs_of,
+    scale_option,
+)
+from levelfield.cli.terminal import Terminal
+from levelfield.errors import UsageError
+from levelfield.report.sheets import padded
+from levelfield.report.words import GIB, NONE, status, wrapped
 
-DESCRIPTION = """\
+if TYPE_CHECKING:
+    from levelfield.studies.variations import PredictedRun
+
+PLAN = """\
 Predict every layout that the case, the framework and the devices allow, fastest
 first: memory of the fullest device (GiB), tokens/s of one device, and MFU.
 The devices may be absent.
@@ -35,44 +59,46 @@ build of the framework (5 GB):
   run_benchmarks.py environment make torch --vendor nvidia --any-driver
 Exit code 3: a row did not run to its end. 4: an allocation failed or flushed.
 """
+SWEEP = """\
+Run the best layouts of the plan on this machine's devices, one after another.
+The table shows prediction beside measurement: tokens/s of one device, and the
+memory of the fullest device in GiB. Layouts with equal predictions run once.
+
+examples:
+  run_benchmarks.py plan sweep gpt3_6.7B:torch:cpu:1:2 --top 4
+  run_benchmarks.py plan sweep llama3_8b:megatron --top 3
+"""
 # tf32 is no precision of a case: its values have 32 bits, and only products round them.
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "tf32")
 KERNELS = ("flash1", "triton", "flash2", "flash3", "cudnn", "efficient", "materialised")
 REHEARSED = 3  # rows, where --rehearse has no number
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option(
         "case", metavar="CASE", help="a name of `show cases`; or a case string, case:framework[:chip[:nodes[:devices]]]"
     )
-    parser.add_argument("--chip", metavar="NAME", help="a chip of `show chips`; cpu: this host, measured")
-    parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: from --devices)")
-    parser.add_argument(
-        "--devices", type=int, metavar="N", help="devices per node; without --nodes: devices of all nodes"
-    )
-    parser.add_argument("--framework", metavar="NAME", help="default: torch")
-    parser.add_argument(
-        "--network", metavar="RATE", help="network of a node: 100Gb/s, 8x400Gb/s (default: 200 Gb/s per device)"
-    )
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, help="plan as if the case had this one; tf32: fp32 with products in TF32"
-    )
-    parser.add_argument("--scale", choices=("full", "smoke"), default="full", help="default: full")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="rows to show (default: 10)")
-    parser.add_argument(
+    option("--chip", metavar="NAME", help="a chip of `show chips`; cpu: this host, measured")
+    option("--nodes", type=int, metavar="N", help="number of nodes (default: from --devices)")
+    option("--devices", type=int, metavar="N", help="devices per node; without --nodes: devices of all nodes")
+    option("--framework", metavar="NAME", help="default: torch")
+    option("--network", metavar="RATE", help="network of a node: 100Gb/s, 8x400Gb/s (default: 200 Gb/s per device)")
+    option("--precision", choices=PRECISIONS, help="plan as if the case had this one; tf32: fp32 with products in TF32")
+    option("--scale", choices=("full", "smoke"), default="full", help="default: full")
+    option("--top", type=int, default=10, metavar="N", help="rows to show (default: 10)")
+    option(
         "--beyond",
         type=int,
         default=0,
         metavar="N",
         help="show N rows that do not fit, and by how much, and N that need what the framework does not offer",
     )
-    parser.add_argument("--explain", type=int, metavar="ROW", help="show the arithmetic of one row, with sources")
-    parser.add_argument(
-        "--json", action="store_true", help="machine-readable output, with all parts of memory and time"
-    )
+    option("--explain", type=int, metavar="ROW", help="show the arithmetic of one row, with sources")
+    option("--json", action="store_true", help="machine-readable output, with all parts of memory and time")
     chips_option(parser)
-    real = parser.add_argument_group("the real code, without the device")
-    real.add_argument(
+    real = parser.add_argument_group("the real code, without the device").add_argument
+    real(
         "--rehearse",
         type=int,
         nargs="?",
@@ -80,22 +106,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"rehearse the first N rows on pretended devices (default: {REHEARSED})",
     )
-    real.add_argument(
-        "--compile", action="store_true", help="with --rehearse: by torch.compile; shows kernels and graph breaks"
-    )
-    asked = parser.add_argument_group("only these rows")
-    asked.add_argument("--layout", metavar="LAYOUT", help="one layout, such as DP4TP2PP1 or DP8TP2PP1SH1SP8+seq")
-    asked.add_argument("--micro-batch", type=int, metavar="N", help="sequences of a forward pass")
-    asked.add_argument("--recompute", choices=("none", "selective", "full"), help="what is computed again")
-    asked.add_argument("--virtual-pipeline", type=int, metavar="N", help="model chunks of a pipeline stage")
-    program = parser.add_argument_group("how the training is programmed (default: as models/* does)")
-    program.add_argument("--program", metavar="NAME", help="others' code, by its name in configs/planner/*.yaml")
-    program.add_argument("--attention", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
-    program.add_argument("--overlap", type=float, metavar="SHARE", help="share of data-parallel exchange that overlaps")
-    program.add_argument("--tensor-overlap", type=float, metavar="SHARE", help="the same of tensor parallelism")
+    real("--compile", action="store_true", help="with --rehearse: by torch.compile; shows kernels and graph breaks")
+    asked = parser.add_argument_group("only these rows").add_argument
+    asked("--layout", metavar="LAYOUT", help="one layout, such as DP4TP2PP1 or DP8TP2PP1SH1SP8+seq")
+    asked("--micro-batch", type=int, metavar="N", help="sequences of a forward pass")
+    asked("--recompute", choices=("none", "selective", "full"), help="what is computed again")
+    asked("--virtual-pipeline", type=int, metavar="N", help="model chunks of a pipeline stage")
+    program = parser.add_argument_group("how the training is programmed (default: as models/* does)").add_argument
+    program("--program", metavar="NAME", help="others' code, by its name in configs/planner/*.yaml")
+    program("--attention", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
+    program("--overlap", type=float, metavar="SHARE", help="share of data-parallel exchange that overlaps")
+    program("--tensor-overlap", type=float, metavar="SHARE", help="the same of tensor parallelism")
 
 
-def execute(options: argparse.Namespace) -> int:
+def _plan(options: argparse.Namespace) -> int:
     """Print the ranking or one row's arithmetic. Return 0, also when no layout fits; with --rehearse as it went."""
     from levelfield.cli.plan_question import planned
     from levelfield.cli.plan_tables import print_explained, print_plan, rehearsed
@@ -110,4 +134,96 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"plan": Command(DESCRIPTION, arguments, execute)}
+def _sweep_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("case", metavar="CASE", help="a case string: case:framework[:chip[:nodes[:devices]]]")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="number of layouts to run (default: 3)")
+    scale_option(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show the predictions and run nothing")
+    python_option(parser)
+    recording_options(parser)
+    chips_option(parser)
+    json_option(parser)
+    quiet_option(parser)
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    """Run the layouts and print the table. Return the exit code as `run` does."""
+    from levelfield.catalog import lookup
+    from levelfield.catalog.stored_references import reference_of
+    from levelfield.cli.run_entries import exit_code, run_jobs
+    from levelfield.plan.request import Decision, UserRequest
+    from levelfield.plan.scale import choose_scale
+    from levelfield.predict.layout_search import answer
+    from levelfield.run import scheduler
+    from levelfield.specs.selector import parse_selector
+    from levelfield.studies.variations import PredictedRun, distinct, entries_of, question_here
+
+    if options.top < 1:
+        raise UsageError(f"--top: found {options.top}, expected 1 or more")
+    terminal = Terminal(quiet=options.quiet or options.json, recorded=intake(options))
+    registry, selector = registry_of(options), parse_selector(options.case)
+    if selector.layout or selector.nodes > 1:
+        raise UsageError(
+            f"sweep {options.case}: found a layout or several nodes; leave both out, sweep chooses layouts on one node"
+        )
+    found = lookup.find(registry, selector)
+    request = UserRequest(scale=options.scale, python=options.python)
+    chosen, _ = choose_scale(Decision(options.case, selector, found, request, options.scale))
+    devices = selector.devices or found.default_devices
+    question = question_here(registry, found, chosen.work, devices, terminal.say)
+    rows = distinct(answer(question).rows)[: options.top]
+    if not rows:
+        raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")
+    pairs = [PredictedRun(row) for row in rows]
+    if not options.dry_run:
+        work = entries_of(rows, selector, found.vendor.name, devices, request, chosen.scale)
+        jobs = scheduler.jobs(registry, work, None)
+        results = run_jobs(jobs, runs_of(options), terminal, partial(reference_of, registry))
+        pairs = [PredictedRun(row, result) for row, result in zip_longest(rows, results)]
+    if options.json:
+        content = {"schema": "levelfield.sweep/1", "rows": [_sweep_content(pair) for pair in pairs]}
+        print(json.dumps(content, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(_sweep_lines(pairs)))
+    return exit_code([pair.result for pair in pairs if pair.result])
+
+
+def _sweep_lines(pairs: Sequence[PredictedRun]) -> Iterator[str]:
+    yield padded(("", "tokens/s/device", "GiB"), (37, -21, -14), gap="")
+    widths = (21, -5, 8, -10, -9, -5, -6, -6)
+    yield padded(("layout", "micro", "again", "predicted", "measured", "off", "pred.", "meas."), widths, " ")
+    for pair in pairs:
+        row, rate, memory = pair.row, pair.measured_rate, pair.measured_memory
+        measured = (
+            f"{rate:,.0f}" if rate else NONE,
+            f"{100 * (row.tokens_per_second / rate - 1):+.0f}%" if rate else NONE,
+            f"{row.memory.total / GIB:.2f}",
+            f"{memory / GIB:.2f}" if memory else NONE,
+        )
+        predicted = (row.layout, row.tuning.micro_batch, row.tuning.recompute, f"{row.tokens_per_second:,.0f}")
+        yield padded((*predicted, *measured), widths, " ")
+    for pair in pairs:
+        if pair.result and pair.result.status.word != "valid":
+            yield wrapped(f"{pair.row.layout}: {status(pair.result)}: {pair.result.status.evidence or ''}", 4)
+
+
+def _sweep_content(pair: PredictedRun) -> dict[str, object]:
+    row = pair.row
+    return {
+        "layout": str(row.layout),
+        "micro_batch": row.tuning.micro_batch,
+        "recompute": row.tuning.recompute,
+        "virtual_pipeline": row.tuning.virtual_pipeline,
+        "predicted_tokens_per_second_per_device": row.tokens_per_second,
+        "measured_tokens_per_second_per_device": pair.measured_rate,
+        "predicted_memory_bytes": row.memory.total,
+        "measured_memory_bytes": pair.measured_memory,
+        "run": pair.result.run_id if pair.result else None,
+        "status": pair.result.status.word if pair.result else "not-run",
+    }
+
+
+COMMANDS = {
+    "plan": Command(PLAN, _plan_options, _plan),
+    "plan sweep": Command(SWEEP, _sweep_options, _sweep, trains=True),
+}

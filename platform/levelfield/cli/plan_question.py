@@ -12,7 +12,6 @@ from levelfield.cli.options import registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.predict import machines, questions
-from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_rules import require
 from levelfield.predict.layout_search import (
     RECOMPUTATIONS,
@@ -23,7 +22,7 @@ from levelfield.predict.layout_search import (
     answer,
     not_offered,
 )
-from levelfield.predict.links import UnknownLink
+from levelfield.predict.machines import UnknownLink, with_assumed_rates
 from levelfield.specs.base import MOST_RANKS
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants

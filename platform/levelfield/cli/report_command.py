@@ -62,22 +62,21 @@ _NAMED = 5  # runs of a message
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_NAME)
-    parser.add_argument(
+    option = parser.add_argument
+    option("run", nargs="+", metavar="RUN", help=RUN_NAME)
+    option(
         "--format",
         choices=("table", "markdown", "csv", "json", *FOREIGN),
         default="table",
         metavar="FORMAT",
         help="table, markdown, csv, json; flagperf, oneflow, osdi: the columns of these reports",
     )
-    parser.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
-    parser.add_argument(
-        "--with-published", action="store_true", help="add published rows of the same case, by one convention"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
-    private = parser.add_argument_group("to publish a part of the figures")
-    private.add_argument("--withhold", metavar="FIELDS", help="such as mfu,peak: print 'withheld' instead")
-    private.add_argument("--bundle", type=Path, metavar="DIR", help="a new folder to publish: every format")
+    option("--json", dest="format", action="store_const", const="json", help="as --format json")
+    option("--with-published", action="store_true", help="add published rows of the same case, by one convention")
+    option("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
+    private = parser.add_argument_group("to publish a part of the figures").add_argument
+    private("--withhold", metavar="FIELDS", help="such as mfu,peak: print 'withheld' instead")
+    private("--bundle", type=Path, metavar="DIR", help="a new folder to publish: every format")
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -242,11 +241,10 @@ def _pages_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("site"), metavar="DIR", help="the folder of the pages (site)"
-    )
-    parser.add_argument("--port", type=int, default=_PORT, metavar="N", help=f"the port (default: {_PORT}; 0: any)")
-    parser.add_argument(
+    option = parser.add_argument
+    option("folder", nargs="?", type=Path, default=Path("site"), metavar="DIR", help="the folder of the pages (site)")
+    option("--port", type=int, default=_PORT, metavar="N", help=f"the port (default: {_PORT}; 0: any)")
+    option(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",

@@ -195,7 +195,7 @@ def _chips(registry: Registry) -> list[Row]:
 
 
 def _runs(runs: Path) -> list[Row]:
-    from levelfield.rundir.run_state import state_words
+    from levelfield.rundir.directory import state_words
     from levelfield.specs.paths import RunPaths
 
     return [

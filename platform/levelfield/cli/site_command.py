@@ -135,17 +135,16 @@ def _lines(finding: SiteFinding) -> Iterator[str]:
 
 
 def _preflight_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--case", required=True, metavar="STRING", help="case:framework:vendor-or-chip:nodes:devices")
-    parser.add_argument("--short", action="store_true", help="less time for each check, as before a run")
-    parser.add_argument("--pairs", action="store_true", help="also messages between every two nodes")
-    parser.add_argument(
-        "--quiet-machine", action="store_true", help="exit code 4 where others use a device or the processors"
-    )
+    option = parser.add_argument
+    option("--case", required=True, metavar="STRING", help="case:framework:vendor-or-chip:nodes:devices")
+    option("--short", action="store_true", help="less time for each check, as before a run")
+    option("--pairs", action="store_true", help="also messages between every two nodes")
+    option("--quiet-machine", action="store_true", help="exit code 4 where others use a device or the processors")
     site_options(parser)
     runtime_option(parser)
-    parser.add_argument("--base-image", metavar="IMAGE", help="base of the image, with --runtime docker")
+    option("--base-image", metavar="IMAGE", help="base of the image, with --runtime docker")
     python_option(parser, "measure with this Python; default: the framework's own")
-    parser.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
+    option("--offline", action="store_true", help="fetch neither wheels nor images from a network")
     chips_option(parser)
     json_option(parser)
     quiet_option(parser)

@@ -191,7 +191,7 @@ class _ImportSource:
 
     def _of_bundle(self, path: Path) -> Iterator[RunRecord]:
         from levelfield.judge.collector import collect
-        from levelfield.judge.sealing import Redaction
+        from levelfield.judge.verdict import Redaction
         from levelfield.rundir.bundle_reader import read_bundle, written
         from levelfield.rundir.raw_files import read_raw
         from levelfield.store.run_record import record_of
@@ -220,8 +220,8 @@ class _ImportSource:
 
     def _of_run(self, paths: RunPaths) -> RunRecord:
         from levelfield.judge.collector import collect
+        from levelfield.rundir.directory import refuse_running
         from levelfield.rundir.raw_files import read_raw
-        from levelfield.rundir.run_state import refuse_running
         from levelfield.store.run_record import record_of
         from levelfield.store.storable import storable
 

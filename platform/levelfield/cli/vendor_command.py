@@ -136,10 +136,9 @@ def _conclusion(found: Sequence[CheckFinding], bad: Sequence[str]) -> str:
 
 
 def _new_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--package", action="store_true", help="write a package for pip instead of a folder")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="write DIR/vendors/NAME; with --package DIR/levelfield-NAME"
-    )
+    option = parser.add_argument
+    option("--package", action="store_true", help="write a package for pip instead of a folder")
+    option("--output", type=Path, metavar="DIR", help="write DIR/vendors/NAME; with --package DIR/levelfield-NAME")
     _named(parser)
 
 

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import event_or_none
-from levelfield.rundir.imports_elsewhere import digests_elsewhere
+from levelfield.rundir.event_lines import Event, event_or_none, listed
 from levelfield.specs.base import load
 from levelfield.specs.certificate import Certificate, CertificateSubject, code_path
 from levelfield.specs.paths import RunPaths
@@ -92,7 +91,9 @@ def with_certificate(found: Alignment, plan: Plan, certificate: CertificateFindi
         return found.model_copy(update={"reason": f"{found.reason}; {said}"})
     if found.verdict != "aligned":
         return found
-    reason = f"no layer differs, which shows little {_where(plan)} without a certificate: {certificate.reason}"
+    precision = plan.work.training.precision
+    where = f"in {precision}" if precision != "fp32" else "at full scale"
+    reason = f"no layer differs, which shows little {where} without a certificate: {certificate.reason}"
     return found.model_copy(update={"verdict": "consistent", "reason": reason})
 
 
@@ -120,15 +121,15 @@ def software_of(paths: RunPaths) -> str | None:
     """
     try:
         found: dict[str, Any] = json.loads(read_regular(paths.provenance))
-        listed = {key: found[key] for key in ("environment_packages", "vendor_software")}
-        if elsewhere := digests_elsewhere(event_or_none(read_regular(paths.outcome)) or {}):
-            listed["elsewhere"] = elsewhere
-        listed["inherited"] = counting(found.get("inherited", {}), found.get("inherited_are"))
+        used = {key: found[key] for key in ("environment_packages", "vendor_software")}
+        if elsewhere := _digests_elsewhere(event_or_none(read_regular(paths.outcome)) or {}):
+            used["elsewhere"] = elsewhere
+        used["inherited"] = counting(found.get("inherited", {}), found.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if not listed["environment_packages"]:
+    if not used["environment_packages"]:
         return None
-    return "sha256:" + hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()
 
 
 def _why_not(found: Certificate, software: str | None, plan: Plan, framework_version: str) -> str | None:
@@ -154,6 +155,15 @@ def _other_reference(subject: CertificateSubject, paths: RunPaths) -> str | None
     return f"it was compared with another reference than the plan names, {reference.name}"
 
 
-def _where(plan: Plan) -> str:
-    precision = plan.work.training.precision
-    return f"in {precision}" if precision != "fp32" else "at full scale"
+def _digests_elsewhere(outcome: Event) -> list[str]:
+    """Return the digests of the files, in order. A rank that did not say what it imported counts as such a file."""
+    files = (each for each in listed(outcome.get("elsewhere")) if isinstance(each, dict))
+    return sorted({str(each.get("sha256")) for each in files})
+
+
+def warning_elsewhere(outcome: Event) -> tuple[str, ...]:
+    """Return a warning for a run that imported such files. It names no path: a bundle has others."""
+    if number := len(_digests_elsewhere(outcome)):
+        files = "1 file was" if number == 1 else f"{number} files were"
+        return (f"{files} imported from elsewhere, and no digest of the code covers them: `elsewhere` in outcome.json",)
+    return ()

@@ -8,19 +8,13 @@ from __future__ import annotations
 import hashlib
 import math
 
-from levelfield.judge.attention_kernel import attention_kernel
-from levelfield.judge.certification import certificate_finding, with_certificate
+from levelfield.judge.certification import certificate_finding, warning_elsewhere, with_certificate
 from levelfield.judge.implausibility import unless_implausible
-from levelfield.judge.node_ends import missing_warnings, node_results
-from levelfield.judge.node_figures import device_load, energy, memory
+from levelfield.judge.node_figures import device_load, energy, memory, other_use
 from levelfield.judge.outlying_steps import disturbance, disturbed
-from levelfield.judge.rank_pace import rank_pace
-from levelfield.judge.recomputation import repeated
-from levelfield.judge.sealing import Redaction, seal_warnings, under_seal, unless_tampered
-from levelfield.judge.status import judge
-from levelfield.judge.uncounted_verdict import under_status
-from levelfield.judge.use_by_others import other_use
-from levelfield.judge.verdict import judged
+from levelfield.judge.status import judge, missing_warnings, node_results
+from levelfield.judge.training_facts import attention_kernel, rank_pace, repeated
+from levelfield.judge.verdict import Redaction, judged, seal_warnings, under_seal, under_status, unless_tampered
 from levelfield.measure.flops import FORMULAS, Recomputation
 from levelfield.measure.parameter_counts import parameters
 from levelfield.measure.routing import auxiliary_curve, expert_load, routing_of, routing_reasons
@@ -29,9 +23,8 @@ from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
-from levelfield.rundir.imports_elsewhere import warning_elsewhere
 from levelfield.rundir.node_parts import node_parts
-from levelfield.rundir.preflight_file import preflight_sentence
+from levelfield.rundir.preflight_events import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import origin_of
@@ -60,19 +53,21 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     plan, raw = read_plan(paths), raw or read_raw(paths)
     seal = redaction.seal if redaction else seal_finding(paths)
     parts = node_parts(plan, raw)
-    around = disturbance(plan, raw, parts)
-    ended = disturbed(judge(plan, raw, paths), around)
+    around, why_disturbed = disturbance(plan, raw, parts)
+    ended = disturbed(judge(plan, raw, paths), why_disturbed)
     throughput, why_none = _throughput(plan, raw, ended)
     kept, used_energy = memory(plan, parts, ended), energy(plan, parts, throughput, why_none)
     status = under_seal(unless_implausible(ended, plan, parts, throughput, kept, used_energy), seal)
     if status.word != ended.word:
         throughput, why_none = _throughput(plan, raw, status)
         kept, used_energy = memory(plan, parts, status), energy(plan, parts, throughput, why_none)
-    used, nodes = other_use(plan, parts), node_results(plan, raw, parts)
+    (others, of_others), nodes = other_use(plan, parts), node_results(plan, raw, parts)
     identity, version = _identity(plan, raw), _framework_version(plan, raw)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
-    alignment = unless_tampered(judged(plan.work, raw, identity, _reference(paths)), seal)
+    reference = load(Reference, paths.reference) if paths.reference.exists() else None
+    alignment = unless_tampered(judged(plan.work, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
+    model, length = plan.work.model, plan.work.training.sequence_length
     return Result(
         run_id=plan.run_id,
         case=plan.case,
@@ -94,7 +89,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         compile=plan.tuning.compile,
         attention_kernel=attention_kernel(raw.frameworks),
         parameters=plan.parameters,
-        active_parameters=_active_parameters(plan),
+        active_parameters=parameters(model, length).active if model.experts is not None else None,
         repeat=plan.repeat,
         status=status,
         steps_done=raw.steps_done,
@@ -108,8 +103,8 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         energy=used_energy,
         system=raw.system,
         load=device_load(plan, parts),
-        other_use=used.figures,
-        disturbance=around.figures if around else None,
+        other_use=others,
+        disturbance=around,
         identity=identity,
         work_but_precision=plan.work.digest_but_precision,
         alignment=under_status(with_certificate(alignment, plan, certificate), status),
@@ -120,7 +115,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         warnings=(
             *plan.notices,
             *raw.warnings,
-            *used.warnings,
+            *of_others,
             *_loaded(raw),
             *warning_elsewhere(raw.outcome),
             *(missing_warnings(nodes) if status.word != "not-run" else ()),  # else none was to be
@@ -164,11 +159,11 @@ def _utilisation(plan: Plan, throughput: Throughput | None, recompute: Recomputa
         return ()
     model, length = plan.work.model, plan.work.training.sequence_length
     rate, peaks = throughput.tokens_per_second_per_device, _peaks(plan)
-    found = [mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"]
-    found += [
-        hfu(f, model, length, rate, peaks, recompute) for f in FORMULAS if f == "megatron-2021" or recompute != "none"
-    ]
-    return tuple(found)
+    counting = [f for f in FORMULAS if f == "megatron-2021" or recompute != "none"]
+    return (
+        *(mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"),
+        *(hfu(f, model, length, rate, peaks, recompute) for f in counting),
+    )
 
 
 def _peaks(plan: Plan) -> PeakRange:
@@ -191,12 +186,6 @@ def _loss(plan: Plan, raw: RawRecords) -> Loss:
     )
 
 
-def _active_parameters(plan: Plan) -> int | None:
-    """Return the parameters that one token uses, of a mixture of experts; None for other models."""
-    model, length = plan.work.model, plan.work.training.sequence_length
-    return parameters(model, length).active if model.experts is not None else None
-
-
 def _experts(plan: Plan, raw: RawRecords) -> ExpertLoad | None:
     """Return the load of the experts, where the routing is known whole."""
     if routing_reasons(raw.experts, plan.work):
@@ -215,10 +204,6 @@ def _identity(plan: Plan, raw: RawRecords) -> Identity:
         initial_weights="sha256:" + hashlib.sha256(listed.encode()).hexdigest() if weights else None,
         tokens=f"{tokens:016x}" if tokens is not None else None,
     )
-
-
-def _reference(paths: RunPaths) -> Reference | None:
-    return load(Reference, paths.reference) if paths.reference.exists() else None
 
 
 def _framework_version(plan: Plan, raw: RawRecords) -> str:

@@ -6,7 +6,7 @@ A contradiction makes a bundle not follow. A note says what a reader has to know
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,34 +39,18 @@ class Contradiction:
     recomputed: str
 
 
-@dataclass(frozen=True)
-class CrossChecked:
-    contradictions: tuple[Contradiction, ...]
-    notes: tuple[str, ...]
+def cross_checked(
+    plan: Plan, raw: RawRecords, job: Event | None, provenance: Event | None, known: Registry
+) -> Iterator[Contradiction | str]:
+    """Yield what contradicts itself in a run, and notes on what could not be checked.
 
-    @classmethod
-    def of(cls, found: Iterable[Contradiction | str]) -> CrossChecked:
-        """Return findings by their kind: a text is a note."""
-        both = list(found)
-        wrong = tuple(each for each in both if isinstance(each, Contradiction))
-        return cls(wrong, tuple(each for each in both if isinstance(each, str)))
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """What is held against each other. job, provenance: None where the run has none."""
-
-    plan: Plan
-    raw: RawRecords
-    job: Event | None
-    provenance: Event | None
-
-
-def cross_checked(run: RunFacts, known: Registry) -> CrossChecked:
-    """Return what contradicts itself in a run, and what could not be checked. known: this checkout's documents."""
-    found = [*_clocks(run.plan, run.raw, run.provenance), *_plan(run.plan), *_job(run.plan, run.job)]
-    found += _peaks(run.plan, known)
-    return CrossChecked.of(found)
+    job, provenance: None where the run has none. known: this checkout's documents.
+    """
+    yield from _clocks(plan, raw, provenance)
+    if plan.work.fingerprint() != plan.work_digest:
+        yield Contradiction("plan.json: work_digest", plan.work_digest, plan.work.fingerprint())
+    yield from _job(plan, job)
+    yield from _peaks(plan, known)
 
 
 def _clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:
@@ -140,11 +124,6 @@ def _facts(part: NodePart, raw: RawRecords) -> Iterator[Contradiction]:
         yield Contradiction(f"telemetry/{part.name}.jsonl: clocks", _seconds(time_ns), found)
 
 
-def _plan(plan: Plan) -> Iterator[Contradiction]:
-    if plan.work.fingerprint() != plan.work_digest:
-        yield Contradiction("plan.json: work_digest", plan.work_digest, plan.work.fingerprint())
-
-
 def _job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
     """Hold job.json, which the training was given, against the plan. Its folders are placeholders."""
     if job is None:
@@ -166,7 +145,6 @@ def _without_folders(job: Event) -> Event:
 
 
 def _peaks(plan: Plan, known: Registry) -> Iterator[Contradiction | str]:
-    """Hold the peaks that the plan calls published against vendor.yaml of this checkout."""
     chip, used = plan.hardware.chip, plan.peak
     own = chip.peaks.get(used.dtype)  # type: ignore[call-overload]
     if own is not None and own.tflops != used.tflops:

@@ -57,7 +57,8 @@ def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy:
     window = plan.work.window
     steps = window.last_step - window.first_step + 1
     seconds, each = throughput.wall_seconds / steps, flops / plan.world_size
-    published = _published(plan)
+    maker = plan.hardware.chip.peaks.get(training.precision)  # what it publishes for these products; fp8: that of fp8
+    published = (maker.tflops, maker.source) if maker else None
     if published is not None and (reason := time_reason(seconds, each, *published)):
         yield f"time: {reason}"
     if plan.hardware.is_host:
@@ -69,13 +70,6 @@ def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy:
         part = each / seconds / (peak * 1e12)
         if reason := energy_reason(energy.mean_watts.value, idle, part, 1 / seconds):
             yield f"energy: {reason}"
-
-
-def _published(plan: Plan) -> tuple[float, str] | None:
-    """Return the peak that the maker publishes for the products of this precision, and its source. fp8: that of fp8."""
-    precision, peaks = plan.work.training.precision, plan.hardware.chip.peaks
-    peak = peaks.get(precision)
-    return (peak.tflops, peak.source) if peak else None
 
 
 def _processors(plan: Plan, parts: Sequence[NodePart], flops: float) -> Iterator[str]:

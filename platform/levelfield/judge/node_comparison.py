@@ -14,9 +14,8 @@ from levelfield.measure.preflight import (
     compare_earlier,
     compare_peers,
 )
-from levelfield.rundir.preflight_events import PreflightFacts
-from levelfield.rundir.preflight_nodes import CHECKS, PRODUCT
-from levelfield.specs.preflight_report import Fact, NodeReport, PairReport, PreflightFinding, PreflightWord, Rate
+from levelfield.rundir.preflight_events import CHECKS, PRODUCT, PreflightFacts
+from levelfield.specs.preflight_report import Fact, FindingKind, NodeReport, PairReport, PreflightFinding, PreflightWord
 
 FIGURES = tuple(figure for figures in CHECKS.values() for figure in figures)
 # Facts that a training needs equal on all nodes, by the check that reads them.
@@ -50,17 +49,19 @@ def findings(
     facts: PreflightFacts, earlier: Earlier, launched_ns: tuple[int, int], devices: Sequence[DeviceState] = ()
 ) -> list[PreflightFinding]:
     """Return everything that is out of line, and remarks. launched_ns: this machine's time of day around the launch."""
-    found = [*_missing(facts.nodes), *_wrong(facts), *_slower_than_earlier(facts.nodes, earlier)]
+    found = [*_missing(facts.nodes), *_wrong(facts)]
+    for node in facts.nodes:
+        values = rates_kept(node)
+        spreads = {figure: node.rates[figure].spread or 0.0 for figure in values}
+        found += slower_than_earlier(node.name, values, earlier.get(node.name, ()), spreads)
     for figure, readings in _readings(facts.nodes).items():
         found += [_of_peers(figure, each, len(readings)) for each in compare_peers(readings)]
-    return [
-        *found,
-        *_of_pairs(facts.pairs),
-        *_used_devices(devices),
-        *_others(facts.nodes),
-        *_clocks(facts.nodes, launched_ns),
-        *_settings(facts.nodes),
-    ]
+    found += _of_pairs(facts.pairs)
+    for name, device, used, memory, load in devices:
+        if in_use(used, memory, load):
+            said = device_sentence(device, used, memory, load, "before the preflight")
+            found.append(_of_node("others", name, "device", said))
+    return [*found, *_others(facts.nodes), *_clocks(facts.nodes, launched_ns), *_settings(facts.nodes)]
 
 
 def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport], earlier: Earlier) -> PreflightWord:
@@ -76,6 +77,10 @@ def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport], earl
     return "not compared" if alone else "in line"
 
 
+def _of_node(kind: FindingKind, node: str, figure: str, said: str) -> PreflightFinding:
+    return PreflightFinding(kind=kind, nodes=(node,), figure=figure, sentence=f"{node}: {said}")
+
+
 def rates_kept(node: NodeReport) -> dict[str, float]:
     """Return the rates of a node that later preflights are compared with."""
     return {figure: rate.value for figure, rate in node.rates.items() if rate.value is not None}
@@ -89,29 +94,22 @@ def _readings(nodes: Sequence[NodeReport]) -> dict[str, dict[str, PeerReading]]:
             if rate.value is not None:
                 device = figure.removeprefix(PRODUCT) if figure.startswith(f"{PRODUCT} ") else ""
                 name = f"{node.name} device{device}" if device else node.name
-                found.setdefault(PRODUCT if device else figure, {})[name] = _reading(rate)
+                reading = PeerReading(rate.value, rate.spread or 0.0)
+                found.setdefault(PRODUCT if device else figure, {})[name] = reading
     return found
-
-
-def _reading(rate: Rate) -> PeerReading:
-    return PeerReading(rate.value or 0.0, rate.spread or 0.0)
 
 
 def _missing(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
     for node in nodes:
         for check, reason in node.missing.items():
-            yield PreflightFinding(
-                kind="missing", nodes=(node.name,), figure=check, sentence=f"{node.name}: no {check} check: {reason}"
-            )
+            yield _of_node("missing", node.name, check, f"no {check} check: {reason}")
         for figure in FIGURES if "node" not in node.missing else ():
             rate = node.rates.get(figure)
             if rate is None and any(figure in CHECKS[check] for check in node.missing):
                 continue
             if rate is None or rate.value is None:
                 why = rate.reason if rate else "the check did not give it"
-                yield PreflightFinding(
-                    kind="missing", nodes=(node.name,), figure=figure, sentence=f"{node.name}: no {figure}: {why}"
-                )
+                yield _of_node("missing", node.name, figure, f"no {figure}: {why}")
     yield from _missing_products(nodes)
 
 
@@ -123,8 +121,7 @@ def _missing_products(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]
         if any(have.values()) and not have[node.name]:
             whys = ["the rank did not record it"]
         for why in whys:
-            sentence = f"{node.name}: no {PRODUCT} rate: {why}"
-            yield PreflightFinding(kind="missing", nodes=(node.name,), figure=PRODUCT, sentence=sentence)
+            yield _of_node("missing", node.name, PRODUCT, f"no {PRODUCT} rate: {why}")
 
 
 def _wrong(facts: PreflightFacts) -> Iterator[PreflightFinding]:
@@ -139,13 +136,6 @@ def _wrong(facts: PreflightFacts) -> Iterator[PreflightFinding]:
             yield PreflightFinding(kind="wrong", nodes=pair.members, figure="pair", sentence=sentence)
 
 
-def _slower_than_earlier(nodes: Sequence[NodeReport], earlier: Earlier) -> Iterator[PreflightFinding]:
-    for node in nodes:
-        values = rates_kept(node)
-        spreads = {figure: node.rates[figure].spread or 0.0 for figure in values}
-        yield from slower_than_earlier(node.name, values, earlier.get(node.name, ()), spreads)
-
-
 def slower_than_earlier(
     name: str, values: Rates, earlier: Sequence[Rates], spreads: Rates | None = None
 ) -> Iterator[PreflightFinding]:
@@ -154,15 +144,11 @@ def slower_than_earlier(
         known = [rates[figure] for rates in earlier if figure in rates]
         found = compare_earlier(value, known, (spreads or {}).get(figure, 0.0))
         if found:
-            sentence = (
-                f"{name}: {figure} is {1 - found.ratio:.0%} below the median of its {len(known)} earlier preflights; "
-                f"at most {1 - found.limit:.0%} is in line"
-            )
-            yield PreflightFinding(kind="slow", nodes=(name,), figure=figure, sentence=sentence)
+            said = f"{figure} is {1 - found.ratio:.0%} below the median of its {len(known)} earlier preflights"
+            yield _of_node("slow", name, figure, f"{said}; at most {1 - found.limit:.0%} is in line")
 
 
 def _of_peers(figure: str, found: PeerFinding, peers: int) -> PreflightFinding:
-    """Return the sentence about nodes that differ from their peers."""
     names = ", ".join(found.nodes)
     if found.word == "differ" and peers == 2:
         said = f"{found.nodes[0]} and {found.nodes[1]}: {figure} differs by {1 - found.ratio:.0%} (at most "
@@ -194,22 +180,13 @@ def _of_pairs(pairs: Sequence[PairReport]) -> Iterator[PreflightFinding]:
         yield from (_of_peers("messages", each, len(big)) for each in compare_peers(links) if each.word == "slow")
 
 
-def _used_devices(devices: Sequence[DeviceState]) -> Iterator[PreflightFinding]:
-    """Return the devices that others use."""
-    for node, device, used, memory, load in devices:
-        if in_use(used, memory, load):
-            sentence = f"{node}: {device_sentence(device, used, memory, load, 'before the preflight')}"
-            yield PreflightFinding(kind="others", nodes=(node,), figure="device", sentence=sentence)
-
-
 def _others(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
-    """Return the nodes whose processors other programs use."""
     for node in nodes:
         load = node.facts.get("load", {})
         used, cores = load.get("other_cores"), load.get("cores")
         if isinstance(used, (int, float)) and isinstance(cores, int) and not used <= HOST_LIMIT * cores:
-            sentence = f"{node.name}: other programs used {used:.2f} of {cores} cores (limit: {HOST_LIMIT * cores:.2g})"
-            yield PreflightFinding(kind="others", nodes=(node.name,), figure="load", sentence=sentence)
+            said = f"other programs used {used:.2f} of {cores} cores (limit: {HOST_LIMIT * cores:.2g})"
+            yield _of_node("others", node.name, "load", said)
 
 
 def _clocks(nodes: Sequence[NodeReport], launched_ns: tuple[int, int]) -> Iterator[PreflightFinding]:
@@ -223,8 +200,8 @@ def _clocks(nodes: Sequence[NodeReport], launched_ns: tuple[int, int]) -> Iterat
         if not abs(apart) <= MOST_APART_SECONDS:
             said.append(f"is {apart:+.0f} s from this machine's")
         if said:
-            sentence = f"{node.name}: the time of day {' and '.join(said)}; no figure is computed from it"
-            yield PreflightFinding(kind="clock", nodes=(node.name,), figure="clock", sentence=sentence)
+            sentence = f"the time of day {' and '.join(said)}; no figure is computed from it"
+            yield _of_node("clock", node.name, "clock", sentence)
 
 
 def _apart_seconds(node: NodeReport, launched_ns: tuple[int, int]) -> float:
@@ -236,7 +213,6 @@ def _apart_seconds(node: NodeReport, launched_ns: tuple[int, int]) -> float:
 
 
 def _settings(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
-    """Return the settings that are not the same on all nodes."""
     for check, names in SETTINGS.items():
         for name in names:
             given = {node.name: node.facts[check].get(name) for node in nodes if check in node.facts}

@@ -1,21 +1,23 @@
-"""Memory, energy and load of a run: each machine's readings over the window on its own clock, then all machines.
+"""Memory, energy, load and use by others: each machine's readings over the window on its own clock, then all machines.
 
 A node without telemetry makes a figure unknown, with a reason that names the node. The rest alone is never summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from levelfield.contracts.readings import LEAST_WATTS
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.memory import against_expected
+from levelfield.measure.other_use import HostUse, device_sentence, host_sentence, host_use, in_use
+from levelfield.measure.raw_facts import Reading
 from levelfield.measure.readings import mean_load
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import Energy, Figure, Memory, MemoryExpectation, Status, Throughput
+from levelfield.specs.result import DeviceUse, Energy, Figure, Memory, MemoryExpectation, OtherUse, Status, Throughput
 
 
 def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
@@ -24,10 +26,10 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
     named = {name: peaks for name, peaks in each.items() if name is not None}
     measured = memories.over_nodes(named) if named else each[None]
     return Memory(
-        device_used_peak=_bytes(measured.used),
-        allocated_peak=_bytes(measured.allocated),
-        reserved_peak=_bytes(measured.reserved),
-        process_peak=_bytes(measured.process),
+        device_used_peak=_figure(measured.used.peak_bytes, "B", measured.used.reason),
+        allocated_peak=_figure(measured.allocated.peak_bytes, "B", measured.allocated.reason),
+        reserved_peak=_figure(measured.reserved.peak_bytes, "B", measured.reserved.reason),
+        process_peak=_figure(measured.process.peak_bytes, "B", measured.process.reason),
         capacity_bytes=plan.hardware.memory_bytes_per_device,
         expected_bytes=plan.expected_memory.total_bytes,
         expectation=_expectation(plan, measured, status),
@@ -51,19 +53,19 @@ def _expectation(plan: Plan, measured: memories.MemoryPeaks, status: Status) -> 
     return against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none)
 
 
-def _bytes(peak: memories.MemoryPeak) -> Figure:
-    return Figure(value=peak.peak_bytes, unit="B", reason=peak.reason if peak.peak_bytes is None else None)
+def _figure(value: float | None, unit: str, reason: str | None) -> Figure:
+    return Figure(value=value, unit=unit, reason=reason if value is None else None)
 
 
 def energy(plan: Plan, parts: Sequence[NodePart], throughput: Throughput | None, why_none: str) -> Energy:
     """Return the energy of all machines over the window; without one, with the reason."""
-    if throughput is None:
-        return _no_energy(why_none)
-    window = plan.work.window
-    tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
-    each = {part.name: _used(plan, part, tokens) for part in parts}
-    named = {name: use for name, use in each.items() if name is not None}
-    found = energies.over_nodes(named) if named else each[None]
+    found = energies.EnergyUse(None, None, None, why_none)
+    if throughput is not None:
+        window = plan.work.window
+        tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
+        each = {part.name: _used(plan, part, tokens) for part in parts}
+        named = {name: use for name, use in each.items() if name is not None}
+        found = energies.over_nodes(named) if named else each[None]
     return Energy(
         joules=Figure(value=found.joules, unit="J", reason=found.reason),
         joules_per_token=Figure(value=found.joules_per_token, unit="J/token", reason=found.reason),
@@ -78,10 +80,8 @@ def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
         reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.why_silent
         return energies.EnergyUse(None, None, None, reason)
     if len(part.indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
-        reason = (
-            f"the tool shows {len(part.indices)} devices of a host that is one, so which of them trained is unknown"
-        )
-        return energies.EnergyUse(None, None, None, reason)
+        reason = f"the tool shows {len(part.indices)} devices of a host that is one"
+        return energies.EnergyUse(None, None, None, f"{reason}, so which of them trained is unknown")
     least = 0.0 if plan.hardware.is_host else LEAST_WATTS
     found = energies.energy(part.read.readings, part.indices, *window_ns, tokens, least)
     if found.joules is not None:
@@ -89,13 +89,6 @@ def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
     known = (part.said_by_tool(figure) for figure in ("energy_joules", "power_watts"))
     why = "; ".join(dict.fromkeys(reason for reason in known if reason))
     return replace(found, reason=_with_reason(found.reason, why))
-
-
-def _no_energy(reason: str) -> Energy:
-    nothing = {unit: Figure(value=None, unit=unit, reason=reason) for unit in ("J", "J/token", "W")}
-    return Energy(
-        joules=nothing["J"], joules_per_token=nothing["J/token"], mean_watts=nothing["W"], boundary=energies.BOUNDARY
-    )
 
 
 def device_load(plan: Plan, parts: Sequence[NodePart]) -> Figure:
@@ -121,3 +114,79 @@ def _mean_load(plan: Plan, part: NodePart) -> float | str:
 def _with_reason(reason: str | None, why: str | None) -> str | None:
     """Return the reason with that of the vendor's tool in brackets."""
     return f"{reason} ({why})" if reason and why else reason or why
+
+
+def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, tuple[str, ...]]:
+    """Return what others used of each machine, and a sentence for each figure that is above its limit.
+
+    Of several machines the processors' figures are those of the busiest one.
+    """
+    if not any(r.before for part in parts for r in part.read.readings) and not any(part.read.host for part in parts):
+        return None, ()  # a run of an earlier version, or one that did not start
+    before = [_before(part) for part in parts]
+    during = [_in_window(part, part.window_ns(plan.work.window)) for part in parts]
+    devices, warnings = list[DeviceUse](), list[str]()
+    for part, earlier, later in zip(parts, before, during, strict=True):
+        readings = {reading.device: reading for reading in part.read.readings if reading.before}
+        for index in map(str, plan.hardware.device_indices):
+            use, warning = _device(plan, part, index, readings.get(index))
+            devices.append(use)
+            warnings += [warning] if warning else []
+        warnings += map(part.said, _of_host(earlier, later))
+    busiest = max(range(len(parts)), key=lambda k: -1.0 if (cores := during[k].other_cores) is None else cores)
+    figures = OtherUse(
+        devices=tuple(devices),
+        host_before=_cores(parts, before),
+        host_in_window=_cores(parts, during),
+        host_cores=during[busiest].cores or before[busiest].cores,
+    )
+    return figures, tuple(warnings)
+
+
+def _device(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> tuple[DeviceUse, str | None]:
+    """Return the use of a device, and a warning where others use it, or nothing of it was read, not even its power."""
+    name, memory = part.device(index), plan.hardware.memory_bytes_per_device
+    unread = f"device {name} could not be read before the training"
+    if reading is None:
+        reason = part.why_silent or part.said_by_tool("tool") or "the vendor's tool gave no reading in time"
+        use = DeviceUse(device=name, memory_used=_figure(None, "B", reason), load=None, in_use=None)
+        return use, f"{unread}: {reason}"
+    used, load = reading.memory_used_bytes, reading.utilisation
+    figure = _figure(used, "B", reading.reasons.get("memory_used_bytes", "the vendor's tool gave no figure"))
+    use = DeviceUse(device=name, memory_used=figure, load=load, in_use=in_use(used, memory, load))
+    if use.in_use:
+        return use, device_sentence(name, used, memory, load, "before the training")
+    is_silent = use.in_use is None and reading.power_watts is None and reading.energy_joules is None
+    return use, f"{unread}: {figure.reason}" if is_silent else None
+
+
+def _before(part: NodePart) -> HostUse:
+    kept = [r for r in part.read.host if r.before]
+    if len(kept) < 2:
+        reason = part.why_silent or "there are no two readings from before the training"
+        return HostUse(None, kept[0].cores if kept else None, reason)
+    return host_use(kept, kept[0].time_ns, kept[-1].time_ns)
+
+
+def _in_window(part: NodePart, window_ns: tuple[int, int] | None) -> HostUse:
+    host = part.read.host
+    if part.why_silent or window_ns is None:
+        reason = part.why_silent or "the run ended before its window"
+        return HostUse(None, host[-1].cores if host else None, reason)
+    return host_use(host, *window_ns)
+
+
+def _cores(parts: Sequence[NodePart], uses: Sequence[HostUse]) -> Figure:
+    """Return the use of the busiest machine; unknown when it is unknown of one, which may be the busiest."""
+    each = zip(parts, uses, strict=True)
+    unknown = [part.said(use.reason or "unknown") for part, use in each if use.other_cores is None]
+    value = None if unknown else max(use.other_cores or 0.0 for use in uses)
+    return Figure(value=value, unit="cores", reason=unknown[0] if unknown else None)
+
+
+def _of_host(before: HostUse, during: HostUse) -> Iterator[str]:
+    """Return the warning about the window, or about the time before where the window is not known."""
+    if during.is_noticeable:
+        yield host_sentence(during, "in the window")
+    elif during.other_cores is None and before.is_noticeable:
+        yield host_sentence(before, "before the training")

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from statistics import fmean
-from typing import NamedTuple
 
 from levelfield.measure.other_use import HostUse, host_use
 from levelfield.measure.raw_facts import NANOSECONDS, Reading
@@ -33,24 +32,20 @@ NOTABLE_MEAN = 1.1  # the mean step over the median one
 Summary = Callable[[Sequence[float]], float]
 
 
-class DisturbanceFound(NamedTuple):
-    """The figures, and the reason why the run is not valid, if there is one."""
+def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple[Disturbance | None, str | None]:
+    """Return what outlying steps cost the window, and the reason why the run is not valid, if there is one.
 
-    figures: Disturbance
-    reason: str | None
-
-
-def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> DisturbanceFound | None:
-    """Return what outlying steps cost the window; None when the window is not complete."""
+    None when the window is not complete.
+    """
     first, last = plan.work.window.first_step, plan.work.window.last_step
     rank = clock_rank(raw.steps, first, last)
     try:
         steps = spans(step_times(raw.steps, first, last), raw.begins.get(rank), first, last, plan.world_size)
     except WindowError:
-        return None
+        return None, None
     found, whole = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
     unexplained = [span for span in found.outliers if not _is_explained(found, span, parts)]
-    lost, limit = found.lost_part(unexplained), plan.work.window.disturbance_limit
+    lost, limit, seen = found.lost_part(unexplained), plan.work.window.disturbance_limit, raw.seen.get(0)
     figures = Disturbance(
         slowest=_slowest(part_of(parts, rank), found, whole),
         outliers=len(found.outliers),
@@ -58,11 +53,16 @@ def disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> Distu
         unexplained=lost,
         limit=limit,
         mean_over_median=found.mean_seconds / found.median_seconds,
-        platform_seconds=_platform_seconds(raw),
+        platform_seconds=(max(0.0, seen.least_seconds), seen.most_seconds) if seen else None,
         flags=(),
     )
     figures = figures.model_copy(update={"flags": tuple(_flags(figures))})
-    return DisturbanceFound(figures, _reason(figures) if is_disturbed(lost, whole.seconds, limit) else None)
+    if not is_disturbed(lost, whole.seconds, limit):
+        return figures, None
+    return figures, (
+        f"disturbed: outlying steps cost {lost:.1%} of the window without a known cause, and the case allows "
+        f"{limit:.1%}; {_described(figures.slowest)}. Run again on an idle machine"
+    )
 
 
 def _is_explained(found: StepOutliers, span: StepSpan, parts: Sequence[NodePart]) -> bool:
@@ -77,18 +77,11 @@ def _is_explained(found: StepOutliers, span: StepSpan, parts: Sequence[NodePart]
     )
 
 
-def disturbed(status: Status, found: DisturbanceFound | None) -> Status:
-    """Return the status; `invalid` in place of `valid` when the window was disturbed."""
-    if status.word != "valid" or found is None or found.reason is None:
+def disturbed(status: Status, reason: str | None) -> Status:
+    """Return the status; `invalid` in place of `valid` when there is a reason: the window was disturbed."""
+    if status.word != "valid" or reason is None:
         return status
-    return Status(word="invalid", failure="disturbed", reasons=(found.reason,))
-
-
-def _reason(found: Disturbance) -> str:
-    return (
-        f"disturbed: outlying steps cost {found.unexplained:.1%} of the window without a known cause, and the case "
-        f"allows {found.limit:.1%}; {_described(found.slowest)}. Run again on an idle machine"
-    )
+    return Status(word="invalid", failure="disturbed", reasons=(reason,))
 
 
 def _flags(found: Disturbance) -> Iterator[str]:
@@ -110,19 +103,19 @@ def _described(slowest: SlowestStep) -> str:
 
 def _slowest(part: NodePart, found: StepOutliers, window: StepSpan) -> SlowestStep:
     span = found.slowest
+    step, whole = _host(part, span), _host(part, window)
     return SlowestStep(
         step=span.step,
         seconds=span.seconds,
         over_median=found.over_median(span),
         after_seconds=(span.begin_ns - window.begin_ns) / NANOSECONDS,
         began=_time_of_day(part, span.begin_ns),
-        telemetry=(*_of_host(part, span, window), *_of_devices(part, span, window)),
+        telemetry=(
+            _around("other programs", "cores", step.other_cores, whole.other_cores, step.reason),
+            _around("this run", "cores", step.own_cores, whole.own_cores, step.reason),
+            *_of_devices(part, span, window),
+        ),
     )
-
-
-def _platform_seconds(raw: RawRecords) -> tuple[float, float] | None:
-    seen = raw.seen.get(0)
-    return (max(0.0, seen.least_seconds), seen.most_seconds) if seen else None
 
 
 def _time_of_day(part: NodePart, time_ns: int) -> str | None:
@@ -141,12 +134,6 @@ def _host(part: NodePart, span: StepSpan) -> HostUse:
     if part.why_silent:
         return HostUse(None, None, part.said(part.why_silent))
     return host_use(part.read.host, span.begin_ns, span.end_ns)
-
-
-def _of_host(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
-    step, whole = _host(part, span), _host(part, window)
-    yield _around("other programs", "cores", step.other_cores, whole.other_cores, step.reason)
-    yield _around("this run", "cores", step.own_cores, whole.own_cores, step.reason)
 
 
 def _of_devices(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:

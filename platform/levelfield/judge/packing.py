@@ -1,23 +1,36 @@
-"""Packs runs into a bundle, with the result that follows from the redacted files, and holds it against the original."""
+"""Packs runs into a bundle, with the result that follows from the redacted files, and holds it against the original.
+
+The same runs give the same bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import levelfield
 from levelfield.errors import UsageError
 from levelfield.judge.certification import software_of
 from levelfield.judge.collector import collect
-from levelfield.judge.sealing import Redaction
-from levelfield.rundir.bundle_format import RUN_NAME, BundledFile, BundledRun, Manifest
+from levelfield.judge.verdict import Redaction
+from levelfield.rundir.bundle_archive import (
+    MANIFEST,
+    MOST_BYTES,
+    MOST_MEMBERS,
+    RUN_NAME,
+    SIGNATURE,
+    BundledFile,
+    BundledRun,
+    Manifest,
+    Replacement,
+)
 from levelfield.rundir.bundle_reader import RESULT, RunInBundle, written
-from levelfield.rundir.bundle_redaction import RedactedRun, placeholders_of, redacted_run
-from levelfield.rundir.bundle_source import read_run
-from levelfield.rundir.bundle_writer import manifest_of
-from levelfield.rundir.sealed_files import sha256_of
+from levelfield.rundir.bundle_redaction import placeholders_of, read_run, redacted_run
+from levelfield.rundir.placeholders import Placeholders
+from levelfield.rundir.seal import sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Result
+from levelfield.specs.result import REVISION, Result
 
 # Texts of a result that name what was measured. Redaction may change any other text, and no number.
 _NAMES = (
@@ -29,7 +42,7 @@ _NAMES = (
 class Packed(NamedTuple):
     """The runs of a bundle as it holds them, and its manifest."""
 
-    runs: tuple[RedactedRun, ...]
+    runs: tuple[RunInBundle, ...]
     manifest: Manifest
 
 
@@ -43,30 +56,27 @@ def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Pa
     _refuse_names([result.run_id for result in found])
     order = sorted(range(len(found)), key=lambda number: found[number].run_id)
     read = [read_run(runs[number], found[number].run_id) for number in order]
-    placeholders, made, listed = placeholders_of(read), [], {}
+    placeholders, made = placeholders_of(read), list[RunInBundle]()
     for number, run in zip(order, read, strict=True):
-        redacted, entry = _with_result(redacted_run(run, placeholders), runs[number], found[number])
-        made.append(redacted)
-        listed[run.name] = entry
-        progress(len(listed), len(runs))
-    return Packed(tuple(made), manifest_of(listed, placeholders))
+        made.append(_with_result(redacted_run(run, placeholders), runs[number], found[number]))
+        progress(len(made), len(runs))
+    return Packed(tuple(made), _manifest(made, placeholders))
 
 
-def _with_result(run: RedactedRun, paths: RunPaths, original: Result) -> tuple[RedactedRun, BundledRun]:
+def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBundle:
     """Return the run with the result of its redacted files, which a reader computes again."""
-    software = software_of(paths)
-    with written(RunInBundle(run.name, run.files, BundledRun(seal=run.seal, software=software, files={}))) as folder:
-        result = collect(folder, redaction=Redaction(run.seal, software))
+    seal, software = run.listed.seal, software_of(paths)
+    with written(run) as folder:
+        result = collect(folder, redaction=Redaction(seal, software))
     if changed := next(_changed(original, result), None):
         raise UsageError(
             f"bundle: {run.name}: without names and paths, {changed} is another than in the run directory; report this "
             "fault. `evidence collect RUN --check` shows whether the run directory itself is whole"
         )
     text = dump(result).encode()
-    own = BundledFile(original=sha256_of(text), stored=sha256_of(text))
-    files, entries = {**run.files, RESULT: text}, {**run.entries, RESULT: own}
-    entry = BundledRun(seal=run.seal, software=software, files=dict(sorted(entries.items())))
-    return RedactedRun(run.name, files, entries, run.seal), entry
+    entries = {**run.listed.files, RESULT: BundledFile(original=sha256_of(text), stored=sha256_of(text))}
+    listed = BundledRun(seal=seal, software=software, files=dict(sorted(entries.items())))
+    return RunInBundle(run.name, {**run.files, RESULT: text}, listed)
 
 
 def _changed(before: Result, after: Result) -> Iterator[str]:
@@ -98,3 +108,30 @@ def _refuse_names(names: Sequence[str]) -> None:
         raise UsageError(f"bundle: found run {twice[0]} twice; name each run once")
     if wrong := [name for name in names if not RUN_NAME.fullmatch(name)]:
         raise UsageError(f"bundle: found run id {wrong[0]!r}, expected letters, digits, '.', '_' and '-'")
+
+
+def _manifest(runs: Sequence[RunInBundle], placeholders: Placeholders) -> Manifest:
+    counts = sorted(placeholders.counts.items())
+    draft = Manifest(
+        platform_version=levelfield.__version__,
+        runs={run.name: run.listed for run in runs},
+        replacements=tuple(Replacement(kind=kind, placeholder=text, times=n) for (kind, text), n in counts),
+        kept=placeholders.kept,
+        result_revision=REVISION,
+        digest="",
+    )
+    return draft.model_copy(update={"digest": draft.content_digest})
+
+
+def members_of(manifest: bytes, runs: Sequence[RunInBundle], signature: bytes | None) -> dict[str, bytes]:
+    """Return every member of the archive by its name. Raises UsageError for more than a reader takes."""
+    members = {f"runs/{run.name}/{name}": content for run in runs for name, content in run.files.items()}
+    members |= {MANIFEST: manifest, **({SIGNATURE: signature} if signature else {})}
+    size = sum(map(len, members.values()))
+    if size > MOST_BYTES or len(members) > MOST_MEMBERS:
+        largest = max(members, key=lambda name: len(members[name]))
+        raise UsageError(
+            f"bundle: found {len(members):,} files of {size:,} bytes, expected at most "
+            f"{MOST_MEMBERS:,} of {MOST_BYTES:,}; the largest is {largest}. Give fewer runs"
+        )
+    return members

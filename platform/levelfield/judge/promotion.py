@@ -6,12 +6,10 @@ import getpass
 from datetime import datetime, timezone
 
 from levelfield.errors import GateFailed, UsageError
-from levelfield.judge.admission import OVERRIDE, check_admissible
+from levelfield.judge.admission import OVERRIDE, check_admissible, check_ceiling, check_same_row
 from levelfield.judge.collector import collect
 from levelfield.judge.noise import choice_limits, row_of
-from levelfield.judge.noise_ceiling import check_ceiling, check_same_row
 from levelfield.judge.verdict import training_of, training_of_reference
-from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.calibration import noise_between
 from levelfield.measure.routing import mixture_layers, rerouting
 from levelfield.rundir.directory import read_plan
@@ -86,8 +84,13 @@ def with_noise(reference: Reference, paths: RunPaths, why: str | None = None) ->
     """
     plan, result = read_plan(paths), collect(paths)
     _only_valid(result)
-    _only_same_work(reference, result)
-    training = _training(paths, plan, result)
+    given, expected_identity = result.identity.model_dump(), reference.identity
+    if differ := [key for key, value in given.items() if getattr(expected_identity, key) != value]:
+        raise UsageError(
+            f"{result.run_id} did other work than {reference.name}: {', '.join(differ)} differ; "
+            "give a run of the same work"
+        )
+    training = training_of(plan.work, read_raw(paths), result.identity)
     if why is None:
         check_admissible(reference, training, result)
     expected = training_of_reference(reference)
@@ -139,20 +142,7 @@ def _choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:
     return joined([parts[place] for place in expected], shape, experts.count)
 
 
-def _training(paths: RunPaths, plan: Plan, result: Result) -> TrainingCurve:
-    return training_of(plan.work, read_raw(paths), result.identity)
-
-
 def _only_valid(result: Result) -> None:
     if result.status.word != "valid":
         why = f" ({'; '.join(result.status.reasons)})" if result.status.is_unproven else ""
         raise UsageError(f"{result.run_id} is {result.status.word}{why}; a reference and its noise need a valid run")
-
-
-def _only_same_work(reference: Reference, result: Result) -> None:
-    differ = [key for key, value in result.identity.model_dump().items() if getattr(reference.identity, key) != value]
-    if differ:
-        raise UsageError(
-            f"{result.run_id} did other work than {reference.name}: {', '.join(differ)} differ; "
-            "give a run of the same work"
-        )

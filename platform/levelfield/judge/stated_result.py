@@ -16,12 +16,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from levelfield.errors import DocumentError
+from levelfield.judge.admission import is_wider
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction
 from levelfield.judge.noise import noise_of
-from levelfield.judge.noise_ceiling import is_wider
 from levelfield.judge.packing import leaves
-from levelfield.judge.sealing import Redaction
+from levelfield.judge.verdict import Redaction
 from levelfield.rundir.bundle_reader import RunInBundle, written
 from levelfield.rundir.event_lines import DAMAGED
 from levelfield.specs.base import load, models_of, revision_of
@@ -168,10 +168,6 @@ def certificate_checked(
     except (DocumentError, *DAMAGED) as error:
         yield Contradiction(CERTIFICATE, f"run {own.name}", " ".join(str(error).split())[:120])
         return
-    yield from _differences(certificate, result)
-
-
-def _differences(certificate: Certificate, result: Result) -> Iterator[Contradiction]:
     facts = {
         "the run's word": ("valid", result.status.word),
         "verdict": (certificate.verdict, result.alignment.verdict),

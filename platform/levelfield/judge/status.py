@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from levelfield.judge.node_ends import node_evidence, rank_named
 from levelfield.measure.clocks import node_clock_reasons, platform_clock_reasons
 from levelfield.measure.routing import auxiliary_reasons, choice_reasons, mixture_layers, routing_reasons
 from levelfield.measure.validity import MOST_REASONS, check
 from levelfield.measure.weights import final_weight_reasons, gradient_reasons
 from levelfield.node.regular_files import read_last
-from levelfield.rundir.node_parts import node_parts
+from levelfield.rundir.event_lines import listed
+from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
+from levelfield.rundir.system_facts import clipped, clipped_texts
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import INTERRUPTED, PRETENDED, Status, Word
+from levelfield.specs.result import INTERRUPTED, PRETENDED, NodeResult, Status, Word
 
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
 _END_OF_LOG = 2**20  # bytes in which the last line is looked for
-_WORDS_OF_CLASSES = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
-
-
+_WORDS_OF_CLASSES: dict[str, Word] = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 # Ends of a run that do not depend on its training: word, class of failure, reason.
 _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
     "interrupted": ("failed", "interrupted", INTERRUPTED),
@@ -46,6 +47,9 @@ _WORDS_OF_CAUSES: dict[str, tuple[Word, str | None, str]] = {
     "time-limit": ("timeout", "time limit", "the engine's time limit ended the job"),
 }
 
+GOOD = ("ended", "stopped")  # what shows nothing about a cause
+_SHOWN = 3  # nodes in a line of evidence
+
 
 def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the status with reasons and evidence. It is `valid` only when every rule holds."""
@@ -53,7 +57,9 @@ def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     if cause is None:
         return _without_outcome(raw)
     if held := _held(raw):
-        return _unkillable(held, cause, raw)
+        before = _WORDS_OF_CAUSES.get(cause, ("failed", None, "a rank failed"))[2]  # why the rank was to end
+        reasons, evidence = ("a rank cannot be ended", before), "; ".join([*held, _evidence(raw)])
+        return Status(word="failed", failure="unkillable", reasons=reasons, evidence=evidence)
     if cause in _WORDS_OF_CAUSES:
         word, failure, reason = _WORDS_OF_CAUSES[cause]
         return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(raw))
@@ -63,19 +69,11 @@ def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
 
 
 def _held(raw: RawRecords) -> list[str]:
-    """Return a sentence for each rank that did not end by SIGKILL."""
-    ends = [end for end in raw.outcome.get("ends", ()) if end.get("process") is not None]
     return [
         f"rank {end['rank']} (process {end['process']}, state {end.get('state')}) did not end by SIGKILL"
-        for end in ends
+        for end in raw.outcome.get("ends", ())
+        if end.get("process") is not None
     ]
-
-
-def _unkillable(held: list[str], cause: str, raw: RawRecords) -> Status:
-    """Return the status of a run that left a process behind. The second reason is why the rank was to end."""
-    before = _WORDS_OF_CAUSES.get(cause, ("failed", None, "a rank failed"))[2]
-    evidence = "; ".join([*held, _evidence(raw)])
-    return Status(word="failed", failure="unkillable", reasons=("a rank cannot be ended", before), evidence=evidence)
 
 
 def _evidence(raw: RawRecords) -> str:
@@ -95,7 +93,8 @@ def _without_outcome(raw: RawRecords) -> Status:
 
 
 def _validity(plan: Plan, raw: RawRecords) -> Status:
-    reasons = _pretended(raw)
+    chips = ", ".join(sorted(set(raw.pretended.values())))
+    reasons = [f"{PRETENDED}: a stand-in for {chips} computed nothing"] if chips else []
     reasons += [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
     reasons += [f"clock: {r}" for r in _between_nodes(plan, raw)]
@@ -105,7 +104,9 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons += [f"choices: {r}" for r in _choice_reasons(plan, raw)]
     reasons += [f"auxiliary loss: {r}" for r in auxiliary_reasons(raw.steps, plan.work.model)]
     reasons += [f"raw files: {sentence}" for sentence in (*raw.broken, *_of_no_node(plan, raw))]
-    reasons += list(_without_end(plan, raw))
+    silent = [rank for rank in range(plan.world_size) if rank not in raw.ended]
+    reasons += [f"rank {rank} did not write its end" for rank in silent[:MOST_REASONS]]
+    reasons += [f"and {len(silent) - MOST_REASONS} more ranks"] if len(silent) > MOST_REASONS else []
     changed = _code_reasons(plan, raw)
     reasons += changed
     failure = PRETENDED if raw.pretended else "code" if changed else None
@@ -135,19 +136,6 @@ def _code_reasons(plan: Plan, raw: RawRecords) -> list[str]:
     ]
 
 
-def _without_end(plan: Plan, raw: RawRecords) -> Iterator[str]:
-    silent = [rank for rank in range(plan.world_size) if rank not in raw.ended]
-    yield from (f"rank {rank} did not write its end" for rank in silent[:MOST_REASONS])
-    if len(silent) > MOST_REASONS:
-        yield f"and {len(silent) - MOST_REASONS} more ranks"
-
-
-def _pretended(raw: RawRecords) -> list[str]:
-    """Return the reason why no figure of a run on pretended devices means anything; none for real devices."""
-    chips = ", ".join(sorted(set(raw.pretended.values())))
-    return [f"{PRETENDED}: a stand-in for {chips} computed nothing"] if chips else []
-
-
 def _of_no_node(plan: Plan, raw: RawRecords) -> list[str]:
     nodes = [each.node for each in raw.telemetry if each.node is not None and each.node >= plan.hardware.nodes]
     return [f"telemetry/node{node}.jsonl: the run has {plan.hardware.nodes} node(s)" for node in nodes]
@@ -166,18 +154,13 @@ def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     if killed:
         return _killed(killed[0], plan, raw)
     if raw.errors:
-        rank, error = _first_error(raw)
+        # Class `error` comes last: a rank has it when its peer is lost.
+        rank, error = min(raw.errors.items(), key=lambda each: (each[1].get("class") in ("error", None), each[0]))
         failure, message = str(error.get("class")), str(error.get("message"))
+        evidence = f"{rank_named(plan, raw, rank)}: {error.get('type')}: {message}; {_steps_done(raw)}"
+        reasons = (message, *_advice(failure, message, plan))
         word = _WORDS_OF_CLASSES.get(failure, "failed")
-        evidence = f"{rank_named(plan, raw, rank)}: {error.get('type')}: {message}"
-        return Status.model_validate(
-            {
-                "word": word,
-                "failure": failure,
-                "reasons": (message, *_advice(failure, message, plan)),
-                "evidence": f"{evidence}; {_steps_done(raw)}",
-            }
-        )
+        return Status(word=word, failure=failure, reasons=reasons, evidence=evidence)
     return _from_log(plan, raw, paths)
 
 
@@ -191,12 +174,6 @@ def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
     if folder := plan.environment.folder:
         advice.append(f"if {folder} has lost a package, remove that folder: the next run makes it again")
     return tuple(advice)
-
-
-def _first_error(raw: RawRecords) -> tuple[int, dict[str, object]]:
-    """Return the rank and error of the cause. Class `error` comes last: a rank has it when its peer is lost."""
-    ordered = sorted(raw.errors.items(), key=lambda item: (item[1].get("class") in ("error", None), item[0]))
-    return ordered[0]
 
 
 def _killed(end: dict[str, int], plan: Plan, raw: RawRecords) -> Status:
@@ -229,3 +206,68 @@ def last_line(log: Path) -> str | None:
 
 def _steps_done(raw: RawRecords) -> str:
     return "1 step was finished" if raw.steps_done == 1 else f"{raw.steps_done} steps were finished"
+
+
+def node_results(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple[NodeResult, ...]:
+    """Return one entry for each node; none for a run on the platform's machine alone."""
+    if not raw.node_ends and (parts[0].name is None or not raw.node_facts):
+        return ()
+    silent = {part.name for part in parts if part.why_silent}
+    return tuple(_node(raw, node, f"node{node}" in silent) for node in range(plan.hardware.nodes))
+
+
+def _node(raw: RawRecords, node: int, is_silent: bool) -> NodeResult:
+    facts, end = raw.node_facts.get(node, {}), raw.node_ends.get(node, {})
+    missing = [text for each in listed(end.get("missing")) if (text := clipped(each))]
+    missing += [what for what, lacks in (("facts", not facts), ("telemetry", is_silent)) if lacks]
+    return NodeResult(
+        node=node,
+        name=_name(raw, node),
+        word=clipped(end.get("word")),
+        detail=clipped(end.get("detail")),
+        missing=tuple(dict.fromkeys(missing)),
+        kernel=clipped(facts.get("kernel")),
+        software=clipped_texts(raw.node_software.get(node)),
+        cores=_count(facts, "usable_cores"),
+        memory_bytes=_count(facts, "memory_bytes"),
+    )
+
+
+def _name(raw: RawRecords, node: int) -> str | None:
+    return clipped(raw.node_ends.get(node, {}).get("name")) or clipped(raw.node_facts.get(node, {}).get("hostname"))
+
+
+def _count(facts: Mapping[str, Any], name: str) -> int | None:
+    found = facts.get(name)
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 2**63 else None
+
+
+def missing_warnings(nodes: Sequence[NodeResult]) -> Iterator[str]:
+    """Return a sentence for each node of which evidence is missing."""
+    for each in nodes:
+        if each.missing:
+            yield f"{_called(each.node, each.name)}: its {', '.join(each.missing)} did not arrive"
+
+
+def rank_named(plan: Plan, raw: RawRecords, rank: int) -> str:
+    """Return a rank for a sentence, with its node in a run over several machines."""
+    if not raw.node_ends:
+        return f"rank {rank}"
+    node = rank // plan.hardware.devices_per_node
+    return f"rank {rank} on {_called(node, _name(raw, node))}"
+
+
+def node_evidence(raw: RawRecords, known: str) -> str | None:
+    """Return which nodes ended badly, and what `known` does not already say about it; None when there is nothing."""
+    bad = {node: end for node, end in sorted(raw.node_ends.items()) if end.get("word") not in GOOD}
+    bad = {node: end for node, end in bad.items() if not (end.get("detail") and str(end["detail"]) in known)}
+    parts = (
+        (_called(n, _name(raw, n)), clipped(end.get("word")), clipped(end.get("detail"))) for n, end in bad.items()
+    )
+    said = [": ".join(filter(None, each)) for each in islice(parts, _SHOWN)]
+    more = [f"and {len(bad) - _SHOWN} more nodes"] if len(bad) > _SHOWN else []
+    return "; ".join([*said, *more]) or None
+
+
+def _called(node: int, name: str | None) -> str:
+    return f"node{node}" if name in (None, f"node{node}") else f"node{node} ({name})"

@@ -1,9 +1,12 @@
-"""Compares a run's training with a reference. The rules are in measure/alignment.py."""
+"""The verdict on a run's training against a reference, and what the seal and the status leave of it.
+
+The rules are in measure/alignment.py.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from levelfield.judge.noise import limits_from
 from levelfield.measure import alignment as rules
@@ -13,8 +16,11 @@ from levelfield.measure.weights import final_weights, gradient_norms
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.case import Work
 from levelfield.specs.reference import Reference
-from levelfield.specs.result import Alignment, AlignmentLayer, Identity
+from levelfield.specs.result import Alignment, AlignmentLayer, Identity, SealFinding, Status
 from levelfield.worker.choices import digest_of
+
+# What the layers say beside the status. `not comparable` and `unchecked` say themselves that nothing was shown.
+_SHOWN = ("diverged", "different", "inconclusive")
 
 
 def judged(work: Work, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:
@@ -88,3 +94,52 @@ def _layer(layer: rules.Layer) -> AlignmentLayer:
     for key in ("value", "limit"):
         fields[key] = fields[key] if fields[key] is not None and math.isfinite(fields[key]) else None
     return AlignmentLayer(**fields)
+
+
+@dataclass(frozen=True)
+class Redaction:
+    """What a bundle keeps of files that it holds in redacted form.
+
+    seal: the finding on the files before. software: the digest of the packages and of the vendor's software.
+    """
+
+    seal: SealFinding
+    software: str | None
+
+
+def under_seal(status: Status, seal: SealFinding) -> Status:
+    """Return the status with the seal's word in place of `valid`. Every other word stays: it has its own reasons."""
+    if status.word != "valid" or seal.word == "sealed":
+        return status
+    return Status(word=seal.word, reasons=(seal.reason or seal.word,))
+
+
+def seal_warnings(status: Status, seal: SealFinding) -> tuple[str, ...]:
+    """Return a warning for a run whose word is another one and whose files were changed."""
+    if seal.word != "tampered" or status.word == "tampered":
+        return ()
+    return (f"the run is tampered: {seal.reason}",)
+
+
+def unless_tampered(verdict: Alignment, seal: SealFinding | None) -> Alignment:
+    """Return the verdict on the training; no verdict where the files were changed."""
+    if seal is None or seal.word != "tampered":
+        return verdict
+    return Alignment(verdict="unchecked", reason=f"the run is tampered: {seal.reason}", reference=verdict.reference)
+
+
+def under_status(verdict: Alignment, status: Status) -> Alignment:
+    """Return the verdict on the training; `unchecked` in place of `aligned` and `consistent` for a run without figures.
+
+    The layers stay: they say what was compared. A verdict that finds a difference stays too, and its reason names the
+    status.
+    """
+    if status.has_figures:
+        return verdict
+    said = f"the run is {status.word}"
+    if verdict.verdict in ("aligned", "consistent"):
+        reason = f"{said}, so no verdict on it counts (by its layers alone: {verdict.verdict})"
+        return verdict.model_copy(update={"verdict": "unchecked", "reason": reason})
+    if verdict.verdict in _SHOWN:
+        return verdict.model_copy(update={"reason": f"{verdict.reason}; {said}"})
+    return verdict

@@ -14,18 +14,16 @@ import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, LevelfieldError
 from levelfield.judge.collector import collect
-from levelfield.judge.cross_checks import Contradiction, CrossChecked, RunFacts, cross_checked
-from levelfield.judge.sealing import Redaction
+from levelfield.judge.cross_checks import Contradiction, cross_checked
 from levelfield.judge.stated_result import StatedResult, certificate_checked, reference_checked
-from levelfield.judge.verdict import judged
+from levelfield.judge.verdict import Redaction, judged
 from levelfield.node.code_digest import code_digest
-from levelfield.rundir.bundle_format import Manifest
+from levelfield.rundir.bundle_archive import Manifest
 from levelfield.rundir.bundle_reader import RESULT, Bundle, RunInBundle, written
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, event_or_none
 from levelfield.rundir.raw_files import RawRecords, read_raw
-from levelfield.rundir.seal import names_something
-from levelfield.rundir.sealed_files import OUTCOME
+from levelfield.rundir.seal import OUTCOME, names_something
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -73,52 +71,36 @@ class VerifiedRun:
 
 
 def verified(bundle: Bundle, known: Registry) -> Iterator[VerifiedRun]:
-    """Yield the finding on each run. known: the documents of this checkout; a bundle
-    may need others."""
-    for run in bundle.runs:
-        yield _verified(run, known, bundle)
+    """Yield the finding on each run. known: the documents of this checkout; a bundle may need others."""
+    return (_verified(run, known, bundle) for run in bundle.runs)
 
 
 def _verified(run: RunInBundle, known: Registry, bundle: Bundle) -> VerifiedRun:
-    manifest = bundle.manifest
-    notes = _of_version(manifest.platform_version)
-    code = "not known"
+    notes, code = _of_version(bundle.manifest.platform_version), "not known"
     with written(run) as paths:
         try:
-            found = _recomputed(run, paths, known)
-            differences, more = _differences(run, found.result, manifest)
-            certificate = CrossChecked.of(certificate_checked(run, paths, found.result, bundle.runs))
-            wrong = (*_seal(run), *differences, *found.checked.contradictions, *certificate.contradictions)
-            notes = (*notes, *more, *_loose(run, found), *found.checked.notes, *certificate.notes)
-            code = found.code
+            plan = read_plan(paths)
+            _check_size(plan)
+            raw = read_raw(paths)
+            result = collect(paths, raw, Redaction(run.seal, run.listed.software))
+            job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
+            found = [
+                *_seal(run),
+                *_differences(run, result, bundle.manifest),
+                *_loose(run, raw, result),
+                *cross_checked(plan, raw, job, provenance, known),
+                *_reference(paths, known, plan, raw, result),
+                *certificate_checked(run, paths, result, bundle.runs),
+            ]
+            code = _code(plan, known)
         except (DocumentError, *DAMAGED) as error:  # a plan that no plan could be is not the platform's fault
             said = " ".join(str(error).replace(f"{paths.root}/", "").split())
-            wrong = (Contradiction("the run", "a run directory", said),)
+            found = [Contradiction("the run", "a run directory", said)]
+    wrong = tuple(each for each in found if isinstance(each, Contradiction))
+    notes += tuple(each for each in found if isinstance(each, str))
     unbound = tuple(run.unbound)
     redacted = tuple(name for name in run.redacted if name not in unbound)
     return VerifiedRun(run.name, run.seal, wrong, notes, redacted, unbound, code)
-
-
-@dataclass(frozen=True)
-class Recomputed:
-    """What the raw files of a run give here."""
-
-    result: Result
-    raw: RawRecords
-    checked: CrossChecked
-    code: str
-
-
-def _recomputed(run: RunInBundle, paths: RunPaths, known: Registry) -> Recomputed:
-    plan = read_plan(paths)
-    _check_size(plan)
-    raw = read_raw(paths)
-    result = collect(paths, raw, Redaction(run.seal, run.listed.software))
-    job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
-    checked = cross_checked(RunFacts(plan, raw, job, provenance), known)
-    more = CrossChecked.of(_reference(paths, known, plan, raw, result))
-    both = CrossChecked((*checked.contradictions, *more.contradictions), (*checked.notes, *more.notes))
-    return Recomputed(result, raw, both, _code(plan, known))
 
 
 def _reference(
@@ -148,10 +130,10 @@ def _code(plan: Plan, known: Registry) -> str:
     return "this code" if own == planned else f"other code: {planned[:19]}, and {own[:19]} in this checkout"
 
 
-def _loose(run: RunInBundle, found: Recomputed) -> Iterator[str]:
+def _loose(run: RunInBundle, raw: RawRecords, result: Result) -> Iterator[str]:
     """Yield a note on each warning of the result whose text no seal holds: it names a place, or a launcher said it."""
-    said = set(found.raw.warnings) if OUTCOME in run.redacted else set()
-    for warning in found.result.warnings:
+    said = set(raw.warnings) if OUTCOME in run.redacted else set()
+    for warning in result.warnings:
         if warning in said or (run.redacted and names_something(warning)):
             yield f"no seal holds the text of this warning: {warning}"
 
@@ -173,22 +155,20 @@ def _seal(run: RunInBundle) -> Iterator[Contradiction]:
         yield Contradiction("seal", run.listed.seal.word, f"{run.seal.word} {run.seal.reason or ''}".strip())
 
 
-def _differences(
-    run: RunInBundle, found: Result, manifest: Manifest
-) -> tuple[tuple[Contradiction, ...], tuple[str, ...]]:
-    """Return what of the stated result does not follow from the raw files, and notes on what it need not state."""
+def _differences(run: RunInBundle, found: Result, manifest: Manifest) -> Iterator[Contradiction | str]:
+    """Yield what of the stated result does not follow from the raw files, and a note on what it need not state."""
     stated = event_or_none(run.files.get(RESULT, b""))
     if stated is None:
-        return (Contradiction(RESULT, "missing", "a result"),), ()
-    wrong = []
+        yield Contradiction(RESULT, "missing", "a result")
+        return
     if stated.get("schema") != Result.schema_name():
-        wrong.append(Contradiction(f"{RESULT}: schema", str(stated.get("schema"))[:120], Result.schema_name()))
+        yield Contradiction(f"{RESULT}: schema", str(stated.get("schema"))[:120], Result.schema_name())
     if found.run_id != run.name:
-        wrong.append(Contradiction("plan.json: run_id", found.run_id, f"the bundle calls the run {run.name}"))
+        yield Contradiction("plan.json: run_id", found.run_id, f"the bundle calls the run {run.name}")
     held = StatedResult(stated, manifest.result_revision, bool(_of_version(manifest.platform_version)))
-    missing = held.left_out(found)
-    notes = (f"not stated, as they came later: {', '.join(missing)}",) if missing else ()
-    return (*wrong, *held.differences(found)), notes
+    yield from held.differences(found)
+    if missing := held.left_out(found):
+        yield f"not stated, as they came later: {', '.join(missing)}"
 
 
 def _of_version(version: str) -> tuple[str, ...]:

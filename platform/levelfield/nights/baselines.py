@@ -65,15 +65,14 @@ def accepted_step(
 
 def same_steps(step: StoreEvent, points: Mapping[str, Sequence[Point]]) -> list[StoreEvent]:
     """Return the events that accept the same change of conditions in the other series that have it."""
-    found = []
-    for series in sorted(set(points) - {step.series}):
-        for before, after in _steps(points[series]):
-            if (before, after.conditions) == (step.data["before"], step.data["after"]):
-                event = _event(
-                    "environment-step", series, step.who, step.why, step.at, step.until, after.points, {}, step.data
-                )
-                found.append(event)
-    return found
+    return [
+        step.model_copy(
+            update={"id": uuid.uuid4().hex, "series": series, "runs": tuple(p.run_id for p in after.points)}
+        )
+        for series in sorted(set(points) - {step.series})
+        for before, after in _steps(points[series])
+        if (before, after.conditions) == (step.data["before"], step.data["after"])
+    ]
 
 
 def _steps(points: Sequence[Point]) -> list[tuple[str, Segment]]:

@@ -196,7 +196,9 @@ def missing_findings(given: GateInput) -> Iterator[Finding]:
         if series is None:
             yield Finding(series=known or "", label=entry, figure=None, word="missing", detail="expected, not run")
         elif known and series != known and known in given.series and series in given.series:
-            fields = _differing(given.series[known], given.series[series])
+            one, other = given.series[known], given.series[series]
+            both = ((name, getattr(one, name), getattr(other, name)) for name in Series.model_fields)
+            fields = tuple(f"{name} {old} -> {new}" for name, old, new in both if old != new)
             detail = f"tonight's run is of another series: {', '.join(fields)}"
             yield Finding(series=known, label=entry, figure=None, word="incomparable", detail=detail, fields=fields)
     if not given.expected:
@@ -233,12 +235,6 @@ def _about(given: GateInput, series: str, word: FindingWord, detail: str, point:
         series=series, label=given.label(series), figure=None, word=word, detail=detail,
         run_id=point.run_id if point else None, node=point.node if point else None,
     )  # fmt: skip
-
-
-def _differing(one: Series, other: Series) -> tuple[str, ...]:
-    """Return the fields in which two series differ, with both values."""
-    pairs = ((name, getattr(one, name), getattr(other, name)) for name in type(one).model_fields)
-    return tuple(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)
 
 
 def _ran_lately(given: GateInput, series: str) -> bool:

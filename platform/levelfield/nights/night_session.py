@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,7 @@ class NightRequest:
 
 @dataclass
 class NightSession:
-    """One night of one suite. began: the monotonic clock at this start."""
+    """One night of one suite."""
 
     asked: NightRequest
     suite: str
@@ -97,7 +97,6 @@ class NightSession:
     output: NightOutput
     work: tuple[NightRun, ...]
     state: NightState
-    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     @contextmanager

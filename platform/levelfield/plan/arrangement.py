@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 
 from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import Selection
-from levelfield.plan.decision import Decision
+from levelfield.errors import NotHere
 from levelfield.plan.default_layout import DefaultLayout, Place, default_layout, given_layout, most_devices
+from levelfield.plan.request import Decision
 from levelfield.predict.layout_search import LayoutEstimate
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.implementation import ImplementationFile, refused
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
+
+MEANING = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}
 
 
 @dataclass(frozen=True)
@@ -111,3 +115,18 @@ def _tuning(choice: _Choice, layout: Layout, found: Selection, processes: int) -
         origin = f"default: {usable_cores()} usable cores over {processes} process(es)"
         return Tuning(layout=layout, **fields), {**choice.origins, "threads": origin}
     return Tuning(layout=layout, **fields), choice.origins
+
+
+def refuse_unsupported(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
+    """Raises NotHere for what the implementation does not declare, and for what it refuses, with its reason."""
+    offered = implementation.offered_parallelism(kind)
+    lacking = [f"{name}{MEANING.get(name, '')} on {kind}" for name in tuning.parallelism if name not in offered]
+    precisions = implementation.offered_precisions(kind)
+    if work.training.precision not in precisions:
+        lacking.append(f"precision {work.training.precision} on {kind} (it has {', '.join(precisions) or 'none'})")
+    if tuning.recompute not in implementation.recompute:
+        lacking.append(f"recomputation {tuning.recompute}")
+    refusals = implementation.refusals(kind)
+    lacking += [f"{name} ({refusals[name]})" for name in refused(refusals, work, tuning)]
+    if lacking:
+        raise NotHere(f"{implementation.framework} does not offer: {', '.join(lacking)}")

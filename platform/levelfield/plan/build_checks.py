@@ -7,12 +7,18 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from levelfield import installer
+from levelfield.catalog.lookup import Selection
+from levelfield.catalog.registry import Registry
 from levelfield.contracts.command import completed
+from levelfield.plan.request import UserRequest
+from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.requirements import Build, BuildTool, LeastVersion, NamedIndex, Requirements, Stages, numbers
+from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.vendor import Chip
 
 PATIENCE_SECONDS = 30
@@ -84,7 +90,7 @@ def lacks(tool: BuildTool, build: Build) -> str | None:
     header = program.parent.parent / "include" / tool.header if tool.header else program
     if not header.is_file():
         return f"found {program} without the header {header}, {expected}"
-    if tool.release and not _is_release(found := _release_of(program), tool.release):
+    if tool.release and not f"{(found := _release_of(program))}.".startswith(f"{tool.release}."):
         return f"found {program} of release {found}, {expected}"
     return None
 
@@ -125,5 +131,56 @@ def _release_of(program: Path) -> str:
     return match[1] if match else "unknown"
 
 
-def _is_release(found: str, wanted: str) -> bool:
-    return found == wanted or found.startswith(f"{wanted}.")
+def version_that_runs(
+    registry: Registry, selector: Selector, found: Selection, request: UserRequest
+) -> tuple[Selector, Selection, str | None, tuple[str, ...]]:
+    """Return the selector and its selection with a version that the chip and the driver can run, and why it is another.
+
+    The third value is the driver's version; None where the packages need no certain one, or nobody knows the driver:
+    for devices that are assumed or on other machines, and for packages that the platform does not install. A version
+    that the user named stays.
+    """
+    file, kind = found.implementation, found.vendor.device_kind
+    needs = file.requirements.get(kind)
+    is_here = found.devices and not request.hardware
+    if needs is None or _is_brought(found, request):
+        return selector, found, None, ()
+    driver = registry.machine.driver(found.vendor.name) if needs.driver and is_here else None
+    faults = [
+        f"found {what}, and it needs {need.least} or newer ({need.reason})"
+        for what, need, _ in unmet(needs, driver, found.chip)
+    ]
+    if not faults:
+        return selector, found, driver, _unknown(file, needs.driver, driver)
+    version = _other(file, kind, driver, found.chip)
+    if selector.version is not None or version is None:
+        return selector, found, driver, ()
+    other, _folder = registry.implementation(selector.framework, version)
+    named = selector.model_copy(update={"version": version})
+    why = f"{labelled(file.framework, version)} in place of {file.framework} {file.version}: {'; '.join(faults)}"
+    return named, replace(found, implementation=other), driver, (why,)
+
+
+def _is_brought(found: Selection, request: UserRequest) -> bool:
+    """Return whether the user's Python or the image brings the packages."""
+    if request.runtime != "docker":
+        return request.runtime == "inside" or request.python is not None
+    image = found.vendor.images.get(found.implementation.framework) or found.vendor.images.get("base")
+    return request.base_has_framework or (request.base_image is None and image is not None and image.has_framework)
+
+
+def _other(file: ImplementationFile, kind: str, driver: str | None, chip: Chip) -> str | None:
+    """Return the first further version whose packages run on this chip with this driver."""
+    for version, further in file.versions.items():
+        needs = further.requirements.get(kind)
+        if needs is not None and not any(unmet(needs, driver, chip)):
+            return version
+    return None
+
+
+def _unknown(file: ImplementationFile, need: LeastVersion | None, driver: str | None) -> tuple[str, ...]:
+    if need is None or driver is None or is_enough(need, driver) is not None:
+        return ()
+    return (
+        f"{file.label} needs driver {need.least} or newer ({need.reason}); this machine's was not checked: {driver}",
+    )

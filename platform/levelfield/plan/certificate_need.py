@@ -8,8 +8,8 @@ from pathlib import Path
 
 from levelfield import worker
 from levelfield.catalog.registry import Registry
-from levelfield.plan.implementation_identity import folder_digest
 from levelfield.plan.request import Entry, UserRequest
+from levelfield.plan.resolution import folder_digest
 from levelfield.specs.case import Work
 from levelfield.specs.certificate import CertificateSubject, CertificateUsed, code_path, smallest_layout
 from levelfield.specs.derivation import Derivation, split_name

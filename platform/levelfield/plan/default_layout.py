@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from levelfield.catalog.lookup import Selection
-from levelfield.predict.assumed_rates import with_assumed_rates
 from levelfield.predict.layout_rules import broken, divisors
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Wanted, answer, predict
-from levelfield.predict.machines import ASSUMED_PORT_BYTES_PER_SECOND, DEVICES_PER_NODE, machine_of
+from levelfield.predict.machines import ASSUMED_PORT_BYTES_PER_SECOND, DEVICES_PER_NODE, machine_of, with_assumed_rates
 from levelfield.predict.questions import offer_of
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.implementation import refused

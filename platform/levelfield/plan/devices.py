@@ -6,57 +6,41 @@ from levelfield.catalog.lookup import Selection
 from levelfield.contracts.vendor import Device
 from levelfield.errors import UsageError
 from levelfield.plan.arrangement import Arrangement
-from levelfield.plan.decision import Decision
 from levelfield.plan.image_recipe import image_plan
 from levelfield.plan.permissions import permitted
-from levelfield.plan.request import UserRequest
+from levelfield.plan.request import Decision, UserRequest
 from levelfield.specs.plan import ContainerPlan, Hardware
 from levelfield.specs.requirements import Stages
 
 
 def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
     """Return the devices of the arrangement: idle ones, while there are enough. Raises UsageError where they are
-    absent and not assumed."""
+    absent and not assumed.
+
+    What a node that a launcher reaches has is checked there before the training. A host's memory and cores are taken to
+    be those of this machine, until the nodes report theirs.
+    """
     found, nodes, devices = decision.found, arrangement.nodes, arrangement.devices_per_node
-    if decision.request.launch:
-        return _elsewhere(found, nodes, devices)
-    assumed = _are_absent(decision, nodes, devices)
+    launched = decision.request.launch is not None
+    assumed = not launched and _are_absent(decision, nodes, devices)
     if assumed and not decision.request.assume:
         raise UsageError(_absent(found, nodes, devices, _names_chip(decision)))
+    indices = tuple(range(devices)) if launched else tuple(d.index for d in _chosen(found, devices))
+    variable, memory = found.vendor.visible_devices_variable, found.memory_of_device(nodes * devices)
+    if launched:
+        memory = found.memory_of_device(devices) if found.vendor.is_host else found.chip.memory_bytes
     return Hardware(
         vendor=found.vendor.name,
         device_kind=found.vendor.device_kind,
         chip=found.chip,
-        description=found.devices[0].description if found.devices else found.chip.name,
-        nodes=nodes,
-        devices_per_node=devices,
-        device_indices=() if found.vendor.is_divided else tuple(d.index for d in _chosen(found, devices)),
-        memory_bytes_per_device=found.memory_of_device(nodes * devices),
-        visible=_visible(found, devices),
-        environment=found.vendor.environment,
-        assumed=assumed,
-        overlay=found.overlay,
-    )
-
-
-def _elsewhere(found: Selection, nodes: int, devices: int) -> Hardware:
-    """Return devices of machines that a launcher reaches. What a node has is checked there before the training.
-
-    A host's memory and cores are taken to be those of this machine, until the nodes report theirs.
-    """
-    variable, indices = found.vendor.visible_devices_variable, tuple(range(devices))
-    return Hardware(
-        vendor=found.vendor.name,
-        device_kind=found.vendor.device_kind,
-        chip=found.chip,
-        description=found.chip.name,
+        description=found.devices[0].description if found.devices and not launched else found.chip.name,
         nodes=nodes,
         devices_per_node=devices,
         device_indices=() if found.vendor.is_divided else indices,
-        memory_bytes_per_device=found.memory_of_device(devices) if found.vendor.is_host else found.chip.memory_bytes,
-        visible={variable: ",".join(map(str, indices))} if variable else {},
+        memory_bytes_per_device=memory,
+        visible={variable: ",".join(map(str, indices))} if variable and indices else {},
         environment=found.vendor.environment,
-        assumed=False,
+        assumed=assumed,
         overlay=found.overlay,
     )
 
@@ -81,12 +65,6 @@ def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
     """Return whether the machine lacks nodes or devices. Containers divide a host into nodes."""
     containers = decision.found.vendor.is_divided and decision.request.runtime == "docker"
     return (nodes > 1 and not containers) or not decision.found.has_devices(devices)
-
-
-def _visible(found: Selection, devices: int) -> dict[str, str]:
-    variable = found.vendor.visible_devices_variable
-    indices = ",".join(str(d.index) for d in _chosen(found, devices))
-    return {variable: indices} if variable and indices else {}
 
 
 def _names_chip(decision: Decision) -> bool:

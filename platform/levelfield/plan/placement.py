@@ -11,9 +11,8 @@ from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
-from levelfield.plan.decision import Decision
-from levelfield.plan.request import Entry, RequestedScale, Suggestion
-from levelfield.plan.version_choice import version_that_runs
+from levelfield.plan.build_checks import version_that_runs
+from levelfield.plan.request import Decision, Entry, RequestedScale, Suggestion
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.selector import Selector, parse_selector
@@ -45,7 +44,7 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
         return _assumed(replace(on_it, found=found), "asked for with --assume-hardware")
     if request.launch:
         return _assumed(on_it, f"on the hardware that the suite names, {named}")
-    if _is_here(on_it.found, named):
+    if named.nodes == 1 and on_it.found.has_devices(named.devices):
         return on_it
     if request.assume and on_it.scale != "smoke":
         return _assumed(on_it, f"on the hardware that the suite names, {named}")
@@ -108,10 +107,6 @@ def _refuse_second_name(selector: Selector, named: NamedHardware) -> None:
             f"hardware is named twice for {selector.case}:{selector.framework}: '{named}', and vendor, chip or number "
             "of devices in the case string; leave one of them out"
         )
-
-
-def _is_here(found: Selection, named: NamedHardware) -> bool:
-    return named.nodes == 1 and found.has_devices(named.devices)
 
 
 def _assumed(decision: Decision, why: str) -> Decision:

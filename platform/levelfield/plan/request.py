@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from levelfield.catalog.lookup import Selection
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.plan import RuntimeName
+from levelfield.specs.selector import Selector
 from levelfield.specs.site import LaunchPlan
 from levelfield.specs.suite import EntryUsed, NamedHardware
 from levelfield.specs.tuning import TuningChoice
@@ -68,3 +70,27 @@ class Entry:
     suggestion: Suggestion = field(default_factory=Suggestion)
     hardware: NamedHardware | None = None
     suite: EntryUsed | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The input of `resolve`.
+
+    text: the case string as the user wrote it. selector: the same with the chosen hardware. found: the documents and
+    devices that it names. scale, why_scale: the requested scale, and the reason where it is not the command line's.
+    suite: the suite's entry. deviations: differences from the request, as sentences. refusal: why this machine cannot
+    run it; the plan is then a record and is not checked. driver: the version of the devices' driver, where packages
+    that the platform installs need a certain one.
+    """
+
+    text: str
+    selector: Selector
+    found: Selection
+    request: UserRequest = field(default_factory=UserRequest)
+    scale: RequestedScale = "auto"
+    why_scale: str | None = None
+    suggestion: Suggestion = field(default_factory=Suggestion)
+    suite: EntryUsed | None = None
+    deviations: tuple[str, ...] = ()
+    refusal: str | None = None
+    driver: str | None = None

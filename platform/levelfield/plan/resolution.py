@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import levelfield
 from levelfield.catalog.lookup import access_of
 from levelfield.contracts.vendor import Vendor, recorded_commands
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, LayoutError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.plan.arrangement import Arrangement, arrange
-from levelfield.plan.decision import Decision
+from levelfield.node import code_digest as node_code
+from levelfield.node.code_digest import folder_digest, shared_folders
+from levelfield.plan.arrangement import Arrangement, arrange, refuse_unsupported
 from levelfield.plan.devices import container_of, hardware_of, use_notices
 from levelfield.plan.environment import environment_of, image_environment, refusal, requirements_of
-from levelfield.plan.implementation_identity import implementation_used
 from levelfield.plan.peak import MeasuredPeaks, peak_of
 from levelfield.plan.permissions import refuse_choice_of_devices
-from levelfield.plan.request import UserRequest
+from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.scale import choose_scale, footprint_of
-from levelfield.plan.unsupported import refuse_unsupported
 from levelfield.predict import layout_rules
-from levelfield.predict.assumed_rates import with_assumed_rates
-from levelfield.predict.footprint import Footprint
+from levelfield.predict.machines import with_assumed_rates
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.derivation import split_name
-from levelfield.specs.implementation import SIMULATED
+from levelfield.specs.implementation import SIMULATED, ImplementationFile
 from levelfield.specs.plan import (
     ContainerPlan,
     CorpusUsed,
     EnvironmentPlan,
-    Hardware,
+    ImplementationUsed,
     MemoryExpected,
     Plan,
     PredictedLayout,
@@ -41,6 +42,8 @@ from levelfield.specs.vendor import Chip, FrameworkAccess
 from levelfield.worker.synthetic import synthetic_entropy
 
 NO_ACCESS = FrameworkAccess(device="none", backend="none")  # in a refused plan, whose vendor lacks the framework
+
+__all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders"]
 
 
 def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) -> Plan:
@@ -78,7 +81,9 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         runtime=decision.request.runtime,
         container=container,
         peak=peak_of(hardware.chip, work, MeasuredPeaks()),
-        expected_memory=_expected(memory, hardware),
+        expected_memory=MemoryExpected(
+            parts=memory.parts(), total_bytes=memory.total, available_bytes=hardware.memory_bytes_per_device
+        ),
         repeat=1,
         repeats=decision.selector.repeats,
         save_weights=decision.request.save_weights,
@@ -186,11 +191,6 @@ def _environment(
     )
 
 
-def _expected(memory: Footprint, hardware: Hardware) -> MemoryExpected:
-    available = hardware.memory_bytes_per_device
-    return MemoryExpected(parts=memory.parts(), total_bytes=memory.total, available_bytes=available)
-
-
 def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]:
     """Return every difference between the request and the plan, as sentences."""
     request, nodes = decision.request, arrangement.nodes
@@ -256,3 +256,31 @@ def preflight_of(request: UserRequest, nodes: int) -> PreflightPlan | None:
     named = request.launch is not None and bool(request.launch.hosts) and nodes > 1
     wanted = named if request.preflight is None else request.preflight
     return PreflightPlan(quiet=request.quiet_machine) if wanted or request.quiet_machine else None
+
+
+def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> ImplementationUsed:
+    return ImplementationUsed(
+        framework=file.framework,
+        version=file.version,
+        folder=str(folder),
+        digest=folder_digest(folder),
+        argv=file.launch.argv,
+        environment=file.environment(kind),
+        peak_probe=file.launch.peak_probe,
+        rests_on=code_digest(folder),
+        is_further=file.is_further,
+    )
+
+
+def code_digest(folder: Path) -> str:
+    """Return the digest of all code that a training in this folder runs, besides its framework.
+
+    The folder's own digest stays what certificates and tested.json have.
+    """
+    return node_code.code_digest(folder, _platform_code())
+
+
+@cache
+def _platform_code() -> str:
+    """Return the digest of the platform's code within a training: it does not change while a command runs."""
+    return node_code.platform_digest()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from levelfield.errors import DoesNotFit
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.arrangement import Arrangement, arrange
-from levelfield.plan.decision import Decision
 from levelfield.plan.default_layout import Place, fits_from
 from levelfield.plan.devices import hardware_of
+from levelfield.plan.request import Decision
 from levelfield.predict.footprint import Footprint, expected_memory
 from levelfield.predict.setup import setup_of
 

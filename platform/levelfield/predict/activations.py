@@ -135,10 +135,13 @@ def mlp_width(model: Model, mixture: bool) -> int:
 
 def _routed(s: TrainingSetup) -> int:
     """Return the bytes of a mixture beside its MLPs, where all experts have equally many tokens: the inputs that came
-    to the rank's experts, their outputs, which the gates' gradient reads, and logits and scores of the router."""
+    to the rank's experts, their outputs where the gates' gradient reads them, and the router's input, logits and
+    scores, which are in float32."""
     experts = s.model.experts.count if s.model.experts else 0
-    router = 2 * FP32 * s.tokens * experts // _sequence_split(s)
-    return s.routed_tokens * s.model.hidden_size * (s.input_width + s.width) + router
+    copy = s.model.hidden_size if s.width < FP32 else 0
+    router = FP32 * s.tokens * (copy + 2 * experts) // _sequence_split(s)
+    outputs = s.width if s.memory_model.expert_outputs else 0
+    return s.routed_tokens * s.model.hidden_size * (s.input_width + outputs) + router
 
 
 def _latents(s: TrainingSetup) -> int:
@@ -156,11 +159,15 @@ def _tensor_copies(s: TrainingSetup) -> int:
 
 
 def _attention_width(s: TrainingSetup) -> int:
-    """Return the width of queries, keys, values and the heads' output, and of queries and keys before their norms."""
+    """Return the width of queries, keys, values and the heads' output, and of queries and keys before their norms or
+    before their rotation, where either is kept too."""
     model, latent = s.model, s.model.latent_attention
     if latent is not None:
         return 2 * model.heads * (latent.plain_size + latent.rotary_size + latent.value_size)
-    return (2 * model.heads + 2 * model.kv_heads) * model.head_size + _normed_width(model)
+    earlier = _normed_width(model)
+    if s.memory_model.keeps_projections and model.positions == "rope" and not earlier:
+        earlier = (model.heads + model.kv_heads) * model.head_size
+    return (2 * model.heads + 2 * model.kv_heads) * model.head_size + earlier
 
 
 def _normed_width(model: Model) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from levelfield.predict.activations import layer_bytes, passes
-from levelfield.predict.attention_kernels import kernel_of
 from levelfield.predict.footprint import HeldCount, context_buffers, stage_footprints, stage_parameters
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import (
@@ -18,10 +17,9 @@ from levelfield.predict.operations import (
     experts_forward,
     layer_forward,
 )
-from levelfield.predict.pass_timing import slice_of, traffic_bytes
+from levelfield.predict.pass_timing import exchanged_bytes, kernel_of, slice_of, traffic_bytes
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import UPDATE_BYTES
-from levelfield.predict.token_exchange import exchanged_bytes
 from levelfield.specs.constants import Pace
 
 ZERO = "Rajbhandari et al., 2020, section 5"
@@ -51,41 +49,33 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     masters, moments = s.state_widths
     # moments are a multiple of masters, so that this is the share of the masters to a byte
     copies = parts["weights"] - round(masters * parts["optimizer_states"] / moments)
-    return [
-        Term(
+    rows = [
+        (
             "weights",
-            parts["weights"],
             f"{masters} * {shares} + {copies}",
             f"{masters}-byte masters of the {count.total:,} parameters of stage {stage + 1} on one tensor rank, over "
             f"{states}, and its compute copies",
             ZERO,
         ),
-        Term("gradients", parts["gradients"], *_gradients(s, count), ZERO),
-        Term(
-            "optimizer_states",
-            parts["optimizer_states"],
-            f"{moments} * {shares}",
-            f"Adam's two moments, {moments // 2} bytes each",
-            ZERO,
-        ),
-        Term("activations", parts["activations"], *_activations(s, stage, parts["activations"]), ACTIVATIONS),
-        Term("logits", parts["logits"], *_logits(s, parts["logits"]), "Korthikanti et al., 2022, section 4.3"),
-        Term(
+        ("gradients", *_gradients(s, count), ZERO),
+        ("optimizer_states", f"{moments} * {shares}", f"Adam's two moments, {moments // 2} bytes each", ZERO),
+        ("activations", *_activations(s, stage, parts["activations"]), ACTIVATIONS),
+        ("logits", *_logits(s, parts["logits"]), "Korthikanti et al., 2022, section 4.3"),
+        (
             "buffers",
-            parts["buffers"],
             str(parts["buffers"]),
             "for the exchange of sharded states: with ZeRO stage 3 two gathered layers and the embedding"
             f"{_context_buffers(s)}{_receives(s)}",
             ZERO,
         ),
-        Term(
+        (
             "reserve",
-            parts["reserve"],
             str(parts["reserve"]),
             "the process: context, kernels and communication, and gaps between tensors that come and go",
             f"configs/planner/{question.constants.framework}.yaml",
         ),
     ]
+    return [Term(part, parts[part], *words) for part, *words in rows]
 
 
 def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
@@ -94,78 +84,57 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     training, layout = question.work.training, row.layout
     batches = training.global_batch // (row.tuning.micro_batch * layout.data)
     setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
-    layer = _layer(setup)
+    layer, chunks = _layer(setup), row.tuning.virtual_pipeline
     roof = "Williams et al., 2009"
-    return [
-        Term(
+    rows = [
+        (
             "compute",
-            time.compute,
-            f"{batches} * {time.compute / batches:.6g}",
+            None,
             f"micro-batches times an average stage; one layer's forward pass is {layer.matmul_flops:.4g} FLOPs of "
             f"products at {machine.matmul_flops_per_second:.4g} x {pace.matmul_efficiency:g} FLOP/s, "
-            f"{layer.attention_flops:.4g} of attention {_attention(question, row)}, and "
+            f"{layer.attention_flops:.4g} of attention {_attention(question, setup)}, and "
             f"{traffic_bytes(layer, pace):.4g} bytes at {machine.memory_bytes_per_second:.4g} bytes/s; the backward "
             f"pass is {BACKWARD:g} of it",
             f"{roof}; Dao, 2023, section 4.1",
         ),
-        Term(
-            "imbalance",
-            time.imbalance,
-            f"{batches} * {time.imbalance / batches:.6g}",
-            "what the slowest stage (the last has the logits) has beyond the average",
-            PIPELINE,
-        ),
-        Term(
+        ("imbalance", None, "what the slowest stage (the last has the logits) has beyond the average", PIPELINE),
+        (
             "bubble",
-            time.bubble,
-            f"{time.bubble * row.tuning.virtual_pipeline:.6g} / {row.tuning.virtual_pipeline}",
+            f"{time.bubble * chunks:.6g} / {chunks}",
             f"filling and draining {layout.pipeline} stage(s), over model chunks",
             PIPELINE,
         ),
-        Term(
+        (
             "tensor",
-            time.tensor,
-            f"{batches} * {time.tensor / batches:.6g}",
+            None,
             f"collectives of {layout.tensor} tensor rank(s) at {pace.communication_efficiency:g} of the link's rate",
             "Korthikanti et al., 2022, section 4.2; Thakur et al., 2005",
         ),
-        Term(
-            "context",
-            time.context,
-            f"{batches} * {time.context / batches:.6g}",
-            _context(setup),
-            "Liu et al., 2023, section 3; Llama team, 2024, section 3.3.2",
-        ),
-        Term(
-            "expert",
-            time.expert,
-            f"{batches} * {time.expert / batches:.6g}",
-            _expert(setup, pace),
-            "Lepikhin et al., 2020, section 3.2",
-        ),
-        Term(
+        ("context", None, _context(setup), "Liu et al., 2023, section 3; Llama team, 2024, section 3.3.2"),
+        ("expert", None, _expert(setup, pace), "Lepikhin et al., 2020, section 3.2"),
+        (
             "pipeline",
-            time.pipeline,
-            f"{batches} * {time.pipeline / batches:.6g}",
+            None,
             f"transfers between stages, without the {pace.overlap:.0%} that overlap with compute",
             PIPELINE,
         ),
-        Term(
+        (
             "data",
-            time.data,
             f"{time.data:.6g}",
             f"gradients and updated weights over {layout.gradient_ranks} rank(s), without the {pace.overlap:.0%} that "
             "overlap",
             "Rajbhandari et al., 2020, section 7; Thakur et al., 2005",
         ),
-        Term(
+        (
             "optimizer",
-            time.optimizer,
             f"{time.optimizer * machine.memory_bytes_per_second:.6g} / {machine.memory_bytes_per_second:.6g}",
             f"{UPDATE_BYTES} bytes of memory traffic for each parameter that the rank updates",
             roof,
         ),
     ]
+    parts = time.parts()
+    each = {part: f"{batches} * {seconds / batches:.6g}" for part, seconds in parts.items()}
+    return [Term(part, parts[part], given or each[part], words, source) for part, given, words, source in rows]
 
 
 def _layer(setup: TrainingSetup) -> Cost:
@@ -176,9 +145,8 @@ def _layer(setup: TrainingSetup) -> Cost:
     return layer_forward(model, part, mixture=True) + experts_forward(model, part)
 
 
-def _attention(question: LayoutQuestion, row: LayoutEstimate) -> str:
+def _attention(question: LayoutQuestion, setup: TrainingSetup) -> str:
     """Return how attention's core runs: in which kernel and at which rate."""
-    setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
     kernel = kernel_of(setup, question.machine, question.constants.pace_on(question.on_host))
     rate = None if slice_of(setup).keeps_scores else question.machine.attention.get(kernel)
     if rate is None:

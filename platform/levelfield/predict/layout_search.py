@@ -11,7 +11,7 @@ from itertools import product
 from levelfield.predict.activations import LayerBytes, layer_bytes
 from levelfield.predict.footprint import Footprint, StageStates, end_states, expected_memory
 from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
-from levelfield.predict.links import MachineRates
+from levelfield.predict.machines import MachineRates
 from levelfield.predict.pass_timing import PassSeconds, pass_seconds
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import PredictedStep, step_time

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from levelfield.errors import UsageError
-from levelfield.predict.links import Link, MachineRates
 from levelfield.specs.case import Precision
-from levelfield.specs.constants import AttentionKernel
+from levelfield.specs.constants import AttentionKernel, Pace
 from levelfield.specs.host_rates import HostShare, Operation
-from levelfield.specs.vendor import Achieved, Chip, PeakDtype
+from levelfield.specs.layout import Layout
+from levelfield.specs.vendor import Achieved, Chip, Interconnect, Peak, PeakDtype
 
 # A hop of a ring with large messages, from NCCL's own model (src/graph/tuning.cc, hwLatencies, Ring, Simple).
 NODE_HOP_SECONDS, NETWORK_HOP_SECONDS = 3.4e-6, 14e-6
@@ -25,8 +28,10 @@ MATRIX_DTYPES: tuple[PeakDtype, ...] = ("tf32", "bf16", "fp16", "fp8")
 ATTENTION_SHARES: dict[AttentionKernel, float] = {
     "flash1": 0.4, "triton": 0.3, "flash2": 0.5, "flash3": 0.65, "cudnn": 0.65, "efficient": 0.4,
 }  # fmt: skip
-
 _NETWORK = re.compile(r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>Gb|GB)/s", re.IGNORECASE)
+# The datasheet of NVIDIA's A100-SXM4-80GB. Only the order of layouts is taken from them, never a speed.
+ASSUMED = "assumed: the rates of an A100-SXM4-80GB"
+ASSUMED_TFLOPS, ASSUMED_BANDWIDTH, ASSUMED_LINK = 312.0, 2039e9, 300e9
 
 
 def network_rate(text: str) -> float:
@@ -132,3 +137,135 @@ def _unknown(chip: Chip, key: str, what: str) -> str:
         f"{chip.name}: found no published {what}, which the planner needs. Put `{key}`, with its source, into a "
         "private chips file (--chips, docs/private-chips.md)"
     )
+
+
+# Ring and tree costs follow Thakur, Rabenseifner and Gropp, 2005, sections 3 and 4. The faster one counts, because
+# libraries choose it. Bytes are those of the whole tensor on one rank; seconds are those of one call.
+@dataclass(frozen=True)
+class Link:
+    """The link between the ranks of a group: seconds of a hop, and bytes per second from one rank to the next."""
+
+    hop_seconds: float
+    bytes_per_second: float
+
+
+def all_reduce_seconds(size: float, ranks: int, link: Link) -> float:
+    """Return the faster of ring, 2 (n-1)/n of the bytes in 2 (n-1) hops, and tree, 2 x the bytes in 2 log2 n hops."""
+    if ranks == 1:
+        return 0.0
+    ring = 2 * gather_seconds(size, ranks, link)
+    tree = 2 * math.ceil(math.log2(ranks)) * link.hop_seconds + 2 * size / link.bytes_per_second
+    return min(ring, tree)
+
+
+def gather_seconds(size: float, ranks: int, link: Link) -> float:
+    """Return the time of an all-gather or reduce-scatter of `size` bytes in all: (n-1)/n of them in n-1 hops."""
+    return (ranks - 1) * (link.hop_seconds + size / ranks / link.bytes_per_second)
+
+
+def send_seconds(size: float, link: Link) -> float:
+    """Return the time of a message from one rank to another."""
+    return link.hop_seconds + size / link.bytes_per_second
+
+
+@dataclass(frozen=True)
+class MachineRates:
+    """The rates of devices and links. Rates are per device: FLOP/s, bytes/s.
+
+    matmul: the achievable rate if known, else the peak; fp8_matmul: the same in fp8, or None. node: the link between
+    devices of one node; pair: the rate to a single other device, when only some links lead there. network: between
+    nodes, bytes per second of one whole node. None: unknown. operation_seconds: the cost of a launch beside its work.
+    gather, scatter: the measured link of gathers and reduce-scatters, when it differs from that of all-reduces.
+    attention: FLOP/s of attention's core by kernel, forward and backward together; without an entry it has the rate of
+    products. sdpa: torch's fused kernels on the chip, in its order.
+    """
+
+    matmul_flops_per_second: float
+    fp8_matmul_flops_per_second: float | None
+    memory_bytes_per_second: float
+    node: Link | None
+    network: Link | None
+    devices_per_node: int
+    pair_bytes_per_second: float | None = None
+    operation_seconds: float = 0.0
+    gather: Link | None = None
+    scatter: Link | None = None
+    attention: Mapping[AttentionKernel, float] = field(default_factory=dict)
+    sdpa: tuple[AttentionKernel, ...] = ()
+
+
+class UnknownLink(ValueError):
+    """The layout needs a link whose rate is unknown. The message names the link."""
+
+
+def link_of(layout: Layout, machine: MachineRates, pace: Pace, ranks: int, stride: int) -> Link:
+    """Return the link of a group of `ranks` whose neighbours are `stride` devices apart.
+
+    Tensor ranks are closest, then context, data and pipeline. Between nodes, all groups of a node share its network.
+    """
+    share = pace.communication_efficiency
+    between = pace.network_efficiency or share
+    inside = ranks * stride <= machine.devices_per_node
+    if machine.node is None or not (inside or machine.network):
+        raise UnknownLink(f"{layout}: found no rate of the link between {'devices of a node' if inside else 'nodes'}")
+    if inside or machine.network is None:
+        return Link(machine.node.hop_seconds, share * _node_rate(machine.node, machine.pair_bytes_per_second, ranks))
+    through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
+    return Link(_hop_seconds(machine, stride), min(between * through, share * machine.node.bytes_per_second))
+
+
+def _hop_seconds(machine: MachineRates, stride: int) -> float:
+    """Return the mean latency of a ring's hop: one of the hops in each node goes over the network."""
+    assert machine.network is not None and machine.node is not None
+    inside = max(1, machine.devices_per_node // stride)
+    return (machine.network.hop_seconds + (inside - 1) * machine.node.hop_seconds) / inside
+
+
+def _node_rate(node: Link, pair: float | None, ranks: int) -> float:
+    """Return the rate of a group in a node. In a mesh without a switch, a small group uses only a few links."""
+    return node.bytes_per_second if pair is None else min(node.bytes_per_second, pair * (ranks - 1))
+
+
+def with_assumed_rates(chip: Chip, precision: Precision, devices: int) -> tuple[Chip, tuple[str, ...]]:
+    """Return the chip with every rate that the planner needs, and the names of the assumed ones. One device needs no
+    links."""
+    wanted: tuple[PeakDtype, ...] = ("bf16", "fp8") if precision == "fp8" else (precision,)
+    missing = [dtype for dtype in wanted if dtype not in chip.peaks]
+    changes: dict[str, object] = {}
+    if missing:
+        changes["peaks"] = {**chip.peaks, **{dtype: Peak(tflops=ASSUMED_TFLOPS, source=ASSUMED) for dtype in missing}}
+    if chip.memory_bandwidth_bytes_per_second is None:
+        changes["memory_bandwidth_bytes_per_second"] = ASSUMED_BANDWIDTH
+    if devices > 1 and (chip.interconnect is None or chip.interconnect.each_way_bytes_per_second is None):
+        changes["interconnect"] = Interconnect(
+            description=ASSUMED, each_way_bytes_per_second=ASSUMED_LINK, source=ASSUMED
+        )
+    names = {"peaks": f"peak of {', '.join(missing)}", "interconnect": "links"}
+    return chip.model_copy(update=changes), tuple(names.get(key, "memory bandwidth") for key in changes)
+
+
+def fit_messages(seconds_by_bytes: Mapping[int, float]) -> tuple[float, float]:
+    """Return alpha in seconds, and bytes per second, of a message's time alpha + bytes / rate (Hockney, 1994).
+
+    The fit minimises the squares of relative errors. Absolute errors would fit only the largest of the sizes, which go
+    from a kilobyte to megabytes. Raises ValueError for fewer than two sizes, for invalid times, and for times that do
+    not grow with the size.
+    """
+    if len(seconds_by_bytes) < 2:
+        raise ValueError(f"found times of {len(seconds_by_bytes)} message size(s), expected two or more")
+    if wrong := [t for t in seconds_by_bytes.values() if not (t > 0 and math.isfinite(t))]:
+        raise ValueError(f"found a message of {wrong[0]} s, expected a positive time")
+    alpha, per_byte = _relative_least_squares(seconds_by_bytes)
+    if not (alpha > 0 and per_byte > 0):
+        raise ValueError(f"larger messages do not take longer: alpha {alpha:.3g} s, {per_byte:.3g} s/byte")
+    return alpha, 1 / per_byte
+
+
+def _relative_least_squares(seconds_by_bytes: Mapping[int, float]) -> tuple[float, float]:
+    """Return alpha, b for the least sum of ((alpha + n b) / t - 1)^2: alpha u + b v is near 1, u = 1/t, v = n/t."""
+    u = [1 / t for t in seconds_by_bytes.values()]
+    v = [n / t for n, t in seconds_by_bytes.items()]
+    uu, vv = sum(x * x for x in u), sum(y * y for y in v)
+    uv, su, sv = sum(x * y for x, y in zip(u, v, strict=True)), sum(u), sum(v)
+    determinant = uu * vv - uv * uv
+    return (su * vv - sv * uv) / determinant, (sv * uu - su * uv) / determinant

@@ -9,6 +9,7 @@ also computes the scores again, so that its backward pass does 2.5 times the wor
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 
 from levelfield.measure.flops import attended_keys, core_width
@@ -50,26 +51,10 @@ class Cost:
     operations: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.matmul_flops + other.matmul_flops,
-            self.core_flops + other.core_flops,
-            self.attention_flops + other.attention_flops,
-            self.product_bytes + other.product_bytes,
-            self.logit_bytes + other.logit_bytes,
-            self.moved_bytes + other.moved_bytes,
-            self.operations + other.operations,
-        )
+        return Cost(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __mul__(self, times: float) -> Cost:
-        return Cost(
-            self.matmul_flops * times,
-            self.core_flops * times,
-            self.attention_flops * times,
-            self.product_bytes * times,
-            self.logit_bytes * times,
-            self.moved_bytes * times,
-            self.operations * times,
-        )
+        return Cost(*(each * times for each in vars(self).values()))
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,19 @@ gathers without overlap (Llama team, 2024, section 3.3.2).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from levelfield.measure.flops import attended_keys
-from levelfield.predict.attention_kernels import kernel_of
-from levelfield.predict.links import Link, MachineRates, all_reduce_seconds, gather_seconds, link_of, send_seconds
+from levelfield.predict.machines import (
+    Link,
+    MachineRates,
+    UnknownLink,
+    all_reduce_seconds,
+    gather_seconds,
+    link_of,
+    send_seconds,
+)
 from levelfield.predict.operations import (
     BACKWARD,
     FUSED_ATTENTION_BACKWARD,
@@ -25,8 +33,15 @@ from levelfield.predict.operations import (
     layer_forward,
 )
 from levelfield.predict.setup import TrainingSetup
-from levelfield.predict.token_exchange import exchange_seconds
-from levelfield.specs.constants import Pace
+from levelfield.specs.architecture import Experts, Model
+from levelfield.specs.constants import AttentionKernel, Pace
+
+# torch tries its kernels in the chip's order and takes the first that can do the work. What each cannot do is in torch
+# 2.13's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+DROPOUT_PARTS = 16  # cuDNN's dropout is a multiple of 1/16
+CUDNN_WIDTH, CUDNN_WIDTHS = 128, (192, 128)  # of query and value, backward pass included
+FLASH_WIDTH = 256
+FLASH: AttentionKernel = "flash2"  # of the package, and where torch's order on the chip is not known
 
 
 @dataclass(frozen=True)
@@ -72,7 +87,7 @@ def pass_seconds(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> Pas
         tensor=_tensor_seconds(s),
         context=_context_seconds(s),
         mixture=_mixture_seconds(s) if setup.model.experts else 0.0,
-        expert=exchange_seconds(setup, machine, pace),
+        expert=_token_exchange_seconds(s),
     )
 
 
@@ -199,3 +214,96 @@ def _ring_context(s: RankWork, link: Link) -> tuple[float, float]:
     back = (FUSED_ATTENTION_BACKWARD if fused else BACKWARD) * attention
     forward = max(0.0, send_seconds(size, link) - attention)
     return rounds * forward, rounds * max(0.0, send_seconds(2 * size, link) - back)
+
+
+def kernel_of(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> AttentionKernel:
+    """Return the kernel of a layout's attention."""
+    if pace.attention != "sdpa":
+        return pace.attention
+    if setup.tuning.attention == "flash_attn" or not machine.sdpa:
+        return FLASH
+    return next((kernel for kernel in machine.sdpa if _can(kernel, setup)), "materialised")
+
+
+def _can(kernel: AttentionKernel, setup: TrainingSetup) -> bool:
+    widths = _head_widths(setup.model)
+    if kernel == "cudnn":
+        fits = widths == CUDNN_WIDTHS or (max(widths) <= CUDNN_WIDTH and not any(width % 8 for width in widths))
+        return fits and (setup.model.attention_dropout * DROPOUT_PARTS).is_integer()
+    if kernel == "flash2":
+        is_masked = setup.model.sliding_window is not None or setup.layout.context > 1
+        return not is_masked and len(set(widths)) == 1 and max(widths) <= FLASH_WIDTH
+    return True
+
+
+def _head_widths(model: Model) -> tuple[int, int]:
+    """Return the widths of one head's query and value."""
+    latent = model.latent_attention
+    if latent is None:
+        return model.head_size, model.head_size
+    return latent.plain_size + latent.rotary_size, latent.value_size
+
+
+def _token_exchange_seconds(s: RankWork) -> float:
+    """Return the all-to-alls of one micro-batch in one layer that no computation hides. Raises UnknownLink.
+
+    Each layer sends tokens to their experts and gets the results back (Lepikhin et al., 2020, section 3.2), forward and
+    backward. A rank sends to all others at once: what stays in its node goes by the node's links, and beside it what
+    leaves goes by the rank's share of the network. A token may be sent to each expert that it chose, or once to every
+    node that has one of them and on by the node's links (DeepSeek-AI, 2024, V3, section 3.2.2). With sequence
+    parallelism each tensor rank sends its part of the tokens, and the tensor ranks of an expert gather what came.
+    """
+    layout, parts = s.setup.layout, s.part.split
+    if layout.expert == 1 or s.setup.model.experts is None:
+        return 0.0
+    near = min(
+        layout.expert, max(1, s.machine.devices_per_node // layout.tensor)
+    )  # tensor ranks lie between neighbours
+    one = max(_inside_seconds(s, near), _between_seconds(s, near, s.setup.model.experts))
+    if parts > 1:
+        one += gather_seconds(parts * exchanged_bytes(s.setup), parts, s.link(parts, 1))
+    calls = 6 if s.setup.tuning.recompute == "full" else 4
+    return calls * one * s.pace.expert_imbalance * (1 - s.pace.expert_overlap)
+
+
+def exchanged_bytes(s: TrainingSetup) -> int:
+    """Return the bytes that one rank sends in one exchange, to itself too: its tokens for each chosen expert."""
+    return s.width * s.routed_tokens * s.model.hidden_size // (s.layout.tensor if s.layout.sequence_parallel else 1)
+
+
+def _inside_seconds(s: RankWork, near: int) -> float:
+    """Return the exchange between the ranks of a group in one node, of which there are `near`."""
+    if near == 1:
+        return 0.0
+    link = s.link(near, s.setup.layout.tensor)
+    arriving = 1.0 if s.pace.dispatch == "nodes" else near / s.setup.layout.expert  # those of other nodes are sent on
+    return (near - 1) * (link.hop_seconds + arriving * exchanged_bytes(s.setup) / near / link.bytes_per_second)
+
+
+def _between_seconds(s: RankWork, near: int, experts: Experts) -> float:
+    """Return the exchange between nodes."""
+    others = s.setup.layout.expert - near
+    if others == 0:
+        return 0.0
+    network = s.machine.network
+    if network is None:
+        raise UnknownLink(f"{s.setup.layout}: found no rate of the link between nodes")
+    share = (s.pace.network_efficiency or s.pace.communication_efficiency) / s.machine.devices_per_node
+    copies = _copies(experts, s.setup.layout.expert, near, s.pace)
+    leaving = s.part.width * s.part.tokens * s.setup.model.hidden_size * copies / s.part.split
+    return others / near * network.hop_seconds + leaving / (share * network.bytes_per_second)
+
+
+def _copies(experts: Experts, ranks: int, near: int, pace: Pace) -> float:
+    """Return how often a token leaves its node, where the router takes all experts alike.
+
+    A token is sent once to each of the other nodes that have an expert of it: without groups n (1 - (1 - 1/n)^k) nodes,
+    with them at most those of its groups.
+    """
+    if pace.dispatch == "experts":
+        return experts.chosen * (ranks - near) / ranks
+    nodes, groups = ranks // near, experts.router.groups
+    spread = nodes * (1 - (1 - 1 / nodes) ** experts.chosen)
+    if groups is not None:
+        spread = min(spread, groups.chosen * math.ceil(nodes / groups.count))
+    return spread * (nodes - 1) / nodes

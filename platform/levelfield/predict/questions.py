@@ -7,7 +7,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.predict import machines
 from levelfield.predict.layout_search import LayoutQuestion, SupportedParallelism
-from levelfield.predict.links import MachineRates
+from levelfield.predict.machines import MachineRates
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.implementation import ImplementationFile

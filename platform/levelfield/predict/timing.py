@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from levelfield.measure.parameter_counts import ParameterCount, parameters
 from levelfield.predict.footprint import mixture_parameters
-from levelfield.predict.links import MachineRates, all_reduce_seconds, send_seconds
+from levelfield.predict.machines import MachineRates, all_reduce_seconds, send_seconds
 from levelfield.predict.pass_timing import (
     PassSeconds,
     RankWork,

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from levelfield.report import words
 from levelfield.report.escapes import code, markdown
-from levelfield.report.sheets import labelled
+from levelfield.report.sheets import LabelledText, labelled
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 
@@ -20,7 +20,7 @@ def result_lines(result: Result) -> list[str]:
     return [words.wrapped(title, 9), *(labelled(*row, 9) for row in _rows(result))]
 
 
-def _rows(result: Result) -> Iterator[tuple[str, str]]:
+def _rows(result: Result) -> Iterator[LabelledText]:
     yield "result", words.status(result)
     yield from (("", reason) for reason in result.status.reasons)
     throughput, mfu = result.throughput, words.utilisation(result, "palm")

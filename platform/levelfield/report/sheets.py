@@ -11,6 +11,7 @@ from levelfield.report.escapes import markdown, one_line, printable, table
 from levelfield.report.words import WIDTH, wrapped
 
 GAP = "  "
+LabelledText = tuple[str, str]
 _LEAST = 8  # columns that a cell keeps when the table is too wide
 
 

@@ -16,7 +16,7 @@ from levelfield.judge.certification import certificate_from
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.rundir.event_lines import DAMAGED
-from levelfield.rundir.sealed_files import OUTCOME, raw_paths
+from levelfield.rundir.seal import OUTCOME, raw_paths
 from levelfield.specs.base import dump, load
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths

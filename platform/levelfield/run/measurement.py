@@ -30,7 +30,7 @@ from levelfield.node.node_facts import host_counters
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import environment_of
 from levelfield.plan.peak import MeasuredPeaks, is_better, why_again
-from levelfield.predict.messages import fit_messages
+from levelfield.predict.machines import fit_messages
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.runtimes.process_runtime import printed_by
 from levelfield.rundir.directory import write_atomically

@@ -29,8 +29,7 @@ from levelfield.judge.node_comparison import (
     slower_than_earlier,
     word_of,
 )
-from levelfield.judge.node_ends import GOOD
-from levelfield.judge.status import last_line
+from levelfield.judge.status import GOOD, last_line
 from levelfield.node.device_files import DeviceInUse
 from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers import LOCAL, means, speaking

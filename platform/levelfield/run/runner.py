@@ -28,10 +28,10 @@ from levelfield.run.launchers import means, speaking
 from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
 from levelfield.run.run_devices import devices_locked, devices_sampled
-from levelfield.rundir import directory, run_state
+from levelfield.rundir import directory
 from levelfield.rundir.follower import Follower, Progress
 from levelfield.rundir.node_readings import read_nodes, read_software
-from levelfield.rundir.preflight_file import sentence_of
+from levelfield.rundir.preflight_events import sentence_of
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
@@ -67,11 +67,11 @@ def run(
     reference: what the run is compared with. certificate: the one that the plan names. The run directory gets copies.
     Raises UsageError when the run directory cannot be written before the training; every later error gives a result.
     """
-    run_state.settle(runs)
+    directory.settle(runs)
     paths = directory.create(runs, plan.run_id)
     plan = plan.model_copy(update={"choices": choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
-    with run_state.ending(paths), interrupted_once():
+    with directory.ending(paths), interrupted_once():
         outcome = _attempt(plan, vendor, paths, listener, machine, copies)
         result = _finished(paths, outcome)
     if plan.peak.tflops is None and any(each.is_above_peak for each in result.utilisation):
@@ -86,7 +86,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
 
     The window as the platform saw it is not known. Raises UsageError for a run that no engine has.
     """
-    run_state.refuse_running(paths)
+    directory.refuse_running(paths)
     if paths.outcome.exists():
         return finish(paths)
     plan = directory.read_plan(paths)
@@ -101,7 +101,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
         raise UsageError(
             f"{plan.run_id}: its launcher '{launcher.name}' leaves nothing to attach to; `evidence collect` it"
         )
-    with run_state.ending(paths), interrupted_once():
+    with directory.ending(paths), interrupted_once():
         corpus, follower = CorpusWatch(plan.corpus), Follower(paths.events, plan)
         request = launcher.request(plan, paths, runtime)
         directory.write_status(paths, "running", "running")

@@ -1,18 +1,25 @@
 """The archive of a bundle: a zip file in which every byte has one right value, written and read in memory.
 
+runs/<run id>/<file> for each file, manifest.json with the digest of each, and manifest.json.sig if it is signed.
+
 The library reads the list at the end only. Members are inflated here, up to the size that the list states.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
 
 from levelfield.errors import DocumentError, GateFailed
-from levelfield.rundir.bundle_format import MANIFEST, MEMBER_NAME, MOST_BYTES, MOST_MEMBERS, MOST_RATIO
+from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.result import SealFinding
 
 _MADE = (1980, 1, 1, 0, 0, 0)  # the date of every member: the earliest that the format knows
 _MODE = 0o100644 << 16  # a regular file
@@ -24,6 +31,19 @@ _VERSION, _UNIX, _DATE = 20, 3, 33  # deflate; whose rights a member has; the fi
 # What the library raises for a damaged archive.
 _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OSError)
 
+MANIFEST, SIGNATURE = "manifest.json", "manifest.json.sig"
+MOST_BYTES = 64 * 2**20  # of the archive, and of all members together
+MOST_MEMBERS = 2000
+MOST_RATIO = 200  # of a member to its compressed bytes
+_FILE = (
+    r"(?:plan|job|request|preflight|provenance|outcome|reference|certificate|result)\.json|telemetry\.jsonl"
+    r"|telemetry/node[0-9]{1,6}(?:\.raw)?\.jsonl|events/[A-Za-z0-9][\w.-]{0,99}\.jsonl"
+    r"|(?:logs|nodes|image)/[A-Za-z0-9][\w.-]{0,99}"
+)
+FILE_NAME = re.compile(_FILE, re.ASCII)
+RUN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
+MEMBER_NAME = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(SIGNATURE)}|runs/{RUN_NAME.pattern}/(?:{_FILE})", re.ASCII)
+
 
 def archive(members: Mapping[str, bytes]) -> bytes:
     """Return a zip archive: sorted, with one date, and without anything but the members."""
@@ -32,15 +52,11 @@ def archive(members: Mapping[str, bytes]) -> bytes:
         for name, content in sorted(members.items()):
             info = zipfile.ZipInfo(name, _MADE)
             info.external_attr, info.create_system = _MODE, 3
-            info.compress_type = _compression(content)
+            # Compressed, except where a reader would take the ratio for a trap.
+            is_dense = len(content) <= MOST_RATIO / 2 * len(zlib.compress(content))
+            info.compress_type = zipfile.ZIP_DEFLATED if is_dense else zipfile.ZIP_STORED
             made.writestr(info, content)
     return out.getvalue()
-
-
-def _compression(content: bytes) -> int:
-    """Return how to store a member: compressed, except where a reader would take the ratio for a trap."""
-    is_dense = len(content) <= MOST_RATIO / 2 * len(zlib.compress(content))
-    return zipfile.ZIP_DEFLATED if is_dense else zipfile.ZIP_STORED
 
 
 def members_in(content: bytes, origin: str) -> dict[str, bytes]:
@@ -77,7 +93,6 @@ def _why_refused(infos: list[zipfile.ZipInfo]) -> str | None:
 
 
 def _why_not(info: zipfile.ZipInfo) -> str | None:
-    """Return what is wrong with a member; None for nothing."""
     name = info.filename
     if not MEMBER_NAME.fullmatch(name) or info.orig_filename != name:
         return f"found a member {name[:120]!r}, which no bundle has"
@@ -105,7 +120,7 @@ def _why_not_dense(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
             )
         place += len(header) + info.compress_size
         listed += _entry_of(info)
-    if content[place:] != listed + _end_of(len(infos), len(listed), place):
+    if content[place:] != listed + _END.pack(b"PK\5\6", 0, 0, len(infos), len(infos), len(listed), place, 0):
         return "found bytes that belong to no member"
     return None
 
@@ -142,11 +157,6 @@ def _entry_of(info: zipfile.ZipInfo) -> bytes:
     return _ENTRY.pack(*start, *sizes, _MODE, info.header_offset) + name
 
 
-def _end_of(count: int, size: int, place: int) -> bytes:
-    """Return the end of an archive: so many members, whose list has a size and a place."""
-    return _END.pack(b"PK\5\6", 0, 0, count, count, size, place, 0)
-
-
 def _is_ended(content: bytes) -> bool:
     """Return whether an archive ends as a bundle does, with a list of members that is short enough to be read."""
     if len(content) < _END.size or content[-_END.size - 20 :].startswith(b"PK\6\7"):  # the locator of a larger archive
@@ -154,3 +164,61 @@ def _is_ended(content: bytes) -> bool:
     mark, *_, size, place, comment = _END.unpack_from(content, len(content) - _END.size)
     is_at_the_end = mark == b"PK\5\6" and comment == 0 and place + size + _END.size == len(content)
     return bool(is_at_the_end and size <= MOST_MEMBERS * _LONGEST_ENTRY)
+
+
+class BundledFile(Value):
+    """A file of a run. original: its digest in the run directory; of outcome.json the one that the seal holds.
+
+    stored: the digest of the member; None where the file is left out. replaced: texts replaced by placeholders. cut:
+    bytes left out at the beginning of a long log.
+    """
+
+    original: str
+    stored: str | None
+    replaced: int = Field(default=0, ge=0)
+    cut: int = Field(default=0, ge=0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the member is the file as the run left it."""
+        return self.stored is not None and not self.replaced and not self.cut
+
+
+class BundledRun(Value):
+    """A run of a bundle. seal: the finding on its files before any was redacted.
+
+    software: the digest of its packages and of the vendor's software, for its certificate.
+    """
+
+    seal: SealFinding
+    software: str | None
+    files: dict[str, BundledFile]
+
+
+class Replacement(Value):
+    """What was replaced: its kind (`secret`, `path`, `folder`, `host`, `user`, `device`), by what, and how often."""
+
+    kind: str
+    placeholder: str
+    times: int = Field(ge=1)
+
+
+class Manifest(Document):
+    """manifest.json. kept: names of users or hosts that are also words of a run and were not replaced: how many.
+
+    result_revision: which fields the results have (specs/result.py). digest: of all other keys.
+    """
+
+    KIND: ClassVar[str] = "bundle"
+
+    platform_version: str
+    runs: dict[str, BundledRun]
+    replacements: tuple[Replacement, ...]
+    kept: int = 0
+    result_revision: int = Field(default=0, ge=0, json_schema_extra=LATER)
+    digest: str
+
+    @property
+    def content_digest(self) -> str:
+        """The digest that the manifest has to have."""
+        return self.model_copy(update={"digest": ""}).fingerprint()

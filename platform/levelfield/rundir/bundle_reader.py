@@ -15,13 +15,10 @@ from typing import Any
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir import bundle_format
-from levelfield.rundir.bundle_archive import members_in
-from levelfield.rundir.bundle_format import FILE_NAME, MANIFEST, SIGNATURE, BundledRun, Manifest
-from levelfield.rundir.event_lines import Event, event_or_none
-from levelfield.rundir.seal import FACTS, finding_of, stored_seal, tampered
-from levelfield.rundir.sealed_files import OUTCOME, document_of, sha256_of
-from levelfield.rundir.strict_json import strict_json, strict_lines
+from levelfield.rundir import bundle_archive
+from levelfield.rundir.bundle_archive import FILE_NAME, MANIFEST, SIGNATURE, BundledRun, Manifest, members_in
+from levelfield.rundir.event_lines import Event, event_or_none, strict_json, strict_lines
+from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, sha256_of, stored_seal, tampered
 from levelfield.specs.base import parse
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import SealFinding
@@ -70,7 +67,6 @@ class RunInBundle:
         return event_or_none(self.files.get(OUTCOME, b""))
 
     def _without_names(self) -> dict[str, Any]:
-        """Return the JSON of the files that are not as the run left them."""
         named = [name for name in self.redacted if name.endswith((".json", ".jsonl")) and name in self.files]
         found = {name: document_of(name, self.files[name]) for name in named}
         return {name: document for name, document in found.items() if document is not None}
@@ -104,7 +100,12 @@ def bundle_of(content: bytes, origin: str) -> Bundle:
     }
     _check_left_out(manifest, origin)
     _check_members(files, listed, origin)
-    return Bundle(manifest, members[MANIFEST], members.get(SIGNATURE), tuple(_runs(files, manifest)))
+    runs = []
+    for run, entry in manifest.runs.items():
+        before = f"runs/{run}/"
+        own = {name.removeprefix(before): content for name, content in files.items() if name.startswith(before)}
+        runs.append(RunInBundle(run, own, entry))
+    return Bundle(manifest, members[MANIFEST], members.get(SIGNATURE), tuple(runs))
 
 
 @contextmanager
@@ -126,9 +127,9 @@ def _content(path: Path) -> bytes:
             raise DocumentError(
                 f"{path}: found no file, expected a bundle, which `evidence bundle RUN --output FILE` writes"
             )
-        if (size := path.stat().st_size) > bundle_format.MOST_BYTES:
-            raise DocumentError(f"{path}: found {size:,} bytes, expected at most {bundle_format.MOST_BYTES:,}")
-        return read_regular(path, bundle_format.MOST_BYTES + 1)
+        if (size := path.stat().st_size) > bundle_archive.MOST_BYTES:
+            raise DocumentError(f"{path}: found {size:,} bytes, expected at most {bundle_archive.MOST_BYTES:,}")
+        return read_regular(path, bundle_archive.MOST_BYTES + 1)
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -162,19 +163,7 @@ def _check_members(files: dict[str, bytes], listed: dict[str, str], origin: str)
         if sha256_of(files[name]) != listed[name]:
             raise GateFailed(f"{origin}: refused: member '{name}' differs from its digest in the manifest")
         try:
-            _check_json(name, files[name])
+            if name.endswith((".json", ".jsonl")):
+                (strict_json if name.endswith(".json") else strict_lines)(files[name])
         except ValueError as error:
             raise GateFailed(f"{origin}: refused: member '{name}': {error}") from None
-
-
-def _check_json(name: str, content: bytes) -> None:
-    if name.endswith(".jsonl"):
-        strict_lines(content)
-    elif name.endswith(".json"):
-        strict_json(content)
-
-
-def _runs(files: dict[str, bytes], manifest: Manifest) -> Iterator[RunInBundle]:
-    for run, listed in manifest.runs.items():
-        before = f"runs/{run}/"
-        yield RunInBundle(run, {n.removeprefix(before): c for n, c in files.items() if n.startswith(before)}, listed)

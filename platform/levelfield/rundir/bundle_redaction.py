@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import json
+import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,25 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
-from levelfield.rundir.bundle_format import FILE_NAME, BundledFile
-from levelfield.rundir.bundle_source import LOGS, ReadFile, ReadRun
-from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none
+from levelfield.errors import GateFailed, UsageError
+from levelfield.rundir.bundle_archive import FILE_NAME, MOST_BYTES, BundledFile, BundledRun
+from levelfield.rundir.bundle_reader import RunInBundle
+from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none, mapping
 from levelfield.rundir.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
-from levelfield.rundir.sealed_files import FILES, sha256_of
+from levelfield.rundir.seal import (
+    MOST_SEALED_BYTES,
+    OUTCOME,
+    finding_of,
+    opened,
+    outcome_digest,
+    raw_paths,
+    sha256_of,
+)
 from levelfield.specs.base import dump
 from levelfield.specs.certificate import Certificate, CertificateSubject
+from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import AlignmentLayer, SealFinding
 from levelfield.user_folders import home_folder
 
-
-@dataclass(frozen=True)
-class RedactedRun:
-    """A run as a bundle holds it."""
-
-    name: str
-    files: dict[str, bytes]
-    entries: dict[str, BundledFile]
-    seal: SealFinding
+TAIL_BYTES = 2**20  # what is kept of a log; a run's evidence is its last line
+LOGS = ("logs/", "image/build.log")
+_PART_BYTES = 2**20
 
 
 def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
@@ -45,13 +51,15 @@ def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
     users |= {*_own_names(), *(by for each in documents for by in _by(each.get("reference.json")))}
     hosts = {platform.node(), *(_host(each.get("provenance.json")) for each in documents)}
     hosts |= {host for each in documents for document in each.values() for host in hosts_in(document)}
-    words = {word for each in documents for word in words_of(_without_launch(each.get("plan.json")))}
+    # of a plan without the names and addresses of the machines that it was to run on
+    plans = [{key: v for key, v in mapping(each.get("plan.json")).items() if key != "launch"} for each in documents]
+    words = {word for plan in plans for word in words_of(plan)}
     own = {str(checkout()): "checkout", str(home_folder()): "home"}
     return Placeholders({**own, **roots}, hosts, users, words)
 
 
-def redacted_run(run: ReadRun, placeholders: Placeholders) -> RedactedRun:
-    """Return the run with placeholders. A file that needs none keeps its bytes."""
+def redacted_run(run: ReadRun, placeholders: Placeholders) -> RunInBundle:
+    """Return the run with placeholders, without its software. A file that needs none keeps its bytes."""
     files: dict[str, bytes] = {}
     entries = {}
     for name, file in run.files.items():
@@ -65,23 +73,21 @@ def redacted_run(run: ReadRun, placeholders: Placeholders) -> RedactedRun:
             cut=file.cut,
         )
         files |= {name: content} if fits else {}
-    return _with_certificate(RedactedRun(run.name, files, entries, run.seal))
+    return _with_certificate(RunInBundle(run.name, files, BundledRun(seal=run.seal, software=None, files=entries)))
 
 
-def _with_certificate(run: RedactedRun) -> RedactedRun:
+def _with_certificate(run: RunInBundle) -> RunInBundle:
     """Return the run whose redacted certificate has the digest of its own content, also in the plan that names it."""
-    name, plan = "certificate.json", "plan.json"
+    name, plan, entries = "certificate.json", "plan.json", run.listed.files
     document = event_or_none(run.files.get(name, b""))
-    if document is None or run.entries[name].is_whole:
+    if document is None or entries[name].is_whole:
         return run
     with suppress(*DAMAGED):
         sealed_again = _resealed(document)
         new, old = sealed_again.digest.encode(), str(document["digest"]).encode()
         files = {**run.files, name: dump(sealed_again).encode(), plan: run.files[plan].replace(old, new)}
-        stored = {
-            each: run.entries[each].model_copy(update={"stored": sha256_of(files[each])}) for each in (name, plan)
-        }
-        return replace(run, files=files, entries={**run.entries, **stored})
+        stored = {each: entries[each].model_copy(update={"stored": sha256_of(files[each])}) for each in (name, plan)}
+        return RunInBundle(run.name, files, run.listed.model_copy(update={"files": {**entries, **stored}}))
     return run  # a damaged one, which does not hold before or after
 
 
@@ -92,27 +98,19 @@ def _resealed(document: Event) -> Certificate:
     return Certificate.seal(**kept, subject=subject, layers=layers)
 
 
-def _documents(files: Mapping[str, ReadFile]) -> dict[str, Event]:
-    found = {name: event_or_none(files[name].content) for name in FILES if name.endswith(".json") and name in files}
-    return {name: document for name, document in found.items() if document is not None}
-
-
 def _redacted(name: str, content: bytes, placeholders: Placeholders) -> bytes:
     if name.endswith(".json"):
-        found = json_like(content, placeholders.value)
-        return _redacted_text(content, placeholders) if found is None else found
+        return _redacted_json(content, placeholders)
     if name.endswith(".jsonl"):
-        return b"\n".join(_redacted_line(line, placeholders) for line in content.split(b"\n"))
-    text = content.decode("utf-8", "surrogateescape")
-    return placeholders.log(text).encode("utf-8", "surrogateescape")
+        return b"\n".join(line and _redacted_json(line, placeholders) for line in content.split(b"\n"))
+    return placeholders.log(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
-def _redacted_line(line: bytes, placeholders: Placeholders) -> bytes:
-    found = json_like(line, placeholders.value) if line else line
-    return _redacted_text(line, placeholders) if found is None else found
-
-
-def _redacted_text(content: bytes, placeholders: Placeholders) -> bytes:
+def _redacted_json(content: bytes, placeholders: Placeholders) -> bytes:
+    """Return JSON with placeholders; of what is no JSON the text."""
+    found = json_like(content, placeholders.value)
+    if found is not None:
+        return found
     return placeholders.text(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
@@ -123,11 +121,6 @@ def _roots(documents: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     with suppress(*DAMAGED):
         folder = Path(documents["plan.json"]["implementation"]["folder"])
         yield str(folder.parents[1]), "checkout"
-
-
-def _without_launch(plan: Any) -> Any:
-    """Return a plan without the names and addresses of the machines that it was to run on."""
-    return {key: each for key, each in plan.items() if key != "launch"} if isinstance(plan, dict) else plan
 
 
 def _host(provenance: Any) -> str:
@@ -146,3 +139,55 @@ def _by(reference: Any) -> Iterator[str]:
     """Return who promoted a reference and who recorded its noise."""
     with suppress(*DAMAGED):
         yield from (str(each["by"]) for each in (reference, *reference["noise"]) if each.get("by"))
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """A file of a run directory. content: its bytes, of a long log the last ones. cut: the bytes before them."""
+
+    digest: str
+    content: bytes
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class ReadRun:
+    """A run directory in memory. files: by path in it. seal: the finding on exactly these bytes."""
+
+    name: str
+    files: dict[str, ReadFile]
+    seal: SealFinding
+
+
+def read_run(paths: RunPaths, name: str) -> ReadRun:
+    """Return a run directory's raw files, each read once. Raises GateFailed for a tampered run.
+
+    Raises UsageError for a file that is no regular file, and for one that is too large.
+    """
+    named = [*raw_paths(paths.root), *([(OUTCOME, paths.outcome)] if os.path.lexists(paths.outcome) else ())]
+    files = {shown: _read(shown, path) for shown, path in named}
+    outcome = event_or_none(files[OUTCOME].content) if OUTCOME in files else None
+    found = finding_of(outcome, {shown: file.digest for shown, file in files.items() if shown != OUTCOME})
+    if found.word == "tampered":
+        raise GateFailed(f"{name} is tampered: {found.reason}; a bundle needs the files that the run left")
+    if outcome is not None:
+        files[OUTCOME] = replace(files[OUTCOME], digest=outcome_digest(outcome))
+    return ReadRun(name, files, found)
+
+
+def _read(name: str, path: Path) -> ReadFile:
+    descriptor = opened(path)
+    if descriptor is None:
+        raise UsageError(f"bundle: {path}: found no readable regular file; links and pipes do not go into a bundle")
+    largest = MOST_SEALED_BYTES if name.startswith(LOGS) else MOST_BYTES
+    if os.fstat(descriptor).st_size > largest:
+        os.close(descriptor)
+        raise UsageError(f"bundle: {path}: found more than {largest:,} bytes")
+    digest, kept, size = hashlib.sha256(), bytearray(), 0
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        while part := file.read(_PART_BYTES):
+            digest.update(part)
+            kept, size = kept + part, size + len(part)
+            if name.startswith(LOGS):
+                kept = kept[-TAIL_BYTES:]
+    return ReadFile(f"sha256:{digest.hexdigest()}", bytes(kept), size - len(kept))

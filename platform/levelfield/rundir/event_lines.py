@@ -1,16 +1,25 @@
-"""One line of a raw file, read without trust: another process, or a failing disk, may have written it."""
+"""JSON of raw files, read without trust: another process, or a failing disk, may have written it.
+
+JSON from elsewhere is read so that two readers cannot understand it differently. Refused: NaN, infinities and numbers
+that become one, a key twice in one object, deep nesting, and endless digits.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import math
+from typing import Any, NoReturn
 
 from pydantic_core import from_json
+
+from levelfield.specs.bounded_reading import PLAIN_LEVELS, bounded_number, plain_json, unique_keys
 
 Event = dict[str, Any]
 # What a wrong type, a missing key or a number without bounds raises in code that expects an event.
 DAMAGED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 LARGEST = 2**64  # of a whole number: times in ns, bytes, checksums
+
+LONGEST_LINE = 2**20  # bytes of a line of a .jsonl file
 
 
 def event_of(line: bytes | str) -> Event:
@@ -21,17 +30,13 @@ def event_of(line: bytes | str) -> Event:
     try:
         found = from_json(line)
     except (TypeError, ValueError):  # TypeError: of half a pair of characters
-        found = _by_json(line)
+        try:
+            found = json.loads(line)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
     if not isinstance(found, dict):
         raise ValueError(f"found {type(found).__name__}, expected an object")
     return found
-
-
-def _by_json(line: bytes | str) -> Any:
-    try:
-        return json.loads(line)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
 
 
 def event_or_none(content: bytes | str) -> Event | None:
@@ -40,6 +45,16 @@ def event_or_none(content: bytes | str) -> Event | None:
         return event_of(content)
     except ValueError:
         return None
+
+
+def mapping(value: Any) -> Event:
+    """Return an object; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list; an empty one for anything else."""
+    return value if isinstance(value, list) else []
 
 
 def whole(value: Any) -> int:
@@ -57,3 +72,71 @@ def count(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"found {type(value).__name__}, expected a whole number")
     return whole(value)
+
+
+def strict_json(content: bytes | str) -> Any:
+    """Return the value of a JSON text. Raises ValueError, with what was found, for what is refused."""
+    try:
+        return plain_json(content) if isinstance(content, bytes) else _checked(content)
+    except ValueError:
+        return _checked(content)  # it says what was found, and takes what only looks like something refused
+
+
+def _checked(content: bytes | str) -> Any:
+    try:
+        found = json.loads(
+            content,
+            object_pairs_hook=unique_keys,
+            parse_constant=_constant,
+            parse_float=_finite,
+            parse_int=bounded_number,
+        )
+    except RecursionError:
+        raise ValueError(f"found more than {PLAIN_LEVELS} nested levels") from None
+    if _levels(found) > PLAIN_LEVELS:
+        raise ValueError(f"found more than {PLAIN_LEVELS} nested levels")
+    return found
+
+
+def strict_lines(content: bytes) -> None:
+    """Check every line of a .jsonl file that is JSON. Raises ValueError with the number of the line.
+
+    A line that is no JSON at all is left to the reader of raw files, which makes the run invalid.
+    """
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"line {number}: found {len(line):,} bytes, expected at most {LONGEST_LINE:,}")
+        if line.strip() and _is_json(line):
+            try:
+                strict_json(line)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"found {name}, expected a finite number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"found {text[:40]}, expected a finite number")
+    return value
+
+
+def _levels(value: Any) -> int:
+    level, layer = 0, [value]
+    while layer := [each for each in layer if isinstance(each, (dict, list))]:
+        level += 1
+        layer = [inner for each in layer for inner in (each.values() if isinstance(each, dict) else each)]
+    return level

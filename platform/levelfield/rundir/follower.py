@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,14 +57,15 @@ class Follower:
         self._looked_ns = looking_ns
         return [self._progress(step) for step in sorted(self._ends) if step > max(before, 0)]
 
-    def _new_events(self, path: Path) -> list[Event]:
+    def _new_events(self, path: Path) -> Iterator[Event]:
         with open_regular(path) as file:
             file.seek(self._offsets.get(path.name, 0))
             lines, newline, _ = file.read(_MOST_AT_ONCE).rpartition(b"\n")
-        if not newline:
-            return []
-        self._offsets[path.name] = self._offsets.get(path.name, 0) + len(lines) + 1
-        return list(_events(lines.split(b"\n")))
+        if newline:
+            self._offsets[path.name] = self._offsets.get(path.name, 0) + len(lines) + 1
+            for line in lines.split(b"\n"):
+                with suppress(ValueError):
+                    yield event_of(line)
 
     def _take(self, event: Event, path: Path) -> None:
         """Keep what an event shows. A damaged one shows nothing; the collector reports it."""
@@ -111,15 +112,8 @@ def event_file_sizes(events: Path) -> dict[str, int]:
             names = [e.name for e in found if e.name.startswith("rank") and e.name.endswith(".jsonl")]
     except FileNotFoundError:
         return {}
-    return {name: _size(f"{events}/{name}") for name in names}
-
-
-def _size(path: str) -> int:
-    with open_regular(path) as file:
-        return os.fstat(file.fileno()).st_size
-
-
-def _events(lines: Iterable[bytes]) -> Iterator[Event]:
-    for line in lines:
-        with suppress(ValueError):
-            yield event_of(line)
+    sizes = {}
+    for name in names:
+        with open_regular(f"{events}/{name}") as file:
+            sizes[name] = os.fstat(file.fileno()).st_size
+    return sizes

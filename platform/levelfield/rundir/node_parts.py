@@ -77,11 +77,7 @@ def part_of(parts: Sequence[NodePart], rank: int) -> NodePart:
 
 
 def _part(
-    plan: Plan,
-    name: str | None,
-    ranks: range,
-    steps: Mapping[int, tuple[StepRecord, ...]],
-    read: NodeTelemetry | None,
+    plan: Plan, name: str | None, ranks: range, steps: Mapping[int, tuple[StepRecord, ...]], read: NodeTelemetry | None
 ) -> NodePart:
     ends = {record.step: record.end_ns for record in steps.get(ranks.start, ())}
     own = tuple(record for rank in ranks for record in steps.get(rank, ()))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from levelfield.contracts.command import Ask, CommandOutput
+from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.readings import plausible_samples
 from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, Vendor, answers_of, replayed
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
-from levelfield.rundir.event_lines import Event, event_or_none
+from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -40,8 +39,7 @@ def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
             facts = event_or_none(read_regular(paths.node_facts(node)))
         except OSError:
             continue  # raw_files finds no facts of this node either
-        tools = (facts or {}).get("tools")
-        adapter = replayed(vendor, answers_of(tools.values() if isinstance(tools, dict) else ()))
+        adapter = replayed(vendor, answers_of(mapping(mapping(facts).get("tools")).values()))
         if adapter is not None:
             write_json(paths.node_software(node), _versions(adapter))
 
@@ -54,34 +52,22 @@ def _versions(adapter: Vendor) -> dict[str, str]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-class _Replay:
-    """The answers of one line at a time, for an adapter that lives through all lines of a node: it has counters."""
-
-    def __init__(self) -> None:
-        self._answers: Ask = answers_of(())
-
-    def show(self, outputs: Any) -> None:
-        self._answers = answers_of(outputs if isinstance(outputs, list) else ())
-
-    def ask(self, argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
-        return self._answers(argv, timeout_seconds)
-
-
 def _lines(recorded: bytes, plan: Plan, vendor: Vendor) -> Iterator[str]:
     """Return a line for each whole one. What is no object stays as it is: whoever reads the file reports it."""
-    replay, devices = _Replay(), _devices(plan)
-    adapter = replayed(vendor, replay.ask)
+    answers, devices = answers_of(()), _devices(plan)
+
+    def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
+        return answers(argv, timeout_seconds)  # of one line at a time
+
+    adapter = replayed(vendor, ask)  # lives through all lines of a node: it has counters
     for line in recorded.split(b"\n")[:-1]:
         found = event_or_none(line)
         if found is None:
             yield line.decode("utf-8", "replace") + "\n"
             continue
-        replay.show(found.get("outputs"))
-        yield json.dumps({**_kept(found), **_samples(adapter, devices, found)}) + "\n"
-
-
-def _kept(line: Event) -> Event:
-    return {name: line[name] for name in _KEPT if line.get(name) is not None}
+        answers = answers_of(listed(found.get("outputs")))
+        kept = {name: found[name] for name in _KEPT if found.get(name) is not None}
+        yield json.dumps({**kept, **_samples(adapter, devices, found)}) + "\n"
 
 
 def _samples(adapter: Vendor | None, devices: Sequence[Device], line: Event) -> dict[str, object]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from levelfield.rundir.event_lines import listed, mapping
 from levelfield.rundir.seal import DEVICE, VARIABLES
 from levelfield.specs.variables import MASK, SECRET_VALUE, is_secret, masked
 
@@ -45,19 +46,9 @@ def hosts_in(value: Any, key: str = "") -> set[str]:
     found = {host for name, each in value.items() for host in hosts_in(each, name)}
     if key != "hosts" and not ("node_rank" in value and value.keys() & {"name", "hostname"}):
         return found
-    listed = [text for each in (value, *_interfaces(value)) for text in _reached_at(each)]
-    return found | {text for text in listed if isinstance(text, str) and not _NAMES_NOBODY.fullmatch(text)}
-
-
-def _interfaces(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the network interfaces of a node's facts, whose addresses name the machine."""
-    found = facts.get("interfaces")
-    return [each for each in found.values() if isinstance(each, dict)] if isinstance(found, dict) else []
-
-
-def _reached_at(value: dict[str, Any]) -> list[Any]:
-    addresses = value.get("addresses")
-    return [*(value.get(name) for name in _HOST_KEYS), *(addresses if isinstance(addresses, list) else ())]
+    places = [value, *map(mapping, mapping(value.get("interfaces")).values())]  # their addresses name the machine too
+    texts = [text for each in places for text in (*map(each.get, _HOST_KEYS), *listed(each.get("addresses")))]
+    return found | {text for text in texts if isinstance(text, str) and not _NAMES_NOBODY.fullmatch(text)}
 
 
 class Placeholders:

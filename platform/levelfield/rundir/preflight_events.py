@@ -1,21 +1,37 @@
-"""What the ranks of a preflight recorded, read without trust: figures of nodes, collectives and pairs."""
+"""What the ranks of a preflight recorded, read without trust: figures of nodes, collectives and pairs. Its report in a
+sentence.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
-from levelfield.measure.preflight import bus_factor, middle_and_best, slowest_blocks
+from levelfield.errors import DocumentError
+from levelfield.measure.preflight import bus_factor, middle_and_best, slowest_blocks, spread_of
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
-from levelfield.rundir.preflight_nodes import MOST_TEXT, Measured, is_rate, node_reports
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
+from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.preflight_report import CollectiveReport, NodeReport, PairReport
+from levelfield.specs.preflight_report import CollectiveReport, Fact, NodeReport, PairReport, PreflightReport, Rate
 
 MOST_EVENT_BYTES = 64 * 2**20  # of one rank's file
+UNITS = {"memory copy": "B/s", "integer loop": "1/s", "hash": "B/s", "disk write": "B/s", "disk read": "B/s"}
+CHECKS = {
+    "clock": (), "load": (), "memory": (), "limits": (), "copy": ("memory copy",), "integers": ("integer loop",),
+    "hashes": ("hash",), "disk": ("disk write", "disk read"),
+}  # fmt: skip
+PRODUCT = "matmul"
+MOST_TEXT = 200
+_TERA = 1e12
+Measured = dict[str, list[Event]]  # the values of each measured event by its name, in order
+
+_GIGA = 1e9
+LONGEST_SENTENCE = 500
 
 
 class PreflightFacts(NamedTuple):
@@ -73,8 +89,8 @@ def _barrier(ranks: Mapping[int, Measured]) -> float | None:
 
 def _seconds(values: Event) -> list[float]:
     """Return the seconds of an event's blocks; none where one cannot be right."""
-    given = values.get("seconds")
-    return given if isinstance(given, list) and given and all(is_rate(value) for value in given) else []
+    given = listed(values.get("seconds"))
+    return given if all(map(is_rate, given)) else []
 
 
 def _slowest(each: Mapping[int, Sequence[float]]) -> tuple[float, float]:
@@ -135,3 +151,134 @@ def _pairs(ranks: Mapping[int, Measured], names: Mapping[int, str]) -> Iterable[
                     bytes_per_second=size / middle,
                     wrong=_wrong({first: values}),
                 )
+
+
+def node_reports(plan: Plan, ranks: Mapping[int, Measured]) -> tuple[NodeReport, ...]:
+    """Return the report of each node, from what its ranks recorded."""
+    per_node = plan.hardware.devices_per_node
+    return tuple(
+        _node(number, name, ranks, range(number * per_node, (number + 1) * per_node))
+        for number, name in enumerate(_names(plan, ranks))
+    )
+
+
+def rate_of(values: Any, unit: Any, expected: str) -> Rate:
+    """Return the rate of repeats; without a value and with the reason where one of them cannot be right."""
+    if unit != expected:
+        return Rate(unit=expected, reason=f"found the unit {str(unit)[:20]!r}, expected {expected!r}")
+    numbers = listed(values)
+    if not numbers or not all(map(is_rate, numbers)):
+        return Rate(unit=expected, reason="the repeats are not all finite numbers above zero")
+    middle, best = middle_and_best([-float(value) for value in numbers])
+    return Rate(unit=expected, value=-middle, best=-best, spread=spread_of(numbers), repeats=len(numbers))
+
+
+def is_rate(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _names(plan: Plan, ranks: Mapping[int, Measured]) -> list[str]:
+    """Return the nodes' names: those of the hosts file; where an engine chose the nodes, what they call themselves."""
+    hosts = plan.launch.hosts if plan.launch else ()
+    names = []
+    for number in range(plan.hardware.nodes):
+        own = _hostname(ranks[number * plan.hardware.devices_per_node]) if plan.launch else None
+        name = hosts[number].name if number < len(hosts) else own or f"node{number}"
+        names.append(name if name not in names else f"{name} (node{number})")
+    return names
+
+
+def _hostname(measured: Measured) -> str | None:
+    with suppress(*DAMAGED):
+        found = measured["node"][0]["checks"]["limits"]["facts"]["hostname"]
+        return str(found)[:MOST_TEXT] if found else None
+    return None
+
+
+def _node(number: int, name: str, ranks: Mapping[int, Measured], own: range) -> NodeReport:
+    """Return the report of a node, from its first rank's checks and its ranks' products."""
+    found = next(iter(ranks[own[0]].get("node", ())), {})
+    missing: dict[str, str] = {}
+    if not isinstance(checks := found.get("checks"), dict):
+        missing["node"] = str(found.get("reason", "the checks gave no answer"))[:MOST_TEXT]
+        checks = {}
+    rates: dict[str, Rate] = {}
+    for check, figures in CHECKS.items():
+        answer = checks.get(check)
+        answer = answer if isinstance(answer, dict) else {"reason": "it gave no answer"}
+        if checks and "reason" in answer:
+            missing[check] = str(answer["reason"])[:MOST_TEXT]
+        given = mapping(answer.get("rates"))
+        for figure in (figure for figure in figures if figure in given):
+            rate = mapping(given[figure])
+            rates[figure] = rate_of(rate.get("values"), rate.get("unit"), UNITS[figure])
+    facts = {check: _facts(answer) for check, answer in checks.items() if check in CHECKS}
+    wall = None
+    with suppress(*DAMAGED):
+        first, last = found["wall_ns"]
+        wall = whole(first), whole(last)
+    return NodeReport(
+        node_rank=number,
+        name=name,
+        rates=rates | _products(ranks, own),
+        facts={check: kept for check, kept in facts.items() if kept},
+        missing=missing,
+        wall_ns=wall,
+    )
+
+
+def _facts(answer: Any) -> dict[str, Fact]:
+    """Return facts of plain types: a text is cut, and a number that is not finite is left out."""
+    kept: dict[str, Fact] = {}
+    for name, value in mapping(mapping(answer).get("facts")).items():
+        if isinstance(value, str):
+            kept[str(name)[:MOST_TEXT]] = value[:MOST_TEXT]
+        elif value is None or (isinstance(value, (int, float)) and math.isfinite(value)):
+            kept[str(name)[:MOST_TEXT]] = value
+    return kept
+
+
+def _products(ranks: Mapping[int, Measured], own: range) -> dict[str, Rate]:
+    """Return the rate of matrix products of each device of a node, or of its processors as a whole."""
+    found = {rank: values[-1] for rank in own if (values := ranks[rank].get(PRODUCT))}
+    alone = list(found) == [own[0]]
+    return {PRODUCT if alone else f"{PRODUCT} {rank - own[0]}": _product(values) for rank, values in found.items()}
+
+
+def _product(values: Event) -> Rate:
+    best, middle = values.get("tflops"), values.get("median")
+    if not is_rate(best) or not is_rate(middle) or middle > best:
+        return Rate(unit="FLOP/s", reason="the probe gave no finite rate")
+    repeats = values.get("repeats")
+    return Rate(
+        unit="FLOP/s",
+        value=middle * _TERA,
+        best=best * _TERA,
+        spread=(best - middle) / middle,
+        repeats=repeats if isinstance(repeats, int) and repeats > 0 else 1,
+    )
+
+
+def preflight_sentence(path: Path) -> str | None:
+    """Return the report of a run in a sentence; None where there is none."""
+    if not path.is_file():
+        return None
+    try:
+        return sentence_of(load(PreflightReport, path))
+    except DocumentError:
+        return "preflight.json is damaged"
+
+
+def sentence_of(report: PreflightReport) -> str:
+    """Return the word, the number of nodes, the fastest all-reduce, and what is out of line."""
+    if report.word == "failed":
+        why = report.evidence or "; ".join(finding.sentence for finding in report.faults)
+        return f"failed: {why}"[:LONGEST_SENTENCE]
+    rates = [row.bus_bytes_per_second for row in report.collectives if row.operation == "all_reduce"]
+    said = [f"{report.word}: {len(report.nodes)} node(s)"]
+    said += [f"all_reduce up to {max(rates) / _GIGA:.3g} GB/s bus bandwidth"] if rates else []
+    said += [finding.sentence for finding in report.faults[:2]]
+    more = len(report.faults) - 2
+    said += [f"{more} more in preflight.json"] if more > 0 else []
+    remarks = len(report.remarks)
+    return "; ".join([*said, *([f"{remarks} remark(s)"] if remarks else [])])[:LONGEST_SENTENCE]

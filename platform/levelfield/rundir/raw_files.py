@@ -22,7 +22,7 @@ from levelfield.measure.raw_facts import (
     WeightSlice,
 )
 from levelfield.node.regular_files import MOST_DOCUMENT_BYTES, read_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, count, event_of, whole
+from levelfield.rundir.event_lines import DAMAGED, Event, count, event_of, listed, mapping, whole
 from levelfield.rundir.system_facts import system_of
 from levelfield.rundir.telemetry_files import (
     NodeTelemetry,
@@ -34,6 +34,7 @@ from levelfield.rundir.telemetry_files import (
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import System
 
+Slices = tuple[tuple[int, int], ...]
 _DIGITS = 6  # of a node's number
 
 
@@ -90,8 +91,7 @@ class RawRecords:
 
     @property
     def _extra(self) -> Event:
-        found = self.outcome.get("extra")
-        return found if isinstance(found, dict) else {}
+        return mapping(self.outcome.get("extra"))
 
     @property
     def steps_done(self) -> int:
@@ -107,6 +107,8 @@ def read_raw(paths: RunPaths) -> RawRecords:
     broken: list[str] = []
     pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
     choices = [(rank, e) for rank, path in _event_files(paths, broken, ".choices") for e in read_lines(path, broken)]
+    said = {rank: e.get("follows") for rank, e in choices if e.get("event") == "choices"}
+    follows = {rank: None if text is None else str(text) for rank, text in said.items()}
     telemetry = read_telemetry(paths, broken)
     outcome, provenance = _outcome(paths.outcome), _json(paths.provenance)
     return RawRecords(
@@ -115,7 +117,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         gradients=tuple(g for found in _records(pairs, "gradients", _gradients, broken) for g in found),
         final=tuple(f for found in _records(pairs, "final_weights", _final, broken) for f in found),
         experts=tuple(x for found in _records(pairs, "experts", _experts, broken) for x in found),
-        follows={rank: _text(e.get("follows")) for rank, e in choices if e.get("event") == "choices"},
+        follows=follows,
         compared=tuple(_records(choices, "compared", _compared, broken, ".choices")),
         chosen=tuple(_records(choices, "chosen", _chosen, broken, ".choices")),
         begins=dict(_records(pairs, "begin", lambda rank, e: (rank, whole(e["end_ns"])), broken)),
@@ -130,7 +132,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         seen=dict(_sightings(outcome, broken)),
         outcome=outcome,
         broken=tuple(broken),
-        inherited=_inherited(provenance),
+        inherited={str(name): str(text) for name, text in mapping(provenance.get("inherited")).items()},
         system=system_of(provenance),
         provenance=provenance,
     )
@@ -178,29 +180,18 @@ def _step(rank: int, event: Event) -> StepRecord:
 
 
 def _weights(rank: int, event: Event) -> list[WeightSlice]:
-    return [
-        WeightSlice(
-            rank,
-            name.strip(),
-            tuple(map(whole, shape)),
-            tuple((whole(a), whole(b)) for a, b in slices),
-            int(checksum, 16),
-        )
-        for name, shape, slices, checksum in event["parameters"]
-    ]
+    return [WeightSlice(*_slice(rank, *where), int(checksum, 16)) for *where, checksum in event["parameters"]]
 
 
 def _final(rank: int, event: Event) -> list[FinalSlice]:
     return [
-        FinalSlice(
-            rank,
-            name.strip(),
-            tuple(map(whole, shape)),
-            tuple((whole(a), whole(b)) for a, b in slices),
-            (float(square), *map(float, projections)),
-        )
-        for name, shape, slices, (square, *projections) in event["parameters"]
+        FinalSlice(*_slice(rank, *where), (float(square), *map(float, projections)))
+        for *where, (square, *projections) in event["parameters"]
     ]
+
+
+def _slice(rank: int, name: str, shape: Any, slices: Any) -> tuple[int, str, tuple[int, ...], Slices]:
+    return rank, name.strip(), tuple(map(whole, shape)), tuple((whole(a), whole(b)) for a, b in slices)
 
 
 def _gradients(rank: int, event: Event) -> list[GradientShare]:
@@ -221,10 +212,6 @@ def _compared(rank: int, event: Event) -> ComparedChoices:
 
 def _chosen(rank: int, event: Event) -> ChosenExperts:
     return ChosenExperts(rank, count(event["step"]), count(event["layer"]), str(event["experts"]))
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def _layer(text: str) -> int:
@@ -250,25 +237,14 @@ def _outcome(path: Path) -> Event:
     content = _json(path)
     if not isinstance(content.get("cause"), str):
         return {}
-    ends = content.get("ends")
-    evidence = content.get("evidence")
-    return {
-        **content,
-        "ends": [end for end in ends if _is_end(end)] if isinstance(ends, list) else [],
-        "evidence": None if evidence is None else str(evidence),
-    }
+    ends, evidence = filter(_is_end, listed(content.get("ends"))), content.get("evidence")
+    return {**content, "ends": [*ends], "evidence": None if evidence is None else str(evidence)}
 
 
 def _is_end(end: Any) -> bool:
     if not isinstance(end, dict) or not isinstance(end.get("rank"), int):
         return False
     return all(isinstance(end.get(name), (int, type(None))) for name in ("exit_code", "signal", "process"))
-
-
-def _inherited(provenance: Event) -> dict[str, str]:
-    """Return the variables that the training took from the user's shell, as the provenance has them."""
-    found = provenance.get("inherited")
-    return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
 
 
 def _node_documents(paths: RunPaths, kind: str) -> Iterator[tuple[int, Event]]:
@@ -280,9 +256,8 @@ def _node_documents(paths: RunPaths, kind: str) -> Iterator[tuple[int, Event]]:
 
 def _node_ends(outcome: Event) -> dict[int, Event]:
     """Return how each node's part ended, by its rank. Of two ends of one node the first one counts."""
-    listed = outcome.get("nodes")
-    ends = [end for end in listed if isinstance(end, dict)] if isinstance(listed, list) else []
-    return {end["node_rank"]: end for end in reversed(ends) if type(end.get("node_rank")) is int}
+    ends = [end for end in listed(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
+    return {end["node_rank"]: end for end in reversed(ends)}
 
 
 def _json(path: Path) -> Event:

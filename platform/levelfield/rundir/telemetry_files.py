@@ -7,16 +7,17 @@ two machines read at the same nanosecond again and again, so a file that does is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from levelfield.measure.raw_facts import HostReading, Reading
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
 from levelfield.specs.paths import RunPaths
 
+T = TypeVar("T")
 _OF_NODE = re.compile(r"node(0|[1-9][0-9]{0,5})\.jsonl", re.ASCII)
 _RAW = ".raw.jsonl"  # what the tools printed on a node; the other file is made from it
 _COPIED = 0.5  # of the lines of a file
@@ -63,9 +64,9 @@ def _telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry
     lines = list(read_lines(path, broken, name))
     return NodeTelemetry(
         node,
-        tuple(r for line in lines for r in _readings(line, broken, name)),
-        tuple(r for line in lines for r in _host_reading(line, broken, name)),
-        tuple(pair for line in lines for pair in _wall_clock(line, broken, name)),
+        tuple(r for line in lines for r in _tried(_readings, "a reading", line, broken, name)),
+        tuple(r for line in lines for r in _tried(_host_reading, "a reading of the host", line, broken, name)),
+        tuple(pair for line in lines for pair in _tried(_wall_clock, "a time of day", line, broken, name)),
         _reasons(lines),
     )
 
@@ -99,35 +100,29 @@ def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterat
         yield event
 
 
-def _readings(line: Event, broken: list[str], name: str) -> list[Reading]:
+def _tried(build: Callable[[Event], Sequence[T]], what: str, line: Event, broken: list[str], name: str) -> Sequence[T]:
+    """Return what is built from a line; nothing, and a sentence in `broken`, for a damaged one."""
     try:
-        is_before = bool(line.get("before"))
-        return [_reading(whole(line["time_ns"]), sample, is_before) for sample in line["samples"]]
+        return build(line)
     except DAMAGED as error:
-        broken.append(f"{name}: a reading is damaged: {type(error).__name__} {error}")
-        return []
+        broken.append(f"{name}: {what} is damaged: {type(error).__name__} {error}")
+        return ()
 
 
-def _host_reading(line: Event, broken: list[str], name: str) -> list[HostReading]:
-    if line.get("host") is None:
-        return []
-    try:
-        host = line["host"]
-        own, is_before = number_or_none(host["own_seconds"]), bool(line.get("before"))
-        return [HostReading(whole(host["time_ns"]), float(host["busy_seconds"]), own, whole(host["cores"]), is_before)]
-    except DAMAGED as error:
-        broken.append(f"{name}: a reading of the host is damaged: {type(error).__name__} {error}")
-        return []
+def _readings(line: Event) -> list[Reading]:
+    is_before = bool(line.get("before"))
+    return [_reading(whole(line["time_ns"]), sample, is_before) for sample in line["samples"]]
 
 
-def _wall_clock(line: Event, broken: list[str], name: str) -> list[tuple[int, int]]:
-    if line.get("wall_ns") is None:
+def _host_reading(line: Event) -> list[HostReading]:
+    if (host := line.get("host")) is None:
         return []
-    try:
-        return [(whole(line["time_ns"]), whole(line["wall_ns"]))]
-    except DAMAGED as error:
-        broken.append(f"{name}: a time of day is damaged: {type(error).__name__} {error}")
-        return []
+    own, is_before = number_or_none(host["own_seconds"]), bool(line.get("before"))
+    return [HostReading(whole(host["time_ns"]), float(host["busy_seconds"]), own, whole(host["cores"]), is_before)]
+
+
+def _wall_clock(line: Event) -> list[tuple[int, int]]:
+    return [] if line.get("wall_ns") is None else [(whole(line["time_ns"]), whole(line["wall_ns"]))]
 
 
 def _reading(time_ns: int, sample: Event, is_before: bool) -> Reading:
@@ -154,13 +149,10 @@ def whole_or_none(value: Any) -> int | None:
 
 
 def _reasons(telemetry: list[Event]) -> dict[str, str]:
-    """Return the last reason of the vendor's tool for each figure that it could not read."""
     found: dict[str, str] = {}
     for line in telemetry:
-        samples = line.get("samples")
-        for sample in samples if isinstance(samples, list) else ():
-            reasons = sample.get("reasons") if isinstance(sample, dict) else None
-            found.update({str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {})
+        for sample in listed(line.get("samples")):
+            found |= {str(name): str(why) for name, why in mapping(mapping(sample).get("reasons")).items()}
         if "error" in line:
             found["tool"] = str(line["error"])
     return found

@@ -135,7 +135,7 @@ def as_text(page: FindingPage) -> str:
             lines += [wrapped(f"  {text}", 4) for text in (_figure_line(finding), _short(finding.detail)) if text]
         if more := len(of_word[_MOST_OF_A_WORD:]):
             lines += ["", f"{word}: {more} more; the other formats of --format list all"]
-    if (steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]) and page.findings:
+    if steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]:
         seen = f"{min(steady):.1%} to {max(steady):.1%}"
         lines += ["", wrapped(f"no change: {len(steady)} figures; one night shows changes from {seen} on", 2)]
     if page.advisory and (code := exit_code(page.findings, page.strict)):

@@ -74,7 +74,9 @@ def judged_night(found: Examination, around: Surroundings, source: Callable[[], 
 
 
 def _by_pairs(found: Examination, around: Surroundings, level: Level, pairs: Pairs) -> Finding:
-    ruling = judged_pairs(list(pairs), found.figure, 1 if _is_worse(found) else -1, found.expected_first)
+    excess = found.step.excess if found.step else 1
+    direction = found.suspicion.direction if found.suspicion else 1 if excess > 0 else -1
+    ruling = judged_pairs(list(pairs), found.figure, direction, found.expected_first)
     if found.has_stepped and ruling.word in ("no change", "bad night", "inconclusive"):
         return _of_step(found, around, level)
     if found.step is not None and found.is_young and ruling.word == "bad night":
@@ -126,7 +128,6 @@ def _by_nights(found: Examination, around: Surroundings, level: Level) -> Findin
 
 
 def _of_drift(found: Examination, around: Surroundings, word: FindingWord, suspicion: Suspicion) -> Finding:
-    """Return the finding about the last nights against the accepted level."""
     level = found.expected_first
     assert level is not None
     half = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 / DRIFT_NIGHTS)
@@ -172,12 +173,6 @@ def _pairs_detail(found: Examination, ruling: PairRuling) -> str:
             return f"too noisy: 1 % would need more than {MOST_NAMED} further pairs, after {ruling.pairs}"
         return f"about {ruling.more} more pairs, after {ruling.pairs}"
     return f"against the last accepted build, by {counted}"
-
-
-def _is_worse(found: Examination) -> bool:
-    if found.suspicion is not None:
-        return found.suspicion.direction > 0
-    return found.step is None or found.step.excess > 0
 
 
 def _days(first: str, last: str) -> int:

@@ -113,7 +113,6 @@ def _word(mean: float, error: float, n: int, is_last: bool) -> PairWord:
 
 
 def _error(differences: list[float]) -> float:
-    """Return the standard error of the mean."""
     return max(LEAST_ERROR, statistics.stdev(differences) / math.sqrt(len(differences)))
 
 

@@ -24,6 +24,9 @@ class MemoryModel(Value):
     sequence parallelism. keeps_gathered_inputs: under sequence parallelism a rank keeps the whole input of a layer's
     first products, and does not gather it again; selective recomputation keeps outputs of products before they are
     scattered.
+    keeps_projections: queries, keys and values are parts of one product, so that what keeps the values keeps all of it
+    beside the rotated queries and keys. expert_outputs: a mixture keeps its experts' outputs, which it multiplies by
+    the gates; otherwise the gates multiply inside of the experts.
     score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
     norm_bytes: bytes that each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps
     32-bit copies.
@@ -51,6 +54,8 @@ class MemoryModel(Value):
     selective_keeps: Literal["products", "all but scores"] = "products"
     tensor_parallel_copies: int = Field(default=0, ge=0)
     keeps_gathered_inputs: bool = False
+    keeps_projections: bool = False
+    expert_outputs: bool = True
     score_bytes: float = Field(default=0, ge=0)
     norm_bytes: float = Field(default=0, ge=0, le=12)
     selective_recomputes: float = Field(default=0, ge=0, le=1)

@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 
 from levelfield.errors import DocumentError
 from levelfield.node.regular_files import open_regular
-from levelfield.rundir.strict_json import strict_json
+from levelfield.rundir.event_lines import strict_json
 from levelfield.specs.base import Document, Value, parse
 from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
 from levelfield.store.statement_lines import StatedExpectation, StatedFinding, Statement

@@ -15,8 +15,7 @@ from levelfield.compare.comparison import Histories
 from levelfield.compare.sides import began, exclusion, repeat_number, repeats_around
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
-from levelfield.rundir.directory import read_plan
-from levelfield.rundir.run_state import finished_run, refuse_running
+from levelfield.rundir.directory import finished_run, read_plan, refuse_running
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series, first_future_date
 from levelfield.store.address import NOWHERE, VARIABLE, address_of

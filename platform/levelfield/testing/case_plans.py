@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from levelfield.catalog import lookup
 from levelfield.errors import UsageError
-from levelfield.plan.decision import Decision
-from levelfield.plan.request import UserRequest
+from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.case import Precision
 from levelfield.specs.selector import Selector

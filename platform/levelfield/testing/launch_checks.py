@@ -9,9 +9,8 @@ from dataclasses import replace
 from levelfield.catalog import lookup
 from levelfield.contracts.execution import ProcessWork
 from levelfield.errors import UsageError
-from levelfield.plan.decision import Decision
 from levelfield.plan.permissions import needs
-from levelfield.plan.request import UserRequest
+from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.run.launchers.local import LocalLauncher
 from levelfield.run.runtimes.process_runtime import ProcessRuntime

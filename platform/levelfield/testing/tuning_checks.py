@@ -9,8 +9,7 @@ from dataclasses import replace
 from levelfield.catalog import lookup
 from levelfield.catalog.lookup import Selection
 from levelfield.errors import NotHere, UsageError
-from levelfield.plan.decision import Decision
-from levelfield.plan.request import UserRequest
+from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningRow

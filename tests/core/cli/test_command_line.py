@@ -207,7 +207,7 @@ def test_the_longest_words_win() -> None:
         command = parser_of(arguments).command
         return f"{command.__module__.removeprefix('levelfield.cli.')}.{command.__name__}"
 
-    assert called("plan", "tiny") == "plan_command.execute" and called("plan", "sweep", "x") == "sweep_command.execute"
+    assert called("plan", "tiny") == "plan_command._plan" and called("plan", "sweep", "x") == "plan_command._sweep"
     assert (
         called("report", "latest") == "report_command._report"
         and called("report", "pages", "x") == "report_command._pages"

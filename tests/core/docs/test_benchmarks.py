@@ -19,7 +19,7 @@ NO_FRAMEWORK = (
     *("comparison_coverage", "gate_power", "gate_speed", "launch_cost", "many_nodes", "preflight_alarms"),
     *("page_speed", "store_speed", "planner_fit", "planner_host", "planner_unseen"),
 )
-WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "jax_loop")
+WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "jax_loop", "followed_choices")
 WITH_ENGINE = ("container_cost",)  # tests/containers
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from levelfield.judge.attention_kernel import attention_kernel
 from levelfield.judge.collector import collect
+from levelfield.judge.training_facts import attention_kernel
 from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths

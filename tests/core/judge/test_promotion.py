@@ -11,9 +11,9 @@ from levelfield.catalog import stored_references
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import GateFailed, UsageError
+from levelfield.judge.admission import check_ceiling, first_calibration
 from levelfield.judge.collector import collect
 from levelfield.judge.noise import limits_from
-from levelfield.judge.noise_ceiling import check_ceiling, first_calibration
 from levelfield.judge.promotion import promoted, reference_from, with_noise
 from levelfield.measure.parameter_counts import parameter_shapes
 from levelfield.measure.raw_facts import GradientShare, StepRecord

@@ -8,7 +8,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
-from levelfield.judge.uncounted_verdict import under_status
+from levelfield.judge.verdict import under_status
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.tables import as_text
 from levelfield.rundir.directory import read_plan, write_atomically

@@ -31,8 +31,8 @@ from levelfield.catalog import registry as registries
 from levelfield.cli.main import main
 from levelfield.judge import cross_checks
 from levelfield.judge.promotion import reference_from
-from levelfield.rundir.bundle_format import MANIFEST, Manifest
-from levelfield.rundir.sealed_files import sha256_of
+from levelfield.rundir.bundle_archive import MANIFEST, Manifest
+from levelfield.rundir.seal import sha256_of
 from levelfield.specs.base import dump, since
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Throughput

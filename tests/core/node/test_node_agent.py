@@ -18,7 +18,7 @@ from agents import AGENT, BEATING, SLEEP, Node, frames, received, send_many, wai
 from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.device_files import device_locked
 from levelfield.node.node_duty import NodeRecord
-from levelfield.plan.implementation_identity import code_digest
+from levelfield.plan.resolution import code_digest
 from live_groups import control_group
 
 MODELS = AGENT.parents[3] / "models"

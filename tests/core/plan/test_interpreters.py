@@ -9,9 +9,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.plan import environment as plan_environment
-from levelfield.plan import interpreters
-from levelfield.plan.environment import environment_of
-from levelfield.plan.interpreters import Interpreter, find_interpreter
+from levelfield.plan.environment import Interpreter, environment_of, find_interpreter
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.implementation import ImplementationFile
@@ -86,7 +84,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_of_no_use_is_passed_over(machine: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setattr(interpreters, "PATIENCE_SECONDS", 0.5 if fault == "never answers" else 30)
+    monkeypatch.setattr(plan_environment, "PATIENCE_SECONDS", 0.5 if fault == "never answers" else 30)
     monkeypatch.setenv("PATH", f"{machine / 'first'}:{machine / 'second'}:/usr/bin:/bin")
     plant(machine / "first", FAULTS[fault][0])
     good = plant(machine / "second", f"echo {OTHER}")
@@ -97,7 +95,7 @@ def test_one_of_no_use_is_passed_over(machine: Path, monkeypatch: pytest.MonkeyP
 def test_one_of_no_use_alone_is_an_error_that_says_why(
     machine: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(interpreters, "PATIENCE_SECONDS", 0.5 if fault == "never answers" else 30)
+    monkeypatch.setattr(plan_environment, "PATIENCE_SECONDS", 0.5 if fault == "never answers" else 30)
     monkeypatch.setenv("PATH", f"{machine / 'first'}:/usr/bin:/bin")
     script, words = FAULTS[fault]
     path = plant(machine / "first", script)
@@ -127,7 +125,7 @@ def test_the_variables_of_the_user_do_not_reach_it(machine: Path, monkeypatch: p
     monkeypatch.setenv("PYTHONPATH", str(machine))
     (machine / "venv.py").write_text("raise SystemExit(3)")
     path = plant(machine / "first", f'exec {sys.executable} "$@"', "{}.{}".format(*OWN))
-    assert interpreters._refusal(Path(path), "{}.{}".format(*OWN)) is None
+    assert plan_environment._refusal(Path(path), "{}.{}".format(*OWN)) is None
 
 
 @pytest.mark.parametrize(

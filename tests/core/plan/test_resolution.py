@@ -18,9 +18,9 @@ from levelfield.catalog.registry import Registry
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, UsageError
 from levelfield.node.code_digest import training_digest
-from levelfield.plan import implementation_identity
-from levelfield.plan.implementation_identity import code_digest, folder_digest, shared_folders
+from levelfield.plan import resolution
 from levelfield.plan.peak import MeasuredPeaks
+from levelfield.plan.resolution import code_digest, folder_digest, shared_folders
 from levelfield.run.runtimes.process_runtime import ProcessRuntime, inherited
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout
@@ -371,7 +371,7 @@ def test_tested_json_rests_on_shared_code_and_the_worker_but_on_no_code_of_the_n
 
 def test_a_change_of_the_worker_changes_what_every_result_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_digest(ROOT / "models" / "torch")
-    monkeypatch.setattr(implementation_identity, "_platform_code", lambda: "other")
+    monkeypatch.setattr(resolution, "_platform_code", lambda: "other")
     assert code_digest(ROOT / "models" / "torch") != before
 
 

@@ -14,7 +14,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.cli import main
 from levelfield.errors import LayoutError, NotHere
-from levelfield.plan.unsupported import refuse_unsupported
+from levelfield.plan.arrangement import refuse_unsupported
 from levelfield.predict.layout_rules import broken
 from levelfield.specs.base import parse
 from levelfield.specs.case import Work

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.predict.attention_kernels import kernel_of
-from levelfield.predict.links import MachineRates
-from levelfield.predict.machines import machine_of
-from levelfield.predict.pass_timing import pass_seconds
+from levelfield.predict.machines import MachineRates, machine_of
+from levelfield.predict.pass_timing import kernel_of, pass_seconds
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.specs.constants import Pace
 from levelfield.specs.layout import parse_layout

@@ -17,8 +17,7 @@ from levelfield.predict.layout_search import (
     not_offered,
     predict,
 )
-from levelfield.predict.links import Link, MachineRates, gather_seconds, send_seconds
-from levelfield.predict.machines import REACHABLE, machine_of
+from levelfield.predict.machines import REACHABLE, Link, MachineRates, gather_seconds, machine_of, send_seconds
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import Layout, parse_layout

@@ -149,6 +149,20 @@ def test_selective_recomputation_keeps_queries_and_keys_before_their_norms_only(
     assert selective - plain == heads
 
 
+def test_rotated_queries_and_keys_come_on_top_where_the_values_keep_the_whole_product() -> None:
+    def more(case: str) -> int:
+        work, tuning = in_precision(case, "bf16"), Tuning(layout=parse_layout("TP2+seq").layout, micro_batch=1)
+        kept, plain = (MemoryModel(keeps_projections=each) for each in (True, False))
+        return (
+            expected_memory(setup_of(work, tuning, False, kept)).activations
+            - expected_memory(setup_of(work, tuning, False, plain)).activations
+        )
+
+    assert more("llama3_8b") == 32 * 8192 * (32 + 8) * 128 * 2 // 2, "32 layers, on one of two tensor ranks, in 16 bits"
+    assert more("qwen3_8b") == 0, "what is kept before the norms of queries and keys is this product"
+    assert more("gpt3_6.7B") == 0, "nothing is rotated"
+
+
 @pytest.mark.parametrize("keeps", ["products", "all but scores"])
 @pytest.mark.parametrize("case", ["gpt3_6.7B", "llama3_8b"])
 def test_selective_recomputation_never_needs_more_than_none(case: str, keeps: str) -> None:

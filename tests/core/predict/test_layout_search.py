@@ -20,8 +20,16 @@ from levelfield.predict.layout_search import (
     answer,
     predict,
 )
-from levelfield.predict.links import Link, MachineRates, UnknownLink, all_reduce_seconds, gather_seconds, send_seconds
-from levelfield.predict.machines import machine_of, network_rate
+from levelfield.predict.machines import (
+    Link,
+    MachineRates,
+    UnknownLink,
+    all_reduce_seconds,
+    gather_seconds,
+    machine_of,
+    network_rate,
+    send_seconds,
+)
 from levelfield.predict.operations import head_forward, layer_forward
 from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import setup_of

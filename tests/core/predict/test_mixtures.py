@@ -22,7 +22,7 @@ from levelfield.predict.layout_search import (
     not_offered,
     predict,
 )
-from levelfield.predict.links import Link, MachineRates, UnknownLink
+from levelfield.predict.machines import Link, MachineRates, UnknownLink
 from levelfield.predict.operations import experts_forward, head_forward, layer_forward
 from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import TrainingSetup, setup_of
@@ -121,8 +121,12 @@ def test_a_mixture_keeps_the_tokens_of_its_experts() -> None:
     tokens, layer = 4096, layer_bytes(setup("DP1"))
     assert layer.mixture is not None
     mlp = tokens * 4 * 2 * 14336  # gate, up, their product and its activation, in 16 bits
-    routed = 2 * mlp + 2 * tokens * 4096 * (2 + 2) + 2 * 4 * tokens * 8
+    router = 4 * tokens * (4096 + 2 * 8)  # in 32 bits: its input, logits and scores
+    routed = 2 * mlp + 2 * tokens * 4096 * (2 + 2) + router
     assert layer.mixture.whole - layer.whole == routed - mlp
+    inside = replace(setup("DP1"), memory_model=MemoryModel(expert_outputs=False))
+    multiplied = layer_bytes(inside).mixture
+    assert multiplied and layer.mixture.whole - multiplied.whole == 2 * tokens * 4096 * 2, "the experts' outputs"
 
 
 def test_shared_experts_and_more_chosen_ones_keep_more() -> None:

@@ -9,8 +9,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.predict.footprint import expected_memory
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
-from levelfield.predict.links import Link, MachineRates
-from levelfield.predict.machines import ATTENTION_SHARES, REACHABLE, machine_of
+from levelfield.predict.machines import ATTENTION_SHARES, REACHABLE, Link, MachineRates, machine_of
 from levelfield.predict.setup import setup_of
 from levelfield.specs.constants import Constants, MemoryModel, Pace
 from levelfield.specs.layout import parse_layout

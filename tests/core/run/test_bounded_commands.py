@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from levelfield.contracts.command import ask, completed
 from levelfield.node import bounded_command as command
-from levelfield.plan.interpreters import _refusal
+from levelfield.plan.environment import _refusal
 from levelfield.run import provenance
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
 
@@ -67,7 +67,7 @@ def test_a_git_that_cannot_be_ended_keeps_no_run(
 def test_an_interpreter_that_cannot_be_ended_is_refused(
     unkillable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("levelfield.plan.interpreters.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("levelfield.plan.environment.PATIENCE_SECONDS", 0.3)
     assert _refusal(hanging(tmp_path, "python3.10"), "3.10") == "does not start (TimeoutExpired)"
 
 

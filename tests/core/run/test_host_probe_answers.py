@@ -13,7 +13,7 @@ import psutil
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, RunFailed
-from levelfield.predict.messages import fit_messages
+from levelfield.predict.machines import fit_messages
 from levelfield.run import measurement
 from levelfield.specs.base import dump, load
 from levelfield.specs.host_rates import HostRates

@@ -14,7 +14,7 @@ from levelfield.run import preflight_run
 from levelfield.run.launchers.local import LocalLauncher
 from levelfield.run.preflight_run import earlier_rates, history_file, keep_rates, plan_of, preflight, preflight_in
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
-from levelfield.rundir.preflight_file import preflight_sentence, sentence_of
+from levelfield.rundir.preflight_events import preflight_sentence, sentence_of
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, PreflightPlan

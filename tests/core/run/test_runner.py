@@ -25,7 +25,7 @@ from levelfield.corpus import CorpusFacts
 from levelfield.errors import RunFailed
 from levelfield.judge.collector import collect
 from levelfield.node.control_groups import MemoryKills
-from levelfield.plan.decision import Decision
+from levelfield.plan.request import Decision
 from levelfield.plan.resolution import resolve
 from levelfield.run.runner import finish
 from levelfield.rundir.follower import Follower

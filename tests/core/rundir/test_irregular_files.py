@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from levelfield.cli.main import main
 from levelfield.run.runner import finish
-from levelfield.rundir import run_state
+from levelfield.rundir import directory
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
 
@@ -108,7 +108,7 @@ def test_no_reader_of_a_run_waits(
         assert code in (0, 2, 3, 4) and "fault of the platform" not in said.err, (words, said.err)
     put(run.root / file, kind)
     with limited("a new run"):
-        run_state.settle(run.root.parent)
+        directory.settle(run.root.parent)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from levelfield.measure.preflight import bus_factor
-from levelfield.rundir.preflight_events import read_preflight
-from levelfield.rundir.preflight_nodes import UNITS, rate_of
+from levelfield.rundir.preflight_events import UNITS, rate_of, read_preflight
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from preflights import node_values, write_preflight

@@ -19,7 +19,7 @@ from levelfield.publish.published_rows import measured
 from levelfield.report import repeats
 from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
 from levelfield.run import runner
-from levelfield.rundir import run_state
+from levelfield.rundir import directory
 from levelfield.rundir.directory import read_plan, write_json, write_status
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.paths import RunPaths
@@ -226,7 +226,7 @@ def test_collect_says_tampered_with_code_4(run: RunPaths, capsys: pytest.Capture
 
 def test_the_list_of_runs_shows_it(doubtful: RunPaths) -> None:
     write_status(doubtful, "done", "valid")
-    assert run_state.state_words(doubtful) == f"done: {collect(doubtful).status.word}"
+    assert directory.state_words(doubtful) == f"done: {collect(doubtful).status.word}"
 
 
 # -- at the end of a run
@@ -256,7 +256,7 @@ def test_after_a_full_disk_collect_finds_the_seal(run: RunPaths, monkeypatch: py
     def full(*_: object) -> Result:
         raise OSError(28, "No space left on device", str(run.result))
 
-    with monkeypatch.context() as patch, pytest.raises(RunFailed, match="without a result"), run_state.ending(run):
+    with monkeypatch.context() as patch, pytest.raises(RunFailed, match="without a result"), directory.ending(run):
         patch.setattr(runner, "finish", full)
         runner._finished(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
     assert main(["evidence", "collect", str(run.root)]) == 0 and collect(run).status.word == "valid"

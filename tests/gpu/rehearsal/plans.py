@@ -38,12 +38,16 @@ def framework_of(given: str) -> str:
     return case_string(given).split(":")[1].partition("_")[0]
 
 
-def make_plan(case: str, options: list[str]) -> dict[str, Any]:
+def make_plan(case: str, options: list[str], checkout: Path = CHECKOUT) -> dict[str, Any]:
     """The entry of `--dry-run --json`: plan, request and job."""
-    argv = [sys.executable, str(CHECKOUT / "run_benchmarks.py"), "--case", case_string(case)]
-    variables = {**os.environ, "LEVELFIELD_NO_BOOTSTRAP": "1", "LEVELFIELD_STORE": "none"}
+    argv = [sys.executable, str(checkout / "run_benchmarks.py"), "--case", case_string(case)]
+    own = {"LEVELFIELD_NO_BOOTSTRAP": "1", "LEVELFIELD_STORE": "none", "PYTHONPATH": str(checkout / "platform")}
     done = subprocess.run(
-        [*argv, "--dry-run", "--json", *options], capture_output=True, text=True, cwd=CHECKOUT, env=variables
+        [*argv, "--dry-run", "--json", *options],
+        capture_output=True,
+        text=True,
+        cwd=checkout,
+        env={**os.environ, **own},
     )
     if done.returncode:
         raise RehearsalError(f"{case}: no plan: {done.stderr.strip() or done.stdout.strip()[:500]}")

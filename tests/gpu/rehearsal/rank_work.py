@@ -177,7 +177,8 @@ class RankWork:
         sure = self.tuning["virtual_pipeline"] == 1 and self.tensor == 1
         neighbours = (not self.is_last) + (self.stage > 0)
         send, receive = self.stages, self.stages
-        if self.framework == "megatron" and self.stages == 2:  # it sends back over the group of all ranks
+        interleaved = self.tuning["virtual_pipeline"] > 1
+        if self.framework == "megatron" and self.stages == 2 and interleaved:  # it sends back over the group of all
             world = self.stages * self.ranks * self.tensor
             send, receive = (world, send) if self.is_last else (send, world)
         yield Need("activations", ("send",), send, neighbours * each, sure)

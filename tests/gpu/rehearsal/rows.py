@@ -30,7 +30,8 @@ DEFAULTS = (
     Row("llama3_8b:torch:H200:1:8"),
     Row("gpt3_6.7B:torch:A100-SXM4-40GB:1:8"),
     Row("gpt2_small:torch:H100:1:1"),
-    *(Row(f"{case}:megatron:H100:1:8") for case in ("gpt3_6.7B", "llama3_8b", "qwen3_8b", "mixtral_8x7b")),
+    *(Row(f"{case}:megatron:H100:1:8") for case in ("gpt3_6.7B", "llama3_8b", "qwen3_8b")),
+    Row("mixtral_8x7b:megatron:H100:2:8"),  # the smallest number of H100 that holds it
     *(Row(f"{case}:megatron:H100:8:8") for case in ("llama3_70b", "qwen3_30b_a3b")),
 )
 # each family of layouts, and its crosses
@@ -44,6 +45,7 @@ FAMILIES = (
     laid_out("llama3_8b:torch:H100:1:8", "DP4CP2SH3"),
     laid_out("llama3_8b:torch:H100:1:8", "DP4TP2SH1+seq"),
     laid_out("llama3_8b:torch:H100:1:8", "DP2TP2PP2SH1+seq", delivered=True),
+    laid_out("mixtral_8x7b:torch:H100:2:8", "DP4CP2EP8PP2SH2", "--micro-batch", "1", "--recompute", "none"),
     laid_out("gpt2_medium:torch:H100:1:8", "DP8", delivered=True),
     laid_out("gpt3_6.7B:megatron:H100:1:8", "DP4TP2+seq"),
     laid_out("gpt3_6.7B:megatron:H100:1:8", "DP2PP4", delivered=True),

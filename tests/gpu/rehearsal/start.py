@@ -27,15 +27,27 @@ COUNTS_BYTES = 2**21
 
 
 def rehearse(
-    entry: dict[str, Any], python: Path, standin: Standin, ranks: list[int], steps: int, timeout: int
+    entry: dict[str, Any],
+    python: Path,
+    standin: Standin,
+    ranks: list[int],
+    steps: int,
+    timeout: int,
+    older: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Run these ranks: all of the world with messages delivered, or some, each alone. Returns a report of each."""
+    """Run these ranks: all of the world with messages delivered, or some, each alone. Returns a report of each.
+
+    older: another checkout whose training code runs.
+    """
     world = world_size(entry["job"])
     whole = len(ranks) == world > 1
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
         space = open_space() if whole else None
         try:
             spec = specification(entry, Path(folder), ranks, steps, whole)
+            if older is not None:
+                spec["checkout"] = str(with_own_record(older, Path(folder)))
+                (Path(folder) / "spec.json").write_text(json.dumps(spec))
             given = variables(entry, standin, space, timeout) | compiler_folders(Path(folder))
             run_parent(parent_of(entry["job"]), spec, python, given)
         finally:
@@ -65,6 +77,17 @@ def specification(entry: dict[str, Any], folder: Path, ranks: list[int], steps: 
     }
     (folder / "spec.json").write_text(json.dumps(spec))
     return spec
+
+
+def with_own_record(older: Path, folder: Path) -> Path:
+    """A checkout of the older code, with the record of imports of this one, which the ranks make."""
+    mixed = folder / "checkout"
+    levelfield = mixed / "platform" / "levelfield"
+    levelfield.mkdir(parents=True)
+    (mixed / "models").symlink_to(older / "models")
+    for path in (older / "platform" / "levelfield").iterdir():
+        (levelfield / path.name).symlink_to(CHECKOUT / path.relative_to(older) if path.name == "testing" else path)
+    return mixed
 
 
 def free_port() -> int:

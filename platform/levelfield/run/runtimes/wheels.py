@@ -20,8 +20,8 @@ from pathlib import Path
 from levelfield import environment_folder, installer, user_folders
 from levelfield.errors import RunFailed
 from levelfield.node.regular_files import open_regular, read_regular
+from levelfield.plan.environment import find_interpreter
 from levelfield.plan.image_recipe import PIP_REQUIREMENT
-from levelfield.plan.interpreters import find_interpreter
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.plan import ImagePlan
 from levelfield.specs.requirements import BuildStep

@@ -11,8 +11,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.stored_references import reference_of
 from levelfield.errors import NotHere, UsageError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.plan.decision import Decision
-from levelfield.plan.request import UserRequest
+from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.case import Case, Scale
 from levelfield.specs.plan import Plan

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from levelfield.catalog.lookup import access_notices, access_of, find
 from levelfield.errors import UsageError
-from levelfield.plan.decision import Decision
-from levelfield.plan.request import UserRequest
+from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.implementation import ANY_ACCELERATOR
 from levelfield.specs.selector import Selector

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from levelfield.errors import NotHere
-from levelfield.plan.unsupported import refuse_unsupported
+from levelfield.plan.arrangement import refuse_unsupported
 from levelfield.predict.layout_rules import broken
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Precision, Work
