@@ -132,18 +132,15 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
         found.append((era, examined(figure, night, nights_before(era, figure, night, cleared, changed))))
     if not found:
         return None
-    era, worst = max(found, key=lambda pair: _badness(pair[1]))
+    # Of several nodes in a night the worst one is judged: the one farthest above its level.
+    far = (each.tonight.cost - each.level.cost if each.level else float("-inf") for _, each in found)
+    _, (era, worst) = max(zip(far, found, strict=True), key=lambda pair: pair[0])
     return _surroundings(given, nights.series, era, past), worst
 
 
 def place_of(segments: Sequence[Segment], run_id: str) -> int:
     """Return the index of the segment that has the run."""
     return next(i for i in reversed(range(len(segments))) if any(p.run_id == run_id for p in segments[i].points))
-
-
-def _badness(found: Examination) -> float:
-    """Return how far above its level the night is: of several nodes in a night the worst one is judged."""
-    return found.tonight.cost - found.level.cost if found.level else float("-inf")
 
 
 def _surroundings(given: GateInput, series: str, era: Era, past: Sequence[Finding]) -> Surroundings:
