@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from functools import cached_property
 
 from levelfield.series.examination import Era, Examination, era_of, examined, holds, nights_before
@@ -14,6 +13,7 @@ from levelfield.series.judgement import Judged, Surroundings
 from levelfield.series.segments import (
     Segment,
     condition_changes,
+    days_between,
     in_history,
     is_evidence,
     night_of,
@@ -237,8 +237,5 @@ def _about(given: GateInput, series: str, word: FindingWord, detail: str, point:
 def _ran_lately(given: GateInput, series: str) -> bool:
     """Whether a nightly ran the series in the days before this night. Runs by hand are not expected again."""
     nights = [p.began[:10] for p in given.points[series] if p.purpose == "nightly" and night_of(p) < given.night]
-    try:
-        age = (date.fromisoformat(given.night[:10]) - date.fromisoformat(max(nights, default=""))).days
-    except ValueError:
-        return False
-    return age <= _STILL_THERE
+    age = days_between(max(nights, default=""), given.night)
+    return age is not None and age <= _STILL_THERE
