@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import rehearse_all
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.rehearsals import Rehearsals
+from levelfield.catalog.support import Rehearsals
 from rehearsal.plans import make_plan, telling_ranks, world_size
 from rehearsal.rows import ROWS
 from rehearsal.start import rehearse

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from layouts import ROOT
-from levelfield.catalog.framework_versions import runs_path
+from levelfield.catalog.code_basis import runs_path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import (
     HEADINGS,

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.run.launchers.launched_ranks import free_port
-from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant, job_of
-from levelfield.testing.framework_kit.small_models import EVERYWHERE, MODELS
+from levelfield.testing.framework_kit.small_jobs import EVERYWHERE, LONG_STEPS, MODELS, SINGLE, Variant, job_of
 from levelfield.testing.framework_kit.small_runs import imported_by, imported_by_all
 from levelfield.testing.framework_kit.training_curves import (
     Curve,

@@ -23,8 +23,7 @@ from typing import Any
 
 from frameworks_page import PAGE, all_runs, page
 from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, compare, job_of, script_of, train, trained
-from levelfield.catalog.code_basis import CodeBasis
-from levelfield.catalog.framework_versions import runs_path
+from levelfield.catalog.code_basis import CodeBasis, runs_path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import ReferenceState, RunCurrency
 from levelfield.plan.environment import environment_of
@@ -36,7 +35,7 @@ from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve, basis_of, key_of
 from levelfield.testing.framework_kit.layout_checks import edited_since
-from levelfield.testing.framework_kit.variants import SEQUENCE, TRIED, offered, zero
+from levelfield.testing.framework_kit.small_jobs import SEQUENCE, TRIED, offered, zero
 from references import HONEST, curve_of, honest_noise, machine, train_references
 from rehearsed_page import REHEARSED, rehearsed_page
 

@@ -14,9 +14,9 @@ from importlib.metadata import version
 from typing import Any
 
 from layouts import EVERYWHERE, MODELS, SINGLE, Curve, job_of, train
-from levelfield.testing.framework_kit.known_curves import RECORDED, definition_digest
+from levelfield.testing.framework_kit.framework_subject import RECORDED, definition_digest
 from levelfield.testing.framework_kit.layout_checks import FEW_STEPS, LARGE_STEPS
-from levelfield.testing.framework_kit.small_models import with_large_vocabulary, with_large_weights
+from levelfield.testing.framework_kit.small_jobs import with_large_vocabulary, with_large_weights
 
 
 def jobs() -> dict[str, dict[str, Any]]:

@@ -33,7 +33,7 @@ from levelfield.specs.recorded_runs import (
     key_of,
 )
 from levelfield.testing.framework_kit.layout_checks import edited_since
-from levelfield.testing.framework_kit.variants import TRIED
+from levelfield.testing.framework_kit.small_jobs import TRIED
 
 STEPS = 40
 HONEST = ("accumulation 1", "DP2")  # what changes the order of sums, and nothing else

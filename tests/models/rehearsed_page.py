@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from layouts import ROOT
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.rehearsals import Rehearsals
+from levelfield.catalog.support import Rehearsals
 from levelfield.specs.recorded_runs import RehearsedRow
 
 REHEARSED = ROOT / "docs" / "verified" / "rehearsed.md"

@@ -14,7 +14,7 @@ from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, pl
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.recorded_runs import LayoutRuns
-from levelfield.testing.framework_kit.small_models import with_large_vocabulary
+from levelfield.testing.framework_kit.small_jobs import with_large_vocabulary
 from matrix import (
     VARIANTS,
     difference,

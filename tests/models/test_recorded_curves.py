@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from layouts import MODELS, SINGLE, compare, job_of
 from levelfield.testing.findings import Missing
-from levelfield.testing.framework_kit.known_curves import recorded_curve
+from levelfield.testing.framework_kit.framework_subject import recorded_curve
 from record_curves import jobs
 
 pytestmark = [pytest.mark.torch]

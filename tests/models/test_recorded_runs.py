@@ -14,8 +14,7 @@ import layouts
 import pytest
 import references
 from layouts import MODELS, SINGLE, Curve, compare, job_of, script_of, trained
-from levelfield.catalog.code_basis import CodeBasis
-from levelfield.catalog.framework_versions import rests_on
+from levelfield.catalog.code_basis import CodeBasis, rests_on
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import REFERENCES, ReferenceState, RunCurrency
 from levelfield.errors import DocumentError

@@ -19,7 +19,7 @@ from layouts import (
     planted,
     train,
 )
-from levelfield.testing.framework_kit.variants import zero
+from levelfield.testing.framework_kit.small_jobs import zero
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]

@@ -16,7 +16,7 @@ VENDORS = sorted(Registry().vendors)
 
 
 WITH_CODE = [name for name, path in Registry().vendors.items() if path.with_name("adapter.py").exists()]
-FAST = [item for item in CHECKS if not item.whole]
+FAST = [item for item in CHECKS if not item.slow]
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
@@ -31,7 +31,7 @@ def test_a_vendor_of_the_checkout_passes(vendor: str) -> None:
 )
 def test_a_vendor_of_the_checkout_passes_also_what_trains_and_waits(vendor: str) -> None:
     """Vendors that are only data share the code of these checks: test_example_package.py has one of them each time."""
-    whole = [find(VendorSubject(vendor), item) for item in CHECKS if item.whole]
+    whole = [find(VendorSubject(vendor), item) for item in CHECKS if item.slow]
     assert [f"{f.check}: {f.says}" for f in whole if not f.is_good] == []
     assert len(whole) == len(CHECKS) - len(FAST) > 0
 
@@ -56,7 +56,7 @@ def test_the_class_has_a_test_for_each_check_and_needs_no_pytest(tmp_path: Path)
     listed = output("-m", "pytest", "--collect-only", "-q", str(tmp_path))
     for item in CHECKS:
         assert f"TestAll::test_conformance[{item.name}]" in listed
-        assert (f"TestFast::test_conformance[{item.name}]" in listed) is not item.whole
+        assert (f"TestFast::test_conformance[{item.name}]" in listed) is not item.slow
     assert output("-c", "import sys, levelfield.testing; print('pytest' in sys.modules)").strip() == "False"
 
 

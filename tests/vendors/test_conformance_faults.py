@@ -11,11 +11,10 @@ from typing import NamedTuple
 import pytest
 from acme_folder import MONITOR, VENDOR, replace, write_acme
 from levelfield.errors import UsageError
-from levelfield.testing import case_plans, tool_checks
+from levelfield.testing import plan_checks, tool_checks
 from levelfield.testing.check_suite import CHECKS, check, find
 from levelfield.testing.findings import CheckFinding
-from levelfield.testing.stage import Stage
-from levelfield.testing.subject import VendorSubject
+from levelfield.testing.subject import Stage, VendorSubject
 
 HEAD = """
 import subprocess
@@ -346,7 +345,7 @@ def test_a_vendor_on_which_no_case_can_be_planned_fails(tmp_path: Path, monkeypa
         raise UsageError("nothing is\n  possible")
 
     write_acme(tmp_path)
-    monkeypatch.setattr(case_plans, "resolve", refuse)
+    monkeypatch.setattr(plan_checks, "resolve", refuse)
     finding = found(tmp_path, "cases")
     assert finding.status == "fails" and "cases has a plan on 8 x A1: deepseek_v3: nothing is possible" in finding.says
 

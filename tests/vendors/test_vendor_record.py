@@ -8,7 +8,7 @@ import pytest
 from acme_folder import MONITOR, replace, write_acme
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
-from levelfield.testing.redaction import LABELS, redacted
+from levelfield.testing.recorder import LABELS, redacted
 from levelfield.testing.subject import VendorSubject
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.readings import memory_fault
@@ -19,6 +20,10 @@ from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningFile, TuningRow
 from levelfield.specs.vendor import HOST_SHARE, Chip, FrameworkAccess, VendorFile
+
+if TYPE_CHECKING:
+    from levelfield.specs.plan import Plan
+    from levelfield.specs.reference import Reference
 
 FALLBACK_VENDOR = "cpu"
 
@@ -281,3 +286,17 @@ def access_notices(implementation: ImplementationFile, vendor: VendorFile) -> tu
 def _said(access: FrameworkAccess) -> str:
     preload = f", after importing {', '.join(access.preload)}" if access.preload else ""
     return f"{access.device} and {access.backend}{preload}"
+
+
+def reference_of(registry: Registry, plan: Plan) -> Reference | None:
+    """Return the reference of the plan's case, scale and precision, else that of another case with the same work.
+
+    Cases that differ at full scale only have the same work at smoke scale. Raises DocumentError for a damaged one.
+    """
+    from levelfield.specs.reference import reference_name
+
+    name = reference_name(plan.case, plan.scale, plan.work.training.precision)
+    if name in registry.references:
+        return registry.reference(name)
+    others = (registry.reference(other) for other in sorted(registry.references))
+    return next((found for found in others if found.identity.work == plan.work_digest), None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from levelfield.contracts.checked_adapter import AdapterFault, wrong_devices
 from levelfield.contracts.readings import checked, plausible
 from levelfield.contracts.vendor import DeviceList, Vendor
 from levelfield.measure.other_use import device_sentence, in_use
+from levelfield.node.control_groups import HOST, core_quota
 
 
 class Machine:
@@ -34,7 +38,11 @@ class Machine:
     def driver(self, vendor: str) -> str:
         """Return the version of the devices' driver, or why it is not known."""
         if vendor not in self._drivers:
-            self._drivers[vendor] = _driver(self._vendor(vendor))
+            try:
+                found = self._vendor(vendor).software().get("driver", "unknown: the vendor does not name it")
+            except Exception as error:  # an adapter may raise anything
+                found = f"unknown: {type(error).__name__}"
+            self._drivers[vendor] = found
         return self._drivers[vendor]
 
     def silent(self, vendors: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -58,13 +66,6 @@ def _in_use(vendor: Vendor, devices: DeviceList) -> dict[int, str]:
     return {i: device_sentence(str(i), *each, "when it was planned") for i, each in values.items() if in_use(*each)}
 
 
-def _driver(vendor: Vendor) -> str:
-    try:
-        return vendor.software().get("driver", "unknown: the vendor does not name it")
-    except Exception as error:  # an adapter may raise anything
-        return f"unknown: {type(error).__name__}"
-
-
 def devices_of(vendor: Vendor) -> DeviceList:
     """Return the devices of an adapter. One that raises has no devices, and the problem is its error.
 
@@ -79,3 +80,17 @@ def devices_of(vendor: Vendor) -> DeviceList:
     if wrong := wrong_devices(found):
         return DeviceList(problem=f"vendor {vendor.spec.name}: {wrong}")
     return checked(vendor.spec, found if isinstance(found, DeviceList) else DeviceList(found))
+
+
+def usable_cores(root: Path = HOST) -> int:
+    """Return the cores that the operating system allows this process: its affinity, and its control groups' quota.
+
+    A quota of part of a core counts as a core: it pays for that part of the time of one more thread.
+    """
+    quota = core_quota(root)
+    return allowed_cores() if quota is None else max(1, min(allowed_cores(), math.ceil(quota)))
+
+
+def allowed_cores() -> int:
+    """Return the cores of this process's affinity."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from levelfield.catalog.framework_versions import chosen
+from levelfield.catalog.code_basis import chosen
 from levelfield.catalog.machine import Machine
 from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import checked_adapter
@@ -92,6 +92,18 @@ class Registry:
         return found
 
     @cached_property
+    def all_cases(self) -> dict[str, Path]:
+        """Return the cases, and those that suites derive for rows of published tables, with the suites' files."""
+        found = dict(self.cases)
+        for suite, path in self.suites.items():
+            for case in self.suite(suite).cases:
+                if case.name in found:
+                    both = f"{found[case.name]} and {path}"
+                    raise UsageError(f"two files claim the case '{case.name}': {both}; rename one")
+                found[case.name] = path
+        return dict(sorted(found.items()))
+
+    @cached_property
     def suites(self) -> dict[str, Path]:
         return self._collect("suite", "configs/suites/*.yaml", lambda p: p.stem)
 
@@ -130,8 +142,10 @@ class Registry:
 
         An unknown name is returned as it is.
         """
-        same = [known for known in self.cases if _plain(known) == _plain(name)]
-        if name in self.cases or not same:
+        if name in self.cases:
+            return name  # without a look into the suites
+        same = [known for known in self.all_cases if _plain(known) == _plain(name)]
+        if name in same or not same:
             return name
         if len(same) > 1:
             raise UsageError(
@@ -140,16 +154,21 @@ class Registry:
         return same[0]
 
     def _case(self, name: str) -> Case:
-        extension = self.extension(name)
-        if extension:
-            whole = extension.applied(self._extended(extension, self.cases[name]), str(self.cases[name]))
-            return _counted(whole, self.cases[name])
-        found = self.files.document(Case, self.cases[name])
-        return _counted(_named(found, found.name, name, self.cases[name]), self.cases[name])
+        path = self._case_file(name)
+        if extension := self.extension(name):
+            return _counted(extension.applied(self._extended(extension, path), str(path)), path)
+        found = self.files.document(Case, path)
+        return _counted(_named(found, found.name, name, path), path)
+
+    def _case_file(self, name: str) -> Path:
+        return self.cases.get(name) or self._path("case", name, self.all_cases)
 
     def extension(self, name: str) -> Extension | None:
-        """Return the changes to another case in the case's file; None for a case that extends none."""
-        path = self._path("case", self.spelled(split_name(name)[0]), self.cases)
+        """Return the changes to another case, from the case's file or its suite; None for a case that extends none."""
+        name = self.spelled(split_name(name)[0])
+        path = self._case_file(name)
+        if name not in self.cases:
+            return next(case for case in self.suite(path.stem).cases if case.name == name)
         content = self.files.content(path)
         if not isinstance(content, dict) or "extends" not in content:
             return None
@@ -161,9 +180,9 @@ class Registry:
         chain = [extension.name]
         below: Extension | None = extension
         while below is not None:
-            if below.extends not in self.cases:
-                where = self.cases.get(below.name, path)
-                raise DocumentError(f"{where}: key 'extends': {UnknownName('case', below.extends, self.cases)}")
+            if below.extends not in self.cases and below.extends not in self.all_cases:
+                where = self._case_file(below.name)
+                raise DocumentError(f"{where}: key 'extends': {UnknownName('case', below.extends, self.all_cases)}")
             if below.extends in chain:
                 circle = " -> ".join([*chain, below.extends])
                 raise DocumentError(f"{path}: key 'extends': found a circle, {circle}; end it with a case of its own")

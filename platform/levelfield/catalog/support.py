@@ -5,20 +5,22 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from levelfield.catalog.code_basis import CodeBasis
-from levelfield.catalog.framework_versions import rests_on, runs_path
+from levelfield.catalog.code_basis import CodeBasis, rests_on, runs_path
+from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
+from levelfield.checkout import checkout
+from levelfield.errors import DocumentError, UnknownName
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.base import load
 from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile, Parallelism
 from levelfield.specs.layout import Layout
-from levelfield.specs.recorded_runs import Basis, LayoutRuns, MatrixRun, ReferenceCurves
-from levelfield.specs.vendor import HOST_KIND
+from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun, ReferenceCurves, RehearsedRow, RehearsedRuns
+from levelfield.specs.vendor import HOST_KIND, VendorFile
 
 State = Literal["tested", "fails", "written", "some", "chip", "-"]
 STATES: dict[State, str] = {
@@ -45,9 +47,10 @@ LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
     "DPxPP": ("data", "pipeline"),
     "TPxPP": ("tensor", "pipeline"),
 }
-
 REFERENCE = "torch"
 REFERENCES = "tested-references.json"  # beside torch's manifest
+
+EVIDENCE = "docs/verified/rehearsed.json"
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,9 @@ def rows(registry: Registry) -> Iterator[SupportRow]:
         for family in families_of(implementation):
             for precision in PRECISIONS:
                 if any(precision in implementation.offered_precisions(kind) for kind in implementation.precisions):
-                    yield replace(_row(implementation, family, precision, runs), note=note)
+                    own = [run for run in runs if run.family == family and run.precision == precision]
+                    cells = {key: _state(implementation, family, precision, key, own) for key in LAYOUTS}
+                    yield SupportRow(implementation.label, family, precision, cells, note)
 
 
 def current_runs(
@@ -114,14 +119,6 @@ def _note(name: str, tested: LayoutRuns, faults: list[str]) -> str | None:
     return f"{name}: {which}: {reason}; `framework check {name}`"
 
 
-def _row(
-    implementation: ImplementationFile, family: str, precision: Precision, runs: tuple[MatrixRun, ...]
-) -> SupportRow:
-    own = [run for run in runs if run.family == family and run.precision == precision]
-    cells = {key: _state(implementation, family, precision, key, own) for key in LAYOUTS}
-    return SupportRow(implementation.label, family, precision, cells)
-
-
 def _state(
     implementation: ImplementationFile, family: str, precision: Precision, key: str, runs: list[MatrixRun]
 ) -> State:
@@ -133,7 +130,7 @@ def _state(
         device
         for device, offered in implementation.parallelism.items()
         if set(LAYOUTS[key]) <= set(offered) and precision in implementation.offered_precisions(device)
-        if _exists(family, key) and not _is_refused(implementation, family, key, device)
+        if not _is_excluded(implementation, family, key, device)
         if not implementation.is_further or device in implementation.requirements
     ]
     if not devices:
@@ -143,16 +140,12 @@ def _state(
     return "some" if precision in implementation.conditions.get(HOST_KIND, {}) else "written"
 
 
-def _exists(family: str, key: str) -> bool:
-    """Return whether the family has what the layout divides."""
-    return "expert" not in LAYOUTS[key] or "experts" in FAMILIES[family]
-
-
-def _is_refused(implementation: ImplementationFile, family: str, key: str, device: str) -> bool:
-    """Return whether the implementation refuses the layout for a mixture of experts by name."""
+def _is_excluded(implementation: ImplementationFile, family: str, key: str, device: str) -> bool:
+    """Return whether the family lacks what the layout divides, or the framework refuses the layout for a mixture."""
+    if "experts" not in FAMILIES[family]:
+        return "expert" in LAYOUTS[key]
     alone = "tensor" in LAYOUTS[key] and "sequence" not in LAYOUTS[key]
-    refusals = implementation.refusals(device)
-    return "experts" in FAMILIES[family] and alone and "experts with tensor but not sequence parallel" in refusals
+    return alone and "experts with tensor but not sequence parallel" in implementation.refusals(device)
 
 
 def kind_of(layout: Layout) -> str | None:
@@ -183,11 +176,8 @@ def table(found: list[SupportRow]) -> list[str]:
     lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
     lines += ["  EP: experts; D, T and P: data, tensor and pipeline"]
     notes = list(dict.fromkeys(row.note for row in found if row.note))
-    return [*lines, *([""] if notes else []), *(line for note in notes for line in _wrapped(note))]
-
-
-def _wrapped(note: str) -> list[str]:
-    return textwrap.wrap(note, 80, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    paragraph = textwrap.TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    return [*lines, *([""] if notes else []), *(line for note in notes for line in paragraph.wrap(note))]
 
 
 def _row_lines(framework: str, family: str, precision: str, cells: dict[str, str]) -> list[str]:
@@ -234,17 +224,54 @@ class RunCurrency:
         """Return why the run does not count for the code at hand; None where it does."""
         if self._tested.basis is None or run.rests_on is None:
             return self._all
-        own = self._of_set(self._tested.basis, run.rests_on)
+        if run.rests_on not in self._sets:
+            changed = self._code.changed(self._tested.basis.of(run.rests_on))
+            self._sets[run.rests_on] = f"its code has changed ({_names(changed)})" if changed else None
+        own = self._sets[run.rests_on]
         return own or (None if run.reference is None else self._references.fault(run.family, run.reference))
-
-    def _of_set(self, basis: Basis, key: str) -> str | None:
-        if key not in self._sets:
-            changed = self._code.changed(basis.of(key))
-            self._sets[key] = f"its code has changed ({_names(changed)})" if changed else None
-        return self._sets[key]
 
 
 def _names(paths: list[str]) -> str:
     """Return the first two of the paths, and how many more there are."""
     more = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
     return ", ".join(paths[:2]) + more
+
+
+class Rehearsals:
+    """The rows of docs/verified/rehearsed.json against the code at hand. Raises DocumentError for a wrong file."""
+
+    def __init__(self, registry: Registry) -> None:
+        path = checkout() / EVIDENCE
+        self._registry = registry
+        self.recorded = registry.files.document(RehearsedRuns, path) if path.exists() else None
+        rows = () if self.recorded is None else self.recorded.rows
+        self._vendors: dict[str, VendorFile] = {}  # by chip
+        self._code: dict[str, CodeBasis] = {}
+        self.faults: dict[RehearsedRow, str | None] = {row: self._fault(row) for row in rows}
+
+    def said(self, *, framework: str | None = None, kind: str | None = None, vendor: str | None = None) -> str | None:
+        """Return `rehearsed 2026-11` of the newest row that counts; None without one.
+
+        framework: with its version where that is a further one. kind: of devices. vendor: of the chip.
+        """
+        dates = []
+        for row, fault in self.faults.items():
+            spec = self._vendors[row.chip]
+            of = (framework in (None, row.framework), kind in (None, spec.device_kind), vendor in (None, spec.name))
+            dates += [row.date] if fault is None and all(of) else []
+        return f"rehearsed {max(dates)[:7]}" if dates else None
+
+    def _fault(self, row: RehearsedRow) -> str | None:
+        """Return why a row does not count; None where it does."""
+        assert self.recorded is not None
+        try:
+            if row.chip not in self._vendors:
+                self._vendors[row.chip] = find_chip(self._registry, row.chip)[0]
+            if row.framework not in self._code:
+                self._code[row.framework] = CodeBasis(*self._registry.labelled(row.framework))
+        except UnknownName as error:
+            raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None
+        changed = self._code[row.framework].changed(self.recorded.basis.of(row.rests_on))
+        if changed:
+            return f"its code has changed ({', '.join(changed[:2])}{', ...' if len(changed) > 2 else ''})"
+        return f"{row.failed_allocations} allocations failed" if row.failed_allocations else None

@@ -70,7 +70,7 @@ def _align(options: argparse.Namespace) -> int:
 
 def _verdict(options: argparse.Namespace) -> Alignment:
     """Return the verdict on the run against --reference, a run or a name, by default that of its case."""
-    from levelfield.catalog.stored_references import reference_of
+    from levelfield.catalog.lookup import reference_of
     from levelfield.judge.certification import with_certificate
     from levelfield.judge.collector import collect
     from levelfield.judge.promotion import reference_from

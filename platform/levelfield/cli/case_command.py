@@ -48,8 +48,8 @@ examples:
 
 
 def _new(options: argparse.Namespace) -> int:
-    from levelfield.testing.case_kit.case_draft import new_case
-    from levelfield.testing.case_kit.published_config import read_config
+    from levelfield.testing.case_draft import new_case
+    from levelfield.testing.published_config import read_config
 
     registry, plugins = registry_of(options), options.output or checkout()
     published = read_config(options.config, frozenset(options.ignore))
@@ -70,7 +70,7 @@ def _new(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from levelfield.specs.suite import read_hardware
-    from levelfield.testing.case_kit.case_checks import HARDWARE, CaseSubject, check_case
+    from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
 
     registry = registry_of(options)
     case = registry.case(options.name)

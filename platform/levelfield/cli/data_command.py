@@ -14,7 +14,7 @@ from levelfield.cli.terminal import Terminal
 from levelfield.report.words import wrapped
 
 if TYPE_CHECKING:
-    from levelfield.corpus import CorpusFacts
+    from levelfield.corpus.facts import CorpusFacts
 
 DATA = """\
 Prepare a corpus from text, or check one.
@@ -48,14 +48,14 @@ _CUT = (
 
 
 def _check(options: argparse.Namespace) -> int:
-    from levelfield.corpus import check
+    from levelfield.corpus.integrity import check
 
     with Terminal().bytes_progress(f"checking {options.prefix}") as progress:
         return _say(check(options.prefix, progress=progress))
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from levelfield.corpus import prepare
+    from levelfield.corpus.preparation import prepare
 
     with Terminal().bytes_progress("preparing") as progress:
         facts = prepare(

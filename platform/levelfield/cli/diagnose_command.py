@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Return 0 when everything agrees in one process, else 4. Raises RunFailed for a failed training."""
-    from levelfield.catalog.stored_references import reference_of
+    from levelfield.catalog.lookup import reference_of
     from levelfield.judge.collector import collect
     from levelfield.rundir.directory import read_plan
     from levelfield.studies.diagnosis import first_difference

@@ -52,16 +52,16 @@ examples:
 def _new(options: argparse.Namespace) -> int:
     """Write the folder or package, and print the commands of a first run and of the page that goes on."""
     from levelfield.catalog.registry import Registry
-    from levelfield.testing.framework_kit.framework_scaffold import new_framework, new_framework_package
+    from levelfield.testing.scaffold import new_folder, new_package
 
     registry, place, name = Registry(options.plugins), options.folder or Path.cwd(), options.name
     if options.package:
-        root = new_framework_package(name, place, registry)[0].parent
+        root = new_package("framework", name, place, registry)
         say(f"created  {shown(root)}, a package with a training that works. Next:")
         place = root / f"levelfield_{name.replace('-', '_')}"
     else:
-        made = new_framework(name, place, registry)
-        say(f"created  {shown(made[0].parent)}, a training that works. Next:")
+        folder = new_folder("framework", name, place, registry)
+        say(f"created  {shown(folder)}, a training that works. Next:")
     here = place.absolute() == checkout().absolute()
     where = () if here else (f"--plugins {shown(place.absolute())}",)
     say_command(f"{this_program()} framework check {name}", *where, "--fast")

@@ -149,7 +149,7 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
 def _sweep(options: argparse.Namespace) -> int:
     """Run the layouts and print the table. Return the exit code as `run` does."""
     from levelfield.catalog import lookup
-    from levelfield.catalog.stored_references import reference_of
+    from levelfield.catalog.lookup import reference_of
     from levelfield.cli.run_entries import exit_code, run_jobs
     from levelfield.plan.request import Decision, UserRequest
     from levelfield.plan.scale import choose_scale

@@ -98,7 +98,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _promote(options: argparse.Namespace) -> int:
-    from levelfield.catalog.stored_references import reference_of
+    from levelfield.catalog.lookup import reference_of
     from levelfield.judge.promotion import promoted
 
     registry, paths = registry_of(options), finished_run(options, options.run)
@@ -153,7 +153,7 @@ def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) ->
 
     path = registry.references.get(reference.name)
     if path is None:
-        case = registry.cases.get(split_name(reference.case)[0])
+        case = registry.all_cases.get(split_name(reference.case)[0])
         own = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
         folder = next(iter([*own, *plugins]), checkout())
         path = folder / "configs" / "references" / f"{reference.name}.json"
@@ -169,7 +169,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     Return 3 when a run fails, else 4 when a run is refused as noise, else 0. The other runs' rows are recorded.
     """
-    from levelfield.catalog.stored_references import reference_of
+    from levelfield.catalog.lookup import reference_of
     from levelfield.judge.promotion import with_noise
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler

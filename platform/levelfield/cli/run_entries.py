@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from levelfield.catalog.stored_references import reference_of
+from levelfield.catalog.lookup import reference_of
 from levelfield.cli import dry_run
 from levelfield.cli.options import base_image, hosts_of, intake, launch_of, registry_of, runs_of
 from levelfield.cli.terminal import Terminal

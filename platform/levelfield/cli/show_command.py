@@ -19,8 +19,7 @@ from levelfield.report.words import WIDTH, wrapped
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
-    from levelfield.catalog.rehearsals import Rehearsals
-    from levelfield.catalog.support import SupportRow
+    from levelfield.catalog.support import Rehearsals, SupportRow
     from levelfield.catalog.tuning_changes import RowChanges, RunPlace
     from levelfield.specs.case import Case, Scale
     from levelfield.specs.tuning import TuningRow
@@ -92,8 +91,7 @@ def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> 
     found = {name: kinds[name]() for name in ([kind] if kind else [k for k in kinds if k != "runs"])}
     if as_json:
         return json.dumps(found, indent=2, ensure_ascii=False)
-    lines_of = {"vendors": _vendor_lines, "chips": _chip_lines, "frameworks": _framework_lines}
-    blocks = ["\n".join([kind, *lines_of.get(kind, _lines)(rows)]) for kind, rows in found.items()]
+    blocks = ["\n".join([kind, *LINES.get(kind, _lines)(rows)]) for kind, rows in found.items()]
     if kind == "frameworks":
         blocks += ["\n".join(support.table(works))]
     return "\n\n".join(blocks)
@@ -102,6 +100,14 @@ def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> 
 def _lines(rows: list[Row]) -> list[str]:
     lines = aligned([(f"  {row['name']}", row["says"]) for row in rows])
     return [line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines] or ["  none"]
+
+
+def _case_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each case that stands by itself, and one about those that suites have for their rows."""
+    derived = [row for row in rows if row["suite"]]
+    suites = ", ".join(sorted({row["suite"] for row in derived}))
+    more = [wrapped(f"  and {len(derived)} that rows of suites train: {suites}", 4)] if derived else []
+    return _lines([row for row in rows if not row["suite"]]) + more
 
 
 def _chip_lines(rows: list[Row]) -> list[str]:
@@ -135,9 +141,24 @@ def _framework_lines(rows: list[Row]) -> list[str]:
     return lines
 
 
+LINES: dict[str, Callable[[list[Row]], list[str]]] = {
+    "cases": _case_lines,
+    "vendors": _vendor_lines,
+    "chips": _chip_lines,
+    "frameworks": _framework_lines,
+}
+
+
 def _cases(registry: Registry) -> list[Row]:
-    cases = [registry.case(name) for name in sorted(registry.cases)]
-    return [{"name": c.name, "says": c.title, "family": c.model.family, "digest": c.fingerprint()} for c in cases]
+    works = {registry.reference(name).identity.work for name in registry.references}
+    rows = []
+    for name, path in registry.all_cases.items():
+        case = registry.case(name)
+        has_one = case.work("smoke").fingerprint() in works
+        row: Row = {"name": name, "says": case.title if has_one else f"no reference; {case.title}"}
+        row |= {"family": case.model.family, "digest": case.fingerprint(), "has_reference": has_one}
+        rows.append({**row, "suite": None if name in registry.cases else path.stem})
+    return rows
 
 
 def _frameworks(registry: Registry, works: list[SupportRow]) -> list[Row]:
@@ -173,7 +194,7 @@ def _vendors(registry: Registry) -> list[Row]:
 
 @lru_cache(maxsize=1)  # a digest of each file that they rest on takes a tenth of the command's time
 def _rehearsals(registry: Registry) -> Rehearsals:
-    from levelfield.catalog.rehearsals import Rehearsals
+    from levelfield.catalog.support import Rehearsals
 
     return Rehearsals(registry)
 
@@ -225,7 +246,7 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
     from levelfield.catalog import lookup
     from levelfield.specs.bounded_reading import WordDumper
 
-    if options.name not in registry.cases and (near := difflib.get_close_matches(options.name, KINDS, 1, 0.7)):
+    if options.name not in registry.all_cases and (near := difflib.get_close_matches(options.name, KINDS, 1, 0.7)):
         raise UsageError(f"unknown case '{options.name}'; did you mean `show {near[0]}`?")
     case = registry.case(options.name)
     scales: list[Scale] = [options.scale] if options.scale else ["full", "smoke"]

@@ -24,7 +24,7 @@ from levelfield.report.sheets import padded
 
 if TYPE_CHECKING:
     from levelfield.compare.scaling import Scaling
-    from levelfield.corpus import CorpusFacts
+    from levelfield.corpus.facts import CorpusFacts
     from levelfield.run.runner import Listener
     from levelfield.run.scheduler import Job
     from levelfield.rundir.follower import Progress
@@ -127,7 +127,7 @@ class Terminal:
 
     def checked_corpus(self, prefix: str | None) -> CorpusFacts | None:
         """Return what a corpus is, after all of it was read; None without one."""
-        from levelfield.corpus import check
+        from levelfield.corpus.integrity import check
 
         if prefix is None:
             return None

@@ -60,20 +60,19 @@ ROOM = 80 - 25  # columns after a check's name
 
 def _new(options: argparse.Namespace) -> int:
     from levelfield.catalog.registry import Registry
-    from levelfield.testing.scaffold import new_package, new_vendor
+    from levelfield.testing.scaffold import new_folder, new_package
 
     registry = Registry(options.plugins)
     if options.package:
-        made = new_package(options.name, options.output or Path.cwd(), registry)
-        folder = made[0].parent
+        folder = new_package("vendor", options.name, options.output or Path.cwd(), registry)
         say(f"created  {shown(folder)}, a package. Next:")
         say_command(f"{shown(Path(sys.executable))} -m pip install -e", shown(folder))
         say_command(f"{this_program()} vendor check {options.name}")
         return 0
-    made = new_vendor(options.name, options.output or checkout(), registry)
+    folder = new_folder("vendor", options.name, options.output or checkout(), registry)
     where = [f"--plugins {shown(options.output)}"] if options.output else []
-    say(f"created  {shown(made[0].parent)}. Next:")
-    say(f"         fill in {shown(made[0])}")
+    say(f"created  {shown(folder)}. Next:")
+    say(f"         fill in {shown(folder / 'vendor.yaml')}")
     say_command(f"{this_program()} vendor check {options.name}", *where)
     return 0
 

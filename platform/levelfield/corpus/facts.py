@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -76,6 +77,16 @@ def paths_of(kind: Kind, prefix: Path) -> tuple[Path, Path]:
     return Path(f"{prefix}{tokens}"), Path(f"{prefix}{index}")
 
 
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[BufferedReader]:
+    """Open a file. Raises CorpusError when it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            yield file
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def mark(kind: Kind, prefix: Path) -> tuple[FileMark, FileMark]:
     """Return the current marks of both files. Raises CorpusError when one cannot be read."""
     tokens, index = paths_of(kind, prefix)
@@ -103,11 +114,8 @@ def remember(facts: CorpusFacts, marks: tuple[FileMark, FileMark]) -> None:
 
 
 def _mark(path: Path) -> FileMark:
-    try:
-        with open_regular(path) as file:
-            found = os.fstat(file.fileno())
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
+    with readable(path) as file:
+        found = os.fstat(file.fileno())
     return FileMark(size_bytes=found.st_size, mtime_ns=found.st_mtime_ns)
 
 

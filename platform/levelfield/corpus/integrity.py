@@ -6,7 +6,7 @@ import hashlib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from levelfield.worker.faults import CorpusError as WorkerCorpusError
 from levelfield.worker.megatron import Index, open_index
 
 _ENTRIES = 1 << 20
-
 _BLOCK_BYTES = 1 << 24
 
 
@@ -36,7 +35,7 @@ def check(
     known = recall(kind, place)
     if known and known.marks == marks and not again:
         return known.facts
-    facts = _read_all(kind, place, progress or _silent)
+    facts = _read_all(kind, place, progress or (lambda done, total: None))
     if mark(kind, place) != marks:
         raise CorpusError(f"{place}: its files changed while they were checked; start again when they are complete")
     if known and known.facts.digest == facts.digest:
@@ -66,7 +65,7 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
     try:
         corpus = open_corpus(kind, str(prefix))
         check_entries(kind, paths_of(kind, prefix)[1], len(corpus.tokens))
-        found = scan(paths_of(kind, prefix), corpus.tokens.dtype, len(corpus.tokens), progress)
+        digest, max_token = scan(paths_of(kind, prefix), corpus.tokens.dtype, len(corpus.tokens), progress)
     except WorkerCorpusError as error:
         raise CorpusError(str(error)) from None
     except OSError as error:
@@ -77,13 +76,9 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
         tokens=len(corpus.tokens),
         documents=corpus.documents,
         dtype=corpus.tokens.dtype.name,
-        digest=found.digest,
-        max_token=found.max_token,
+        digest=digest,
+        max_token=max_token,
     )
-
-
-def _silent(done_bytes: int, total_bytes: int) -> None:
-    pass
 
 
 def check_entries(kind: Kind, path: Path, tokens: int) -> None:
@@ -151,36 +146,28 @@ def _first(wrong: Any) -> int | None:
     return int(np.argmax(wrong)) if wrong.any() else None
 
 
-class Scan(NamedTuple):
-    """A read's findings. digest: sha256 over the hexadecimal sha256 of both files, tokens first, one per line."""
+def scan(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: Progress) -> tuple[str, int]:
+    """Read tokens and index. Return the digest of both and the largest token.
 
-    digest: str
-    max_token: int
-
-
-def scan(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: Progress) -> Scan:
-    """Read tokens and index. Raises CorpusError with the place of a negative token; OSError for unreadable files."""
+    The digest is sha256 over the hexadecimal sha256 of both files, tokens first, one per line. Raises CorpusError with
+    the place of a negative token; OSError for unreadable files.
+    """
     sizes = [path.stat().st_size for path in paths]
-    largest = Largest(paths[0], dtype)
+    seen = largest = 0
+
+    def add(block: bytes) -> None:
+        nonlocal seen, largest
+        found = np.frombuffer(block, dtype=dtype)
+        if int(found.min()) < 0:
+            at = int(np.argmax(found < 0))
+            raise CorpusError(f"{paths[0]}: token {seen + at} is {found[at]}, expected 0 or more")
+        largest = max(largest, int(found.max()))
+        seen += len(found)
+
     header_bytes = sizes[0] - tokens * dtype.itemsize
-    first = _digest(paths[0], header_bytes, largest.add, lambda done: progress(done, sum(sizes)))
+    first = _digest(paths[0], header_bytes, add, lambda done: progress(done, sum(sizes)))
     second = _digest(paths[1], 0, lambda block: None, lambda done: progress(sizes[0] + done, sum(sizes)))
-    return Scan("sha256:" + hashlib.sha256(f"{first}\n{second}\n".encode()).hexdigest(), largest.value)
-
-
-class Largest:
-    """The largest token of the blocks added so far."""
-
-    def __init__(self, path: Path, dtype: Any) -> None:
-        self._path, self._dtype, self._seen, self.value = path, dtype, 0, 0
-
-    def add(self, block: bytes) -> None:
-        tokens = np.frombuffer(block, dtype=self._dtype)
-        if int(tokens.min()) < 0:
-            at = int(np.argmax(tokens < 0))
-            raise CorpusError(f"{self._path}: token {self._seen + at} is {tokens[at]}, expected 0 or more")
-        self.value = max(self.value, int(tokens.max()))
-        self._seen += len(tokens)
+    return "sha256:" + hashlib.sha256(f"{first}\n{second}\n".encode()).hexdigest(), largest
 
 
 def _digest(path: Path, header_bytes: int, visit: Callable[[bytes], None], progress: Callable[[int], None]) -> str:

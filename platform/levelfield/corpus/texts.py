@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from levelfield.corpus.facts import readable
 from levelfield.errors import CorpusError
-from levelfield.node.regular_files import open_regular
 
 SUFFIXES = (
     *(".txt", ".text", ".md", ".rst", ".tex", ".org", ".adoc"),
@@ -57,18 +57,16 @@ def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = No
 def is_text(path: Path) -> bool:
     """Return whether the whole file is UTF-8, without a zero byte near its beginning. Raises CorpusError."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        with open_regular(path) as file:
-            if b"\0" in file.read(_PROBE_BYTES):
-                return False
-            file.seek(0)
+    with readable(path) as file:
+        if b"\0" in file.read(_PROBE_BYTES):
+            return False
+        file.seek(0)
+        try:
             while block := file.read(PIECE_BYTES):
                 decoder.decode(block)
             decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return False
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            return False
     return True
 
 
@@ -84,18 +82,15 @@ def pieces_of(content: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]
 
 def read_pieces(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """Return the file's content in pieces of at most `piece_bytes`, so memory is bounded. Raises CorpusError."""
-    try:
-        with open_regular(path) as file:
-            rest = b""
-            while block := file.read(piece_bytes - len(rest)):
-                rest += block
-                if len(rest) == piece_bytes and file.peek(1):
-                    cut = _cut(rest)
-                    yield Piece(rest[:cut], ends=False)
-                    rest = rest[cut:]
-            yield Piece(rest, ends=True)
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
+    with readable(path) as file:
+        rest = b""
+        while block := file.read(piece_bytes - len(rest)):
+            rest += block
+            if len(rest) == piece_bytes and file.peek(1):
+                cut = _cut(rest)
+                yield Piece(rest[:cut], ends=False)
+                rest = rest[cut:]
+        yield Piece(rest, ends=True)
 
 
 def _cut(content: bytes) -> int:
@@ -110,42 +105,28 @@ def _cut(content: bytes) -> int:
 
 
 def _walk(directory: Path, wanted: tuple[str, ...], seen: set[tuple[int, int]]) -> Iterator[Path]:
-    if not _enter(directory, seen):
+    status = directory.stat()
+    if (status.st_dev, status.st_ino) in seen:
         return
-    for name in sorted(_names(directory)):
+    seen.add((status.st_dev, status.st_ino))
+    try:
+        names = sorted(os.listdir(directory))  # noqa: PTH208 - names, to sort
+    except OSError as error:
+        raise CorpusError(f"{directory}: cannot be read: {error.strerror}") from None
+    for name in names:
         path = directory / name
-        kind = _kind(path)
-        if kind == "directory":
+        mode = 0 if name.startswith(".") else _mode(path)
+        if stat.S_ISDIR(mode):
             yield from _walk(path, wanted, seen)
-        elif kind == "file" and _has_suffix(name, wanted):
+        elif stat.S_ISREG(mode) and ("*" in wanted or name.lower().endswith(wanted)):
             yield path
 
 
-def _enter(directory: Path, seen: set[tuple[int, int]]) -> bool:
-    status = directory.stat()
-    place = (status.st_dev, status.st_ino)
-    known = place in seen
-    seen.add(place)
-    return not known
-
-
-def _names(directory: Path) -> list[str]:
+def _mode(path: Path) -> int:
     try:
-        return [name for name in os.listdir(directory) if not name.startswith(".")]  # noqa: PTH208 - names, to sort
-    except OSError as error:
-        raise CorpusError(f"{directory}: cannot be read: {error.strerror}") from None
-
-
-def _kind(path: Path) -> str:
-    try:
-        mode = path.stat().st_mode
+        return path.stat().st_mode
     except OSError:  # a broken link, or a link to itself
-        return "nothing"
-    return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
-
-
-def _has_suffix(name: str, wanted: tuple[str, ...]) -> bool:
-    return "*" in wanted or name.lower().endswith(wanted)
+        return 0
 
 
 class TextLine(NamedTuple):
@@ -157,17 +138,14 @@ class TextLine(NamedTuple):
 
 def read_lines(path: Path, field: str) -> Iterator[TextLine]:
     """Return the text of each line. Blank lines are left out. Raises CorpusError with file, line and reason."""
-    try:
-        with open_regular(path) as file:
-            number = 0
-            while line := file.readline(LONGEST_LINE + 1):
-                number += 1
-                if len(line) > LONGEST_LINE:
-                    raise CorpusError(f"{path}:{number}: found a line above {LONGEST_LINE:,} bytes; split the file")
-                if line.strip():
-                    yield TextLine(_text(line, field, f"{path}:{number}"), len(line))
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
+    with readable(path) as file:
+        number = 0
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise CorpusError(f"{path}:{number}: found a line above {LONGEST_LINE:,} bytes; split the file")
+            if line.strip():
+                yield TextLine(_text(line, field, f"{path}:{number}"), len(line))
 
 
 def _text(line: bytes, field: str, place: str) -> bytes:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,42 +22,21 @@ OVERLAP = 1 << 14
 _AT_ONCE = 4  # windows, which the tokenizers library spreads over the cores
 
 
-class Tokenizer(Protocol):
-    """A tokenizer. name and digest go into the facts; vocab_size is above every number that `encode` returns.
-
-    cuts: places of long texts where the tokens may differ from those of the whole text.
-    """
-
-    name: str
-    digest: str | None
-    vocab_size: int
-    end_token: int
-
-    @property
-    def cuts(self) -> int: ...
-
-    def encode(self, texts: Sequence[bytes]) -> list[Any]:
-        """Return the token numbers of each UTF-8 text as an array, without the end-of-document token."""
-        ...
-
-    def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]:
-        """Yield the same of one text, from its parts and in parts, in bounded memory."""
-        ...
-
-
 class ByteTokenizer:
-    """Every byte is a token, 0 to 255. Token 256 ends a document."""
+    """Every byte is a token, 0 to 255. Token 256 ends a document. cuts: as of FileTokenizer."""
 
     name = "bytes"
     digest: str | None = None
-    vocab_size = 257
+    vocab_size = 257  # above every number that `encode` returns
     end_token = 256
     cuts = 0
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
+        """Return the token numbers of each UTF-8 text as an array, without the end-of-document token."""
         return [np.frombuffer(text, dtype=np.uint8) for text in texts]
 
     def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]:
+        """Yield the same of one text, from its parts and in parts, in bounded memory."""
         return (tokens for part in parts for tokens in self.encode([part]))
 
 
@@ -85,6 +64,7 @@ class FileTokenizer:
 
     @property
     def cuts(self) -> int:
+        """Return the places of long texts where the tokens may differ from those of the whole text."""
         return self._long.cuts
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
@@ -96,11 +76,11 @@ class FileTokenizer:
 
     def _placed(self, texts: list[str]) -> list[Tokens]:
         found = self._library.encode_batch(texts, add_special_tokens=False)
-        return [Tokens(np.array(each.ids, np.int64), _starts(each.offsets)) for each in found]
+        starts = (np.array(each.offsets, np.int64).reshape(-1, 2)[:, 0] for each in found)
+        return [Tokens(np.array(each.ids, np.int64), first) for each, first in zip(found, starts, strict=True)]
 
 
-def _starts(offsets: list[tuple[int, int]]) -> Any:
-    return np.array(offsets, np.int64).reshape(-1, 2)[:, 0]
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:

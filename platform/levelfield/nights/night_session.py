@@ -15,8 +15,8 @@ from typing import Protocol
 from uuid import uuid4
 
 from levelfield import environment_folder
+from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
 from levelfield.nights.build_pairs import arms_of, paired_records, shared_python

@@ -49,7 +49,7 @@ def beside_rows(content: PagesContent, summaries: Mapping[str, SeriesSummary], r
 def cases_with_rows(registry: Registry) -> Sequence[str]:
     """Return the cases of the catalogue that a published row belongs to."""
     named = {row.setting.case for name in registry.published for row in registry.figures(name).rows}
-    return [case for case in registry.cases if case in named]
+    return [case for case in registry.all_cases if case in named]
 
 
 def _ours(runs: SeriesRuns, summary: SeriesSummary) -> BesideRow | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import Selection
+from levelfield.catalog.machine import usable_cores
 from levelfield.errors import NotHere
 from levelfield.plan.default_layout import DefaultLayout, Place, default_layout, given_layout, most_devices
 from levelfield.plan.request import Decision

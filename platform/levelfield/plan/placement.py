@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from levelfield.catalog import lookup
-from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import Selection
+from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
 from levelfield.plan.build_checks import version_that_runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from levelfield.catalog.host_cores import usable_cores
+from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.predict import machines

@@ -96,7 +96,7 @@ class CorpusWatch:
         return [(each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found]
 
     def _check(self, again: bool) -> None:
-        from levelfield.corpus import check
+        from levelfield.corpus.integrity import check
 
         prefix, kind = str(self._corpus.prefix), self._corpus.kind
         facts = check(prefix, None if kind == "synthetic" else kind, again=again)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from levelfield.catalog.host_cores import usable_cores
+from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.errors import DocumentError, RunFailed

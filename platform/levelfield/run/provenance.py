@@ -15,8 +15,7 @@ from typing import Any
 
 import psutil
 
-from levelfield.catalog.host_cores import usable_cores
-from levelfield.catalog.machine import devices_of
+from levelfield.catalog.machine import devices_of, usable_cores
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed, file_text
 from levelfield.contracts.execution import ReadyRuntime

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.vendor import Vendor
-from levelfield.corpus import CorpusFacts
+from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import NotHere, UsageError
 from levelfield.plan.certificate_need import certificate_used
 from levelfield.plan.peak import with_peak

@@ -107,7 +107,7 @@ class ImplementationFile(Document):
     simulated: the program computes no training, only its files. Every result says so.
 
     version, requirements: of the default version. versions: what other versions have in their place; each has an
-    environment or an image of its own. `catalog/framework_versions.py` chooses one.
+    environment or an image of its own. `catalog/code_basis.py` chooses one.
     """
 
     KIND: ClassVar[str] = "implementation"

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from levelfield.specs.base import MOST_DEVICES, MOST_NODES, Document, Value
+from levelfield.specs.base import LATER, MOST_DEVICES, MOST_NODES, Document, Value
+from levelfield.specs.derivation import Extension
 from levelfield.specs.tuning import TuningChoice
 
 WITHHELD = "withheld"
@@ -66,19 +67,24 @@ class SuiteEntry(Value):
 
 
 class Suite(Document):
-    """configs/suites/<name>.yaml. `hardware`: of every entry without its own."""
+    """configs/suites/<name>.yaml. `hardware`: of every entry without its own.
+
+    cases: what rows train that is no case by itself, such as another batch of a case.
+    """
 
     KIND: ClassVar[str] = "suite"
 
     title: str
     hardware: HardwareText | None = None
+    cases: tuple[Extension, ...] = Field(default=(), json_schema_extra=LATER)
     entries: tuple[SuiteEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _names_are_rows(self) -> Suite:
-        counts = Counter(entry.name for entry in self.entries if entry.name)
-        if twice := sorted(name for name, count in counts.items() if count > 1):
-            raise ValueError(f"entries: found the name '{twice[0]}' twice; expected one entry for each row")
+    def _names_are_unique(self) -> Suite:
+        for key, expected in (("entries", "one entry for each row"), ("cases", "one case of each name")):
+            counts = Counter(each.name for each in getattr(self, key) if each.name)
+            if twice := sorted(name for name, count in counts.items() if count > 1):
+                raise ValueError(f"{key}: found the name '{twice[0]}' twice; expected {expected}")
         return self
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from levelfield.corpus import CorpusFacts
+from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import RunFailed
 from levelfield.measure.tensors import TensorDifference, compare_step
 from levelfield.plan.request import Entry, UserRequest

@@ -12,8 +12,7 @@ class TestPbs(LauncherConformance):
     launcher = "pbs"
 """
 
-from levelfield.testing.conformance import VendorConformance
-from levelfield.testing.framework_kit.framework_conformance import FrameworkConformance
+from levelfield.testing.conformance import FrameworkConformance, VendorConformance
 from levelfield.testing.launcher_conformance import LauncherConformance
 
 __all__ = ["FrameworkConformance", "LauncherConformance", "VendorConformance"]

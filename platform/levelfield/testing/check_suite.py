@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from levelfield.testing import (
-    case_plans,
     container_checks,
     file_checks,
-    launch_checks,
-    plausibility_checks,
-    run_checks,
+    plan_checks,
+    rehearsal,
     sample_checks,
     tool_checks,
-    tuning_checks,
     value_checks,
 )
-from levelfield.testing.findings import CheckFinding, CheckRow, found
+from levelfield.testing.findings import Check, CheckFinding, found
 from levelfield.testing.subject import VendorSubject
 
-
-@dataclass(frozen=True)
-class Check:
-    """One check. run returns a sentence when all is good, or raises NotOk. whole: it trains, waits or plans every case,
-    which takes seconds. rows: returns the values to show beside the sentence."""
-
-    name: str
-    run: Callable[[VendorSubject], str]
-    whole: bool = False
-    rows: Callable[[VendorSubject], tuple[CheckRow, ...]] | None = None
-
-
-CHECKS = (
+CHECKS: tuple[Check[VendorSubject], ...] = (
     Check("schema", file_checks.schema),
     Check("readme", file_checks.readme),
     Check("chips", file_checks.chips),
-    Check("plausible", plausibility_checks.chips),
+    Check("plausible", file_checks.plausible),
     Check("recordings", file_checks.origins),
     Check("devices", sample_checks.devices),
     Check("values", value_checks.values, rows=value_checks.rows),
-    Check("claims", plausibility_checks.claims),
+    Check("claims", file_checks.claims),
     Check("truncated", sample_checks.truncated),
     Check("reordered", sample_checks.reordered),
     Check("repeated", sample_checks.repeated),
@@ -53,42 +38,43 @@ CHECKS = (
     Check("commands", tool_checks.commands),
     Check("tool-missing", tool_checks.missing),
     Check("tool-failing", tool_checks.failing),
-    Check("tool-slow", tool_checks.slow, whole=True),
+    Check("tool-slow", tool_checks.slow, slow=True),
     Check("versions", tool_checks.versions),
     Check("visible", tool_checks.visible),
     Check("container", container_checks.options),
     Check("privileges", container_checks.privileges),
     Check("images", container_checks.images),
-    Check("tuning", tuning_checks.tuning),
-    Check("launch", launch_checks.launch),
-    Check("cases", case_plans.cases, whole=True),
-    Check("telemetry", run_checks.telemetry, whole=True),
-    Check("failures", run_checks.failures, whole=True),
-    Check("cleanup", run_checks.cleanup, whole=True),
+    Check("tuning", plan_checks.tuning),
+    Check("launch", plan_checks.launch),
+    Check("cases", plan_checks.cases, slow=True),
+    Check("telemetry", rehearsal.telemetry, slow=True),
+    Check("failures", rehearsal.failures, slow=True),
+    Check("cleanup", rehearsal.cleanup, slow=True),
 )
 
 
+def chosen(fast: bool) -> tuple[Check[VendorSubject], ...]:
+    """Return the checks. fast: without those that train or wait."""
+    return tuple(item for item in CHECKS if not (fast and item.slow))
+
+
 def check(subject: VendorSubject, fast: bool = False) -> Iterator[CheckFinding]:
-    """Return the findings one by one. A wrong vendor.yaml is the last. fast: without checks that train or wait."""
-    for item in CHECKS:
-        if fast and item.whole:
-            continue
-        finding = find(subject, item)
-        yield finding
+    """Return the findings one by one. A wrong vendor.yaml is the last."""
+    for item in chosen(fast):
+        yield (finding := find(subject, item))
         if item.name == "schema" and finding.status == "fails":
             return
 
 
-def find(subject: VendorSubject, item: Check) -> CheckFinding:
+def find(subject: VendorSubject, item: Check[VendorSubject]) -> CheckFinding:
     """Return the finding of one check, with its rows if it has any."""
-    finding = found(item.name, lambda: _result(subject, item))
-    if item.rows is None:
-        return finding
-    with suppress(Exception), subject.surroundings():  # the finding already reports the cause
-        return replace(finding, rows=item.rows(subject))
+
+    def run() -> str:
+        with subject.surroundings():
+            return item.run(subject)
+
+    finding = found(item.name, run)
+    if item.rows is not None:
+        with suppress(Exception), subject.surroundings():  # the finding already reports the cause
+            return replace(finding, rows=item.rows(subject))
     return finding
-
-
-def _result(subject: VendorSubject, item: Check) -> str:
-    with subject.surroundings():
-        return item.run(subject)

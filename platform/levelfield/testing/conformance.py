@@ -1,41 +1,71 @@
-"""The suite as a test class for an author's own CI. pytest runs it, but this module does not import pytest."""
+"""The suites as test classes for an author's own CI. pytest runs them, but this module does not import pytest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 from unittest import SkipTest
 
-from levelfield.testing.check_suite import CHECKS, find
+from levelfield.specs.vendor import HOST_KIND
+from levelfield.testing import check_suite
+from levelfield.testing.framework_kit import framework_suite
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.subject import VendorSubject
 
-
-@cache
-def _subject(vendor: str, plugins: tuple[Path, ...]) -> VendorSubject:
-    return VendorSubject(vendor, plugins)
+_vendor, _framework = cache(VendorSubject), cache(FrameworkSubject)
 
 
-class VendorConformance:
-    """The base of a test class: a subclass named Test... with `vendor` has one test for each check.
+class Conformance:
+    """The base of both classes. plugins: folders of a plugin that is neither installed nor in the checkout.
 
-    plugins: folders with vendors/, for a vendor that is neither installed nor in the checkout. fast: no whole runs.
+    fast: without the checks that train or wait. suite: the module with the checks.
     """
 
-    vendor: ClassVar[str]
     plugins: ClassVar[Sequence[Path]] = ()
     fast: ClassVar[bool] = False
+    suite: ClassVar[ModuleType]
+
+    def subject(self) -> Any:
+        """Return the state that all checks of this plugin share."""
+        raise NotImplementedError
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Generate one test for each check, with the name of the check."""
-        names = [check.name for check in CHECKS if not (self.fast and check.whole)]
         if "check_name" in metafunc.fixturenames:
-            metafunc.parametrize("check_name", names)
+            metafunc.parametrize("check_name", [check.name for check in self.suite.chosen(self.fast)])
 
     def test_conformance(self, check_name: str) -> None:
-        check = next(check for check in CHECKS if check.name == check_name)
-        found = find(_subject(self.vendor, tuple(self.plugins)), check)
+        check = next(check for check in self.suite.CHECKS if check.name == check_name)
+        subject = self.subject()
+        found = self.suite.find(subject, check)
         if found.status == "not applicable":
-            raise SkipTest(f"{self.vendor}: {found.says}")
+            raise SkipTest(f"{subject.name}: {found.says}")
         assert found.is_good, f"{found.check} {found.status}: {found.says}. {found.do}"
+
+
+class VendorConformance(Conformance):
+    """The base of a test class: a subclass named Test... with `vendor` has one test for each check."""
+
+    suite: ClassVar[ModuleType] = check_suite
+    vendor: ClassVar[str]
+
+    def subject(self) -> VendorSubject:
+        return _vendor(self.vendor, tuple(self.plugins))
+
+
+class FrameworkConformance(Conformance):
+    """The base of a test class: a subclass named Test... with `framework` has one test for each check.
+
+    device: the kind of devices to train on. python: an interpreter in place of the manifest's environment.
+    """
+
+    suite: ClassVar[ModuleType] = framework_suite
+    framework: ClassVar[str]
+    device: ClassVar[str] = HOST_KIND
+    python: ClassVar[str | None] = None
+
+    def subject(self) -> FrameworkSubject:
+        return _framework(self.framework, tuple(self.plugins), self.device, self.python)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from levelfield.errors import UsageError
 
+Subject = TypeVar("Subject")
 Status = Literal["ok", "warns", "missing", "fails", "not applicable"]
 
 
@@ -35,6 +36,19 @@ class CheckFinding:
     @property
     def is_good(self) -> bool:
         return self.status in ("ok", "warns", "not applicable")
+
+
+@dataclass(frozen=True)
+class Check(Generic[Subject]):
+    """One check. run returns a sentence when all is good, or raises NotOk. slow: it trains, waits or plans every case.
+
+    rows: returns the values to show beside the sentence.
+    """
+
+    name: str
+    run: Callable[[Subject], str]
+    slow: bool = False
+    rows: Callable[[Subject], tuple[CheckRow, ...]] | None = None
 
 
 class NotOk(Exception):

@@ -11,8 +11,7 @@ from levelfield.contracts.vendor import Device
 from levelfield.testing import damage
 from levelfield.testing.damage import NumberPlace
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.outcomes import Key, lost, outcome, without_reason, wrong
-from levelfield.testing.recordings import Recording
+from levelfield.testing.recordings import Key, Recording, outcome, without_reason, wrong
 from levelfield.testing.subject import VendorSubject
 from levelfield.testing.tool_checks import check_problem
 
@@ -46,7 +45,9 @@ def devices(subject: VendorSubject) -> str:
     """Check that the recordings show devices of known chips."""
     found = subject.devices()
     if not found:
-        raise Fails(f"found no device in the recordings{_why_not(subject)}", COMPARE)
+        parsed = (parse(r.tool, r.text) for r in subject.recordings if r.tool)
+        why = next((f": {why}" for each in parsed for why in each.passed_over), "")
+        raise Fails(f"found no device in the recordings{why}", COMPARE)
     unknown = next((d for d in found if d.chip is None and d.description != f"{subject.name} device {d.index}"), None)
     if unknown:
         ends = ", ".join(f"'{end}'" for chip in subject.spec.chips for end in chip.match) or "none"
@@ -56,11 +57,6 @@ def devices(subject: VendorSubject) -> str:
         )
     named = sorted({d.chip or "a chip without a name" for d in found})
     return f"{len(found)} device(s): {', '.join(named)}"
-
-
-def _why_not(subject: VendorSubject) -> str:
-    parsed = (parse(r.tool, r.text) for r in subject.recordings if r.tool)
-    return next((f": {why}" for found in parsed for why in found.passed_over), "")
 
 
 def _never_wrong(subject: VendorSubject, copies: Iterable[tuple[Recording, str]], what: str) -> str:
@@ -160,23 +156,16 @@ def extra_devices(subject: VendorSubject) -> str:
     for device in right.devices:
         seen = outcome(subject.over(subject.outputs), [device])
         own = {key: value for key, value in seen.items() if key[0] == device.index}
-        if error := wrong(own, right.values) or next((f"no {f}" for _, f in lost(own, _of(right, device))), None):
+        lost = [f"no {field}" for index, field in right.values if index == device.index and (index, field) not in own]
+        if error := wrong(own, right.values) or next(iter(lost), None):
             raise Fails(f"device {device.index} alone of {len(right.devices)}: {error}", "pick records by index")
     absent = Device(max((d.index for d in right.devices), default=0) + 90, None, "", None)
     (sample,) = subject.over(subject.outputs).sample([absent])
-    if sample.index != absent.index or any((absent.index, k) in _values(sample) for k in damage.FOREIGN):
+    if sample.index != absent.index or any(getattr(sample, field, None) is not None for field in damage.FOREIGN):
         raise Fails(f"device {absent.index}, which the tool does not show, has values", "pick records by index")
     if blank := without_reason([sample]):
         raise Fails(blank, "give a reason in Sample.reasons")
     return f"{len(right.devices)} device(s) one by one; an absent one is null"
-
-
-def _of(right: Told, device: Device) -> dict[Key, Any]:
-    return {key: value for key, value in right.values.items() if key[0] == device.index}
-
-
-def _values(sample: Any) -> set[Key]:
-    return {(sample.index, field) for field in damage.FOREIGN if getattr(sample, field, None) is not None}
 
 
 def no_text(subject: VendorSubject) -> str:

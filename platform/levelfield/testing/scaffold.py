@@ -1,64 +1,61 @@
-"""`vendor new`: creates a vendor's folder, or a package with one, to fill in."""
+"""`vendor new` and `framework new`: the folder of a plugin, or a package with one."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import jinja2
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 
+Kind = Literal["vendor", "framework"]
 NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_TEMPLATES = Path(__file__).with_name("templates")
+_FOLDERS: dict[Kind, str] = {"vendor": "vendors", "framework": "models"}
+_HERE = Path(__file__).parent
+_TEMPLATES: dict[Kind, Path] = {"vendor": _HERE / "templates/vendor", "framework": _HERE / "framework_kit/template"}
+_PACKAGE = _HERE / "templates/package"
 
 
-def new_vendor(name: str, plugins: Path, registry: Registry) -> list[Path]:
-    """Write vendors/<name>/ below `plugins` and return the files. Raises UsageError for an existing name or folder."""
-    _check_name(name, registry)
-    return write_folder("vendor new", plugins / "vendors" / name, _folder(name))
+def new_folder(kind: Kind, name: str, plugins: Path, registry: Registry) -> Path:
+    """Write vendors/<name>/ or models/<name>/ below `plugins` and return it.
+
+    Raises UsageError for a name that exists, or that is no part of a file name, a module and a Dockerfile alike, and
+    for an existing folder.
+    """
+    _check_name(kind, name, registry)
+    return _written(kind, plugins / _FOLDERS[kind] / name, _rendered(_TEMPLATES[kind], kind, name))
 
 
-def new_package(name: str, parent: Path, registry: Registry) -> list[Path]:
-    """Write a package levelfield-<name>/ in `parent`, for installation by pip, and return the files."""
-    _check_name(name, registry)
-    module = f"levelfield_{name.replace('-', '_')}"
-    vendor = {f"{module}/vendors/{name}/{file}": text for file, text in _folder(name).items()}
-    made = {
-        "pyproject.toml": _render("pyproject.toml.j2", name),
-        "README.md": _render("package.md.j2", name),
-        ".gitignore": _render("gitignore.j2", name),
-        f"{module}/__init__.py": f'"""The vendor {name} for Levelfield: data in vendors/{name}/."""\n',
-        f"tests/test_{name.replace('-', '_')}.py": _render("test_vendor.py.j2", name),
-    }
-    return write_folder("vendor new", parent / f"levelfield-{name}", {**made, **vendor})
+def new_package(kind: Kind, name: str, parent: Path, registry: Registry) -> Path:
+    """Write a package levelfield-<name>/ in `parent`, to install by pip, and return it. Raises as `new_folder`."""
+    _check_name(kind, name, registry)
+    files = _rendered(_PACKAGE, kind, name)
+    module = name.replace("-", "_")
+    files[f"tests/test_{module}.py"] = files.pop("test_plugin.py")
+    if kind == "vendor":
+        what = f'"""The vendor {name} for Levelfield: data in vendors/{name}/."""\n'
+    else:
+        what = f'"""The framework {name} for Levelfield, in models/{name}/."""\n'
+        del files["README.md"]  # the folder of the framework has one
+    files[f"levelfield_{module}/__init__.py"] = what
+    inside = f"levelfield_{module}/{_FOLDERS[kind]}/{name}"
+    files |= {f"{inside}/{file}": text for file, text in _rendered(_TEMPLATES[kind], kind, name).items()}
+    return _written(kind, parent / f"levelfield-{name}", files)
 
 
-def _check_name(name: str, registry: Registry) -> None:
-    check_form("vendor new", name)
-    if name in registry.vendors:
-        raise UsageError(f"vendor new: the vendor '{name}' exists: {registry.vendors[name]}; use another name")
-
-
-def check_form(command: str, name: str) -> None:
-    """Raise UsageError for a name that is no part of a file name, a module and a Dockerfile alike."""
+def _check_name(kind: Kind, name: str, registry: Registry) -> None:
     if not NAME.fullmatch(name) or len(name) > 40:
-        raise UsageError(f"{command}: found the name '{name}', expected lower-case letters, digits and single hyphens")
+        raise UsageError(f"{kind} new: found the name '{name}', expected lower-case letters, digits and single hyphens")
+    known = registry.vendors if kind == "vendor" else registry.frameworks
+    if name in known:
+        raise UsageError(f"{kind} new: the {kind} '{name}' exists: {known[name]}; use another name")
 
 
-def _folder(name: str) -> dict[str, str]:
-    texts = {"vendor.yaml": "vendor.yaml.j2", "README.md": "README.md.j2", "recorded/README.md": "recorded.md.j2"}
-    tuning = "# tuning\n\nOne file for each case that this vendor tunes: <case>.yaml, free fields only.\n"
-    return {**{file: _render(template, name) for file, template in texts.items()}, "tuning/README.md": tuning}
-
-
-def _render(template: str, name: str) -> str:
-    return render(_TEMPLATES, template, name)
-
-
-def render(folder: Path, template: str, name: str) -> str:
-    """Return the text of a template of `folder`, for a plugin of this name."""
+def _rendered(folder: Path, kind: Kind, name: str) -> dict[str, str]:
+    """Return the texts of a folder's files, by path: those with the ending .j2 hold the name, the others are copied."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
@@ -66,25 +63,35 @@ def render(folder: Path, template: str, name: str) -> str:
         autoescape=False,  # configuration and code, not HTML
     )
     words = name.split("-")
-    return environment.get_template(template).render(
-        name=name,
-        upper=name.upper().replace("-", "_"),
-        title=" ".join(words).title(),
-        module="levelfield_" + "_".join(words),
-        distribution=f"levelfield-{name}",
-        class_name="".join(word.capitalize() for word in words),
-    )
+    values = {
+        "kind": kind,
+        "folder": _FOLDERS[kind],
+        "suite": "conformance" if kind == "vendor" else "framework",
+        "name": name,
+        "upper": name.upper().replace("-", "_"),
+        "title": " ".join(words).title(),
+        "module": "levelfield_" + "_".join(words),
+        "distribution": f"levelfield-{name}",
+        "class_name": "".join(word.capitalize() for word in words),
+    }
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        at = path.relative_to(folder).as_posix()
+        if path.suffix == ".j2":
+            files[at.removesuffix(".j2")] = environment.get_template(at).render(values)
+        elif path.is_file() and "__pycache__" not in path.parts:
+            files[at] = path.read_text(encoding="utf-8")
+    return files
 
 
-def write_folder(command: str, folder: Path, files: dict[str, str]) -> list[Path]:
-    """Write a new folder and return its files. Raises UsageError for an existing folder."""
+def _written(kind: Kind, folder: Path, files: dict[str, str]) -> Path:
     if folder.exists():
-        raise UsageError(f"{command}: {folder} exists; remove it, or give another folder")
+        raise UsageError(f"{kind} new: {folder} exists; remove it, or give another folder")
     try:
         for name, text in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{command}: {folder} cannot be written: {error.strerror}; give another folder") from None
-    return [folder / name for name in files]
+        raise UsageError(f"{kind} new: {folder} cannot be written: {error.strerror}; give another folder") from None
+    return folder

@@ -1,13 +1,23 @@
-"""The checked vendor: its folder, its recordings, and adapters whose tools are replaced by the recordings."""
+"""The checked vendor: its folder, its recordings, adapters whose tools are replaced by the recordings, and the stage:
+a temporary folder, fake tools as the only PATH, and a mark on started processes."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shlex
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
+import psutil
+
 from levelfield.catalog.registry import Registry
+from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import CheckedAdapter
 from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
@@ -16,7 +26,10 @@ from levelfield.errors import UnknownName
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.recordings import Recording, commands, file_name, recordings
-from levelfield.testing.stage import Outputs, Stage, fake_nodes
+
+MARK = "LEVELFIELD_CHECK"
+END_SECONDS = 5
+Outputs = Mapping[tuple[str, ...], bytes]
 
 
 class VendorSubject:
@@ -60,19 +73,22 @@ class VendorSubject:
         made = self.registry.vendor(self.name)
         if isinstance(made, CheckedAdapter):
             return made if spec is None else made.with_spec(spec)
-        return DeclaredVendor(spec or self.spec, root=self._root(self.outputs))
+        return DeclaredVendor(spec or self.spec, root=self.nodes())
 
-    def over(self, outputs: Outputs) -> Vendor:
-        """Return a new adapter whose tools print these outputs: directly, or through fake tools for an adapter.py."""
-        made = self.registry.vendor(self.name)
+    def over(self, outputs: Outputs, name: str | None = None) -> Vendor:
+        """Return a new adapter whose tools print these outputs: directly, or through fake tools for an adapter.py.
+
+        name: of another vendor.
+        """
+        made = self.registry.vendor(name or self.name)
         if isinstance(made, CheckedAdapter):
             self.stage.replay(outputs)
             return made
         answers = {argv: _answer(content) for argv, content in outputs.items()}
         return DeclaredVendor(
-            self.spec,
+            made.spec,
             lambda argv, seconds: answers.get(tuple(argv)) or CommandOutput(None, "not recorded"),
-            self._root(self.outputs),
+            self.nodes(),
         )
 
     def needs_recordings(self) -> tuple[Recording, ...]:
@@ -129,16 +145,12 @@ class VendorSubject:
         ]
 
     def nodes(self) -> Path:
-        """Return the folder for /dev that replayed adapters see."""
-        return self._root(self.outputs)
-
-    def _root(self, outputs: Mapping[tuple[str, ...], bytes]) -> Path:
-        """Return the folder for /dev, with nodes for the devices of the monitor's recording."""
+        """Return the folder for /dev that replayed adapters see. It has the devices of the monitor's recording."""
         discovery, root = self.spec.discovery, self.stage.root / "host"
         if discovery and discovery.device_nodes and not root.exists():
             seen = DeclaredVendor(
                 self.spec.model_copy(update={"discovery": None}),
-                lambda argv, seconds: _answer(outputs.get(tuple(argv), b"")),
+                lambda argv, seconds: _answer(self.outputs.get(tuple(argv), b"")),
             )
             fake_nodes(root, discovery.device_nodes, [device.index for device in seen._all_devices()])
         return root
@@ -159,3 +171,100 @@ def _answer(content: bytes) -> CommandOutput:
         return CommandOutput(content.decode())
     except UnicodeDecodeError as error:
         return CommandOutput(None, f"the tool printed no UTF-8 text: byte {error.start}")
+
+
+class Stage:
+    """The surroundings of all checks. bin: the only folder on PATH. temporary, here: the temporary folder and the
+    current folder, which stay empty. asked: a file that exists after a replayed tool has run."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="levelfield-check-")
+        self.root = Path(self._folder.name)
+        self.bin, self.runs = self.root / "bin", self.root / "runs"
+        self.temporary, self.here = self.root / "tmp", self.root / "here"
+        self.asked = self.root / "asked"
+        for folder in (self.bin, self.runs, self.temporary, self.here):
+            folder.mkdir()
+
+    @contextmanager
+    def entered(self, without: str | None, **variables: str) -> Iterator[None]:
+        """Enter the surroundings of a check. without: the variable with the user's own choice of devices."""
+        before, directory, folder = dict(os.environ), tempfile.tempdir, Path.cwd()
+        mine = {"PATH": str(self.bin), "TMPDIR": str(self.temporary), MARK: str(self.root)}
+        mine |= {"XDG_CACHE_HOME": str(self.root / "cache"), "LEVELFIELD_LOCKS": str(self.root / "locks")}
+        mine |= {"LEVELFIELD_ROOT": str(checkout().absolute())}
+        os.environ.update({**mine, **variables})
+        if without and without not in variables:
+            os.environ.pop(without, None)
+        tempfile.tempdir = str(self.temporary)
+        os.chdir(self.here)
+        try:
+            yield
+        finally:
+            os.chdir(folder)
+            tempfile.tempdir = directory
+            os.environ.clear()
+            os.environ.update(before)
+
+    def replay(self, outputs: Outputs) -> None:
+        """Put fake tools on PATH that print these outputs. A command of one word accepts any arguments."""
+        self.clear()
+        for name in {argv[0] for argv in outputs}:
+            own = {argv: content for argv, content in outputs.items() if argv[0] == name}
+            self.tool(name, "\n".join([f": > {shlex.quote(str(self.asked))}", *_answers(self.root, own)]))
+
+    def tool(self, name: str, body: str) -> None:
+        path = self.bin / Path(name).name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def clear(self) -> None:
+        for path in self.bin.iterdir():
+            path.unlink()
+
+    def processes(self, patience_seconds: float = 2.0) -> list[psutil.Process]:
+        """Return all marked processes that still run after a short wait for killed ones."""
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            found = [process for process in psutil.process_iter() if _is_ours(process, str(self.root))]
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
+
+    def end_all(self) -> None:
+        """End all marked processes, and those that they started meanwhile."""
+        deadline = time.monotonic() + END_SECONDS
+        while (found := self.processes(patience_seconds=0)) and time.monotonic() < deadline:
+            for process in found:
+                with suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.02)
+
+
+def _answers(root: Path, outputs: Outputs) -> Iterator[str]:
+    """Return shell lines that print the output for their arguments. Exact arguments come before any arguments."""
+    cat = shutil.which("cat", path="/bin:/usr/bin") or "/bin/cat"
+    for argv, content in sorted(outputs.items(), key=lambda item: -len(item[0])):
+        file = root / f"output-{hashlib.sha256(shlex.join(argv).encode()).hexdigest()[:16]}"
+        file.write_bytes(content)
+        show = f"exec {shlex.join([cat, str(file)])}"
+        yield show if len(argv) == 1 else f'[ "$*" = {shlex.quote(" ".join(argv[1:]))} ] && {show}'
+    yield 'echo "these arguments were not recorded: $*" >&2; exit 64'
+
+
+def _is_ours(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+    except psutil.Error:
+        return False
+
+
+def fake_nodes(root: Path, pattern: str, indices: Sequence[int]) -> Path:
+    """Create a folder whose /dev has one node for each index that the glob `pattern` matches."""
+    literal = pattern.lstrip("/")
+    cut = min((at for at in map(literal.find, "*?[") if at >= 0), default=len(literal))
+    for index in indices:
+        path = root / f"{literal[:cut]}{index}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return root

@@ -11,7 +11,7 @@ from levelfield.contracts.readings import SAMPLED, several_of_a_host
 from levelfield.contracts.vendor import Device
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
-from levelfield.testing.outcomes import without_reason
+from levelfield.testing.recordings import without_reason
 from levelfield.testing.subject import VendorSubject
 
 SLOW_TOOL_SECONDS = 0.3  # the time limit for a tool that the suite makes slow
@@ -19,23 +19,9 @@ MOST_SECONDS = 45.0  # a driver may need half a minute for its first answer
 # Programs that are on hosts without the chip: shells, interpreters, and what starts another program.
 EVERYWHERE = frozenset(
     (
-        *(
-            "sh",
-            "bash",
-            "dash",
-            "ash",
-            "zsh",
-            "ksh",
-            "busybox",
-            "env",
-            "python",
-            "python3",
-            "perl",
-            "awk",
-            "gawk",
-            "sed",
-        ),
-        *("grep", "cat", "sudo", "timeout", "nice", "nohup", "stdbuf", "xargs", "docker", "podman", "ssh", "chroot"),
+        *("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox", "env", "python", "python3", "perl", "awk", "gawk"),
+        *("sed", "grep", "cat", "sudo", "timeout", "nice", "nohup", "stdbuf", "xargs"),
+        *("docker", "podman", "ssh", "chroot"),
     )
 )
 DEVICE = Device(0, None, "a device", None)

@@ -12,8 +12,7 @@ from levelfield.contracts.vendor import Device, Sample
 from levelfield.report.sheets import padded, widths_of
 from levelfield.specs.tool import FieldName, units_of
 from levelfield.testing.findings import CheckRow, Fails
-from levelfield.testing.outcomes import without_reason
-from levelfield.testing.recordings import Recording
+from levelfield.testing.recordings import Recording, without_reason
 from levelfield.testing.subject import VendorSubject
 
 SAMPLED: dict[FieldName, str] = {
@@ -170,7 +169,10 @@ def readings(found: Sequence[CheckRow]) -> Iterator[str]:
     if not found:
         return
     fields = [field for field in HEADINGS if field in found[0].values]
-    cells = [[HEADINGS[field][0] for field in fields], *([_cell(row, field) for field in fields] for row in found)]
+    cells = [[HEADINGS[field][0] for field in fields]]
+    for row in found:
+        values = ((row.values[field], HEADINGS[field][1]) for field in fields)
+        cells.append(["null" if value is None else f"{float(value) / unit:.8g}" for value, unit in values])
     widths = [-width for width in widths_of(cells)]
     for first, line in zip(["device", *(str(row.device) for row in found)], cells, strict=True):
         yield padded((first, *line), (-6, *widths))
@@ -188,8 +190,3 @@ HEADINGS = {
     "utilisation": ("load %", 0.01),
     "temperature": ("temp C", 1),
 }
-
-
-def _cell(row: CheckRow, field: str) -> str:
-    value = row.values[field]
-    return "null" if value is None else f"{float(value) / HEADINGS[field][1]:.8g}"

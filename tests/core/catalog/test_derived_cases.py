@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog import lookup
+from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.derivation import Derivation, split_name
 from plans import PLUGINS, make_plan

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.cli.main import main
-from levelfield.errors import DocumentError
+from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.case import Case
 from plans import PLUGINS, make_plan
 
@@ -128,3 +129,64 @@ def test_a_circle_of_extensions_is_named(tmp_path: Path) -> None:
     registry = registry_with(tmp_path, one={"extends": "two"}, two={"extends": "three"}, three={"extends": "one"})
     with pytest.raises(DocumentError, match="found a circle, one -> two -> three -> one"):
         registry.case("one")
+
+
+# ---- cases that only rows of a suite train
+
+
+def suite_with(folder: Path, *cases: dict[str, Any]) -> Registry:
+    """The tests' plugins and a suite of the test's own."""
+    place = folder / "configs" / "suites"
+    place.mkdir(parents=True)
+    own = [{key: value for key, value in {**CHILD, **case}.items() if key != "schema"} for case in cases]
+    suite = {"schema": "levelfield.suite/1", "title": "rows", "entries": [{"case": "child:torch"}], "cases": own}
+    (place / "rows.yaml").write_text(yaml.safe_dump(suite))
+    return Registry([PLUGINS, folder])
+
+
+def test_a_case_of_a_suite_is_the_case_that_its_own_file_would_give(tmp_path: Path) -> None:
+    own, found = child(tmp_path / "file"), suite_with(tmp_path / "suite", {})
+    assert found.case("child") == own and found.case("CHILD").fingerprint() == own.fingerprint()
+    assert found.case("child+batch8").training.global_batch == 8
+    assert "child" in found.all_cases and "child" not in found.cases
+
+
+def test_the_batches_of_reports_have_the_digests_that_results_hold() -> None:
+    digests = {
+        "gpt2_small_b8": "00e4b1ded030b",
+        "oneflow_2304x24_b512": "5f4d3ad9dde51",
+        "flagperf_llama3_8b_b1760": "e11b530ba6731",
+    }
+    registry = Registry()
+    for name, digest in digests.items():
+        assert registry.case(name).fingerprint().startswith(f"sha256:{digest}"), name
+
+
+@pytest.mark.parametrize(
+    ("cases", "says"),
+    [
+        ([{"extends": "tiney"}], "rows.yaml: key 'extends': unknown case 'tiney'; nearest: tiny"),
+        ([{"changes": {"model": {"layer": 3}}}], "rows.yaml: changes to tiny: key 'model.layer': unknown key"),
+        ([{"changes": {"modle": {}}}], "rows.yaml: key 'cases.0': changes: unknown key ['modle']"),
+        ([{}, {}], "rows.yaml: document: cases: found the name 'child' twice; expected one case of each name"),
+        ([{}, {"name": "tiny", "extends": "llama3_8b"}], "two files claim the case 'tiny': "),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_case_of_a_suite_names_the_suite(
+    tmp_path: Path, cases: list[dict[str, Any]], says: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        suite_with(tmp_path, *cases).case("child")
+    assert says in str(caught.value) and str(tmp_path / "configs/suites/rows.yaml") in str(caught.value)
+
+
+def test_cases_that_people_mean_are_listed_and_those_of_rows_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "cases"]) == 0
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert len(lines) == 1 + 17 + 1 and all(len(line) <= 80 for line in lines)
+    assert lines[-1] == "  and 14 that rows of suites train: flagperf_llama3, oneflow_gpt, osdi_gpt2"
+    assert [line.split()[0] for line in lines if "no reference" in line] == ["deepseek_v3"]
+    assert main(["show", "cases", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["cases"]}
+    assert len(rows) == 31 and rows["gpt2_small_b64"]["suite"] == "osdi_gpt2" and rows["gpt2_small"]["suite"] is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from levelfield.catalog.framework_versions import rests_on, runs_path
+from levelfield.catalog.code_basis import rests_on, runs_path
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import SupportRow, rows, table
 from levelfield.errors import DocumentError, NotHere, UsageError

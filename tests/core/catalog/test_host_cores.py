@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from levelfield.catalog import host_cores
-from levelfield.catalog.host_cores import usable_cores
+from levelfield.catalog import machine
+from levelfield.catalog.machine import usable_cores
 from levelfield.node.control_groups import core_quota, memory_kills
 from live_groups import control_group, inside
 
@@ -17,7 +17,7 @@ CORES = 8
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_cores, "allowed_cores", lambda: CORES)
+    monkeypatch.setattr(machine, "allowed_cores", lambda: CORES)
 
 
 def written(root: Path, files: dict[str, str]) -> Path:
@@ -68,7 +68,7 @@ def test_the_least_of_nested_quotas_counts(tmp_path: Path) -> None:
 
 
 def test_a_quota_of_the_kernel_is_followed() -> None:
-    tell = "from levelfield.catalog import host_cores as h; print(h.usable_cores())"
+    tell = "from levelfield.catalog.machine import usable_cores; print(usable_cores())"
     first = {"cpu.cfs_quota_us": "70000", "cpu.cfs_period_us": "100000"}
     with control_group("cpu", first, {"cpu.max": "70000 100000"}) as folder:
         done = inside(folder, "-c", tell)

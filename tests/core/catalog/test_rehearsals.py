@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.catalog import rehearsals as module
+from levelfield.catalog import support as module
 from levelfield.catalog.code_basis import CodeBasis
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.rehearsals import EVIDENCE, Rehearsals
+from levelfield.catalog.support import EVIDENCE, Rehearsals
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump

@@ -47,7 +47,7 @@ def test_another_name_stays_unknown(name: str) -> None:
 
 
 def test_no_two_shipped_cases_differ_in_spelling_only() -> None:
-    assert [REGISTRY.spelled(name.upper().replace("_", "-")) for name in REGISTRY.cases] == list(REGISTRY.cases)
+    assert [REGISTRY.spelled(name.upper().replace("_", "-")) for name in REGISTRY.all_cases] == list(REGISTRY.all_cases)
 
 
 def test_a_spelling_of_two_cases_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import levelfield.corpus.integrity as integrity
 import numpy as np
 import pytest
-from levelfield.corpus import check
+from levelfield.corpus.integrity import check
 from levelfield.errors import CorpusError
 from planted_corpora import cut, write_megatron, write_paddle
 

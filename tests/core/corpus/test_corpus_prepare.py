@@ -9,8 +9,9 @@ import sys
 
 import numpy as np
 import pytest
-from levelfield.corpus import check, prepare
 from levelfield.corpus import texts as texts_module
+from levelfield.corpus.integrity import check
+from levelfield.corpus.preparation import prepare
 from levelfield.errors import CorpusError
 from worker_jobs import PLATFORM
 
@@ -164,7 +165,8 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path, size, dtype):
 
 
 def prepare_elsewhere(tmp_path, before="", **popen):
-    code = f"import sys; from levelfield.corpus import prepare\n{before}\nprepare(sys.argv[1], 'bytes', sys.argv[2])"
+    code = f"import sys\nfrom levelfield.corpus.preparation import prepare\n{before}\n"
+    code += "prepare(sys.argv[1], 'bytes', sys.argv[2])"
     command = [sys.executable, "-c", code, str(tmp_path / "texts"), str(tmp_path / "out/c")]
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(PLATFORM)}, stderr=-1, text=True, **popen)
 
@@ -202,7 +204,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
         for _ in range(96):
             file.write(b"a line of text\n" * (MIB // 15))
     limit = "import resource\ndef peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss"
-    code = f"import sys, json, numpy\n{limit}\nfrom levelfield.corpus import prepare\nbefore = peak()\n"
+    code = f"import sys, json, numpy\n{limit}\nfrom levelfield.corpus.preparation import prepare\nbefore = peak()\n"
     code += "prepare(sys.argv[1], 'bytes', sys.argv[2])\nprint(json.dumps([before, peak()]))"
     command = [sys.executable, "-c", code, str(tmp_path / "texts"), str(tmp_path / "c")]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(PLATFORM)}, capture_output=True, check=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from levelfield.cli import main
 from levelfield.corpus import preparation as preparation_module
-from levelfield.corpus import prepare
+from levelfield.corpus.preparation import prepare
 from levelfield.errors import CorpusError
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.corpus import preparation as preparation_module
-from levelfield.corpus import prepare
 from levelfield.corpus import texts as texts_module
 from levelfield.corpus import tokenization as seams_module
+from levelfield.corpus.preparation import prepare
 from levelfield.corpus.tokenization import FileTokenizer, LongText, Tokens
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from levelfield.catalog import stored_references
+from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import GateFailed, UsageError
@@ -342,7 +342,7 @@ def test_calibrate_records_what_holds_and_refuses_the_rest(
     wrong = copied(run, tmp_path, "20260102T030408Z_tiny_fake_fake_wrong0", 1.003, micro_batch=8)
     right = copied(run, tmp_path, "20260102T030409Z_tiny_fake_fake_right0", 1 + 3e-7, micro_batch=9)
     path = plugin_reference(tmp_path, known)
-    monkeypatch.setattr(stored_references, "reference_of", lambda registry, plan: known)
+    monkeypatch.setattr(lookup, "reference_of", lambda registry, plan: known)
     monkeypatch.setattr(variations, "variations", lambda registry, plan: [])
     monkeypatch.setattr(scheduler, "jobs", lambda registry, entries, corpus: [None])
     monkeypatch.setattr(scheduler, "planned", lambda job: read_plan(run))

@@ -76,7 +76,7 @@ def test_align_says_so_and_ends_with_4(
 ) -> None:
     invalid(run)
     reference = load(Reference, run.reference)
-    monkeypatch.setattr("levelfield.catalog.stored_references.reference_of", lambda registry, plan: reference)
+    monkeypatch.setattr("levelfield.catalog.lookup.reference_of", lambda registry, plan: reference)
     assert main(["align", run.root.name, "--runs", str(run.root.parent)]) == 4
     assert f"unchecked: {SAID}" in " ".join(capsys.readouterr().out.split())
 

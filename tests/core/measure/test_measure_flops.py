@@ -124,7 +124,7 @@ def test_the_parts_of_a_count_add_up(name: str) -> None:
     assert len(parameter_shapes(model(name), 1024)) == len(set(parameter_shapes(model(name), 1024)))
 
 
-@pytest.mark.parametrize("name", sorted(Registry().cases))
+@pytest.mark.parametrize("name", sorted(Registry().all_cases))
 def test_the_counted_parameters_are_those_that_the_worker_makes(name: str) -> None:
     case = Registry().case(name)
     for work in (case.work("full"), case.work("smoke")):

@@ -36,7 +36,7 @@ def combinations(registry: Registry) -> Iterator[str]:
     """Return every combination as a case string."""
     files = [registry.vendor_file(name) for name in sorted(registry.vendors)]
     chips = [chip.name for file in files if not file.is_host for chip in file.chips if chip.memory_bytes]
-    for parts in itertools.product(sorted(registry.cases), sorted(registry.frameworks), chips, NODES, DEVICES):
+    for parts in itertools.product(sorted(registry.all_cases), sorted(registry.frameworks), chips, NODES, DEVICES):
         yield ":".join(map(str, parts))
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from levelfield.catalog.host_cores import usable_cores
 from levelfield.catalog.lookup import find
+from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, UsageError

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from levelfield.catalog.lookup import find
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.rehearsals import Rehearsals
+from levelfield.catalog.support import Rehearsals
 from levelfield.plan.default_layout import Place, question_of
 from levelfield.predict.footprint import Footprint
 from levelfield.predict.layout_search import LayoutQuestion, predict

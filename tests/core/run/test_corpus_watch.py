@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from levelfield.contracts.execution import Outcome
-from levelfield.corpus import check, integrity
+from levelfield.corpus import integrity
+from levelfield.corpus.integrity import check
 from levelfield.errors import CorpusError
 from levelfield.run.input_watch import CorpusWatch
 from levelfield.specs.plan import CorpusUsed

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from levelfield.cli.main import main
-from levelfield.corpus import CorpusFacts
+from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import RunFailed
 from levelfield.judge.collector import collect
 from levelfield.node.control_groups import MemoryKills

@@ -16,16 +16,14 @@ from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.base import load
 from levelfield.specs.case import Precision
 from levelfield.specs.recorded_runs import LayoutRuns
-from levelfield.testing.framework_kit import framework_suite, layout_checks, planted_jobs
-from levelfield.testing.framework_kit.framework_scaffold import new_framework
-from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
-from levelfield.testing.framework_kit.framework_suite import CHECKS, FrameworkCheck, check_framework, find, write_tested
-from levelfield.testing.framework_kit.known_curves import known_curve, recorded_curve
+from levelfield.testing.findings import Check
+from levelfield.testing.framework_kit import fault_checks, framework_suite, layout_checks
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, known_curve, recorded_curve
+from levelfield.testing.framework_kit.framework_suite import CHECKS, check_framework, find, write_tested
 from levelfield.testing.framework_kit.layout_checks import OfferedRun, layout_run, offered_runs
-from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, job_of
-from levelfield.testing.framework_kit.small_models import MODELS
+from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, Variant, job_of, offered, refusal, small_job
 from levelfield.testing.framework_kit.training_curves import Curve, compare
-from levelfield.testing.framework_kit.variants import offered, refusal, small_job
+from levelfield.testing.scaffold import new_folder
 
 Said = pytest.CaptureFixture[str]
 
@@ -42,7 +40,7 @@ PYTHON = sys.executable
 
 @pytest.fixture
 def acme(tmp_path: Path) -> Path:
-    new_framework("acme", tmp_path, Registry())
+    new_folder("framework", "acme", tmp_path, Registry())
     return tmp_path
 
 
@@ -170,7 +168,7 @@ def test_a_finding_names_the_figures_that_are_beyond_their_limits_and_the_sectio
     path.write_text(
         path.read_text() + "\n\ndef doubled(t):\n    return [(n, s, i, 2 * v) for n, s, i, v in t.weights()]\n"
     )
-    finding = find(wrong, FrameworkCheck("one-process", lambda subject: layout_checks.training(subject, True)))
+    finding = find(wrong, Check("one-process", lambda subject: layout_checks.training(subject, True)))
     assert finding.says.startswith("4 of 4 trainings differ from torch's; gpt fp32 1 process, accumulation 4: other in")
     assert finding.do == "see section 4 of docs/writing-a-framework.md"
     right = known_curve(wrong, "gpt").curve
@@ -207,7 +205,7 @@ def test_a_wrong_training_differs_from_the_recorded_curve(fault: str, acme: Path
 @pytest.mark.parametrize(
     "line",
     [
-        ("mlp.py", "0.044715", "0.0443"),  # 1 % off
+        ("layers.py", "0.044715", "0.0443"),  # 1 % off
         ("layers.py", "x - x.mean(axis=-1, keepdims=True)", "x - np.float32(0.999) * x.mean(axis=-1, keepdims=True)"),
     ],
 )
@@ -225,10 +223,12 @@ def test_a_file_that_shadows_a_package_is_found(name: str, acme: Path) -> None:
 
 def test_a_training_that_does_not_read_its_job_is_found(acme: Path) -> None:
     subject = plant(acme, "optimizer.py", "np.float32(settings.eps)", "np.float32(1e-8)")
-    planted = next(each for each in planted_jobs.PLANTED if "epsilon 1e-5" in each.name)
-    known = planted_jobs.first_steps(recorded_curve(job_of(MODELS["gpt"], SINGLE)).curve, planted_jobs.STEPS)
-    with pytest.raises(planted_jobs.Fails, match="gpt: Adam's epsilon 1e-5: the training does not change"):
-        planted_jobs._check_seen(subject, f"gpt: {planted.name}", known, planted)
+    planted = next(each for each in fault_checks.PLANTED if "epsilon 1e-5" in each.name)
+    known = fault_checks.first_steps(recorded_curve(job_of(MODELS["gpt"], SINGLE)).curve, fault_checks.STEPS)
+    job = planted.applied(small_job(MODELS["gpt"], SINGLE, "fp32", steps=fault_checks.STEPS))
+    assert job is not None
+    with pytest.raises(fault_checks.Fails, match="gpt: Adam's epsilon 1e-5: the training does not change"):
+        fault_checks._check_seen(subject, f"gpt: {planted.name}", known, job)
 
 
 @pytest.mark.thorough
@@ -301,10 +301,10 @@ def test_a_tested_layout_is_new_again_after_a_change_of_its_code(
 ) -> None:
     recorded(acme, monkeypatch)
     assert state(acme, capsys) == ("yes", "")
-    (acme / "models/acme/mlp.py").open("a").write("# changed\n")
+    (acme / "models/acme/layers.py").open("a").write("# changed\n")
     word, note = state(acme, capsys)
     assert word == "new" and note.startswith("acme: 1 of its 1 runs of")
-    assert "its code has changed (models/acme/mlp.py)" in said_of(acme, capsys)
+    assert "its code has changed (models/acme/layers.py)" in said_of(acme, capsys)
     path = acme / "models/acme/tested.json"
     old = {key: value for key, value in json.loads(path.read_text()).items() if key != "basis"}
     old["runs"][0] |= {"rests_on": None}

@@ -15,9 +15,9 @@ from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import parameters
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case
-from levelfield.testing.case_kit.case_checks import HARDWARE, CaseSubject, check_case
-from levelfield.testing.case_kit.case_draft import document
-from levelfield.testing.case_kit.published_config import read_config
+from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
+from levelfield.testing.case_draft import document
+from levelfield.testing.published_config import read_config
 from plans import PLUGINS
 
 _TOKENS: dict[str, Any] = {
@@ -315,6 +315,6 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, text: str, capsys: pyte
 
 def test_every_shipped_case_passes() -> None:
     registry = Registry()
-    for name in registry.cases:
+    for name in registry.all_cases:
         found = list(check_case(CaseSubject(registry, registry.case(name), HARDWARE)))
         assert all(finding.is_good for finding in found), (name, [f for f in found if not f.is_good])

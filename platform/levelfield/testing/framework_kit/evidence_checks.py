@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from levelfield.testing.findings import Fails
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.framework_kit.layout_checks import offered_runs
-from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant
+from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, small_job
 from levelfield.testing.framework_kit.small_runs import SmallRank, SmallRun
-from levelfield.testing.framework_kit.variants import small_job
 from levelfield.worker.init import Initializer
 from levelfield.worker.job import namespace
 from levelfield.worker.schedule import learning_rate
@@ -39,7 +38,9 @@ def events(subject: FrameworkSubject) -> str:
             run = subject.run(job, folder)
         _whole(run)
         for number, rank in enumerate(run.ranks):
-            _check_events(subject, job, rank, f"{variant.name}, rank {number}")
+            for fault in _faults(subject, job, rank):
+                where = f"{variant.name}, rank {number}"
+                raise Fails(f"{where}: {fault}", "compare with section 3 of docs/writing-a-framework.md")
     return f"complete in one process{f' and in {several.name}' if several else ''}"
 
 
@@ -51,11 +52,6 @@ def _job(subject: FrameworkSubject, variant: Variant) -> dict[str, Any]:
 def _whole(run: SmallRun) -> None:
     if run.failure:
         raise Fails(run.failure, "run the job alone: its rank's log says more")
-
-
-def _check_events(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRank, where: str) -> None:
-    for fault in _faults(subject, job, rank):
-        raise Fails(f"{where}: {fault}", "compare with section 3 of docs/writing-a-framework.md")
 
 
 def _faults(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRank) -> Iterator[str]:

@@ -4,68 +4,53 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-from levelfield.catalog.framework_versions import runs_path
+from levelfield.catalog.code_basis import runs_path
 from levelfield.specs.base import dump
 from levelfield.specs.recorded_runs import LayoutRuns, basis_of
-from levelfield.testing.findings import CheckFinding, found
-from levelfield.testing.framework_kit import (
-    ending_checks,
-    evidence_checks,
-    layout_checks,
-    manifest_checks,
-    planted_jobs,
-)
+from levelfield.testing.findings import Check, CheckFinding, found
+from levelfield.testing.framework_kit import evidence_checks, fault_checks, layout_checks, manifest_checks
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 
-
-@dataclass(frozen=True)
-class FrameworkCheck:
-    """One check. run returns a sentence when all is good, or raises NotOk. slow: left out by --fast."""
-
-    name: str
-    run: Callable[[FrameworkSubject], str]
-    slow: bool = False
-
-
-CHECKS = (
-    FrameworkCheck("schema", manifest_checks.schema),
-    FrameworkCheck("sources", manifest_checks.sources),
-    FrameworkCheck("reaches", manifest_checks.reaches),
-    FrameworkCheck("launch", manifest_checks.launch),
-    FrameworkCheck("events", evidence_checks.events),
-    FrameworkCheck("one-process", lambda subject: layout_checks.training(subject, only_one_process=True)),
-    FrameworkCheck("large-weights", layout_checks.large_weights),
-    FrameworkCheck("large-tensors", layout_checks.large_tensors),
-    FrameworkCheck("repeats", layout_checks.repeats),
-    FrameworkCheck("dropout", layout_checks.dropout),
-    FrameworkCheck("choices", layout_checks.choices),
-    FrameworkCheck("capture", evidence_checks.capture),
-    FrameworkCheck("weights", evidence_checks.weights),
-    FrameworkCheck("refusals", ending_checks.refusals),
-    FrameworkCheck("nan", ending_checks.nan),
-    FrameworkCheck("killed", ending_checks.killed, slow=True),
-    FrameworkCheck("faults", planted_jobs.faults, slow=True),
-    FrameworkCheck("training", layout_checks.training, slow=True),
+CHECKS: tuple[Check[FrameworkSubject], ...] = (
+    Check("schema", manifest_checks.schema),
+    Check("sources", manifest_checks.sources),
+    Check("reaches", manifest_checks.reaches),
+    Check("launch", manifest_checks.launch),
+    Check("events", evidence_checks.events),
+    Check("one-process", lambda subject: layout_checks.training(subject, only_one_process=True)),
+    Check("large-weights", layout_checks.large_weights),
+    Check("large-tensors", layout_checks.large_tensors),
+    Check("repeats", layout_checks.repeats),
+    Check("dropout", layout_checks.dropout),
+    Check("choices", layout_checks.choices),
+    Check("capture", evidence_checks.capture),
+    Check("weights", evidence_checks.weights),
+    Check("refusals", fault_checks.refusals),
+    Check("nan", fault_checks.nan),
+    Check("killed", fault_checks.killed, slow=True),
+    Check("faults", fault_checks.faults, slow=True),
+    Check("training", layout_checks.training, slow=True),
 )
+
+
+def chosen(fast: bool) -> tuple[Check[FrameworkSubject], ...]:
+    """Return the checks. fast: without the slow ones, and the trainings in one process in the place of all."""
+    return tuple(item for item in CHECKS if not (item.slow if fast else item.name == "one-process"))
 
 
 def check_framework(subject: FrameworkSubject, fast: bool = False) -> Iterator[CheckFinding]:
-    """Return the findings one by one. A wrong manifest is the last. fast: without the slow checks."""
-    for item in CHECKS:
-        if (item.slow and fast) or (item.name == "one-process" and not fast):
-            continue
+    """Return the findings one by one. A wrong manifest is the last."""
+    for item in chosen(fast):
         subject.say(f"check {item.name}")
-        finding = find(subject, item)
-        yield finding
+        yield (finding := find(subject, item))
         if item.name == "schema" and not finding.is_good:
             return
 
 
-def find(subject: FrameworkSubject, item: FrameworkCheck) -> CheckFinding:
+def find(subject: FrameworkSubject, item: Check[FrameworkSubject]) -> CheckFinding:
     """Return the finding of one check."""
     return found(item.name, lambda: item.run(subject))
 
@@ -78,20 +63,16 @@ def write_tested(subject: FrameworkSubject) -> Path | None:
     runs = subject.kept.get("runs")
     if not runs:
         return None
+    devices = subject.registry.machine.devices(subject.vendor.name)
     tested = LayoutRuns(
         framework=subject.name,
         version=subject.manifest.version,
         device_kind=subject.kind,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        machine=f"{platform.system()} {platform.machine()}, {_processor(subject)}",
+        machine=f"{platform.system()} {platform.machine()}, {devices[0].description if devices else 'unknown'}",
         basis=basis_of(subject.kept["sets"].values()),
         runs=runs,
     )
     path = runs_path(subject.manifest, subject.folder)
     path.write_text(dump(tested), encoding="utf-8")
     return path
-
-
-def _processor(subject: FrameworkSubject) -> str:
-    devices = subject.registry.machine.devices(subject.vendor.name)
-    return devices[0].description if devices else "unknown"

@@ -16,12 +16,17 @@ from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference, DifferenceLimits, MatrixRun, key_of
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
-from levelfield.testing.framework_kit.known_curves import curve_by_torch, known_curve
-from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant
-from levelfield.testing.framework_kit.small_models import with_large_vocabulary, with_large_weights
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, known_curve
+from levelfield.testing.framework_kit.small_jobs import (
+    LONG_STEPS,
+    SINGLE,
+    Variant,
+    offered,
+    small_job,
+    with_large_vocabulary,
+    with_large_weights,
+)
 from levelfield.testing.framework_kit.training_curves import Curve, compare, compare_routing
-from levelfield.testing.framework_kit.variants import offered, small_job
 from levelfield.worker.architecture import is_mixture
 from levelfield.worker.choices import packed
 from levelfield.worker.job import namespace
@@ -76,11 +81,8 @@ def training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
         section = 5 if all(run.layout.world_size > 1 for run in bad) else 4
         hint = f"see section {section} of docs/writing-a-framework.md"
         raise Fails(f"{len(bad)} of {len(runs)} trainings differ from torch's; {first}", hint)
-    return f"{len(runs)} trainings as torch's; compared with {_source(subject)}"
-
-
-def _source(subject: FrameworkSubject) -> str:
-    return known_curve(subject, next(iter(subject.models))).source
+    source = known_curve(subject, next(iter(subject.models))).source
+    return f"{len(runs)} trainings as torch's; compared with {source}"
 
 
 def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:

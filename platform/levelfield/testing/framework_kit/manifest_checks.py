@@ -9,12 +9,11 @@ from pathlib import Path
 
 from levelfield.catalog.lookup import access_notices, access_of, find
 from levelfield.errors import UsageError
-from levelfield.plan.request import Decision, UserRequest
-from levelfield.plan.resolution import resolve
 from levelfield.specs.implementation import ANY_ACCELERATOR
 from levelfield.specs.selector import Selector
 from levelfield.testing.findings import Fails, Missing
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
+from levelfield.testing.plan_checks import planned
 
 
 def schema(subject: FrameworkSubject) -> str:
@@ -88,9 +87,7 @@ def launch(subject: FrameworkSubject) -> str:
             case=case, framework=subject.name, version=subject.version, target=subject.vendor.name, devices=1
         )
         try:
-            found = find(subject.registry, selector)
-            request = UserRequest("smoke", assume=True, python=sys.executable)
-            plan = resolve(Decision(case, selector, found, request, scale="smoke"), "check")
+            plan = planned(find(subject.registry, selector), selector, "smoke")
         except UsageError as error:
             why = str(error)
             continue

@@ -1,13 +1,57 @@
-"""The jobs of the small models: the same work in one process and in parallel layouts."""
+"""The small models that every framework trains in its tests, and their jobs in one process and in parallel layouts."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from levelfield.errors import NotHere
+from levelfield.plan.arrangement import refuse_unsupported
+from levelfield.predict.layout_rules import broken
+from levelfield.specs.architecture import Model
+from levelfield.specs.case import Precision, Work
+from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.tuning import Tuning
+
 LONG_STEPS = 40  # to the end of the learning rate's decay
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {
+        "family": "gpt", "layers": 4, "hidden_size": 32, "ffn_hidden_size": 128, "heads": 4, "kv_heads": 4,
+        "vocab_size": 128, "positions": "learned", "rope_base": None, "norm": "layernorm", "norm_eps": 1e-5,
+        "activation": "gelu_tanh", "bias": True, "tied_embeddings": True, "hidden_dropout": 0.0,
+        "attention_dropout": 0.0, "init_std": 0.02, "scaled_residual_init": True,
+    },
+    "llama": {
+        "family": "llama", "layers": 4, "hidden_size": 32, "ffn_hidden_size": 96, "heads": 4, "kv_heads": 2,
+        "vocab_size": 128, "positions": "rope", "rope_base": 10000.0, "norm": "rmsnorm", "norm_eps": 1e-5,
+        "activation": "swiglu", "bias": False, "tied_embeddings": False, "hidden_dropout": 0.0,
+        "attention_dropout": 0.0, "init_std": 0.02, "scaled_residual_init": True,
+    },
+    "qwen": {
+        "family": "qwen", "layers": 4, "hidden_size": 32, "ffn_hidden_size": 96, "heads": 4, "kv_heads": 2,
+        "vocab_size": 128, "positions": "rope", "rope_base": 10000.0, "norm": "rmsnorm", "norm_eps": 1e-6,
+        "activation": "swiglu", "bias": False, "tied_embeddings": False, "hidden_dropout": 0.0,
+        "attention_dropout": 0.0, "init_std": 0.02, "scaled_residual_init": True,
+        "head_dim": 12, "qkv_bias": True, "query_key_norm": True,
+        "rope_scaling": {"kind": "llama3", "factor": 4.0, "original_length": 16, "low_factor": 1.0,
+                         "high_factor": 4.0, "beta_fast": None, "beta_slow": None, "magnitude": None},
+    },
+}  # fmt: skip
+MODELS["mixture"] = {
+    **MODELS["llama"],
+    "family": "mixture",
+    "query_key_norm": True,
+    "experts": {
+        "count": 4, "chosen": 2, "ffn_hidden_size": 48, "shared": 1, "first_layer": 1, "every": 1,
+        "router": {"scores": "softmax", "normalised": True, "scale": 1.0, "groups": None, "auxiliary_loss": 0.01,
+                   "z_loss": 0.0, "bias_rate": 0.0},
+        "capacity_factor": None,
+    },
+}  # fmt: skip
+EVERYWHERE = ("gpt", "llama")  # what every framework trains
 
 
 @dataclass(frozen=True)
@@ -50,3 +94,119 @@ def job_of(model: dict[str, Any], variant: Variant, steps: int = LONG_STEPS, **c
         "device": "cpu", "backend": "gloo", "preload": [],
         "gradient_steps": [1, 2, 10], "capture": None, "save_weights_dir": None,
     }  # fmt: skip
+
+
+def with_large_weights(model: dict[str, Any]) -> dict[str, Any]:
+    """Return the model with weights five times as large, whose activations reach where functions bend.
+
+    With small weights every activation is nearly a line, and a wrong constant in it changes no digit that is compared.
+    """
+    return {**model, "init_std": 0.1}
+
+
+def with_large_vocabulary(model: dict[str, Any]) -> dict[str, Any]:
+    """Return one layer of the model with an embedding of a million elements.
+
+    Sums in float32 over so many are wrong in the fourth or fifth digit where they are made one by one.
+    """
+    return {**model, "layers": 1, "vocab_size": 32768}
+
+
+SEQUENCE = {"tensor": 2, "sequence_parallel": True}
+# In 16 bits: each kind of parallelism once. Other mixes add no arithmetic of their own.
+OF_SIXTEEN_BITS = (SINGLE.name, "DP2", "ZeRO 1, DP2", "ZeRO 2, DP2", "ZeRO 3, DP2", "TP2", "TP2 sequence parallel",
+                   "CP2", "PP2", "EP2", "DP2 x TP2", "DP2 x PP2", "TP2 x PP2")  # fmt: skip
+SCALE = {"initial": 256.0, "growth_interval": 1000}
+
+
+def zero(stage: int, data: int = 2, degree: int = 2, **more: int) -> dict[str, int]:
+    """Return the keys of a layout whose weights, gradients or optimizer states are sharded."""
+    return {"data": data, "sharding_stage": stage, "sharding_degree": degree, **more}
+
+
+# One process, then each kind of parallelism alone, then two kinds together.
+TRIED: tuple[Variant, ...] = (
+    SINGLE,
+    Variant("accumulation 1", micro_batch=8),
+    Variant("recompute selective", recompute="selective"),
+    Variant("recompute full", recompute="full"),
+    Variant("compile", compile=True),
+    Variant("DP2", {"data": 2}),
+    Variant("ZeRO 1, DP2", zero(1)),
+    Variant("ZeRO 2, DP2", zero(2)),
+    Variant("ZeRO 3, DP2", zero(3)),
+    Variant("ZeRO 1 over 2 of DP4", zero(1, 4)),
+    Variant("ZeRO 2 over 2 of DP4", zero(2, 4), micro_batch=1),
+    Variant("ZeRO 3 over 2 of DP4", zero(3, 4), micro_batch=1),
+    Variant("TP2", {"tensor": 2}),
+    Variant("TP2 sequence parallel", SEQUENCE),
+    Variant("CP2", {"context": 2}),
+    Variant("PP2", {"pipeline": 2}),
+    Variant("PP4", {"pipeline": 4}),
+    Variant("PP2 interleaved", {"pipeline": 2}, virtual_pipeline=2),
+    Variant("EP2", {"data": 2, "expert": 2}),
+    Variant("DP2 x TP2", {"data": 2, "tensor": 2}),
+    Variant("DP2 x PP2", {"data": 2, "pipeline": 2}),
+    Variant("TP2 x PP2", {"tensor": 2, "pipeline": 2}),
+    Variant("ZeRO 1, DP2 x TP2", zero(1, tensor=2)),
+    Variant("ZeRO 3, DP2 x TP2", zero(3, tensor=2)),
+    Variant("ZeRO 1, DP2 x PP2", zero(1, pipeline=2)),
+    Variant("ZeRO 2, DP2 x PP2", zero(2, pipeline=2)),
+    Variant("ZeRO 3, DP2 x PP2", zero(3, pipeline=2)),
+    Variant("TP2 sequence parallel x PP2, recompute full", {**SEQUENCE, "pipeline": 2}, recompute="full"),
+)
+
+
+def has_parts(implementation: ImplementationFile, model: dict[str, Any]) -> bool:
+    """Return whether the framework has every part of the model."""
+    return set(Model.model_validate(model).parts) <= set(implementation.architecture)
+
+
+def small_job(model: dict[str, Any], variant: Variant, precision: Precision, **changes: Any) -> dict[str, Any]:
+    """Return the job of a variant in a precision; fp16 has a loss scale."""
+    scale = {"loss_scale": SCALE} if precision == "fp16" else {}
+    return job_of(model, variant, precision=precision, **{**scale, **changes})
+
+
+def offered(
+    implementation: ImplementationFile,
+    kind: str,
+    model: dict[str, Any],
+    precision: Precision,
+    variants: Iterable[Variant] = TRIED,
+) -> Iterator[Variant]:
+    """Return those of `variants` that the manifest offers for a model on a device kind and that are possible for it."""
+    for variant in variants:
+        if precision != "fp32" and variant.name not in OF_SIXTEEN_BITS:
+            continue
+        if variant.layout.get("expert", 1) > 1 and not model.get("experts"):
+            continue
+        job = small_job(model, variant, precision)
+        if not refusal(implementation, kind, job):
+            yield variant
+
+
+def refusal(implementation: ImplementationFile, kind: str, job: dict[str, Any]) -> str | None:
+    """Return why the manifest or the model's sizes exclude this job; None where they do not."""
+    work, tuning = work_of(job), Tuning.model_validate({**job["tuning"], "layout": job["layout"]})
+    layout = tuning.layout
+    uneven = "uneven" in implementation.offered_parallelism(kind)
+    if rules := broken(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven):
+        return rules[0]
+    try:
+        refuse_unsupported(implementation, work, tuning, kind)
+    except NotHere as error:
+        return str(error)
+    return None
+
+
+def work_of(job: dict[str, Any]) -> Work:
+    """Return the job's work, as a case at this size would have it."""
+    steps = job["training"]["steps"]
+    content = {
+        **{key: job[key] for key in ("model", "training", "data")},
+        "window": {"first_step": min(11, steps), "last_step": steps},
+        "acceptance": {"final_loss_below_fraction": 1.0, "tail_steps": 1},
+        "limits": {"heartbeat_seconds": 60, "step_seconds": 60, "start_seconds": LONG_STEPS * 10},
+    }
+    return Work.model_validate(content)

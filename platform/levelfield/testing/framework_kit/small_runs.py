@@ -93,29 +93,21 @@ def run_small(
     others: the jobs of ranks that differ from it. only: the ranks to start; by default all. watch: called again and
     again with the processes while they run.
     """
-    world = _world(job["layout"])
+    layout = job["layout"]
+    world = layout["data"] * layout.get("context", 1) * layout["tensor"] * layout["pipeline"]
     started = list(range(world)) if only is None else list(only)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in started:
-            own = _job_file(folder, rank, (others or {}).get(rank, job))
+            own = folder / f"job{rank}.json"
+            own.write_text(json.dumps({**(others or {}).get(rank, job), "events_dir": str(folder)}))
             processes.append(_start(program, rank, world, {**address, "LEVELFIELD_JOB": str(own)}, folder))
         stopped, seconds = _wait(processes, watch, limit)
     finally:
         left = sum(_end_group(process) for process in processes)
     ranks = tuple(_rank(folder, rank, process) for rank, process in zip(started, processes, strict=True))
     return SmallRun(ranks, stopped, left, seconds)
-
-
-def _world(layout: Mapping[str, int]) -> int:
-    return layout["data"] * layout.get("context", 1) * layout["tensor"] * layout["pipeline"]
-
-
-def _job_file(folder: Path, rank: int, job: Mapping[str, Any]) -> Path:
-    path = folder / f"job{rank}.json"
-    path.write_text(json.dumps({**job, "events_dir": str(folder)}))
-    return path
 
 
 def _start(

@@ -6,8 +6,7 @@ and what is computed. The case chooses norm, activation and positions, each by i
 
 import numpy as np
 from attention import Attention
-from layers import NORMS, Dropout, Embedding, Linear, Parameters, Random
-from mlp import MLPS
+from layers import MLPS, NORMS, Dropout, Embedding, Linear, Parameters, Random
 
 
 class Decoder:

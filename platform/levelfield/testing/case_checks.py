@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from levelfield.catalog import lookup
+from levelfield.catalog.lookup import FALLBACK_VENDOR, reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.stored_references import reference_of
 from levelfield.errors import NotHere, UsageError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.plan.request import Decision, UserRequest
-from levelfield.plan.resolution import resolve
 from levelfield.specs.case import Case, Scale
 from levelfield.specs.plan import Plan
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import NamedHardware
 from levelfield.testing.findings import CheckFinding, Fails, Missing, NotApplicable, found
+from levelfield.testing.plan_checks import elsewhere, planned
 
 HARDWARE = NamedHardware(nodes=1, devices=8, chip="H100-SXM5-80GB")  # where the full scale is planned by default
 SMOKE_PARAMETERS = 50_000_000  # the shipped cases have at most 15 million
@@ -76,27 +73,22 @@ def _smoke(case: Case) -> str:
 
 def _framework(subject: CaseSubject, framework: str, plans: dict[str, Plan]) -> str:
     """Plan the smoke scale on a processor and the full scale on the hardware. Raises NotApplicable where it refuses."""
-    on_cpu = Selector(case=subject.case.name, framework=framework, target=lookup.FALLBACK_VENDOR, devices=1)
+    on_cpu = Selector(case=subject.case.name, framework=framework, target=FALLBACK_VENDOR, devices=1)
     has = subject.registry.implementation(framework, None)[0].architecture
     if lacking := [part for part in subject.case.parts if part not in has]:
         raise NotApplicable(f"refuses it: it does not have {', '.join(lacking)}")
     try:
-        smoke = plans[framework] = _planned(subject.registry, on_cpu, "smoke")
+        smoke = plans[framework] = planned(elsewhere(subject.registry, on_cpu), on_cpu, "smoke")
     except NotHere as error:
         raise NotApplicable(f"refuses it: {error}") from None
     said = f"smoke: {smoke.tuning.layout}, micro-batch {smoke.tuning.micro_batch}"
     chip, nodes, devices = subject.hardware.chip, subject.hardware.nodes, subject.hardware.devices
     there = Selector(case=subject.case.name, framework=framework, target=chip, nodes=nodes, devices=devices)
     try:
-        return f"{said}; full on {subject.hardware}: {_described(_planned(subject.registry, there, 'full'))}"
+        full = planned(elsewhere(subject.registry, there), there, "full")
+        return f"{said}; full on {subject.hardware}: {_described(full)}"
     except UsageError as error:
         return f"{said}; full on {subject.hardware}: no plan: {' '.join(str(error).split())}"
-
-
-def _planned(registry: Registry, selector: Selector, scale: Scale) -> Plan:
-    here = replace(lookup.find(registry, selector), devices=(), problem=None, notices=())
-    request = UserRequest(scale, assume=True, python=sys.executable)
-    return resolve(Decision(str(selector.case), selector, here, request, scale=scale), "case-check")
 
 
 def _described(plan: Plan) -> str:

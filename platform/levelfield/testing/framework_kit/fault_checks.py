@@ -1,26 +1,39 @@
-"""Checks of trainings that do not go well: refusals, a killed rank, a loss that is not finite."""
+"""Checks of trainings that do not go well: refusals, a killed rank, a loss that is not finite, and jobs that differ
+from the definition, which the comparison must see."""
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
-from levelfield.testing.framework_kit.layout_checks import offered_runs
-from levelfield.testing.framework_kit.small_jobs import LONG_STEPS, SINGLE, Variant
-from levelfield.testing.framework_kit.small_models import MODELS
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, known_curve
+from levelfield.testing.framework_kit.layout_checks import is_sharp, offered_runs
+from levelfield.testing.framework_kit.small_jobs import (
+    LONG_STEPS,
+    MODELS,
+    SINGLE,
+    TRIED,
+    Variant,
+    has_parts,
+    refusal,
+    small_job,
+    with_large_weights,
+)
 from levelfield.testing.framework_kit.small_runs import read_events, run_small
-from levelfield.testing.framework_kit.variants import TRIED, has_parts, refusal, small_job
+from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
 
 ALONE_SECONDS = 60.0  # for a rank that refuses, and none joins it
 KILLED_AFTER = 2
+STEPS = 10
+Job = dict[str, Any]
 
 
 def refusals(subject: FrameworkSubject) -> str:
@@ -118,3 +131,94 @@ def nan(subject: FrameworkSubject) -> str:
         ended = rank.error["class"] if rank.error else f"exit code {rank.code}"
         raise Fails(f"weights became infinite, and the training ended with {ended}", "report the loss as it is")
     return f"a loss that is not finite ends the run at step {len(rank.of('step'))}"
+
+
+@dataclass(frozen=True)
+class PlantedJob:
+    """A change of the value at a key of a job, whose parts are joined by dots."""
+
+    name: str
+    key: str
+    change: Callable[[Any], Any]
+
+    def applied(self, job: Job) -> Job | None:
+        """Return a changed copy; None for a job without this value."""
+        changed = inner = copy.deepcopy(job)
+        *path, last = self.key.split(".")
+        for part in path:
+            inner = inner[part]
+        if inner[last] is None:
+            return None
+        inner[last] = self.change(inner[last])
+        return changed
+
+
+# A framework that does not see one of them does not read that field of the job: it has a value of its own.
+PLANTED = (
+    PlantedJob("rate 1 % higher", "training.schedule.peak_lr", lambda value: value * 1.01),
+    PlantedJob("warm-up a step longer", "training.schedule.warmup_steps", lambda value: value + 1),
+    PlantedJob("another beta1", "training.optimizer.beta1", lambda value: value - 0.05),
+    PlantedJob("another beta2", "training.optimizer.beta2", lambda value: value + 0.04),
+    PlantedJob("Adam's epsilon 1e-5", "training.optimizer.eps", lambda value: 1e-5),
+    PlantedJob("no weight decay", "training.optimizer.weight_decay", lambda value: 0.0),
+    PlantedJob("clipped at half", "training.gradient_clip", lambda value: value / 2),
+    PlantedJob("other initial weights", "training.seed", lambda value: value + 1),
+    PlantedJob("another order of data", "data.seed", lambda value: value + 1),
+    PlantedJob("weights 1 % larger", "model.init_std", lambda value: value * 1.01),
+    PlantedJob("the norms' epsilon 1e-3", "model.norm_eps", lambda value: 1e-3),
+    PlantedJob("rotary base 1 % higher", "model.rope_base", lambda value: value * 1.01),
+)
+
+
+def faults(subject: FrameworkSubject) -> str:
+    """Check that the comparison sees every planted fault that applies, in each small model."""
+    seen = 0
+    for family, model in subject.models.items():
+        right = small_job(model, SINGLE, "fp32", steps=STEPS)
+        known = first_steps(known_curve(subject, family).curve, STEPS)
+        for planted in PLANTED:
+            if job := planted.applied(right):
+                _check_seen(subject, f"{family}: {planted.name}", known, job)
+                seen += 1
+                subject.say(f"planted {family}: {planted.name}: seen")
+    seen += _other_activation(subject) + _one_rank_apart(subject)
+    return f"{seen} planted faults are seen"
+
+
+def _check_seen(subject: FrameworkSubject, what: str, known: Curve, job: Job) -> None:
+    try:
+        found = compare(subject.train(job), known)
+    except Fails:
+        return  # a training that does not end is seen as well
+    if found.within():
+        raise Fails(f"{what}: the training does not change", "read this value from the job, and have none of your own")
+
+
+def _other_activation(subject: FrameworkSubject) -> int:
+    """Train GPT with the other form of GELU: with large weights the comparison must see it."""
+    if not {"gelu", "gelu_tanh"} <= set(subject.manifest.architecture) or "gpt" not in subject.models:
+        return 0
+    model = with_large_weights(subject.models["gpt"])
+    known = curve_by_torch(subject, small_job(model, SINGLE, "fp32", steps=STEPS)).curve
+    found = subject.train(small_job({**model, "activation": "gelu"}, SINGLE, "fp32", steps=STEPS))
+    if is_sharp(compare(found, known)):
+        raise Fails("gpt: the other form of GELU: the training does not change", "`gelu` is the erf form")
+    return 1
+
+
+def _one_rank_apart(subject: FrameworkSubject) -> int:
+    """Give the last of two data ranks another order of data: the sum of the tokens' checksums must show it."""
+    each = next((each for each in offered_runs(subject) if each.variant.layout.get("data", 1) == 2), None)
+    if each is None:
+        return 0
+    job = small_job(subject.models[each.family], each.variant, "fp32", steps=STEPS)
+    other = copy.deepcopy(job)
+    other["data"]["seed"] += 1
+    known = first_steps(known_curve(subject, each.family).curve, STEPS)
+    try:
+        found = compare(subject.train(job, others={each.variant.ranks - 1: other}), known)
+    except Fails:
+        return 1
+    if found.within():
+        raise Fails(f"{each}: the last rank trains other data, and nothing shows it", "count tokens on each data rank")
+    return 1

@@ -36,7 +36,7 @@ class ConfigKeys:
         above: str = "",
     ) -> None:
         self._content = dict(content)
-        self._defaults = defaults
+        self.defaults = defaults
         self._ignored = ignored
         self._above = above
         self._read: set[str] = set()
@@ -47,9 +47,9 @@ class ConfigKeys:
         """Return a value of this type, or the default; None, with a problem, without either."""
         self._read.add(key)
         if key not in self._content:
-            if key in self._defaults:
-                self.assumed[key] = self._defaults[key]
-                return self._defaults[key]
+            if key in self.defaults:
+                self.assumed[key] = self.defaults[key]
+                return self.defaults[key]
             self.problem(
                 key, says or "missing; transformers' own default has changed between releases, or there is none"
             )
@@ -83,9 +83,6 @@ class ConfigKeys:
 
     def has(self, key: str) -> bool:
         return key in self._content
-
-    def has_default(self, key: str) -> bool:
-        return key in self._defaults
 
     def finish(self) -> None:
         """Add a problem for each key that nothing has read. An unknown null asks for nothing."""

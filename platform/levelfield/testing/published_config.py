@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.architecture import Model
 from levelfield.specs.bounded_reading import read_mapping
-from levelfield.testing.case_kit.config_keys import ConfigKeys
+from levelfield.testing.config_keys import ConfigKeys
 
 Fields = dict[str, Any]
 NUMBER = (int, float)
@@ -143,7 +143,7 @@ def _gpt2(keys: ConfigKeys, _: list[str]) -> Fields:
 def _rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
     """Return what all decoders with rotary positions have. The activation is that of an MLP with a gate."""
     heads, hidden = keys.take("num_attention_heads", int), keys.take("hidden_size", int)
-    width = keys.take("head_dim", (int, type(None)) if keys.has_default("head_dim") else int)
+    width = keys.take("head_dim", (int, type(None)) if "head_dim" in keys.defaults else int)
     base, scaling = _rope(keys)
     return {
         "layers": keys.take("num_hidden_layers", int),

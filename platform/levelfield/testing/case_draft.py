@@ -16,7 +16,7 @@ from levelfield.specs.architecture import Model
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case
 from levelfield.specs.vendor import NAME
-from levelfield.testing.case_kit.published_config import PublishedModel
+from levelfield.testing.published_config import PublishedModel
 
 LENGTH = 4096  # of a sequence, where the model has as many positions
 _SMOKE_WIDTH, _SMOKE_HEADS = 256, 8
@@ -69,8 +69,8 @@ def new_case(
     """
     if not re.fullmatch(NAME, name) or len(name) > 60:
         raise UsageError(f"case new: found the name '{name}', expected letters, digits, '.', '_' and '-'")
-    if (spelled := registry.spelled(name)) in registry.cases:
-        raise UsageError(f"case new: the case '{spelled}' exists: {registry.cases[spelled]}; use another name")
+    if (spelled := registry.spelled(name)) in registry.all_cases:
+        raise UsageError(f"case new: the case '{spelled}' exists: {registry.all_cases[spelled]}; use another name")
     path = plugins / "configs" / "cases" / f"{name}.yaml"
     count = parameters(published.model, sequence_length(published)).total
     if known is not None and count != known:

@@ -1,0 +1,203 @@
+"""Checks by plans: each framework's launch, each row of tuning/, and the shipped cases at full scale."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from levelfield.catalog import lookup
+from levelfield.catalog.lookup import Selection
+from levelfield.catalog.registry import Registry
+from levelfield.contracts.execution import ProcessWork
+from levelfield.errors import NotHere, UsageError
+from levelfield.plan.permissions import needs
+from levelfield.plan.request import Decision, UserRequest
+from levelfield.plan.resolution import resolve
+from levelfield.run.launchers.local import LocalLauncher
+from levelfield.run.runtimes.process_runtime import ProcessRuntime
+from levelfield.specs.case import Precision, Scale
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.selector import Selector
+from levelfield.specs.tuning import TuningRow
+from levelfield.specs.vendor import Chip
+from levelfield.testing.findings import Fails, Missing, NotApplicable
+from levelfield.testing.subject import VendorSubject
+
+LAUNCHED = 2  # devices
+NODES = (1, 2, 4)
+DEVICES = 8  # of one node, as most makers build them
+SHOWN = 60  # characters of why a case has no plan
+
+
+def planned(found: Selection, selector: Selector, scale: Scale, **changes: object) -> Plan:
+    """Return the plan of a selection, for assumed devices. changes: of the request. Raises UsageError."""
+    request = replace(UserRequest(scale, assume=True, python=sys.executable), **changes)  # type: ignore[arg-type]
+    return resolve(Decision(str(selector.case), selector, found, request, scale=scale), "check")
+
+
+def elsewhere(registry: Registry, selector: Selector) -> Selection:
+    """Return what is found for the selector on a machine without such devices. Raises UsageError."""
+    return replace(lookup.find(registry, selector), devices=(), problem=None, notices=())
+
+
+# ---- the launch of a training
+
+
+def launch(subject: VendorSubject) -> str:
+    """Check that each framework has a plan whose processes get the declared argv, variables, device and backend."""
+    frameworks = subject.registry.reaching(subject.spec)
+    if not frameworks:
+        raise Missing("frameworks: none", "name the torch device and the collective backend of each framework")
+    subject.stage.replay(subject.outputs)
+    for framework in frameworks:
+        _check_framework(subject, framework)
+    return f"argv, variables, device and backend of {', '.join(frameworks)}"
+
+
+def _check_framework(subject: VendorSubject, framework: str) -> None:
+    plan = _first_plan(subject, framework)
+    access, paths = plan.access, RunPaths(subject.stage.runs / "launch")
+    strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
+    if strange or not access.device.strip() or not access.backend.strip():
+        raise Fails(f"frameworks.{framework}: {access}", "give device, backend and the names of modules to import")
+    job = job_of(plan, paths)
+    if (job["device"], job["backend"], job["preload"]) != (access.device, access.backend, list(access.preload)):
+        raise Fails(f"frameworks.{framework}: job.json has {job['device']}/{job['backend']}", "report this fault")
+    request = LocalLauncher().request(plan, paths, ProcessRuntime())
+    for process in request.nodes[0].processes:
+        _check_process(framework, plan, process)
+
+
+def _check_process(framework: str, plan: Plan, process: ProcessWork) -> None:
+    if process.argv[0] != sys.executable or any(re.search(r"\{\w*\}", text) for text in process.argv):
+        raise Fails(f"{framework}: argv {' '.join(process.argv)}", "correct launch.argv of implementation.yaml")
+    expected = {"RANK": str(process.rank), "WORLD_SIZE": str(plan.world_size), **plan.hardware.visible}
+    for name, value in {**plan.hardware.environment, **expected}.items():
+        found = process.environment.get(name)
+        if found != value:
+            do = f"remove {name} from `environment` of vendor.yaml"
+            raise Fails(f"{framework}: {name} is {found}, expected {value}", do)
+
+
+def _first_plan(subject: VendorSubject, framework: str) -> Plan:
+    """Return a plan of the first case that the framework supports on this kind, and plan it in a container as well."""
+    registry = subject.registry
+    if framework not in registry.frameworks:
+        known = ", ".join(registry.frameworks)
+        raise Fails(f"frameworks: unknown '{framework}'; known: {known}", "correct the name or remove it")
+    why = "no case fits"
+    for name in sorted(registry.cases):
+        selector = Selector(case=name, framework=framework, target=subject.name, devices=LAUNCHED)
+        try:
+            found = lookup.find(registry, selector)
+            if {"base", framework} & set(subject.spec.images):
+                allow = needs(found.adapter.container(subject.devices_or_two()))  # check `privileges` reports it
+                planned(found, selector, "smoke", python=None, runtime="docker", allow=allow)
+            return planned(found, selector, "smoke")
+        except UsageError as error:
+            why = str(error)
+    raise Fails(f"frameworks: no plan for {framework}: {why}", "remove the framework, or ask its authors for support")
+
+
+# ---- tuning/
+
+
+def tuning(subject: VendorSubject) -> str:
+    """Check that each file belongs to a known case, sets free fields only, and that each row gives a possible plan."""
+    files = sorted((subject.folder / "tuning").glob("*.yaml"))
+    if not files:
+        raise NotApplicable("no tuning/<case>.yaml: cases run as they are")
+    plans = 0
+    for case in (path.stem for path in files):
+        subject.registry.case(case)
+        for number, row in enumerate(lookup.tuning_rows(subject.registry, subject.name, case)):
+            plans += _check_row(subject, case, number, row)
+    return f"{len(files)} case(s), {plans} plan(s): {', '.join(path.stem for path in files)}"
+
+
+def _check_row(subject: VendorSubject, case: str, number: int, row: TuningRow) -> int:
+    """Return the number of plans. Raises Fails for a row that makes a plan impossible, or that applies nowhere."""
+    plans = 0
+    for selector in _selectors(subject, case, row):
+        try:
+            found = replace(lookup.find(subject.registry, selector), devices=())
+        except NotHere:
+            continue  # the framework does not have the case or the vendor, whatever the row says
+        error = _error(found, selector, row.scale)
+        if error and not _error(replace(found, tuning_rows=()), selector, row.scale):
+            where = f"{selector.framework} on {selector.nodes} x {selector.devices} {selector.target}"
+            raise Fails(
+                f"tuning/{case}.yaml: key 'rows.{number}': {where}: {error}",
+                "correct the row, or add the condition `nodes`, `devices` or `framework` to it",
+            )
+        plans += error is None
+    if plans == 0:
+        raise Fails(f"tuning/{case}.yaml: key 'rows.{number}': it applies nowhere", "correct its conditions")
+    return plans
+
+
+def _selectors(subject: VendorSubject, case: str, row: TuningRow) -> Iterator[Selector]:
+    """Return every framework, chip and number of nodes on which the row applies."""
+    for framework in [row.framework] if row.framework else subject.registry.reaching(subject.spec):
+        for chip in [row.chip] if row.chip else [chip.name for chip in subject.spec.chips]:
+            for nodes in [row.nodes] if row.nodes else NODES:
+                devices = row.devices or DEVICES
+                yield Selector(case=case, framework=framework, target=chip, nodes=nodes, devices=devices)
+
+
+def _error(found: Selection, selector: Selector, scale: Scale) -> str | None:
+    try:
+        planned(found, selector, scale)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+# ---- the shipped cases
+
+
+def cases(subject: VendorSubject) -> str:
+    """Plan each case at full scale on one node of the first chip, and name the peaks that the chips lack for them."""
+    if subject.spec.is_host:
+        raise NotApplicable("the full scale is for accelerators")
+    frameworks = subject.registry.reaching(subject.spec)
+    if not frameworks or not subject.spec.chips:
+        raise Missing("no framework or no chip", "see the checks `launch` and `chips`")
+    names, chip = sorted(subject.registry.cases), subject.spec.chips[0]
+    without = {name: why for name in names if (why := _why_not(subject, name, frameworks, chip))}
+    if len(without) == len(names):
+        name, why = next(iter(without.items()))
+        raise Fails(f"none of {len(names)} cases has a plan on {DEVICES} x {chip.name}: {name}: {why}", "see `launch`")
+    said = f"{len(names) - len(without)} of {len(names)} cases have a plan on {DEVICES} x {chip.name}"
+    none = "; ".join(f"{name}: {why[:SHOWN]}" for name, why in without.items())
+    return f"{said}{f'; none: {none}' if none else ''}{_peaks(subject, names)}"
+
+
+def _why_not(subject: VendorSubject, case: str, frameworks: Sequence[str], chip: Chip) -> str | None:
+    """Return why no framework has a plan for the case, by the first one; None where one has."""
+    reasons = []
+    for framework in frameworks:
+        selector = Selector(case=case, framework=framework, target=chip.name, devices=DEVICES)
+        try:
+            planned(elsewhere(subject.registry, selector), selector, "full")
+        except UsageError as error:
+            reasons.append(" ".join(str(error).split()))
+        else:
+            return None
+    return reasons[0]
+
+
+def _peaks(subject: VendorSubject, names: Sequence[str]) -> str:
+    """Return a sentence about each precision of the cases whose peak a chip lacks: their runs have no MFU there."""
+    uses: dict[Precision, list[str]] = {}
+    for name in names:
+        uses.setdefault(subject.registry.case(name).training.precision, []).append(name)
+    said = ""
+    for precision, used in sorted(uses.items()):
+        if lacking := [chip.name for chip in subject.spec.chips if precision not in chip.peaks]:
+            others = f" and {len(used) - 1} other case{'s' if len(used) > 2 else ''}" if len(used) > 1 else ""
+            said += f". No {precision} peak, so no MFU without a probe in {used[0]}{others}: {', '.join(lacking)}"
+    return said
