@@ -42,7 +42,7 @@ from levelfield.specs.record import RunRecord, RunTraces
 from levelfield.store.database import Store
 from levelfield.store.record_lines import document_of, line_of
 from levelfield.store.run_record import record_of
-from levelfield.store.store_check import size_bytes
+from levelfield.store.upkeep import size_bytes
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, events, learning_rate, load_job
 
 SERIES, NIGHTS, CASES, FOLDERS = 300, 334, 30, 200

@@ -83,7 +83,7 @@ def _point(registry: Registry, name: str, row: PublishedRow) -> Point:
         question,
         _tuning(setting),
         row.figure("memory_bytes"),
-        rate(row).tokens_per_second_per_device,
+        rate(row)[0],
         _left_out(row),
     )
 

@@ -129,8 +129,8 @@ def test_imports_go_one_way(tmp_path: Path) -> None:
 # may meet what somebody else put there, and open it by node/regular_files.py: a pipe would hold them for ever.
 OWN_FILES = {
     "catalog/code_basis.py", "environment_folder.py", "first_start.py", "installer.py", "run/builds.py",
-    "run/launchers/code_archive.py", "run/launchers/kubernetes/kubernetes_launcher.py",
-    "run/launchers/left_containers.py", "run/launchers/launched_ranks.py", "run/launchers/ssh/ssh_setup.py",
+    "run/launchers/node_content.py", "run/launchers/kubernetes/kubernetes_launcher.py",
+    "run/launchers/container_launcher.py", "run/launchers/launched_ranks.py", "run/launchers/ssh/ssh_setup.py",
     "run/provenance.py", "pages/page_rendering.py",
     "pages/page_building.py", "store/address.py",
 }  # fmt: skip

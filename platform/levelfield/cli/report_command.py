@@ -131,7 +131,7 @@ def _refuse_together(options: argparse.Namespace) -> None:
 def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
     from levelfield.publish.foreign_columns import as_report
     from levelfield.publish.foreign_tables import runs_of
-    from levelfield.publish.published_tables import beside_published
+    from levelfield.publish.published_rows import beside_published
     from levelfield.report import repeats
     from levelfield.report.one_run import result_lines, run_report
     from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
@@ -153,8 +153,7 @@ def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Seque
 
 def _published(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
     """Write the bundle and return the text to print. Raises UsageError before anything is written."""
-    from levelfield.publish.withheld_tables import FILES, published
-    from levelfield.publish.withholding import parse_fields, published_id, refuse_leaks
+    from levelfield.publish.withholding import FILES, parse_fields, published, published_id, refuse_leaks
 
     if not options.bundle or not options.withhold:
         raise UsageError("report: give --withhold FIELDS and --bundle DIR together; the bundle has every format")

@@ -31,7 +31,7 @@ from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import NONE, WIDTH, wrapped
 
 if TYPE_CHECKING:
-    from levelfield.run.site_checks.site_findings import SiteFinding
+    from levelfield.run.site_checks import SiteFinding
     from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
     from levelfield.specs.site import LaunchPlan
 
@@ -122,7 +122,7 @@ def _findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
         from levelfield.run.site_checks.ssh_checks import ssh_findings
 
         return ssh_findings(launch)
-    from levelfield.run.site_checks.site_findings import ok
+    from levelfield.run.site_checks import ok
 
     return iter((ok("launcher", f"{launch.launcher} is a site's own, which has no checks here"),))
 

@@ -31,7 +31,7 @@ from levelfield.specs.paths import RunPaths
 if TYPE_CHECKING:
     from levelfield.specs.record import RunRecord
     from levelfield.store.database import Store
-    from levelfield.store.statement_lines import Statement
+    from levelfield.store.statements import Statement
 
 STORE = """\
 Keep results over time in a database. Every run is recorded unless --no-store.
@@ -132,7 +132,7 @@ def _json_and_store(parser: argparse.ArgumentParser) -> None:
 
 def _import(options: argparse.Namespace) -> int:
     """Add everything that can be. Raises UsageError with what could not, after the rest."""
-    from levelfield.store.statement_lines import add_statements
+    from levelfield.store.statements import add_statements
 
     source = _ImportSource(options)
     with opened_store(options) as store:
@@ -194,8 +194,7 @@ class _ImportSource:
         from levelfield.judge.verdict import Redaction
         from levelfield.rundir.bundle_reader import read_bundle, written
         from levelfield.rundir.raw_files import read_raw
-        from levelfield.store.run_record import record_of
-        from levelfield.store.storable import storable
+        from levelfield.store.run_record import record_of, storable
 
         for run in read_bundle(path).runs:
             with self._kept_problem(f"{path}: "):
@@ -222,8 +221,7 @@ class _ImportSource:
         from levelfield.judge.collector import collect
         from levelfield.rundir.directory import refuse_running
         from levelfield.rundir.raw_files import read_raw
-        from levelfield.store.run_record import record_of
-        from levelfield.store.storable import storable
+        from levelfield.store.run_record import record_of, storable
 
         refuse_running(paths)
         if paths.root.parent.name == PAIRS:
@@ -253,9 +251,9 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _write(form: str, file: TextIO, records: Iterator[RunRecord], store: Store) -> None:
-    from levelfield.publish.mlperf_log import mllog_lines
+    from levelfield.publish.tool_logs import mllog_lines
     from levelfield.store.record_lines import line_of
-    from levelfield.store.statement_lines import statements_of
+    from levelfield.store.statements import statements_of
 
     if form == "jsonl":
         file.writelines(map(line_of, records))
@@ -267,7 +265,7 @@ def _write(form: str, file: TextIO, records: Iterator[RunRecord], store: Store) 
 
 
 def _write_table(file: TextIO, records: Iterable[RunRecord]) -> None:
-    from levelfield.store.record_table import row_of
+    from levelfield.store.record_lines import row_of
 
     writer: Any = None
     for record in records:
@@ -279,7 +277,7 @@ def _write_table(file: TextIO, records: Iterable[RunRecord]) -> None:
 
 
 def _write_folders(folder: Path | None, records: Iterator[RunRecord]) -> int:
-    from levelfield.publish.scalar_events import write_scalars
+    from levelfield.publish.tool_logs import write_scalars
 
     if folder is None:
         raise UsageError("--format tensorboard: found no folder to write; give --output DIR")
@@ -292,7 +290,7 @@ def _write_folders(folder: Path | None, records: Iterator[RunRecord]) -> int:
 
 def _pruned(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
-    from levelfield.store.pruning import prune
+    from levelfield.store.upkeep import prune
 
     if options.keep_days is None and not options.case and not options.run:
         raise UsageError("store prune: found nothing to choose by; give --keep-days N, --case NAME or --run ID")
@@ -312,7 +310,7 @@ def _pruned(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace) -> int:
-    from levelfield.store.store_check import counts, faults
+    from levelfield.store.upkeep import counts, faults
 
     terminal = Terminal(quiet=options.json)
     with opened_store(options, read_only=True) as store:
@@ -331,7 +329,7 @@ def _checked(options: argparse.Namespace) -> int:
 def _shown(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
     from levelfield.store.schema import REVISION
-    from levelfield.store.store_check import counts, size_bytes
+    from levelfield.store.upkeep import counts, size_bytes
 
     with opened_store(options, read_only=is_missing(options.store)) as store:
         rows, size, where, nights = counts(store), size_bytes(store), store.address.text, store.nights()

@@ -112,7 +112,8 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
     yield Sheet("", ("side", "series", "build", "runs"), tuple(map(_side, comparison.sides)))
     if found.unequal:
         yield _fields("NOT COMPARABLE: these fields must be equal, so no ratio is printed", found.unequal, names)
-    yield Sheet("equal on all sides", notes=(_in_a_line(found.equal),))
+    equal = "; ".join(f"{field.name} {shortened(field.values[0][0])}" for field in found.equal)
+    yield Sheet("equal on all sides", notes=(equal or NOTHING,))
     if found.on_purpose:
         yield _fields("differs on purpose", found.on_purpose, names)
     if found.with_caution:
@@ -148,11 +149,6 @@ def _fields(
     heading: str, fields: Iterable[ComparedField], names: tuple[str, ...], notes: tuple[str, ...] = ()
 ) -> Sheet:
     return Sheet(heading, ("field", *names), tuple((field.name, *field.cells) for field in fields), notes)
-
-
-def _in_a_line(fields: Iterable[ComparedField]) -> str:
-    """Return the equal fields with their values in one sentence."""
-    return "; ".join(f"{field.name} {shortened(field.values[0][0])}" for field in fields) or NOTHING
 
 
 def _figures(comparison: Comparison) -> Sheet:

@@ -45,30 +45,26 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class WeightSlice:
-    """The box of one parameter that one rank holds after initialisation. `shape`: of the whole parameter.
-
-    slices: (start, stop) per dimension. checksum: additive modulo 2**64 over disjoint boxes.
-    """
+class HeldSlice:
+    """The box of a parameter that a rank holds. shape: of the whole parameter. slices: (start, stop) per dimension."""
 
     rank: int
     name: str
     shape: tuple[int, ...]
     slices: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class WeightSlice(HeldSlice):
+    """A box after initialisation. checksum: additive modulo 2**64 over disjoint boxes."""
+
     checksum: int
 
 
 @dataclass(frozen=True)
-class FinalSlice:
-    """The box of one parameter that one rank holds after the last step. `shape`: of the whole parameter.
+class FinalSlice(HeldSlice):
+    """A box after the last step. sums: of squares, then projections on random signs; additive over disjoint boxes."""
 
-    sums: of squares, then projections on random signs; each is additive over disjoint boxes.
-    """
-
-    rank: int
-    name: str
-    shape: tuple[int, ...]
-    slices: tuple[tuple[int, int], ...]
     sums: tuple[float, ...]
 
 

@@ -1,4 +1,12 @@
-"""Sends the growth of a node's files as frames, from a thread of its own."""
+"""Sends the growth of a node's files as frames, from a thread of its own: one JSON object on each line.
+
+{"file": "events/rank0.jsonl", "at": 0, "data": "text"}   what was appended at this offset ("base64": no UTF-8)
+{"file": "events/rank0.alive", "at": 0, "data": "17"}     the whole content of a heartbeat
+{"beat": 3}                                               each second
+{"end": 0}                                                the last frame: the exit code
+
+The receiver (run/launchers/node_stream.py) has the same limits.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +20,6 @@ from typing import Any, Callable, Iterable, Mapping
 
 LOOK_SECONDS = 0.2
 LEAVE_SECONDS = 10.0  # the longest wait for a receiver that has stopped reading
-
-# {"file": "events/rank0.jsonl", "at": 0, "data": "text"}   what was appended at this offset ("base64": no UTF-8)
-# {"file": "events/rank0.alive", "at": 0, "data": "17"}     the whole content of a heartbeat
-# {"beat": 3}                                               each second
-# {"end": 0}                                                the last frame: the exit code
 MOST_LINE_BYTES = 64 * 1024
 MOST_FILE_BYTES = 256 * 2**20  # of one file; what is more stays on the node, and is fetched at the end
 PART_BYTES = 10 * 1024  # as JSON at most six times as long

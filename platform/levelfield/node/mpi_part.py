@@ -21,7 +21,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Mapping
+from typing import IO, Any, Mapping
 
 START_SECONDS = 60.0  # mpirun must have started all nodes then
 LOOK_SECONDS = 0.05
@@ -57,7 +57,7 @@ class _Part:
 
     def __init__(self, work: bytes) -> None:
         self._work, self._rank = work, int(json.loads(work)["node_rank"])
-        self._agent: subprocess.Popen[bytes] | None = None
+        self._input: IO[bytes] | None = None  # of the node's part
         self._is_started = self._is_ended = False
         self._writing = threading.Lock()
 
@@ -75,13 +75,14 @@ class _Part:
 
     def _sign(self) -> None:
         self._is_started = True
-        if self._agent is not None and not self._is_ended:
-            _put(self._agent, b"\n")
+        if self._input is not None and not self._is_ended:
+            with suppress(OSError, ValueError):  # it has ended, or it does not read
+                self._input.write(b"\n")
 
     def _end(self) -> None:
         self._is_ended = True
-        if self._agent is not None and self._agent.stdin is not None:
-            self._agent.stdin.close()
+        if self._input is not None:
+            self._input.close()
 
     def _attended(self) -> int:
         """Start the node's part, send what it prints until it ends, and return its exit code."""
@@ -99,7 +100,7 @@ class _Part:
         assert process.stdin and process.stdout and process.stderr
         _write_all(process.stdin.fileno(), self._work)
         os.set_blocking(process.stdin.fileno(), False)
-        self._agent = process
+        self._input = process.stdin
         if self._is_ended:  # the signal came before there was a pipe to close
             process.stdin.close()
         errors = threading.Thread(target=self._say, args=(process.stderr,), daemon=True)
@@ -135,12 +136,6 @@ def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
 def _write_all(output: int, content: bytes) -> None:
     while content:
         content = content[os.write(output, content) :]
-
-
-def _put(process: subprocess.Popen[bytes], content: bytes) -> None:
-    assert process.stdin is not None
-    with suppress(OSError, ValueError):  # it has ended, or it does not read
-        process.stdin.write(content)
 
 
 def _lines(stream: Any) -> Any:

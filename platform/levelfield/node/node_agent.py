@@ -34,7 +34,6 @@ MOST_WORK_BYTES = 64 * 2**20
 
 
 def main(arguments: list[str]) -> int:
-    """Do the node's work. Return the exit code."""
     options = _options(arguments)
     if options.command == "fetch":
         return _fetch()

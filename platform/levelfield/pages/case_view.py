@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from levelfield.pages.gathering import PagesContent
-from levelfield.pages.history_columns import SeriesRuns, seconds_of
-from levelfield.pages.night_findings import NightFinding
-from levelfield.pages.series_summary import SeriesSummary
+from levelfield.pages.content import NightFinding, PagesContent
+from levelfield.pages.series_history import SeriesRuns, SeriesSummary, seconds_of
 from levelfield.series.findings import WORDS
-from levelfield.specs.record import Series, StoreEvent
+from levelfield.specs.record import StoreEvent
 
 # A chart of scaling is drawn here, as numbers for an SVG: it needs no script, and prints.
 WIDTH, HEIGHT = 360.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
 Latest = tuple[SeriesRuns, SeriesSummary]
+_ALIKE = ("framework_label", "chip", "scale", "precision", "work", "corpus", "runtime")  # of the points of one chart
 
 
 @dataclass(frozen=True)
@@ -61,26 +60,14 @@ def scaling_charts(latest: Sequence[Latest]) -> tuple[ScalingChart, ...]:
     groups: dict[tuple[str, ...], dict[int, Latest]] = defaultdict(dict)
     for runs, summary in latest:
         if _speed(summary) is not None and runs.series.devices >= 1 and runs.series.nodes >= 1:
-            found, devices = groups[_kind(runs.series)], runs.series.devices
+            found, devices = groups[tuple(getattr(runs.series, name) for name in _ALIKE)], runs.series.devices
             if devices not in found or (_speed(found[devices][1]) or 0) < (_speed(summary) or 0):
                 found[devices] = (runs, summary)
     return tuple(_chart([group[n] for n in sorted(group)]) for group in groups.values() if len(group) > 1)
 
 
-def _kind(series: Series) -> tuple[str, ...]:
-    return (
-        series.framework_label,
-        series.chip,
-        series.scale,
-        series.precision,
-        series.work,
-        series.corpus,
-        series.runtime,
-    )
-
-
 def _speed(summary: SeriesSummary) -> float | None:
-    tokens = summary.latest.tokens if summary.latest else None
+    tokens = summary.tokens
     return tokens if tokens is not None and math.isfinite(tokens) and tokens > 0 else None
 
 
@@ -105,14 +92,10 @@ def _chart(members: Sequence[Latest]) -> ScalingChart:
         )
         for (runs, summary), ratio, speed_up in zip(members, ratios, speed_ups, strict=True)
     )
-    ticks = tuple((f"{value:g}", _y(value, top)) for value in _powers(top))
+    powers = [2.0**power for power in range(int(math.log2(top) + 1e-9) + 1)]
+    ticks = tuple((f"{value:g}", _y(value, top)) for value in powers)
     setting = f"{first.scale} {first.precision}"
     return ScalingChart(first.framework_label, first.chip, setting, points, _y(most / fewest, top), ticks)
-
-
-def _powers(top: float) -> list[float]:
-    """Return 1, 2, 4 and so on up to `top`."""
-    return [2.0**power for power in range(int(math.log2(top) + 1e-9) + 1)]
 
 
 def _x(devices: int, fewest: int, most: int) -> float:
@@ -154,7 +137,7 @@ class SeriesView:
     def statements(self) -> dict[str, Any]:
         """Return findings and events for the scripts."""
         return {
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "events": [_event(event) for event in self.events],
         }
 

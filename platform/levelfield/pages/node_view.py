@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from levelfield.pages.gathering import PagesContent
-from levelfield.pages.history_columns import SeriesRuns, SurroundingDocuments, differences, seconds_of
-from levelfield.series.segments import Segment, segments_of
+from levelfield.pages.content import PagesContent
+from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, differences, seconds_of
+from levelfield.series.segments import segments_of
 from levelfield.specs.record import Point, StoreEvent
 
+T = TypeVar("T")
+K = TypeVar("K")
 MOST_STAYS = 500  # rows of the page, the newest
 
 
@@ -69,10 +72,11 @@ class _Visit:
 def nodes_view(content: PagesContent, quarantined: Sequence[StoreEvent], documents: SurroundingDocuments) -> NodesView:
     """Return the nodes by their last run, and their conditions by when they began; the newest first."""
     visits = [visit for runs in content.series.values() for visit in _visits(runs)]
+    visits.sort(key=lambda visit: seconds_of(visit.since))
     kept_out = {event.node: event for event in quarantined}
-    by_node = _grouped(visits, lambda visit: (visit.points[0].node,))
-    nodes = [_node(node, those, kept_out.get(node)) for (node,), those in by_node.items()]
-    by_stay = _grouped(visits, lambda visit: (visit.points[0].node, visit.points[0].conditions))
+    by_node = grouped(visits, lambda visit: visit.points[0].node)
+    nodes = [_node(node, those, kept_out.get(node)) for node, those in by_node.items()]
+    by_stay = grouped(visits, lambda visit: (visit.points[0].node, visit.points[0].conditions))
     stays = sorted(
         (_stay(those, documents) for those in by_stay.values()), key=lambda stay: seconds_of(stay.since), reverse=True
     )
@@ -85,22 +89,15 @@ def _visits(runs: SeriesRuns) -> Iterator[_Visit]:
     newest = {point.node: point for point in runs.points}
     for segment in segments:
         before = None if segment.before is None else segments[segment.before].conditions
-        for points in _by_node(segment):
+        for points in grouped(segment.points, lambda point: point.node).values():
             yield _Visit(runs, points, before, newest[points[0].node] is points[-1])
 
 
-def _by_node(segment: Segment) -> list[list[Point]]:
-    found: dict[str, list[Point]] = {}
-    for point in segment.points:
-        found.setdefault(point.node, []).append(point)
-    return [*found.values()]
-
-
-def _grouped(visits: Sequence[_Visit], key: Callable[[_Visit], tuple[str, ...]]) -> dict[tuple[str, ...], list[_Visit]]:
-    """Return the visits by a key, in the order in which they began."""
-    found: dict[tuple[str, ...], list[_Visit]] = {}
-    for visit in sorted(visits, key=lambda visit: seconds_of(visit.since)):
-        found.setdefault(key(visit), []).append(visit)
+def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the values by a key, in their order."""
+    found: dict[K, list[T]] = {}
+    for value in values:
+        found.setdefault(key(value), []).append(value)
     return found
 
 

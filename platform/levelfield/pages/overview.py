@@ -6,10 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from levelfield.pages.gathering import PagesContent
-from levelfield.pages.history_columns import SeriesRuns
-from levelfield.pages.night_findings import CHANGES, NightFinding, in_order
-from levelfield.pages.series_summary import SeriesSummary
+from levelfield.pages.content import CHANGES, NightFinding, PagesContent, in_order
+from levelfield.pages.series_history import SeriesRuns, SeriesSummary
 from levelfield.series.findings import COMPARED, WORDS
 from levelfield.series.level import FEWEST
 from levelfield.specs.record import StoreEvent
@@ -96,7 +94,7 @@ def _cell(series: Sequence[Summarized]) -> LatestCell:
     return LatestCell(
         case_slug=runs.case_slug,
         slug=runs.slug,
-        tokens=latest.tokens if latest else None,
+        tokens=summary.tokens,
         verdict=latest.verdict if latest else None,
         date=(latest.began if latest else summary.last)[:10],
         devices=f"{s.nodes}x{s.devices // s.nodes}",
@@ -107,7 +105,7 @@ def _cell(series: Sequence[Summarized]) -> LatestCell:
 
 
 def _speed(summary: SeriesSummary) -> float:
-    return -1.0 if summary.latest is None or summary.latest.tokens is None else summary.latest.tokens
+    return -1.0 if summary.tokens is None else summary.tokens
 
 
 def _short(digest: str) -> str:
@@ -116,21 +114,23 @@ def _short(digest: str) -> str:
 
 @dataclass(frozen=True)
 class ChangedSeries:
-    """A finding with the place of its series; `slug` is None for a series that is not in the store."""
+    """A finding with its series; None for a series that is not in the store."""
 
     finding: NightFinding
-    slug: str | None
-    case_slug: str | None
+    runs: SeriesRuns | None
 
 
 @dataclass(frozen=True)
 class MissingEntry:
-    """An expected entry without a run in the last night. last: when its series last began; None if never."""
+    """An expected entry without a run in the last night, with its series; None if it never ran."""
 
     name: str
-    slug: str | None
-    case_slug: str | None
-    last: str | None
+    runs: SeriesRuns | None
+
+    @property
+    def last(self) -> str | None:
+        """When its series last began."""
+        return self.runs.points[-1].began if self.runs else None
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def overview(content: PagesContent, summaries: Mapping[str, SeriesSummary]) -> O
     tonight, missing = in_order(content.tonight), _missing(content)
     counts = Counter(finding.word for finding in tonight)
     counts["missing"] = len(missing)
-    changes = [_placed(finding, content) for finding in tonight if finding.word in CHANGES]
+    changes = [ChangedSeries(f, content.series.get(f.series)) for f in tonight if f.word in CHANGES]
     return Overview(
         night=content.night,
         expected=len(content.expected),
@@ -190,11 +190,6 @@ def overview(content: PagesContent, summaries: Mapping[str, SeriesSummary]) -> O
     )
 
 
-def _placed(finding: NightFinding, content: PagesContent) -> ChangedSeries:
-    runs = content.series.get(finding.series)
-    return ChangedSeries(finding, runs.slug if runs else None, runs.case_slug if runs else None)
-
-
 def _missing(content: PagesContent) -> list[MissingEntry]:
     """Return expected entries without a run, by the gate's findings and by the runs of the night themselves."""
     of_gate = [finding for finding in content.tonight if finding.word == "missing"]
@@ -203,20 +198,13 @@ def _missing(content: PagesContent) -> list[MissingEntry]:
     absent = [d for d in names if not _ran(d, content)]
     never = [name for name, digest in content.expected.items() if digest is None and name in labels]
     known = dict.fromkeys([*(digest for digest in said if digest), *absent])
-    found = [_missing_entry(names.get(digest) or said.get(digest, digest), digest, content) for digest in known]
-    return [*found, *(MissingEntry(name, None, None, None) for name in never)]
+    found = [MissingEntry(names.get(d) or said.get(d, d), content.series.get(d)) for d in known]
+    return [*found, *(MissingEntry(name, None) for name in never)]
 
 
 def _ran(digest: str, content: PagesContent) -> bool:
     runs = content.series.get(digest)
     return runs is not None and any(point.night == content.night for point in runs.points)
-
-
-def _missing_entry(name: str, digest: str, content: PagesContent) -> MissingEntry:
-    runs = content.series.get(digest)
-    if runs is None:
-        return MissingEntry(name, None, None, None)
-    return MissingEntry(name, runs.slug, runs.case_slug, runs.points[-1].began)
 
 
 def _quarantined(content: PagesContent) -> list[StoreEvent]:

@@ -13,21 +13,19 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
-from levelfield.pages.case_view import CaseView, case_view
-from levelfield.pages.escaped_data import data_script
-from levelfield.pages.gathering import PagesContent, gathered
-from levelfield.pages.history_columns import SeriesRuns, SurroundingDocuments, history, month_of
+from levelfield.pages.case_view import case_view
+from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.node_view import nodes_view
 from levelfield.pages.overview import overview
-from levelfield.pages.page_manifest import PagesWriter
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
 from levelfield.pages.published_view import beside_rows
 from levelfield.pages.results import StoredResults
 from levelfield.pages.run_details import month_file
-from levelfield.pages.series_summary import summary_of
+from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, history, month_of, summary_of
+from levelfield.pages.site_files import PagesWriter, data_script
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.vendor import HOST_SHARE
-from levelfield.store.rare_collections import rare_collections
+from levelfield.store.database import rare_collections
 
 HERE = Path(__file__).parent
 ASSETS = ("page.js", "tables.js", "charts.js", "case.js", "run.js", "traces.js", "compare.js", "style.css", "icon.svg")
@@ -37,38 +35,23 @@ References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of 
 # The rules of a comparison in a browser are those of compare/comparability.py, for one run a side. A field is named as
 # in the data of a run: `series.work` is of its series, `conditions.kernel` of what surrounds it, `subject.commit` of
 # the build.
-# No ratio is printed where one of these differs: the two runs did not do the same work, or do not count it alike.
-# `device` is what a device is; `formula` has a field for each formula that both runs have.
-MUST_EQUAL = ("series.work", "series.corpus", "series.scale", "series.precision", "window", "device", "formula")
-# What a comparison is made for.
-AS_ASKED = (
-    "series.vendor",
-    "series.chip",
-    "series.framework",
-    "series.nodes",
-    "series.devices",
-    "series.layout",
-    "series.micro_batch",
-    "series.accumulation",
-    "series.virtual_pipeline",
-    "series.recompute",
-    "series.compile",
-    "series.attention",
-    "series.threads",
-    "series.runtime",
-    "series.further_version",
-)
-# What every framework has its own of: between two frameworks it is no reason for caution.
-OF_A_FRAMEWORK = ("subject.framework_version", "subject.environment", "subject.packages", "subject.implementation")
-# Parts of which every field calls for caution where it differs.
-CAUTION = ("conditions", "subject", "node", "training", "date", "series.case")
-DAYS_APART = 30
 RULES = {
-    "must": MUST_EQUAL,
-    "asked": AS_ASKED,
-    "of_a_framework": OF_A_FRAMEWORK,
-    "caution": CAUTION,
-    "days": DAYS_APART,
+    # No ratio is printed where one of these differs: the two runs did not do the same work, or do not count it alike.
+    # `device` is what a device is; `formula` has a field for each formula that both runs have.
+    "must": ("series.work", "series.corpus", "series.scale", "series.precision", "window", "device", "formula"),
+    # What a comparison is made for.
+    "asked": (
+        *("series.vendor", "series.chip", "series.framework", "series.nodes", "series.devices", "series.layout"),
+        *("series.micro_batch", "series.accumulation", "series.virtual_pipeline", "series.recompute"),
+        *("series.compile", "series.attention", "series.threads", "series.runtime", "series.further_version"),
+    ),
+    # What every framework has its own of: between two frameworks it is no reason for caution.
+    "of_a_framework": (
+        *("subject.framework_version", "subject.environment", "subject.packages", "subject.implementation"),
+    ),
+    # Parts of which every field calls for caution where it differs.
+    "caution": ("conditions", "subject", "node", "training", "date", "series.case"),
+    "days": 30,
     "host_share": HOST_SHARE,
 }
 
@@ -114,10 +97,11 @@ def build_pages(
     with rare_collections():
         for done, (month, records) in enumerate(_with_records(months, results), start=1):
             value = month_file(month.runs.series, records, month.reference)
-            writer.write(_place(month.file), data_script(month.file, value), month.stamp)
+            writer.write(f"data/{month.file}.js", data_script(month.file, value), month.stamp)
             if progress:
                 progress(done, len(months))
-    _write_assets(writer)
+    for name in (*ASSETS, *VENDORED):
+        writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
     write_pages(writer, content, registry, datetime.now(timezone.utc), surroundings)
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
@@ -134,9 +118,9 @@ def _write_history(runs: SeriesRuns, surroundings: SurroundingDocuments, writer:
     """Write the history of a series. Return False where it is as it was."""
     name = f"history-{runs.slug}"
     stamp = _stamp(runs, runs.points, "")
-    if writer.keeps(_place(name), stamp):
+    if writer.keeps(f"data/{name}.js", stamp):
         return False
-    writer.write(_place(name), data_script(name, history(runs, surroundings)), stamp)
+    writer.write(f"data/{name}.js", data_script(name, history(runs, surroundings)), stamp)
     return True
 
 
@@ -145,7 +129,7 @@ def _changed_months(runs: SeriesRuns, references: References, writer: PagesWrite
     for month, grouped in groupby(runs.points, key=lambda point: month_of(point.began)):
         points = list(grouped)
         name, stamp = f"runs-{runs.slug}-{month}", _stamp(runs, points, repr(reference))
-        if not writer.keeps(_place(name), stamp):
+        if not writer.keeps(f"data/{name}.js", stamp):
             yield MonthRuns(runs, tuple(point.run_id for point in points), name, stamp, reference)
 
 
@@ -164,10 +148,6 @@ def _with_records(months: Sequence[MonthRuns], results: StoredResults) -> Iterat
         yield month, records
 
 
-def _place(name: str) -> str:
-    return f"data/{name}.js"
-
-
 def _stamp(runs: SeriesRuns, points: Sequence[Point], more: str) -> str:
     """Return a digest of what a data file is made from. A stored run never changes."""
     text = "\n".join([_version(), runs.digest, more, *(point.run_id for point in points)])
@@ -183,11 +163,6 @@ def _version() -> str:
     return digest.hexdigest()
 
 
-def _write_assets(writer: PagesWriter) -> None:
-    for name in (*ASSETS, *VENDORED):
-        writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
-
-
 def write_pages(
     writer: PagesWriter,
     content: PagesContent,
@@ -199,31 +174,24 @@ def write_pages(
     summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
     first = overview(content, summaries)
-    nodes = nodes_view(content, first.quarantined, documents)
-    values = {"overview": first, "rows": beside_rows(content, summaries, registry), "nodes": nodes}
-    shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__}
-    for language in LANGUAGES:
-        renderer, folder = PageRenderer(language, shared), folder_of(language)
-        for name, template, more in _pages(values, cases):
-            writer.write(f"{folder}{name}", renderer.render(template, name, **more))
-        data = data_script(f"texts-{language}", script_texts(language))
-        writer.write(f"data/texts-{language}.js", data)
-    for case in cases:
-        writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
-    writer.write("data/site.js", data_script("site", _site(content)))
-
-
-def _pages(values: Mapping[str, Any], cases: Sequence[CaseView]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return (file, template, values) of every page."""
-    return [
-        ("index.html", "index", {"o": values["overview"]}),
+    pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
+        ("index.html", "index", {"o": first}),
         ("run.html", "run", {}),
         ("compare.html", "compare", {}),
-        ("nodes.html", "nodes", {"n": values["nodes"]}),
-        ("published.html", "published", {"rows": values["rows"]}),
+        ("nodes.html", "nodes", {"n": nodes_view(content, first.quarantined, documents)}),
+        ("published.html", "published", {"rows": list(beside_rows(content, summaries, registry))}),
         ("guide.html", "guide", {}),
         *((f"case-{case.slug}.html", "case", {"c": case}) for case in cases),
     ]
+    shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__}
+    for language in LANGUAGES:
+        renderer, folder = PageRenderer(language, shared), folder_of(language)
+        for name, template, more in pages:
+            writer.write(f"{folder}{name}", renderer.render(template, name, **more))
+        writer.write(f"data/texts-{language}.js", data_script(f"texts-{language}", script_texts(language)))
+    for case in cases:
+        writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
+    writer.write("data/site.js", data_script("site", _site(content)))
 
 
 def _site(content: PagesContent) -> dict[str, Any]:

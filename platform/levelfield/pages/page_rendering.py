@@ -93,10 +93,6 @@ def _visible(value: Any) -> Any:
     return printable(value) if type(value) is str else value
 
 
-def short_digest(value: str) -> str:
-    return value.removeprefix("sha256:")[:12]
-
-
 def number(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
@@ -110,22 +106,13 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{value * 100:.{digits}f} %"
 
 
-def gib(value: float | None) -> str:
-    return "–" if value is None else f"{value / GIB:,.2f}"
-
-
-def fragment(value: str) -> str:
-    """Return a text as a part of what follows # in a link."""
-    return quote(value, safe="")
-
-
 FILTERS: dict[str, Callable[..., Any]] = {
     "number": number,
     "signed_percent": signed_percent,
     "percent": percent,
-    "gib": gib,
-    "fragment": fragment,
-    "short": short_digest,
+    "gib": lambda value: number(None if value is None else value / GIB, 2),
+    "fragment": partial(quote, safe=""),  # a text as a part of what follows # in a link
+    "short": lambda digest: digest.removeprefix("sha256:")[:12],
 }
 
 

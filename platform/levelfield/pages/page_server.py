@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from levelfield.errors import UsageError
-from levelfield.pages.page_manifest import NAME, manifest_of
 from levelfield.pages.page_rendering import POLICY
+from levelfield.pages.site_files import NAME, manifest_of
 
 LOOPBACK = "127.0.0.1"
 _OWN_NAMES = ("localhost", LOOPBACK, "[::1]")

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from levelfield.pages.history_columns import DistinctValues
+from levelfield.pages.series_history import DistinctValues
 from levelfield.specs.record import RunRecord, Series
 
 # Of result.json, by the name that the page uses. Most runs of a series share these: each group of values is kept once.
@@ -83,7 +83,8 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         "steps": [round(each * _MILLION) for each in record.step_seconds],
         "losses": [None if each is None else round(each * _MILLION) for each in record.losses],
         "telemetry": record.telemetry,
-        "shared": shared.index(marshal.dumps(facts, 2), facts),  # bytes tell 1 from True; version 2 has no references
+        # bytes tell 1 from True; version 2 has no references
+        "shared": shared.index(marshal.dumps(facts, 2), lambda: facts),
         **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
         **_facts(record.result, _OWN),
     }

@@ -73,15 +73,15 @@ def works_of(registry: Registry, figures: FigureSet) -> dict[str, Work]:
 
 def audited(figures: FigureSet, works: Mapping[str, Work]) -> Audit:
     """Check every derived figure and every relation of the set. `works` holds each case that the set names."""
-    findings = [finding for row in figures.rows for finding in _relations(row, works.get(row.setting.case or ""))]
+    findings = [
+        _relation(row, relation)
+        for row in figures.rows
+        for relation in relations(row.setting, works.get(row.setting.case or ""))
+    ]
     findings += [finding for row in figures.rows for finding in _row(figures, row)]
     findings += [finding for log in figures.logs for finding in _log(figures, log)]
     lines = [row.figures for row in figures.rows] + [line for log in figures.logs for line in log.lines]
     return Audit(figures.name, tuple(findings), sum(not cell.formula for line in lines for cell in line.values()))
-
-
-def _relations(row: PublishedRow, work: Work | None) -> Iterator[AuditFinding]:
-    return (_relation(row, relation) for relation in relations(row.setting, work))
 
 
 def _row(figures: FigureSet, row: PublishedRow) -> Iterator[AuditFinding]:

@@ -98,29 +98,29 @@ def _over(whole: Fraction | int, by: Fraction, name: str | None) -> Fraction:
     return whole / by
 
 
-def step_seconds(i: Inputs) -> Derived:
+def batch_over(i: Inputs) -> Derived:
+    """Return the time of a step from samples/s, or samples/s from the time of a step."""
     batch = i.setting.global_batch
     return Derived(_over(batch, i.number, i.column.of), f"{batch} / {i.read.text}")
 
 
-def samples_per_second(i: Inputs) -> Derived:
-    batch = i.setting.global_batch
-    return Derived(_over(batch, i.number, i.column.of), f"{batch} / {i.read.text}")
+def product(one: Callable[[Setting], int], two: Callable[[Setting], int]) -> Callable[[Inputs], Derived]:
+    """Return the formula of two numbers of the setting, multiplied."""
+
+    def derived(i: Inputs) -> Derived:
+        return Derived(Fraction(one(i.setting) * two(i.setting)), f"{one(i.setting)} x {two(i.setting)}")
+
+    return derived
+
+
+def times(count: Callable[[Setting], int]) -> Callable[[Inputs], Derived]:
+    """Return the formula of the input figure, multiplied by a number of the setting."""
+    return lambda i: Derived(i.number * count(i.setting), f"{i.read.text} x {count(i.setting)}")
 
 
 def tokens_per_second_per_device(i: Inputs) -> Derived:
     length, devices = i.setting.sequence_length, i.setting.devices
     return Derived(i.number * length / devices, f"{i.read.text} x {length} / {devices}")
-
-
-def tokens_per_step(i: Inputs) -> Derived:
-    batch, length = i.setting.global_batch, i.setting.sequence_length
-    return Derived(Fraction(batch * length), f"{batch} x {length}")
-
-
-def micro_batch_times_data(i: Inputs) -> Derived:
-    batch, data = i.setting.micro_batch, i.setting.parallel.data
-    return Derived(Fraction(batch * data), f"{batch} x {data}")
 
 
 def megatron_2021(i: Inputs) -> Derived:
@@ -166,10 +166,6 @@ def share_of_peak(i: Inputs) -> Derived:
     return Derived(i.number / i.peak, f"{i.read.text} / {_tera(i.peak)}")
 
 
-def aggregate(i: Inputs) -> Derived:
-    return Derived(i.number * i.setting.devices, f"{i.read.text} x {i.setting.devices}")
-
-
 def six_n(i: Inputs) -> Derived:
     """Return FlagPerf's MFU: without attention, with the report's rounded number of parameters."""
     count = Fraction(i.column.constants["parameters"])
@@ -203,25 +199,15 @@ def mean_of_last_five(i: Inputs) -> Derived:
     return Derived(sum(last, Fraction(0)) / len(last), f"the mean of the last {len(last)} of {len(i.read.numbers)}")
 
 
-def batches_times_accumulation(i: Inputs) -> Derived:
-    count = i.setting.accumulation
-    return Derived(i.number * count, f"{i.read.text} x {count}")
-
-
-def batches_times_global_batch(i: Inputs) -> Derived:
-    batch = i.setting.global_batch
-    return Derived(i.number * batch, f"{i.read.text} x {batch}")
-
-
 FORMULAS: dict[Formula, Callable[[Inputs], Derived]] = {
-    "samples-per-second": samples_per_second,
-    "step-seconds": step_seconds,
+    "samples-per-second": batch_over,
+    "step-seconds": batch_over,
     "tokens-per-second-per-device": tokens_per_second_per_device,
-    "tokens-per-step": tokens_per_step,
-    "micro-batch-times-data": micro_batch_times_data,
+    "tokens-per-step": product(lambda s: s.global_batch, lambda s: s.sequence_length),
+    "micro-batch-times-data": product(lambda s: s.micro_batch, lambda s: s.parallel.data),
     "megatron-2021": megatron_2021,
     "share-of-peak": share_of_peak,
-    "aggregate": aggregate,
+    "aggregate": times(lambda s: s.devices),
     "6n": six_n,
     "chip-memory": chip_memory,
     "change": change,
@@ -229,8 +215,8 @@ FORMULAS: dict[Formula, Callable[[Inputs], Derived]] = {
     "same": same,
     "largest": largest,
     "mean-of-last-five": mean_of_last_five,
-    "batches-times-accumulation": batches_times_accumulation,
-    "batches-times-global-batch": batches_times_global_batch,
+    "batches-times-accumulation": times(lambda s: s.accumulation),
+    "batches-times-global-batch": times(lambda s: s.global_batch),
 }
 
 

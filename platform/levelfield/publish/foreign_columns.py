@@ -24,6 +24,7 @@ from levelfield.publish.foreign_tables import (
 )
 from levelfield.report.escapes import markdown
 from levelfield.report.words import GIB
+from levelfield.specs.layout import Layout
 from levelfield.specs.result import Result
 
 FORMATS = ("flagperf", "oneflow", "osdi")
@@ -47,16 +48,13 @@ def _tables(form: str, runs: Sequence[ReportedRun]) -> list[str]:
 
 
 # -- FlagPerf
-def _machines(run: ReportedRun, memory: str = "") -> str:
-    """Return machines and cards in FlagPerf's form, such as `A100单机8卡（1x8）`."""
+def _machines(run: ReportedRun, with_memory: bool = False) -> str:
+    """Return machines and cards in FlagPerf's form, such as `A100单机8卡（1x8）` and `A100单机8卡（1x8*80G）`."""
+    capacity = run.result.memory.capacity_bytes
+    memory = f"*{capacity / GIB:.0f}G" if with_memory and capacity else ""
     nodes, each, chip = run.result.nodes, run.devices_per_node, run.result.chip
     counted = {1: f"单机{each}卡", 2: f"二机{run.result.devices}卡"}
     return f"{chip}{counted.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{each}{memory}）"
-
-
-def _machines_with_memory(run: ReportedRun) -> str:
-    capacity = run.result.memory.capacity_bytes
-    return _machines(run, f"*{capacity / GIB:.0f}G" if capacity else "")
 
 
 def _precision(run: ReportedRun) -> str:
@@ -123,7 +121,7 @@ FLAGPERF_LLAMA: Columns = {
     "MFU": mfu,
 }
 FLAGPERF_GPT: Columns = {
-    "配置": _machines_with_memory,
+    "配置": lambda run: _machines(run, with_memory=True),
     "config": lambda run: NONE,
     "precision": _precision,
     "fix_hp": _batches,
@@ -134,20 +132,16 @@ FLAGPERF_GPT: Columns = {
 
 
 # -- OneFlow
-def _group(run: ReportedRun) -> str:
-    layout = run.result.layout
-    if layout.pipeline > 1:
-        return "PP"
+def _kind(layout: Layout) -> str:
     return "2D" if layout.data > 1 and layout.tensor > 1 else "MP" if layout.tensor > 1 else "DP"
 
 
 def _case(run: ReportedRun) -> str:
     """Return kind, layout, global batch and hidden size x layers, such as `2D_PP_2x4x4_512_2304x24`."""
     layout, model = run.result.layout, run.plan.work.model
-    kind = "2D" if layout.data > 1 and layout.tensor > 1 else "MP" if layout.tensor > 1 else "DP"
     sizes = f"{layout.data}x{layout.tensor}x{layout.pipeline}"
     batch = run.plan.work.training.global_batch
-    return f"{kind}{'_PP' if layout.pipeline > 1 else ''}_{sizes}_{batch}_{model.hidden_size}x{model.layers}"
+    return f"{_kind(layout)}{'_PP' if layout.pipeline > 1 else ''}_{sizes}_{batch}_{model.hidden_size}x{model.layers}"
 
 
 def _latency(run: ReportedRun) -> str:
@@ -167,7 +161,7 @@ def _aggregate(run: ReportedRun) -> str:
 
 
 ONEFLOW: Columns = {
-    "group": _group,
+    "group": lambda run: "PP" if run.result.layout.pipeline > 1 else _kind(run.result.layout),
     "case": _case,
     "lantency": _latency,
     "memory": _mebibytes,
@@ -182,10 +176,6 @@ ONEFLOW: Columns = {
 def _date(run: ReportedRun) -> str:
     date = run.result.run_id[:8]
     return date if date.isdigit() else NONE
-
-
-def _placement(run: ReportedRun) -> str:
-    return {0: "off_optimization", 1: "on_optimization"}.get(run.result.layout.sharding_stage, NONE)
 
 
 def _nodes_and_batch(run: ReportedRun) -> str:
@@ -205,24 +195,21 @@ def _memory_change(run: ReportedRun) -> str:
     return changed(used and used / MIB, before and before / MIB, with_difference=True)
 
 
-def _samples_change(run: ReportedRun) -> str:
-    return changed(run.samples_per_second, run.samples_per_second_before)
-
-
 def _load(run: ReportedRun) -> str:
     """Return the mean utilisation of the devices over the window, in percent."""
     load = run.result.load.value if run.result.load else None
     return NONE if load is None else number(100 * load, 0)
 
 
+_PLACEMENTS = {0: "off_optimization", 1: "on_optimization"}  # of the optimizer's states, by the stage of sharding
 OSDI: Columns = {
     "date": _date,
     "test_num": lambda run: NONE,
-    "test_desc": _placement,
+    "test_desc": lambda run: _PLACEMENTS.get(run.result.layout.sharding_stage, NONE),
     "xn_xg_xdp_xmp_xbs": _nodes_and_batch,
     "gpu_mem(mB)": _memory_change,
     "gpu_util(%)": _load,
-    "throuthput(sample/sec)": _samples_change,
+    "throuthput(sample/sec)": lambda run: changed(run.samples_per_second, run.samples_per_second_before),
 }
 
 

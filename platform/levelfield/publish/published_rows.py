@@ -7,23 +7,33 @@ is absent, with the reason.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UnknownName
 from levelfield.measure.utilisation import mfu, peak_range
 from levelfield.report import words
+from levelfield.report.escapes import markdown, table
+from levelfield.report.sheets import padded
+from levelfield.report.tables import csv_text
+from levelfield.report.words import gib, number, wrapped
 from levelfield.specs.case import Work
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import Chip
 
 FIGURES = 3  # of a line: tokens/s/device, MFU, memory
-
 # The step time with more digits comes first. samples/s is only a fallback: it is rounded more than times are.
 _STEP_TIMES = ("step_seconds_finer", "step_seconds")
+
+_CONVENTION = (
+    "Published rows are converted: tokens/s per device as in the run's own figures, MFU by palm/1 with the case's "
+    "parameters and Levelfield's peak of the chip, memory of one device in GiB."
+)
+_INDENT = 11
 
 
 @dataclass(frozen=True)
@@ -135,10 +145,10 @@ def _chip(name: str | None, registry: Registry) -> Chip | str:
 
 
 def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> FigureRow:
-    s, tokens = row.setting, rate(row)
-    low, high, mfu_from = _utilisation(tokens.tokens_per_second_per_device, row, work, chip)
+    s, (tokens, tokens_from) = row.setting, rate(row)
+    low, high, mfu_from = _utilisation(tokens, row, work, chip)
     memory = row.values("memory_bytes")
-    stages = f"printed: the fullest of {len(memory)} pipeline stages"
+    printed = f"printed: the fullest of {len(memory)} pipeline stages" if len(memory) > 1 else "printed"
     return FigureRow(
         origin="published",
         name=f"{name}: {row.name}",
@@ -149,19 +159,14 @@ def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> Fi
         micro_batch=s.micro_batch,
         precision=s.precision,
         status=row.status,
-        tokens_per_second_per_device=tokens.tokens_per_second_per_device,
-        tokens_from=tokens.how,
+        tokens_per_second_per_device=tokens,
+        tokens_from=tokens_from,
         mfu_low=low,
         mfu_high=high,
         mfu_from=mfu_from,
         memory_bytes=max(memory, default=None),
-        memory_from=(stages if len(memory) > 1 else "printed") if memory else _unprinted(row),
+        memory_from=printed if memory else row.figures.get("memory_bytes", row).status,
     )
-
-
-def _unprinted(row: PublishedRow) -> str:
-    figure = row.figures.get("memory_bytes")
-    return f"{figure.status if figure else row.status}"
 
 
 def _utilisation(
@@ -179,25 +184,82 @@ def _utilisation(
     return found.low, found.high, f"converted: {found.formula} of {found.peak_tflops:g} TFLOP/s, {found.peak_source}"
 
 
-@dataclass(frozen=True)
-class TokenRate:
-    """Tokens/s per device, or None. how: `printed`, `converted` with the arithmetic, or the reason for None."""
+def rate(row: PublishedRow) -> tuple[float | None, str]:
+    """Return tokens/s per device and how it was found: printed, else from the step time, else from samples/s.
 
-    tokens_per_second_per_device: float | None
-    how: str
-
-
-def rate(row: PublishedRow) -> TokenRate:
-    """Return the printed rate, else the rate from the step time, else the rate from samples/s."""
+    How is `printed`, `converted` with the arithmetic, or the reason for None.
+    """
     s = row.setting
     printed = row.figure("tokens_per_second_per_device")
     if printed is not None:
-        return TokenRate(printed, "printed")
+        return printed, "printed"
     for seconds in filter(None, map(row.figure, _STEP_TIMES)):
         value = s.global_batch * s.sequence_length / seconds / s.devices
-        return TokenRate(value, f"converted: {s.global_batch} x {s.sequence_length} / {seconds:.10g} s / {s.devices}")
+        return value, f"converted: {s.global_batch} x {s.sequence_length} / {seconds:.10g} s / {s.devices}"
     samples = row.figure("samples_per_second")
     if samples is not None:
         value = samples * s.sequence_length / s.devices
-        return TokenRate(value, f"converted: {samples:g} samples/s x {s.sequence_length} / {s.devices}")
-    return TokenRate(None, f"no throughput: {row.status if row.status != 'published' else 'none is printed'}")
+        return value, f"converted: {samples:g} samples/s x {s.sequence_length} / {s.devices}"
+    return None, f"no throughput: {row.status if row.status != 'published' else 'none is printed'}"
+
+
+def beside_published(form: str, results: Sequence[Result], registry: Registry) -> str:
+    """Return the table in one of the platform's formats: table, markdown, csv or json."""
+    lines = beside(results, registry)
+    said = list(remarks(results, lines))
+    rows = [asdict(line) for line in lines]
+    writers = {
+        "table": lambda: as_text(lines, said),
+        "markdown": lambda: as_markdown(lines, said),
+        "csv": lambda: csv_text(rows),  # raw numbers with units in their names, each with its origin
+        "json": lambda: json.dumps({"rows": rows, "remarks": said}, indent=2, ensure_ascii=False) + "\n",
+    }
+    return writers[form]()
+
+
+def as_text(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
+    """Return three lines per row and the reasons for absent figures, within 80 columns."""
+    text = [wrapped(_CONVENTION, 0), ""]
+    text += [wrapped(part, _INDENT) for line in lines for part in _parts(line)]
+    return "\n".join([*text, *(wrapped(remark, 2) for remark in said)]) + "\n"
+
+
+def _parts(line: FigureRow) -> Iterator[str]:
+    blank = " " * _INDENT
+    yield padded((line.origin, line.name), (_INDENT,), gap="")
+    hardware = f"{line.framework} on {line.hardware}, {line.layout}, micro-batch {line.micro_batch}, {line.precision}"
+    yield f"{blank}{hardware}{'' if line.status in ('published', 'valid') else f', {line.status}'}"
+    tokens = f"{number(line.tokens_per_second_per_device)} tokens/s/device{_converted(line, line.tokens_from)}"
+    if len(line.absent) < FIGURES:
+        yield f"{blank}{tokens}, {gib(line.memory_bytes)}"
+        yield f"{blank}MFU {line.mfu}{_converted(line, line.mfu_from)}"
+    yield from (f"{blank}{reason}" for reason in _absent(line))
+
+
+def _absent(line: FigureRow) -> list[str]:
+    return line.absent if len(line.absent) < FIGURES else [f"no figures: {line.status}"]
+
+
+def _converted(line: FigureRow, how: str) -> str:
+    return (
+        f" ({how.partition(':')[0]})" if line.origin == "published" and how.startswith(("converted", "printed")) else ""
+    )
+
+
+def as_markdown(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
+    """Return one table; below it the conversion rules and the reasons for absent figures."""
+    names = ("", "row", "framework", "devices", "layout", "micro-batch", "precision", "status")
+    figures = ("tokens/s/device", "MFU (palm)", "memory")
+    rows = table((*names, *figures), map(_row, lines))
+    absent = [f"{line.name}: {reason}" for line in lines for reason in _absent(line)]
+    return "\n".join([*rows, "", _CONVENTION, "", *(f"- {markdown(text)}" for text in (*absent, *said))]) + "\n"
+
+
+def _row(line: FigureRow) -> tuple[str, ...]:
+    named = ("origin", "name", "framework", "hardware", "layout", "micro_batch", "precision", "status")
+    return (
+        *(str(getattr(line, name)) for name in named),
+        f"{number(line.tokens_per_second_per_device)}{_converted(line, line.tokens_from)}",
+        f"{line.mfu}{_converted(line, line.mfu_from)}",
+        gib(line.memory_bytes),
+    )

@@ -6,12 +6,15 @@ three give the third. Joules per token and watts give tokens/s.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from levelfield.errors import UnknownName, UsageError
+from levelfield.report.escapes import printable
+from levelfield.report.tables import as_markdown, as_text, csv_text, plain
+from levelfield.report.words import COLUMNS, NONE, utilisation
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import PeakDtype
@@ -49,20 +52,29 @@ _SECTIONS: dict[Withheld, tuple[str, ...]] = {
 _STARTED = re.compile(r"^\d{8}T\d{6}Z_")
 _SAID: dict[Withheld, str] = {"mfu": "MFU", "peak": "the peak", "throughput": "tokens/s", "energy": "the energy"}
 
+FILES = {"table": "table.txt", "markdown": "table.md", "csv": "table.csv", "json": "results.json"}
+_COLUMN_OF: dict[Withheld, str] = {
+    "mfu": "MFU (palm)",
+    "peak": "peak",
+    "throughput": "tokens/s/device",
+    "energy": "J/token",
+    "memory": "memory",
+}
+_CSV_NAMES: dict[Withheld, tuple[str, ...]] = {
+    "mfu": ("mfu_", "hfu_"),
+    "peak": ("peak_",),
+    "throughput": ("tokens_per_second", "step_seconds"),
+    "energy": ("joules",),
+    "memory": ("device_used_peak", "process_peak", "memory_over_expected"),
+}
 
-@dataclass(frozen=True)
-class Leak:
-    """A dependency: a reader who knows all of `through` can compute `field`."""
 
-    field: Withheld
-    through: tuple[Withheld, ...]
-
-
-LEAKS = (
-    Leak("peak", ("mfu", "throughput")),
-    Leak("mfu", ("peak", "throughput")),
-    Leak("throughput", ("mfu", "peak")),
-    Leak("throughput", ("energy",)),
+# A reader who knows all of the second fields can compute the first.
+LEAKS: tuple[tuple[Withheld, tuple[Withheld, ...]], ...] = (
+    ("peak", ("mfu", "throughput")),
+    ("mfu", ("peak", "throughput")),
+    ("throughput", ("mfu", "peak")),
+    ("throughput", ("energy",)),
 )
 
 
@@ -82,14 +94,15 @@ def refuse_leaks(plan: Plan, result: Result, fields: Sequence[Withheld]) -> None
     used, public = _peak_dtypes(plan), _public_peaks(plan)
     chosen, where = f"--withhold {','.join(fields)}", f"{plan.run_id} on {plan.hardware.chip.name}"
     if "peak" in fields and used and used == public:
+        sources = ", ".join(f"{d} ({plan.hardware.chip.peaks[d].source})" for d in sorted(public))
         raise UsageError(
-            f"{chosen}: {where}: the peak is already public: {_sources(plan)} is in the vendor's file. Withhold "
+            f"{chosen}: {where}: the peak is already public: {sources} is in the vendor's file. Withhold "
             "mfu, throughput and energy instead"
         )
     shown = {field for field in _measured(result) if field not in fields} | ({"peak"} if public else set())
-    for leak in LEAKS:
-        if leak.field in fields and set(leak.through) <= shown:
-            raise UsageError(f"{chosen}: {where}: {_explained(leak, bool(public))}")
+    for field, through in LEAKS:
+        if field in fields and set(through) <= shown:
+            raise UsageError(f"{chosen}: {where}: {_explained(field, through, bool(public))}")
 
 
 def _measured(result: Result) -> set[Withheld]:
@@ -103,11 +116,11 @@ def _measured(result: Result) -> set[Withheld]:
     return {field for field, there in found.items() if there}
 
 
-def _explained(leak: Leak, peak_is_public: bool) -> str:
-    known = [f"{_SAID[f]} (public)" if f == "peak" and peak_is_public else _SAID[f] for f in leak.through]
-    add = [f for f in leak.through if f != "peak" or not peak_is_public]
-    also = " and the FLOPs per token of the case" if "energy" not in leak.through else ""
-    return f"{_SAID[leak.field]} follows from {', '.join(known)}{also}; withhold {' or '.join(add)} too"
+def _explained(field: Withheld, through: Sequence[Withheld], peak_is_public: bool) -> str:
+    known = [f"{_SAID[f]} (public)" if f == "peak" and peak_is_public else _SAID[f] for f in through]
+    add = [f for f in through if f != "peak" or not peak_is_public]
+    also = " and the FLOPs per token of the case" if "energy" not in through else ""
+    return f"{_SAID[field]} follows from {', '.join(known)}{also}; withhold {' or '.join(add)} too"
 
 
 def _peak_dtypes(plan: Plan) -> set[PeakDtype]:
@@ -124,10 +137,6 @@ def _public_peaks(plan: Plan) -> set[PeakDtype]:
     return {dtype for dtype in _peak_dtypes(plan) if not overlay or f"peaks.{dtype}" not in overlay.fields}
 
 
-def _sources(plan: Plan) -> str:
-    return ", ".join(f"{d} ({plan.hardware.chip.peaks[d].source})" for d in sorted(_public_peaks(plan)))
-
-
 def hidden(result: Result, fields: Iterable[Withheld], word: str | None) -> dict[str, Any]:
     """Return the result's published content with `word` in every figure of the fields.
 
@@ -140,8 +149,8 @@ def hidden(result: Result, fields: Iterable[Withheld], word: str | None) -> dict
     for field in fields:
         if field == "throughput":
             row["throughput"] = word
-        for utilisation in row["utilisation"]:
-            utilisation.update(dict.fromkeys(_UTILISATION.get(field, ()), word))
+        for each in row["utilisation"]:
+            each.update(dict.fromkeys(_UTILISATION.get(field, ()), word))
         for name in _SECTIONS.get(field, ()):
             row[field][name].update(value=word, reason=word)
         if field == "memory":
@@ -157,3 +166,40 @@ def published_id(run_id: str, fields: Sequence[Withheld]) -> str:
 def without(result: Result, fields: Iterable[Withheld]) -> Result:
     """Return the result without the figures of the fields, so that no table can print them."""
     return Result.model_validate(hidden(result, fields, None))
+
+
+def published(results: Sequence[Result], fields: Sequence[Withheld]) -> dict[str, str]:
+    """Return the text of each format, by the format's name."""
+    bare = [without(result, fields) for result in results]
+    columns = _columns(fields)
+    texts = {
+        "table": as_text(bare, columns=columns),
+        "markdown": as_markdown(bare, columns),
+        "csv": csv_text([_csv_row(result, fields) for result in bare]),
+        "json": _json(results, fields),
+    }
+    return {name: printable(text) for name, text in texts.items()}
+
+
+def _columns(fields: Sequence[Withheld]) -> Mapping[str, Callable[[Result], str]]:
+    return {**COLUMNS, "peak": _peak, **{_COLUMN_OF[field]: lambda result: WORD for field in fields}}
+
+
+def _peak(result: Result) -> str:
+    found = utilisation(result, "palm")
+    return f"{found.peak_tflops:.4g} TFLOP/s" if found and found.peak_tflops else NONE
+
+
+def _csv_row(result: Result, fields: Sequence[Withheld]) -> dict[str, object]:
+    found = utilisation(result, "palm")
+    peak = {"peak_tflops": found and found.peak_tflops, "peak_source": found and found.peak_source}
+    withheld = tuple(prefix for field in fields for prefix in _CSV_NAMES[field])
+    return {name: WORD if name.startswith(withheld) else value for name, value in (plain(result) | peak).items()}
+
+
+def _json(results: Sequence[Result], fields: Sequence[Withheld]) -> str:
+    rows = [
+        {"schema": "levelfield.published/1", "withheld": list(fields), **hidden(result, fields, WORD)}
+        for result in results
+    ]
+    return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"

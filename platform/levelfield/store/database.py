@@ -5,30 +5,57 @@ Many processes may use one store at a time. What `add` has returned is stored, w
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, and_, func, or_, select
 
-from levelfield.errors import DocumentError, LevelfieldError, UnknownName
-from levelfield.specs.record import Conditions, Point, RunRecord, StoreEvent, Subject
-from levelfield.store import queries, statements
+from levelfield.errors import DocumentError, LevelfieldError, UnknownName, UsageError
+from levelfield.specs.base import Value
+from levelfield.specs.record import (
+    OF_TREND,
+    Conditions,
+    Point,
+    RunRecord,
+    Series,
+    StoreEvent,
+    Subject,
+    first_future_date,
+)
+from levelfield.store import statements
 from levelfield.store.address import StoreAddress, address_of, default_url
 from levelfield.store.connections import engine_of, explained, reading, writing
 from levelfield.store.insertion import Added, RunInsertion
-from levelfield.store.queries import RecordReader, StoredSeries
-from levelfield.store.rare_collections import rare_collections
+from levelfield.store.rows import DOCUMENTS, HERE, RecordReader, point_from
+from levelfield.store.schema import CONDITION, NODE, RUN, SERIES, SUBJECT
 from levelfield.store.schema_upgrade import upgrade
 
 __all__ = ["Added", "Store", "StoredSeries", "default_url"]
-
 _SHOWN = 3  # damaged rows in a message
-BATCH = 200  # records of one transaction: others wait for a fifth of a second at most
+BATCH = 200  # records of one transaction: others wait for a fifth of a second; an export holds no more in memory
+_JOINED = RUN.join(SERIES).join(CONDITION).join(SUBJECT).join(NODE)
+_AROUND = {"node": NODE.c.digest, "conditions": CONDITION.c.digest, "subject": SUBJECT.c.digest}
+_OF_POINT = [_AROUND[name] if name in _AROUND else RUN.c[name] for name in Point.model_fields]
+MOST_POINTS = 5000  # of a series: thirteen years of nights; runs that began at the same second as the oldest are added
 T = TypeVar("T")
+V = TypeVar("V", bound=Value)
+
+
+@dataclass(frozen=True)
+class StoredSeries:
+    """A series of the store. first, last: when its earliest and its latest run began."""
+
+    digest: str
+    series: Series
+    runs: int
+    first: str
+    last: str
 
 
 class Store:
@@ -71,7 +98,7 @@ class Store:
 
     def _refuse_damage(self) -> None:
         """Raises DocumentError where a row is not what was written: any code that reads it may fail in any way."""
-        from levelfield.store.store_check import faults
+        from levelfield.store.upkeep import faults
 
         if not os.environ.get("LEVELFIELD_DEBUG") and (found := faults(self)):
             said = "; ".join(found[:_SHOWN])
@@ -94,18 +121,44 @@ class Store:
 
     def series(self, case: str | None = None) -> list[StoredSeries]:
         """Return the series with their numbers of runs, in the order of their labels."""
-        return self.read(lambda connection: queries.series(connection, case))
+        counts = (func.count().label("runs"), func.min(RUN.c.began).label("first"), func.max(RUN.c.began).label("last"))
+        counted = select(RUN.c.series_id, *counts).where(HERE).group_by(RUN.c.series_id).subquery()  # of an index alone
+        columns = (SERIES.c.digest, SERIES.c.document, counted.c.runs, counted.c.first, counted.c.last)
+        query = select(*columns).join(counted, counted.c.series_id == SERIES.c.id)
+        query = query if case is None else query.where(SERIES.c.case_name == case)
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(SERIES.c.label, SERIES.c.digest))
+            return [StoredSeries(digest, Series.model_validate_json(text), *rest) for digest, text, *rest in rows]
 
     def points(self, digests: Sequence[str] | None = None, since: str | None = None) -> dict[str, list[Point]]:
         """Return the newest 5,000 runs of each series in the order of time; older ones are read by their ids alone.
 
         since: the earliest time, or the beginning of one.
         """
-        return self.read(lambda connection: queries.points(connection, digests, since))
+        query = (
+            select(SERIES.c.digest, *_OF_POINT)
+            .select_from(_JOINED)
+            .where(HERE)
+            .order_by(RUN.c.series_id, RUN.c.began, RUN.c.run_id)
+        )
+        query = query if digests is None else query.where(SERIES.c.digest.in_(digests))
+        query = query if since is None else query.where(RUN.c.began >= since)
+        found: dict[str, list[Point]] = {digest: [] for digest in digests or ()}
+        with self._reading() as connection:
+            if cuts := _cuts(connection):
+                newest = (and_(RUN.c.series_id == number, RUN.c.began >= began) for number, began in cuts.items())
+                query = query.where(or_(RUN.c.series_id.not_in(cuts), *newest))
+            for digest, *values in connection.execute(query):
+                found.setdefault(digest, []).append(point_from(values))
+        return found
 
     def run_ids(self, case: str | None = None, since: str | None = None) -> list[str]:
         """Return the ids of runs in the order of time."""
-        return self.read(lambda connection: queries.run_ids(connection, case, since))
+        query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).where(HERE).order_by(RUN.c.began, RUN.c.run_id)
+        query = query if case is None else query.where(SERIES.c.case_name == case)
+        query = query if since is None else query.where(RUN.c.began >= since)
+        with self._reading() as connection:
+            return list(connection.execute(query).scalars())
 
     def record(self, run_id: str) -> RunRecord:
         """Return a whole record. Raises UnknownName."""
@@ -119,18 +172,42 @@ class Store:
         An unknown id is left out.
         """
         wanted, reader = iter(self.run_ids() if run_ids is None else run_ids), RecordReader()
-        while batch := list(islice(wanted, queries.BATCH)):
+        while batch := list(islice(wanted, BATCH)):
             yield from self.read(lambda connection, ids=batch: reader.records(connection, ids))  # type: ignore[misc]
 
     def find(self, name: str) -> str:
         """Return the id of a run by its id, a unique part of it, or `latest`. Raises UnknownName or UsageError."""
-        return self.read(lambda connection: queries.find(connection, name))
+        is_ahead = RUN.c.began >= first_future_date().isoformat()
+        newest = select(RUN.c.run_id).where(HERE).order_by(is_ahead, RUN.c.began.desc(), RUN.c.run_id.desc())
+        of_trend = newest.where(RUN.c.purpose.in_(OF_TREND))
+        parts = newest.where(RUN.c.run_id.contains(name, autoescape=True)).limit(5)
+        with self._reading() as connection:
+            if name == "latest" and (latest := connection.execute(of_trend.limit(1)).scalar()):
+                return str(latest)
+            if exact := connection.execute(newest.where(RUN.c.run_id == name)).scalar():
+                return str(exact)
+            matching = connection.execute(parts).scalars().all()
+            if len(matching) == 1:
+                return str(matching[0])
+            if matching:
+                raise UsageError(f"run '{name}': found several runs: {', '.join(matching[:4])}; give more of the id")
+            known = connection.execute(newest.limit(20)).scalars().all()
+        raise UnknownName("run", name, known, hint="`latest` is the newest run.")
 
     def conditions(self, digest: str) -> Conditions:
-        return self.read(lambda connection: queries.document(connection, Conditions, digest))
+        return self._document(Conditions, digest)
 
     def subject(self, digest: str) -> Subject:
-        return self.read(lambda connection: queries.document(connection, Subject, digest))
+        return self._document(Subject, digest)
+
+    def _document(self, cls: type[V], digest: str) -> V:
+        """Return conditions or a subject. Raises UnknownName."""
+        table = DOCUMENTS[cls]
+        with self._reading() as connection:
+            text = connection.execute(select(table.c.document).where(table.c.digest == digest)).scalar()
+        if text is None:
+            raise UnknownName(cls.__name__.lower(), digest, [])
+        return cls.model_validate_json(text)
 
     def add_event(self, event: StoreEvent) -> None:
         """Add an event. Raises UsageError where another one has its id."""
@@ -166,10 +243,34 @@ class Store:
 
     def read(self, question: Callable[[Connection], T]) -> T:
         """Return the answer of a question, which sees one state of the store."""
-        with reading(self.engine, self.address) as connection:
+        with self._reading() as connection:
             return question(connection)
+
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return reading(self.engine, self.address)
 
     def written(self, change: Callable[[Connection], T]) -> T:
         """Make a change in a transaction of its own and return what it returns."""
         with writing(self.engine, self.address) as connection:
             return change(connection)
+
+
+def _cuts(connection: Connection) -> dict[int, str]:
+    """Return by series with more than MOST_POINTS runs when the first of those began that are read."""
+    counted = select(RUN.c.series_id).where(HERE).group_by(RUN.c.series_id).having(func.count() > MOST_POINTS)
+    began = select(RUN.c.began).where(HERE).order_by(RUN.c.began.desc()).offset(MOST_POINTS - 1).limit(1)
+    return {
+        number: connection.execute(began.where(RUN.c.series_id == number)).scalar_one()
+        for number in connection.execute(counted).scalars().all()
+    }
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let Python search for cycles seldom. Among records the search took a sixth of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(200_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

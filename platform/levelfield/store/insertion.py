@@ -44,7 +44,8 @@ class RunInsertion:
 
     def add(self, connection: Connection, records: Sequence[RunRecord]) -> Added:
         """Add the records in the connection's transaction."""
-        records = _best_shown(records)
+        # Those with raw files first: nobody's statement of the same run comes before them.
+        records = sorted(records, key=lambda record: record.evidence == REPORTED)
         stored = _stored(connection, [record.run_id for record in records])
         fresh, others, conflicts, known = [], [], [], 0
         for record in records:
@@ -118,11 +119,6 @@ class RunInsertion:
 def _stored(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple[str, int, str]]:
     query = select(RUN.c.run_id, RUN.c.content, RUN.c.is_aside, RUN.c.evidence).where(RUN.c.run_id.in_(run_ids))
     return {run_id: (content, is_aside, evidence) for run_id, content, is_aside, evidence in connection.execute(query)}
-
-
-def _best_shown(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the records of a batch, those with raw files first: nobody's statement of the same run comes before."""
-    return sorted(records, key=lambda record: record.evidence == REPORTED)
 
 
 def _shows_more(record: RunRecord, content: str, evidence: str | None) -> bool:

@@ -30,16 +30,13 @@ class RunIntake:
             return
         try:
             self._record(paths)
-        except LevelfieldError as error:
-            self._say(f"{paths.root.name} was not recorded: {error}. Later: `store import {paths.root}`")
         except Exception as error:  # the run is over, and no fault of the store may take its result
-            what = f"{type(error).__name__}: {error}"
+            what = str(error) if isinstance(error, LevelfieldError) else f"{type(error).__name__}: {error}"
             self._say(f"{paths.root.name} was not recorded: {what}. Later: `store import {paths.root}`")
 
     def _record(self, paths: RunPaths) -> None:
         from levelfield.store.database import Store  # with SQLAlchemy: only a command that records imports it
-        from levelfield.store.run_record import record_of
-        from levelfield.store.storable import storable
+        from levelfield.store.run_record import record_of, storable
 
         record = storable(record_of(paths, self._purpose, self._night), str(paths.root))
         with Store.open(self._url) as store:

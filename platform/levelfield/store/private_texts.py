@@ -34,8 +34,10 @@ class PrivateTexts:
         kept = _NOBODY | {word.lower() for word in known}
         users = {name for text in texts for name in _USER.findall(text)}
         self._words = {
-            **{name: "(user)" for name in users if _is_private(name, kept)},
-            **{name: "(host)" for name in hosts if _is_private(name, kept)},
+            name: word
+            for word, names in (("(user)", users), ("(host)", hosts))
+            for name in names
+            if len(name) >= _SHORTEST and name.lower() not in kept
         }
         names = "|".join(map(re.escape, sorted(self._words, key=len, reverse=True)))
         self._names = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])") if names else None
@@ -65,10 +67,6 @@ class PrivateTexts:
         """Return variables with masked secrets, and a digest in place of a value that holds a private word."""
         found = {name: (text, self.text(text)) for name, text in masked(variables).items()}
         return {name: kept if kept == text else _digest(text) for name, (text, kept) in found.items()}
-
-
-def _is_private(name: str, kept: set[str]) -> bool:
-    return len(name) >= _SHORTEST and name.lower() not in kept
 
 
 def _without_folder(match: re.Match[str]) -> str:

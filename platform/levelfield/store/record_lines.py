@@ -1,4 +1,7 @@
-"""Records and statements as JSON lines, which `store export` writes and `store import` reads, without trust."""
+"""Records and statements as the lines of an export: JSON, which `store import` reads without trust; rows of tables.
+
+A row has figures and what they belong to, without steps and losses.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from levelfield.node.regular_files import open_regular
 from levelfield.rundir.event_lines import strict_json
 from levelfield.specs.base import Document, Value, parse
 from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
-from levelfield.store.statement_lines import StatedExpectation, StatedFinding, Statement
-from levelfield.store.storable import check_texts, storable, with_storable_numbers
+from levelfield.store.run_record import check_texts, storable, with_storable_numbers
+from levelfield.store.schema import FIGURES
+from levelfield.store.statements import StatedExpectation, StatedFinding, Statement
 
 MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
 _KINDS: dict[str, type[Document]] = {
@@ -26,6 +30,13 @@ _KINDS: dict[str, type[Document]] = {
 _AROUND: dict[str, type[Value]] = {"series": Series, "conditions": Conditions, "subject": Subject}
 _LONGEST_AROUND = 20_000  # bytes of one that is remembered
 Line = RunRecord | Statement
+
+_FIRST = ("run_id", "began", "purpose", "night", "entry", "evidence", "word", "failure", "reason", "verdict")
+_SERIES = (
+    *("case", "scale", "framework", "vendor", "chip", "device_is", "nodes", "devices", "precision", "layout"),
+    *("micro_batch", "accumulation", "virtual_pipeline", "recompute", "compile", "attention", "threads", "runtime"),
+)
+_SUBJECT = ("framework_version", "commit", "is_dirty", "platform_version")
 
 
 def line_of(document: Document) -> str:
@@ -109,3 +120,20 @@ def _object(line: bytes, origin: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DocumentError(f"{origin}: found {type(found).__name__}, expected an object")
     return found
+
+
+def row_of(record: RunRecord) -> Mapping[str, Any]:
+    """Return one row: raw numbers, and an empty cell for what is not known."""
+    found = {
+        **{name: getattr(record, name) for name in (*_FIRST, *FIGURES)},
+        **{name: getattr(record.series, name) for name in _SERIES},
+        **{name: getattr(record.subject, name) for name in _SUBJECT},
+        "series": record.series.fingerprint(),
+        "conditions": record.conditions.fingerprint(),
+        "subject": record.subject.fingerprint(),
+        "node": record.node,
+        "formulas": " ".join(record.subject.formulas),
+    }
+    return {
+        name: value if value is None or isinstance(value, (int, float)) else str(value) for name, value in found.items()
+    }

@@ -1,20 +1,27 @@
-"""A run's record as rows of the tables, and back."""
+"""A run's record as rows of the tables, and back. Runs that were put aside are never read back."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row, Table, select
 
 from levelfield.specs.base import Value
-from levelfield.specs.record import Point, RunRecord, Series, Subject
-from levelfield.store.compression import packed_json, packed_numbers, unpacked_json, unpacked_numbers
-from levelfield.store.schema import FIGURES
+from levelfield.specs.record import Conditions, Point, RunRecord, Series, Subject
+from levelfield.store.compression import inflated, packed_json, packed_numbers, unpacked_json, unpacked_numbers
+from levelfield.store.schema import CONDITION, FIGURES, NODE, RAW, RUN, SERIES, SUBJECT
 
-T = TypeVar("T", bound=Value)
+HERE = RUN.c.is_aside == 0
+DOCUMENTS: dict[type[Value], Table] = {Series: SERIES, Conditions: CONDITION, Subject: SUBJECT}
+_WHOLE = (
+    select(*(column for column in RUN.c if column.name != "node_id"))
+    .add_columns(RAW.c.steps, RAW.c.losses, RAW.c.documents, NODE.c.digest.label("node"))
+    .select_from(RUN.join(RAW, RAW.c.run_id == RUN.c.id).join(NODE))
+    .where(HERE)
+)
 _PLAIN = (
     *("run_id", "content", "began", "purpose", "night", "entry", "evidence", "evidence_reason"),
     *("word", "failure", "reason", "verdict", *FIGURES),
@@ -125,6 +132,34 @@ class Digests:
         return self._known[key]
 
 
-def document_from(cls: type[T], text: str) -> T:
-    """Return the value that a row keeps as JSON."""
-    return cls.model_validate_json(text)
+class RecordReader:
+    """Reads whole records. It remembers the series, conditions and subjects that come again."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, int], Value] = {}
+        self._samples: dict[int, bytes] = {}
+
+    def records(self, connection: Connection, run_ids: Sequence[str]) -> list[RunRecord]:
+        """Return the records of these ids, in their order. An unknown id is left out."""
+        rows = connection.execute(_WHOLE.where(RUN.c.run_id.in_(run_ids))).all()
+        found = {row._mapping["run_id"]: self.record(connection, row) for row in rows}
+        return [found[run_id] for run_id in run_ids if run_id in found]
+
+    def record(self, connection: Connection, row: Row[Any]) -> RunRecord:
+        found = row._mapping
+        around = {
+            "series": self._value(connection, Series, found["series_id"]),
+            "conditions": self._value(connection, Conditions, found["condition_id"]),
+            "subject": self._value(connection, Subject, found["subject_id"]),
+        }
+        return record_from(row, around, self._samples[found["series_id"]])
+
+    def _value(self, connection: Connection, cls: type[Value], number: int) -> Value:
+        key = (cls.__name__, number)
+        if key not in self._values:
+            table = DOCUMENTS[cls]
+            row = connection.execute(select(table).where(table.c.id == number)).one()
+            self._values[key] = cls.model_validate_json(row.document)
+            if cls is Series:
+                self._samples[number] = inflated(row.sample)
+        return self._values[key]

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import system_of
-from levelfield.specs.base import load
+from levelfield.specs.base import Document, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
-from levelfield.specs.result import Result
+from levelfield.specs.result import PRETENDED, Result
 from levelfield.specs.variables import KNOWN_TO_MATTER
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.private_texts import PrivateTexts
@@ -36,6 +35,10 @@ from levelfield.store.run_traces import run_traces, telemetry_summary
 UNKNOWN = "unknown"  # the node of a run that recorded none
 MACHINE_ID = "machine-id"  # what an identity rests on, where the system has an identifier
 _STAMP = re.compile(r"(\d{8}T\d{6})Z")
+
+_MOST = 2**31  # PostgreSQL's whole numbers
+_UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # in this form times sort as texts
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it; behind an even number of backslashes
 
 
 def record_of(
@@ -55,7 +58,7 @@ def record_of(
     plan, result, raw = read_plan(paths), result or load(Result, paths.result), raw or read_raw(paths)
     if result.run_id != plan.run_id:
         raise DocumentError(f"{paths.result}: key 'run_id': found '{result.run_id}', expected '{plan.run_id}'")
-    provenance, status = raw.provenance, result.status
+    provenance, status, window = raw.provenance, result.status, plan.work.window
     private = _private(plan, provenance)
     palm = next((u for u in result.utilisation if u.kind == "MFU" and u.formula.startswith("palm/")), None)
     return RunRecord(
@@ -81,7 +84,7 @@ def record_of(
         mfu=palm.value if palm else None,
         loss_tail=result.loss.tail_mean,
         window=result.window,
-        step_seconds=_step_seconds(plan, raw),
+        step_seconds=steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step),
         losses=_losses(raw),
         telemetry=telemetry_summary(plan, raw),
         result=_result(result, private),
@@ -142,12 +145,9 @@ def _variables(plan: Plan, provenance: dict[str, Any]) -> dict[str, str]:
     LEVELFIELD_ variables change no training. Of all other names one would change each night, and end every history.
     """
     inherited = _mapping(provenance.get("inherited", provenance.get("variables")))
-    taken = {name: text for name, text in inherited.items() if isinstance(text, str) and _matters(name)}
+    matters = [name for name in inherited if name.startswith(KNOWN_TO_MATTER) and not name.startswith("LEVELFIELD_")]
+    taken = {name: inherited[name] for name in matters if isinstance(inherited[name], str)}
     return {**taken, **plan.implementation.environment, **plan.hardware.environment, **plan.tuning.environment}
-
-
-def _matters(name: str) -> bool:
-    return name.startswith(KNOWN_TO_MATTER) and not name.startswith("LEVELFIELD_")
 
 
 def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
@@ -207,19 +207,10 @@ def _utc(text: str, path: Path) -> str:
     return found.astimezone(timezone.utc).isoformat(timespec="seconds")
 
 
-def _step_seconds(plan: Plan, raw: RawRecords) -> tuple[float, ...]:
-    window = plan.work.window
-    return steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step)
-
-
 def _losses(raw: RawRecords) -> tuple[float | None, ...]:
     """Return the loss of each step from step 1; null where none was reported, or it was not finite."""
-    found = loss_curve(raw.steps)
-    return tuple(_finite(found.get(step)) for step in range(1, raw.steps_done + 1))
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    found = {step: loss for step, loss in loss_curve(raw.steps).items() if math.isfinite(loss)}
+    return tuple(found.get(step) for step in range(1, raw.steps_done + 1))
 
 
 def _memory_bytes(result: Result) -> float | None:
@@ -231,11 +222,7 @@ def _private(plan: Plan, provenance: dict[str, Any]) -> PrivateTexts:
     name, series = _mapping(provenance.get("machine")).get("name"), series_of(plan)
     hosts = [name, name.partition(".")[0]] if isinstance(name, str) else []
     known = [text for text in series.model_dump().values() if isinstance(text, str)]
-    return PrivateTexts(hosts, known, _folders(plan))
-
-
-def _folders(plan: Plan) -> Iterable[str]:
-    return (plan.implementation.folder, plan.environment.folder, plan.environment.python)
+    return PrivateTexts(hosts, known, (plan.implementation.folder, plan.environment.folder, plan.environment.python))
 
 
 def _digest(content: JsonValue) -> str:
@@ -245,3 +232,40 @@ def _digest(content: JsonValue) -> str:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def storable(record: RunRecord, origin: str) -> RunRecord:
+    """Return the record. Raises DocumentError for a text, a number or a time that no database can hold or sort, and for
+    a run on pretended devices, which no series may have."""
+    if record.failure == PRETENDED:
+        raise DocumentError(f"{origin}: found a run on pretended devices, expected real ones; no store takes it")
+    check_texts(record, origin)
+    return with_storable_numbers(record, origin)
+
+
+def check_texts(document: Document, origin: str) -> None:
+    """Raises DocumentError for a text that no database can hold."""
+    try:
+        text = document.model_dump_json()
+    except ValueError:  # half of a pair of characters, which has no form in UTF-8
+        raise DocumentError(f"{origin}: found a text that is not Unicode, expected whole characters") from None
+    if _NUL.search(text):
+        raise DocumentError(f"{origin}: found a NUL character in a text, expected none")
+
+
+def with_storable_numbers(record: RunRecord, origin: str) -> RunRecord:
+    """Return the record. Raises DocumentError for a number or a time, whose texts are known to be right."""
+    series, window = record.series, record.window
+    numbers = {name: getattr(series, name) for name in ("nodes", "devices", "micro_batch", "accumulation")}
+    for name, value in {**numbers, "window": max(window, key=abs)}.items():
+        if not abs(value) < _MOST:
+            raise DocumentError(f"{origin}: key '{name}': found {value}, expected less than {_MOST:,}")
+    try:
+        is_time = bool(_UTC.fullmatch(record.began) and datetime.fromisoformat(record.began))
+    except ValueError:
+        is_time = False
+    if not is_time:
+        raise DocumentError(
+            f"{origin}: key 'began': found '{record.began}', expected UTC such as 2026-11-22T03:04:05+00:00"
+        )
+    return record

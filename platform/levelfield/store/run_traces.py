@@ -45,7 +45,9 @@ class DeviceReadings:
 _KEPT: dict[Quantity, Callable[[Reading], float | None]] = {
     "power_watts": lambda reading: reading.power_watts,
     "utilisation": lambda reading: reading.utilisation,
-    "memory_used_mebibytes": lambda reading: _divided(reading.memory_used_bytes),
+    "memory_used_mebibytes": lambda reading: (
+        None if reading.memory_used_bytes is None else reading.memory_used_bytes / _MEBIBYTE
+    ),
     "temperature_celsius": lambda reading: reading.temperature_celsius,
 }
 _DIGITS: dict[Quantity, int] = {"utilisation": 3, "memory_used_mebibytes": 0}
@@ -151,10 +153,6 @@ def _most(steps: Iterable[StepRecord]) -> Iterator[tuple[str, int]]:
 
 def _largest(peaks: RankPeaks) -> int:
     return max(value or 0 for value in (peaks.process, peaks.allocated, peaks.reserved))
-
-
-def _divided(size: int | None) -> float | None:
-    return None if size is None else size / _MEBIBYTE
 
 
 def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:

@@ -1,26 +1,31 @@
 """What people and nightlies stated: events, the expected entries of a night, and the findings of a gate.
 
-Events and findings are only added. An expectation that learns its series keeps it.
+Events and findings are only added. An expectation that learns its series keeps it. Each is also a document of its own,
+so that an export holds the whole store.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import JsonValue
 from sqlalchemy import Connection, insert, select, update
 
 from levelfield.errors import UsageError
+from levelfield.specs.base import Document
 from levelfield.specs.record import StoreEvent
-from levelfield.store.rows import document_from
 from levelfield.store.schema import EVENT, EXPECTATION, FINDING, RUN
+
+if TYPE_CHECKING:
+    from levelfield.store.database import Store
 
 
 def add_event(connection: Connection, event: StoreEvent) -> None:
     """Add an event. Raises UsageError where another one has its id; the same one again changes nothing."""
     stored = connection.execute(select(EVENT.c.document).where(EVENT.c.id == event.id)).scalar()
-    if stored is not None and document_from(StoreEvent, stored) != event:
+    if stored is not None and StoreEvent.model_validate_json(stored) != event:
         raise UsageError(f"event '{event.id}': found another event of this id; events are never changed, add a new one")
     if stored is None:
         names = ("id", "kind", "series", "node", "at", "who", "why", "until")
@@ -32,7 +37,7 @@ def events(connection: Connection, series: str | None, node: str | None) -> list
     query = select(EVENT.c.document).order_by(EVENT.c.at, EVENT.c.id)
     query = query if series is None else query.where(EVENT.c.series == series)
     query = query if node is None else query.where(EVENT.c.node == node)
-    return [document_from(StoreEvent, text) for text in connection.execute(query).scalars()]
+    return [StoreEvent.model_validate_json(text) for text in connection.execute(query).scalars()]
 
 
 def expect(connection: Connection, night: str, suite: str, entries: Mapping[str, str | None]) -> None:
@@ -80,3 +85,54 @@ def findings(connection: Connection, night: str | None) -> list[tuple[str, dict[
     query = select(FINDING.c.night, FINDING.c.document).order_by(FINDING.c.id)
     query = query if night is None else query.where(FINDING.c.night == night)
     return [(night, json.loads(text)) for night, text in connection.execute(query)]
+
+
+class StatedExpectation(Document):
+    """An entry that a night is to run. series: its digest, null where it was not known."""
+
+    KIND: ClassVar[str] = "expectation"
+
+    night: str
+    suite: str
+    entry: str
+    series: str | None
+
+
+class StatedFinding(Document):
+    """What a gate found in a night."""
+
+    KIND: ClassVar[str] = "finding"
+
+    night: str
+    finding: dict[str, JsonValue]
+
+
+Statement = StoreEvent | StatedExpectation | StatedFinding
+
+
+def statements_of(store: Store) -> Iterator[Statement]:
+    """Yield every statement of a store."""
+    yield from store.events()
+    for night, suite, entry, series in store.read(expectations):
+        yield StatedExpectation(night=night, suite=suite, entry=entry, series=series)
+    for night, finding in store.read(lambda connection: findings(connection, None)):
+        yield StatedFinding(night=night, finding=finding)
+
+
+def add_statements(store: Store, found: Iterable[Statement]) -> None:
+    """Add statements in one transaction. What the store has already changes nothing.
+
+    Raises UsageError for an event whose id belongs to another one.
+    """
+    store.written(lambda connection: _add(connection, found))
+
+
+def _add(connection: Connection, found: Iterable[Statement]) -> None:
+    stored = findings(connection, None)
+    for each in found:
+        if isinstance(each, StoreEvent):
+            add_event(connection, each)
+        elif isinstance(each, StatedExpectation):
+            expect(connection, each.night, each.suite, {each.entry: each.series})
+        elif (each.night, each.finding) not in stored:
+            add_finding(connection, each.night, each.finding)

@@ -18,7 +18,7 @@ from levelfield.judge.collector import collect
 from levelfield.rundir.directory import finished_run, read_plan, refuse_running
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series, first_future_date
-from levelfield.store.address import NOWHERE, VARIABLE, address_of
+from levelfield.store.address import NOWHERE, VARIABLE, is_missing
 from levelfield.store.run_record import record_of, series_of
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class RunPlaces:
     @cached_property
     def _store(self) -> KeptRuns | None:
         """Return the open store; None where there is none yet."""
-        if self._url is None and (os.environ.get(VARIABLE) == NOWHERE or not _is_there()):
+        if self._url is None and (os.environ.get(VARIABLE) == NOWHERE or is_missing(None)):
             return None
         from levelfield.store.database import Store
 
@@ -248,9 +248,3 @@ class RunPlaces:
         if self._store is None:
             raise UsageError("compare: found no store, expected one; name it with --store")
         return self._store
-
-
-def _is_there() -> bool:
-    """Return whether the default store exists; a database server is asked when it is opened."""
-    path = address_of(None).path
-    return path is None or path.exists()

@@ -8,7 +8,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +23,7 @@ _NAMES_OF_HERE = ("localhost", "localhost.localdomain", "ip6-localhost")
 _DYNAMIC = ("--rdzv", "c10d", "etcd")  # a rendezvous that chooses rank 0 by itself
 _STEPS_BEFORE_FAULT = [1, 2]
 _BEGIN = f'"{SCHEMA}"'
+Check = Callable[[LauncherSubject], str]
 
 
 class LauncherConformance:
@@ -48,23 +48,19 @@ class LauncherConformance:
 
     @classmethod
     def launch_plan(cls) -> LaunchPlan:
-        """Return how the nodes are reached."""
         site = load(Site, cls.site) if cls.site else Site()
         hosts = load(HostsFile, cls.hosts).hosts[: cls.nodes] if cls.hosts else ()
         return LaunchPlan(launcher=cls.launcher, code=launcher_code(cls.launcher, cls.plugins), site=site, hosts=hosts)
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Generate one test for each check, with the name of the check."""
         if "launcher_check" in metafunc.fixturenames:
-            names = [check.name for check in LAUNCHER_CHECKS if not (self.requests_only and check.whole)]
-            metafunc.parametrize("launcher_check", names)
+            metafunc.parametrize("launcher_check", REQUEST_CHECKS if self.requests_only else LAUNCHER_CHECKS)
 
     def test_launcher(self, launcher_check: str) -> None:
-        check = next(check for check in LAUNCHER_CHECKS if check.name == launcher_check)
         try:
-            check.run(self._subject())
+            LAUNCHER_CHECKS[launcher_check](self._subject())
         except NotOk as found:
-            raise AssertionError(f"{check.name}: {found.says}. {found.do}") from None
+            raise AssertionError(f"{launcher_check}: {found.says}. {found.do}") from None
 
     @classmethod
     def _subject(cls) -> LauncherSubject:
@@ -80,13 +76,7 @@ class LauncherConformance:
 _SUBJECTS: dict[type[LauncherConformance], LauncherSubject] = {}
 
 
-@dataclass(frozen=True)
-class LauncherCheck:
-    """One check. run returns a sentence when all is good, or raises NotOk. whole: it runs on the nodes."""
-
-    name: str
-    run: Callable[[LauncherSubject], str]
-    whole: bool = False
+# ---- the checks: each returns a sentence when all is good, or raises NotOk
 
 
 def pure(subject: LauncherSubject) -> str:
@@ -219,18 +209,13 @@ def nothing_left(subject: LauncherSubject) -> str:
     return "no process is left after three runs"
 
 
-LAUNCHER_CHECKS = (
-    LauncherCheck("pure", pure),
-    LauncherCheck("ranks", ranks),
-    LauncherCheck("submitted", submitted),
-    LauncherCheck("rendezvous", rendezvous),
-    LauncherCheck("secrets", secrets),
-    LauncherCheck("runs", runs, whole=True),
-    LauncherCheck("secret-arrives", secret_arrives, whole=True),
-    LauncherCheck("failure", failure, whole=True),
-    LauncherCheck("interrupted", interrupted, whole=True),
-    LauncherCheck("nothing-left", nothing_left, whole=True),
-)
+REQUEST_CHECKS: Mapping[str, Check] = {
+    "pure": pure, "ranks": ranks, "submitted": submitted, "rendezvous": rendezvous, "secrets": secrets,
+}  # fmt: skip
+LAUNCHER_CHECKS: Mapping[str, Check] = {
+    **REQUEST_CHECKS, "runs": runs, "secret-arrives": secret_arrives, "failure": failure, "interrupted": interrupted,
+    "nothing-left": nothing_left,
+}  # fmt: skip
 
 
 def _processes(request: Request) -> Iterator[ProcessWork]:

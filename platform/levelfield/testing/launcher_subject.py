@@ -6,7 +6,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +100,8 @@ class LauncherSubject:
         listener = Listener(lambda said: None, step)
         result = runner.run(plan, self._vendor, self.runs, listener, "conformance")
         paths = RunPaths(self.runs / plan.run_id)
-        return LaunchedRun(result, paths, _outcome(paths), tuple(self._left(mark)))
+        outcome = json.loads(paths.outcome.read_text(encoding="utf-8"))
+        return LaunchedRun(result, paths, outcome, tuple(self._left(mark)))
 
     def _left(self, mark: str) -> Sequence[str]:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -111,16 +112,9 @@ class LauncherSubject:
 
 def processes_here(mark: str) -> Sequence[str]:
     """Return the processes of this machine with a mark."""
-    return [f"process {process.pid} ({process.name()})" for process in _marked(mark)]
-
-
-def _marked(mark: str) -> Iterator[psutil.Process]:
+    found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                yield process
-
-
-def _outcome(paths: RunPaths) -> dict[str, object]:
-    content: dict[str, object] = json.loads(paths.outcome.read_text(encoding="utf-8"))
-    return content
+                found.append(f"process {process.pid} ({process.name()})")
+    return found

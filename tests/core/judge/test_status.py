@@ -13,8 +13,7 @@ from levelfield.rundir.directory import write_json
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import PRETENDED, Result, Status
-from levelfield.store.run_record import record_of
-from levelfield.store.storable import storable
+from levelfield.store.run_record import record_of, storable
 from recorded_runs import Event, break_off, change_steps, edit, fail
 
 Plant = Callable[[RunPaths], None]

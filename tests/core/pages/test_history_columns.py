@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 from levelfield.cli.command_line import parser_of
-from levelfield.pages.gathering import gathered
-from levelfield.pages.history_columns import (
+from levelfield.pages.content import gathered
+from levelfield.pages.results import GivenRuns
+from levelfield.pages.run_details import command, month_file
+from levelfield.pages.series_history import (
     SeriesRuns,
     SurroundingDocuments,
     differences,
     history,
     month_of,
     seconds_of,
+    summary_of,
 )
-from levelfield.pages.results import GivenRuns
-from levelfield.pages.run_details import command, month_file
-from levelfield.pages.series_summary import summary_of
 from levelfield.specs.base import dump, parse
 from levelfield.specs.record import RunRecord
 from seeded_nights import SeededNights

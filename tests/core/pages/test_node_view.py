@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from levelfield.pages import node_view
-from levelfield.pages.gathering import PagesContent, gathered
-from levelfield.pages.history_columns import SurroundingDocuments
+from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.node_view import NodesView, nodes_view
 from levelfield.pages.overview import overview
-from levelfield.pages.series_summary import summary_of
+from levelfield.pages.series_history import SurroundingDocuments, summary_of
 from seeded_nights import SeededNights
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from levelfield.pages.gathering import gathered
-from levelfield.pages.night_findings import finding_of, in_order
+from levelfield.pages.content import finding_of, gathered, in_order
 from levelfield.pages.overview import ROWS, LatestMatrix, Overview, overview
 from levelfield.pages.results import GivenRuns
-from levelfield.pages.series_summary import summary_of
+from levelfield.pages.series_history import summary_of
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import RunRecord, StoreEvent
 from seeded_nights import SeededNights, digest

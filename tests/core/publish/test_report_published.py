@@ -20,8 +20,7 @@ from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
 from levelfield.publish.foreign_columns import FLAGPERF_GPT, FLAGPERF_LLAMA, FORMATS, ONEFLOW, OSDI, as_report
 from levelfield.publish.foreign_tables import ReportedRun, changed, constants_of, runs_of
-from levelfield.publish.published_rows import beside, rate, remarks
-from levelfield.publish.published_tables import beside_published
+from levelfield.publish.published_rows import beside, beside_published, rate, remarks
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.paths import RunPaths
@@ -47,7 +46,7 @@ def measured_as(valid: Pair, row: PublishedRow, **changes: Any) -> Pair:
     """The recorded run, as if it had been this row's and had measured what the row prints."""
     result, plan = valid
     s, work = row.setting, work_of(row.setting.case)
-    tokens = rate(row).tokens_per_second_per_device
+    tokens, _ = rate(row)
     speed = None
     if result.throughput and tokens:
         seconds = s.global_batch * s.sequence_length / tokens / s.devices
@@ -319,10 +318,9 @@ def test_published_rows_of_the_case_stand_beside_the_run(valid: Pair) -> None:
 
 def test_throughput_is_converted_from_the_finest_figure_and_says_so() -> None:
     row = ONEFLOW_SET.row("DP_8x1x1_16_1536x16")
-    assert rate(row).how == "converted: 16 x 2048 / 0.417952 s / 8"
-    assert rate(row).tokens_per_second_per_device == pytest.approx(16 * 2048 / 0.417952 / 8)
-    assert rate(OSDI_SET.rows[0]).how == "converted: 104 samples/s x 1024 / 8"
-    assert rate(PADDLE.rows[0]).how == "printed"
+    assert rate(row) == (pytest.approx(16 * 2048 / 0.417952 / 8), "converted: 16 x 2048 / 0.417952 s / 8")
+    assert rate(OSDI_SET.rows[0])[1] == "converted: 104 samples/s x 1024 / 8"
+    assert rate(PADDLE.rows[0])[1] == "printed"
 
 
 def test_what_cannot_be_converted_is_absent_with_the_reason(valid: Pair) -> None:

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from levelfield.cli.main import main
 from levelfield.publish.foreign_curves import scalars
-from levelfield.publish.mlperf_log import mllog_lines
-from levelfield.publish.scalar_events import write_scalars
+from levelfield.publish.tool_logs import mllog_lines, write_scalars
 from levelfield.store.database import Store
 from plans import ROOT
 from stored_records import changed, real_record
@@ -153,6 +152,6 @@ def test_a_failed_export_keeps_the_file_that_was_there(record, tmp_path, monkeyp
     with Store.open(store) as opened:
         opened.add([record])
     file.write_text("before")
-    monkeypatch.setattr("levelfield.store.record_table.row_of", lambda record: 1 / 0)
+    monkeypatch.setattr("levelfield.store.record_lines.row_of", lambda record: 1 / 0)
     assert main(["store", "export", "--format", "csv", "--store", store, "--output", str(file)]) == 5
     assert file.read_text() == "before"

@@ -14,15 +14,16 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.errors import UnknownName, UsageError
 from levelfield.judge.collector import collect
-from levelfield.publish.withheld_tables import FILES, published
 from levelfield.publish.withholding import (
     FIELDS,
+    FILES,
     LEFT_OUT,
     PUBLISHED,
     WORD,
     Withheld,
     hidden,
     parse_fields,
+    published,
     published_id,
     refuse_leaks,
     without,

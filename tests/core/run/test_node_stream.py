@@ -176,11 +176,11 @@ LAST = {"event": "ended", "cause": "rank-failed", "evidence": "rank 2 ended with
 
 
 def test_the_last_word_of_a_node_is_its_end(root: Path) -> None:
-    cause, end = node_run(root, {"event": "started"}, LAST).finding() or (None, None)
+    cause, end = node_run(root, {"event": "started"}, LAST).finding()
     assert (cause, end) == ("rank-failed", NodeEnd(1, "host1", "failed", "host1: rank 2 was ended by SIGKILL"))
     full = {**LAST, "disk_free_bytes": 0}
-    _, end = node_run(root, full).finding() or (None, None)
-    assert end and "the disk of its run's folder is full (0 bytes free)" in str(end.detail)
+    _, end = node_run(root, full).finding()
+    assert "the disk of its run's folder is full (0 bytes free)" in str(end.detail)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ def test_the_last_word_of_a_node_is_its_end(root: Path) -> None:
 )  # fmt: skip
 def test_a_record_that_says_no_known_end_is_a_lost_node(root: Path, line: object) -> None:
     found = node_run(root, line)
-    finding = found.finding()
-    assert finding and finding[0] == "node-lost" and finding[1].word == "lost"
+    cause, end = found.finding()
+    assert (cause, end.word) == ("node-lost", "lost")
     assert all(isinstance(end.rank, int) for end in found.ends())
 
 
@@ -207,6 +207,6 @@ def test_memory_kills_are_a_number_of_the_node(root: Path, number: object, kills
 
 def test_a_node_without_a_last_word_is_lost(root: Path) -> None:
     found = node_run(root, {"event": "started"})
-    cause, end = found.finding() or (None, None)
-    assert (cause, end and end.word) == ("node-lost", "lost")
+    cause, end = found.finding()
+    assert (cause, end.word) == ("node-lost", "lost")
     assert found.ends()[0].exit_code is None and found.ends()[0].signal is None

@@ -141,7 +141,7 @@ def test_the_processes_of_a_lost_engine_are_ended(
 ) -> None:
     """A process of this machine plays the container's first one; `plays`: it ends on SIGTERM and writes its ends."""
     monkeypatch.setattr("levelfield.run.runtimes.engine.PATIENCE_SECONDS", 2)
-    monkeypatch.setattr("levelfield.run.launchers.left_containers.STOP_SECONDS", 1)
+    monkeypatch.setattr("levelfield.run.launchers.container_launcher.STOP_SECONDS", 1)
     node = request_of_one.nodes[0]
     script, file = tmp_path / "first.py", Path(str(node.file))
     script.write_text(FIRST.replace("PLAYS", str(plays)))

@@ -162,9 +162,9 @@ def test_out_of_memory_is_kept_as_slurm_s_evidence(run: Path) -> None:
 
 
 def test_the_platform_s_own_reason_wins(run: Path) -> None:
-    intent = Intent("hang", "rank 1 gave no heartbeat for 31 s (limit 30 s)")
+    intent: Intent = ("hang", "rank 1 gave no heartbeat for 31 s (limit 30 s)")
     found = outcome(run, "CANCELLED", ended("stopped", (0, None, 15)), ended("hang", (1, None, 9)), intent=intent)
-    assert (found.cause, found.evidence) == ("hang", intent.evidence)
+    assert (found.cause, found.evidence) == intent
 
 
 @pytest.mark.parametrize(

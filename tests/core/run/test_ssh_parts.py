@@ -17,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.contracts.execution import NodeWork, ProcessWork, Request, Submission
+from levelfield.catalog.registry import Registry
+from levelfield.contracts.execution import NodesNotReady, NodeWork, ProcessWork, Request, Submission
 from levelfield.node import node_setup
 from levelfield.node.code_digest import code_digest
-from levelfield.run.launchers.code_archive import code_archive, wheels_archive
+from levelfield.run.launchers.node_content import code_archive, wheels_archive
 from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
 from levelfield.run.launchers.ssh.ssh_launcher import SshLauncher
 from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
+from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.specs.site import Host, LaunchPlan, Site
+from levelfield.testing.rehearsal import DRILL
+from plans import make_plan
 from planted_wheels import wheel
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -297,6 +301,18 @@ def test_the_loader_names_an_old_python(version: str) -> None:
         pytest.skip("no Python older than 3.10 lies in ~/.pyenv/versions")
     done = subprocess.run([str(old), "-c", LOADER], input=b"", capture_output=True)
     assert done.returncode == 1 and f"found Python {version}" in done.stderr.decode()
+
+
+@pytest.mark.parametrize("answer", ["hello", "[]", "{}", '{"need": "wheels"}', '{"need": []}', '{"ready": 1}'])
+def test_a_node_that_answers_something_else_is_named(tmp_path: Path, answer: str) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\necho '{answer}'\nexec sleep 600\n")
+    ssh.chmod(0o755)
+    site = Site.model_validate({"ssh": {"command": [str(ssh)]}})
+    launch = LaunchPlan(launcher="ssh", site=site, hosts=(Host(name="h1"),))
+    plan = make_plan(Registry([DRILL, DRILL / "hosts"]), "drill:drill:drill:1:4", scale="smoke", assume=True)
+    with pytest.raises(NodesNotReady, match=r"^h1: "):
+        prepare(plan.model_copy(update={"launch": launch}), lambda said: None)
 
 
 # ---- the process of a connection

@@ -14,7 +14,7 @@ from levelfield.errors import UsageError
 from levelfield.specs.record import RunRecord
 from levelfield.store import connections
 from levelfield.store.database import Store
-from levelfield.store.store_check import faults
+from levelfield.store.upkeep import faults
 from sqlalchemy import event
 from stored_records import changed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.record import Point, RunRecord, StoreEvent
-from levelfield.store import queries
+from levelfield.store import database
 from levelfield.store.database import Added, Store
 from stored_records import changed
 
@@ -169,7 +169,7 @@ def test_the_views_have_a_row_for_each_run_and_series(url: str, record: RunRecor
 def test_the_newest_points_of_a_long_series_are_read_and_all_of_a_short_one(
     url: str, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "MOST_POINTS", 5)
+    monkeypatch.setattr(database, "MOST_POINTS", 5)
     short = [changed(record, number, series={"case": "short"}) for number in range(20, 24)]
     with Store.open(url) as store:
         store.add([changed(record, number) for number in range(12)] + short)

@@ -17,7 +17,7 @@ from levelfield.store import schema_upgrade
 from levelfield.store.database import Store
 from levelfield.store.schema import METADATA, REVISION
 from levelfield.store.schema_upgrade import MIGRATIONS
-from levelfield.store.store_check import counts, faults
+from levelfield.store.upkeep import counts, faults
 
 STORED = Path(__file__).parents[1] / "data" / "stores"
 LATER = '''"""A step of a later version."""

@@ -17,8 +17,8 @@ from levelfield.rundir.directory import PAIRS, write_status
 from levelfield.specs.record import StoreEvent
 from levelfield.store.database import Store
 from levelfield.store.intake import RunIntake
-from levelfield.store.pruning import prune
 from levelfield.store.schema import REVISION
+from levelfield.store.upkeep import prune
 from plans import PLUGINS
 from recorded_runs import change_steps, seal_again
 from stored_records import changed

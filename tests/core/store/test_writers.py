@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
-from levelfield.store.store_check import counts, faults
+from levelfield.store.upkeep import counts, faults
 from plans import ROOT
 
 WRITER = Path(__file__).with_name("writer.py")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from levelfield.specs.plan import Plan
 LOCAL = "local"
 GROUP = "levelfield.launchers"
 OWN_CLASS = "SiteLauncher"  # in launchers/NAME/launcher.py of a folder of plugins
-_BUILT_IN = {
-    "ssh": "levelfield.run.launchers.ssh.ssh_launcher:SshLauncher",
-    "slurm": "levelfield.run.launchers.slurm.slurm_launcher:SlurmLauncher",
-    "kubernetes": "levelfield.run.launchers.kubernetes.kubernetes_launcher:KubernetesLauncher",
-}
+_BUILT_IN = (
+    EntryPoint("ssh", "levelfield.run.launchers.ssh.ssh_launcher:SshLauncher", GROUP),
+    EntryPoint("slurm", "levelfield.run.launchers.slurm.slurm_launcher:SlurmLauncher", GROUP),
+    EntryPoint("kubernetes", "levelfield.run.launchers.kubernetes.kubernetes_launcher:KubernetesLauncher", GROUP),
+)
 
 
 def means(plan: Plan) -> tuple[Runtime, Launcher]:
@@ -54,16 +53,13 @@ def launcher_code(name: str, plugins: Sequence[Path]) -> str | None:
 def launcher_names(plugins: Sequence[Path]) -> list[str]:
     """Return the launchers of many machines by name: the built-in ones, those of packages, and those of plugins."""
     own = (file.parent.name for folder in plugins for file in folder.glob("launchers/*/launcher.py"))
-    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=GROUP)), *own})
+    return sorted({*(point.name for point in (*_BUILT_IN, *entry_points(group=GROUP))), *own})
 
 
 def _remote(name: str, code: str | None) -> RemoteLauncher:
     if code is not None:
         return _loaded(Path(code))
-    if name in _BUILT_IN:
-        module, _, own = _BUILT_IN[name].partition(":")
-        return getattr(importlib.import_module(module), own)()  # type: ignore[no-any-return]
-    for point in entry_points(group=GROUP):
+    for point in (*_BUILT_IN, *entry_points(group=GROUP)):
         if point.name == name:
             return point.load()()  # type: ignore[no-any-return]
     raise UsageError(f"launcher {name}: found none here; known: {', '.join(launcher_names([]))}")

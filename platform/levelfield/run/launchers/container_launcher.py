@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,16 +23,17 @@ from levelfield.contracts.execution import (
     Watch,
 )
 from levelfield.errors import RunFailed
-from levelfield.node.rank_processes import SETTLE_SECONDS, TERMINATE_SECONDS, state_of
+from levelfield.node.process_identity import identity_of, is_alive
+from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS, state_of
 from levelfield.run.launchers.launched_ranks import (
     evidence_of,
+    first_failure,
     free_port,
+    is_known,
     request_of,
-    running_ranks,
     with_port,
     written_ends,
 )
-from levelfield.run.launchers.left_containers import ended_by_process
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.runtimes.engine import (
     OWNER_LABEL,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.3
 STOP_SECONDS = int(SETTLE_SECONDS + TERMINATE_SECONDS + 2)
+LOOK_SECONDS = 0.1  # at first processes that are being ended
 
 
 class ContainerLauncher:
@@ -86,7 +89,7 @@ class ContainerLauncher:
             return Outcome("engine", (), str(error))
 
     def _run(self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack, left: list[str]) -> Outcome:
-        for network in _own_networks(request):
+        for network in sorted({_work(node).network for node in request.nodes} - {"none", "host"}):
             stack.enter_context(_network(client, network))
         running: dict[int, Container] = {}
         warnings: list[str] = []
@@ -115,11 +118,6 @@ class ContainerLauncher:
         killed = sum(bool(c.attrs["State"]["OOMKilled"]) for c in running.values())
         evidence = "the engine reports that its container ran out of memory" if killed else None
         return replace(outcome, oom_kills=killed, oom_evidence=evidence, warnings=tuple(warnings))
-
-
-def _own_networks(request: Request) -> dict[str, ContainerWork]:
-    works = [_work(node) for node in request.nodes]
-    return {work.network: work for work in works if work.network not in ("none", "host")}
 
 
 @contextmanager
@@ -170,25 +168,22 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
     if (node := _stopped_from_outside(request, running)) is not None:
         evidence = f"{running[node].name} was stopped from outside, as by `docker stop`: its first process got a signal"
         return _stopped(request, running, "cancelled", evidence)
-    failed = next((e for e in ends if (e.signal or e.exit_code) and not e.stopped_by_us), None)
-    if failed is None:
-        return Outcome("exited", ends)
-    return _stopped(request, running, "rank-failed", evidence_of(ends, failed.rank))
+    failed = first_failure(ends)
+    return _stopped(request, running, "rank-failed", evidence_of(failed)) if failed else Outcome("exited", ends)
+
+
+def _alive(request: Request) -> list[int]:
+    """Return the ranks that have not ended. An ended rank has no heartbeat."""
+    return [end.rank for node in request.nodes for end in written_ends(node) if not is_known(end)]
 
 
 def _stopped_from_outside(request: Request, running: dict[int, Container]) -> int | None:
     """Return a node whose first process ended its ranks although none had failed, and nobody here asked for it."""
     for node in request.nodes:
-        ends = [] if running[node.node_rank].attrs["State"]["Running"] else written_ends(node)
-        has_failed = any((e.signal or e.exit_code) and not e.stopped_by_us for e in ends)
-        if any(e.stopped_by_us for e in ends) and not has_failed:
+        ends = () if running[node.node_rank].attrs["State"]["Running"] else written_ends(node)
+        if any(end.stopped_by_us for end in ends) and not first_failure(ends):
             return node.node_rank
     return None
-
-
-def _alive(request: Request) -> list[int]:
-    """Return the ranks that have not ended. An ended rank has no heartbeat."""
-    return [rank for node in request.nodes for rank in running_ranks(node)]
 
 
 def _is_running(container: Container) -> bool:
@@ -223,8 +218,7 @@ def _ends(request: Request, running: dict[int, Container], stopped: set[int] | N
     for node in request.nodes:
         state = running[node.node_rank].attrs["State"] if node.node_rank in running else {}
         by_us = node.node_rank in (stopped or ())
-        known = written_ends(node)
-        found += [_lost(e.rank, state, by_us) if (e.exit_code, e.signal) == (None, None) else e for e in known]
+        found += [end if is_known(end) else _lost(end.rank, state, by_us) for end in written_ends(node)]
     return tuple(found)
 
 
@@ -244,3 +238,72 @@ def _keep_logs(request: Request, running: dict[int, Container]) -> None:
         if node.node_rank in running and (said := running[node.node_rank].logs()):
             with suppress(OSError):  # a full disk: the ranks' own files show it
                 (Path(node.processes[0].log).parent / f"node{node.node_rank}.log").write_bytes(said)
+
+
+def ended_by_process(request: Request, outcome: Outcome, names: Collection[str]) -> Outcome:
+    """End what runs of these containers. Return the outcome with the ranks' ends as they are then, and a warning.
+
+    An engine of this machine is not needed for that: its containers are processes here. A later run on the engine
+    removes what is left of them there.
+    """
+    boxes = {n.node_rank: n.container for n in request.nodes if n.container and n.container.name in names}
+    first = {rank: process for rank, box in boxes.items() if (process := _first_process(box)) is not None}
+    _end(list(first.values()))
+    ends, running = {end.rank: end for end in outcome.ends}, []
+    for node in (node for node in request.nodes if node.node_rank in boxes):
+        ends.update({end.rank: end for end in written_ends(node) if is_known(end) or end.rank not in ends})
+        process = first.get(node.node_rank)
+        is_held = process is not None and state_of(process) not in "ZX?"
+        unknown = [ends[work.rank] for work in node.processes if not is_known(ends[work.rank])]
+        if is_held or (unknown and process is None):
+            running.append(boxes[node.node_rank].name)
+        if process is not None:
+            ends.update({end.rank: _ended(end, process if is_held else None) for end in unknown})
+    said = _sentences(sorted(set(names) - set(running)), running)
+    return replace(outcome, ends=tuple(ends[rank] for rank in sorted(ends)), warnings=(*outcome.warnings, *said))
+
+
+def _ended(end: ProcessEnd, held: int | None) -> ProcessEnd:
+    """Return the end of a rank whose end nobody wrote. held: its container's first process, if that still runs."""
+    if held is not None:
+        return replace(end, process=held, state=state_of(held))
+    return replace(end, signal=int(signal.SIGKILL), stopped_by_us=True)
+
+
+def _sentences(ended: list[str], running: list[str]) -> list[str]:
+    said = []
+    if running:
+        said.append(
+            f"the container engine did not remove {', '.join(running)}, which may still train: start the engine, then "
+            f"run `docker rm --force {' '.join(running)}`. The next run on this engine does the same"
+        )
+    if ended:
+        said.append(
+            f"the container engine did not remove {', '.join(ended)}: no process of it is left, and the next run on "
+            "this engine removes the rest"
+        )
+    return said
+
+
+def _first_process(container: ContainerWork) -> int | None:
+    """Return a container's first process, by its command line, which has the run's path; None: not here."""
+    wanted = "\0".join(container.argv[1:]).encode() + b"\0"
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if place.read_bytes().partition(b"\0")[2] == wanted:
+                return int(place.parent.name)
+    return None
+
+
+def _end(processes: list[int]) -> None:
+    """End first processes: on SIGTERM they end their ranks; SIGKILL ends every process of the container."""
+    known = [identity for process in processes if (identity := identity_of(process)) is not None]
+    for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+        known = [identity for identity in known if is_alive(identity)]
+        for identity in known:
+            with suppress(OSError):
+                os.kill(identity.process, number)
+        deadline = time.monotonic() + seconds
+        with suppress(KeyboardInterrupt):  # the user does not want to wait: SIGKILL is next
+            while any(is_alive(identity) for identity in known) and time.monotonic() < deadline:
+                time.sleep(LOOK_SECONDS)

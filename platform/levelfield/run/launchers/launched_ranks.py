@@ -1,4 +1,4 @@
-"""What every launcher makes of its ranks: a request before their start, and evidence after their end."""
+"""What every launcher makes of its ranks: a request and a port before their start, and evidence after their end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import socket
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,37 +42,55 @@ def with_port(process: ProcessWork, port: int) -> dict[str, str]:
     return {key: value.replace(PORT_CHOSEN_AT_START, str(port)) for key, value in process.environment.items()}
 
 
-def ends_of(listed: list[dict[str, Any]]) -> tuple[ProcessEnd, ...]:
+def ends_of(listed: Iterable[Mapping[str, Any]]) -> tuple[ProcessEnd, ...]:
     return tuple(ProcessEnd(**end) for end in listed)
 
 
-def evidence_of(ends: tuple[ProcessEnd, ...], rank: int) -> str:
-    """Return the evidence line of a failed rank."""
-    end = next(end for end in ends if end.rank == rank)
-    if end.signal is not None:
-        return f"rank {rank} was ended by {_signal_name(end.signal)}"
-    return f"rank {rank} ended with exit code {end.exit_code}"
+def node_ranks_ends(node: NodeWork, listed: Any) -> tuple[ProcessEnd, ...]:
+    """Return how each rank of a node ended. One whose end is not listed, as of a lost rank, has no values.
 
-
-def _signal_name(number: int) -> str:
+    listed: as the node's part wrote it, maybe on another machine. Anything but a list of ends counts as none.
+    """
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def written_ends(node: NodeWork) -> tuple[ProcessEnd, ...]:
-    """Return how each rank of a node ended. A running or lost rank has no values."""
-    try:
-        known = {end.rank: end for end in ends_of(json.loads(read_regular(Path(str(node.ends)))))}
-    except (OSError, ValueError, TypeError):
-        known = {}
+        found = ends_of(listed)
+    except (TypeError, ValueError):
+        found = ()
+    known = {end.rank: end for end in found} if all(_is_end(end) for end in found) else {}
     return tuple(known.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
 
 
-def running_ranks(node: NodeWork) -> list[int]:
-    """Return the node's ranks that have not ended."""
-    return [end.rank for end in written_ends(node) if (end.exit_code, end.signal) == (None, None)]
+def _is_end(end: ProcessEnd) -> bool:
+    numbers = (end.exit_code, end.signal, end.process)
+    return isinstance(end.rank, int) and all(n is None or isinstance(n, int) for n in numbers)
+
+
+def written_ends(node: NodeWork) -> tuple[ProcessEnd, ...]:
+    """Return how each rank of a node ended, as the first process of its container wrote it during the run."""
+    try:
+        listed = json.loads(read_regular(Path(str(node.ends))))
+    except (OSError, ValueError):
+        listed = ()
+    return node_ranks_ends(node, listed)
+
+
+def is_known(end: ProcessEnd) -> bool:
+    """Return whether the rank has ended, and how is known."""
+    return (end.exit_code, end.signal) != (None, None)
+
+
+def first_failure(ends: Iterable[ProcessEnd]) -> ProcessEnd | None:
+    """Return the end of the first rank that failed by itself."""
+    return next((end for end in ends if (end.exit_code or end.signal) and not end.stopped_by_us), None)
+
+
+def evidence_of(failed: ProcessEnd) -> str:
+    if failed.signal is None:
+        return f"rank {failed.rank} ended with exit code {failed.exit_code}"
+    try:
+        name = signal.Signals(failed.signal).name
+    except ValueError:
+        name = f"signal {failed.signal}"
+    return f"rank {failed.rank} was ended by {name}"
 
 
 def free_port(file: Path = _RANGE) -> int:
@@ -80,19 +99,15 @@ def free_port(file: Path = _RANGE) -> int:
     A rank listens on it only seconds later. A port that the kernel chooses may then belong to a connection of another
     process, and the rank cannot listen. `file` has the first and the last port that the kernel gives.
     """
-    end = _first_given(file)
+    try:
+        end = int(file.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        end = _LOWEST
     choose = random.SystemRandom().randrange  # of its own: processes with one seed would choose one port
     for port in (choose(_LOWEST, end) for _ in range(_TRIES if end > _LOWEST else 0)):
         with suppress(OSError):
             return _bound(port)
     return _bound(0)
-
-
-def _first_given(file: Path) -> int:
-    try:
-        return int(file.read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        return _LOWEST
 
 
 def _bound(port: int) -> int:

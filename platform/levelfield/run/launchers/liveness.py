@@ -83,10 +83,10 @@ class NodePulse:
     def _sign(self, node: NodeWork) -> list[tuple[int, int]]:
         rank, first = node.node_rank, node.processes[0].rank
         names = (f"telemetry/node{rank}.raw.jsonl", f"nodes/node{rank}.record.jsonl", f"events/rank{first}.alive")
-        return [_state(self._root / name) for name in names]
+        return [file_state(self._root / name) for name in names]
 
 
-def _state(path: Path) -> tuple[int, int]:
+def file_state(path: Path) -> tuple[int, int]:
     """Return a file's size and time. It is opened: a client of a file server then asks for the newest ones."""
     try:
         with open_regular(path) as file:

@@ -5,13 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from levelfield.contracts.execution import (
-    Cause,
-    NodeSource,
-    Outcome,
-    Request,
-    Watch,
-)
+from levelfield.contracts.execution import Cause, NodeSource, Outcome, Request, Watch
 from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.process_identity import new_mark
 from levelfield.node.rank_processes import POLL_SECONDS, Ranks
@@ -68,9 +62,10 @@ def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:
     if failed is not None:
         ranks.settle()
     watch()
+    ends = ends_of(ranks.ends())
     if failed is None:
-        return Outcome("exited", ends_of(ranks.ends()))
-    return _stopped(ranks, "rank-failed", evidence_of(ends_of(ranks.ends()), failed))
+        return Outcome("exited", ends)
+    return _stopped(ranks, "rank-failed", evidence_of(next(end for end in ends if end.rank == failed)))
 
 
 def _stopped(ranks: Ranks, cause: Cause, evidence: str | None) -> Outcome:

@@ -1,14 +1,21 @@
-"""What the node's part is given: one JSON object for each node. docs/many-machines.md describes its keys."""
+"""What nodes are given: their work as one JSON object each (docs/many-machines.md), and code and wheels as archives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import mmap
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from levelfield.contracts.execution import PORT_CHOSEN_AT_START, NodeSource, NodeWork, ProcessWork, Request
+import levelfield
+from levelfield.contracts.execution import NodeSource, NodeWork, ProcessWork, Request
+from levelfield.node.code_digest import shared_folders, sources
 from levelfield.plan.environment import STAMP
-from levelfield.run.launchers.launched_ranks import request_of
+from levelfield.run.launchers.launched_ranks import request_of, with_port
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -23,7 +30,11 @@ def request_for_nodes(plan: Plan, paths: RunPaths, launcher: str, runtime: NodeS
     """Return the request of all nodes. Its port is a function of the run id. paths: of the run as the nodes see it."""
     request = request_of(plan, paths, launcher, runtime, plan.hardware.nodes, REMOVED_VARIABLES)
     port = rendezvous_port(plan.run_id, launch_of(plan).site.ports)
-    return replace(request, nodes=tuple(_with_port(node, port) for node in request.nodes))
+    nodes = []
+    for node in request.nodes:
+        processes = (replace(each, environment=with_port(each, port)) for each in node.processes)
+        nodes.append(replace(node, processes=tuple(processes)))
+    return replace(request, nodes=tuple(nodes))
 
 
 def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, code: str | None) -> dict[str, Any]:
@@ -85,9 +96,43 @@ def _public(process: ProcessWork) -> Mapping[str, Any]:
     return asdict(replace(process, environment=kept))
 
 
-def _with_port(node: NodeWork, port: int) -> NodeWork:
-    def filled(process: ProcessWork) -> ProcessWork:
-        variables = {k: v.replace(PORT_CHOSEN_AT_START, str(port)) for k, v in process.environment.items()}
-        return replace(process, environment=variables)
+def code_archive(implementation: Path) -> bytes:
+    """Return platform/levelfield/{worker,node}, and models/ with the implementation and the folders that it imports.
 
-    return replace(node, processes=tuple(map(filled, node.processes)))
+    It has no times, owners or modes of this machine.
+    """
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, path in sorted(_members(implementation)):
+            _add(archive, name, path)
+    return output.getvalue()
+
+
+def wheels_archive(folder: Path) -> memoryview:
+    """Return the wheels of a folder. They may be gigabytes: they lie in a file without a name."""
+    with tempfile.TemporaryFile() as output:
+        with tarfile.open(fileobj=output, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for path in sorted(each for each in folder.iterdir() if each.suffix in (".whl", ".gz") and each.is_file()):
+                _add(archive, path.name, path)
+        output.flush()
+        return memoryview(mmap.mmap(output.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _add(archive: tarfile.TarFile, name: str, path: Path) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = path.stat().st_size, 0o644
+    with path.open("rb") as file:
+        archive.addfile(member, file)
+
+
+def _members(implementation: Path) -> Iterator[tuple[str, Path]]:
+    package = Path(levelfield.__file__).parent
+    yield "platform/levelfield/__init__.py", package / "__init__.py"
+    for room in ("worker", "node"):
+        yield from _below(f"platform/levelfield/{room}", package / room)
+    for folder in (implementation, *shared_folders(implementation)):
+        yield from _below(f"models/{folder.name}", folder)
+
+
+def _below(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    return ((f"{name}/{path.relative_to(folder).as_posix()}", path) for path in sources(folder))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from levelfield.contracts.execution import NodeEnd, NodeWord, NodeWork, ProcessEnd, Request
-from levelfield.node.regular_files import open_regular, read_regular
-from levelfield.run.launchers.launched_ranks import ends_of
+from levelfield.node.regular_files import read_regular
+from levelfield.run.launchers.launched_ranks import first_failure, node_ranks_ends
+from levelfield.run.launchers.liveness import file_state
 
 MOST_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
 _WORDS: dict[str, NodeWord] = {
@@ -49,24 +48,22 @@ def last_records(request: Request, names: Sequence[str] = ()) -> list[LastRecord
 
 
 class OpenNodes:
-    """The nodes that have not written their last record. A record that did not grow is not read again."""
+    """The nodes that have not written their last record. A record that did not change is not read again."""
 
     def __init__(self, request: Request) -> None:
         self._root, self._nodes = Path(request.events_dir).parent, list(request.nodes)
-        self._sizes: dict[int, int] = {}
+        self._states: dict[int, tuple[int, int]] = {}
 
     def left(self) -> list[NodeWork]:
-        """Return the nodes that are still open."""
-        self._nodes = [node for node in self._nodes if not self._has_ended(node)]
+        self._nodes = [node for node in self._nodes if not self._has_ended(node.node_rank)]
         return self._nodes
 
-    def _has_ended(self, node: NodeWork) -> bool:
-        file = _record_file(self._root, node.node_rank)
-        size = _size(file)
-        if size == self._sizes.get(node.node_rank, 0):
+    def _has_ended(self, rank: int) -> bool:
+        state = file_state(self._root / _record_name(rank))
+        if self._states.get(rank) == state:
             return False
-        self._sizes[node.node_rank] = size
-        return _ended(file) is not None
+        self._states[rank] = state
+        return last_fields(self._root, rank) is not None
 
 
 def by_engine(record: LastRecord, *signals: int) -> LastRecord:
@@ -74,75 +71,44 @@ def by_engine(record: LastRecord, *signals: int) -> LastRecord:
 
     An engine sends its signals to every process of a node, so that a rank may end before the node's own part does.
     """
-    own = [e.rank for e in record.ends if e.exit_code is None and e.signal in (None, *signals)]
-    ends = (replace(e, stopped_by_us=True) if e.rank in own else e for e in record.ends)
-    ended = replace(record, ends=tuple(ends))
-    if record.cause != "rank-failed" or any((e.exit_code or e.signal) and not e.stopped_by_us for e in ended.ends):
+    known = ((end, end.exit_code is None and end.signal in (None, *signals)) for end in record.ends)
+    ends = tuple(replace(end, stopped_by_us=True) if is_own else end for end, is_own in known)
+    ended = replace(record, ends=ends)
+    if record.cause != "rank-failed" or first_failure(ends):
         return ended
     return replace(ended, cause="stopped", evidence="the engine ended its ranks")
 
 
+def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
+    """Return all that the last line `ended` of a node's record says; None where there is none, or it is damaged.
+
+    root: of the run. Another machine wrote the record.
+    """
+    for line in reversed(_text(root / _record_name(node_rank)).splitlines()):
+        found = _fields(line)
+        if found.get("event") == "ended" and "cause" in found:
+            return found
+    return None
+
+
 def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord:
     rank = node.node_rank
-    last = last_fields(root, rank)
-    known = names[rank] if rank < len(names) else node.name or f"node{rank}"
+    last = last_fields(root, rank) or {}
+    own = _fields(_text(root / f"nodes/node{rank}.facts.json")).get("hostname")
+    files = {"facts": f"nodes/node{rank}.facts.json", "telemetry": f"telemetry/node{rank}.raw.jsonl"}
+    absent = [name for name, file in files.items() if not (root / file).is_file()]
     return LastRecord(
         node_rank=rank,
-        name=_hostname(root / "nodes" / f"node{rank}.facts.json") or known,
+        name=str(own or (names[rank] if rank < len(names) else node.name or f"node{rank}")),
         cause=str(last["cause"]) if last else None,
-        evidence=str(last["evidence"]) if last and last.get("evidence") else None,
-        ends=_ends(node, last.get("ends") if last else None),
-        missing=_missing(root, rank, last is None),
+        evidence=str(last["evidence"]) if last.get("evidence") else None,
+        ends=node_ranks_ends(node, last.get("ends", ())),
+        missing=(*([] if last else ["last record"]), *absent),
     )
 
 
-def _size(path: Path) -> int:
-    """Return a file's size. It is opened: a client of a file server then asks for the newest one."""
-    try:
-        with open_regular(path) as file:
-            return file.seek(0, os.SEEK_END)
-    except OSError:
-        return 0
-
-
-def _record_file(root: Path, node_rank: int) -> Path:
-    return root / "nodes" / f"node{node_rank}.record.jsonl"
-
-
-def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
-    """Return all that the last record of a node says; None where there is none. root: of the run."""
-    return _ended(_record_file(root, node_rank))
-
-
-def _ended(path: Path) -> dict[str, Any] | None:
-    """Return the last line `ended` of a record; None where there is none, or where it is damaged."""
-    for line in reversed(_text(path).splitlines()):
-        with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and found.get("event") == "ended" and "cause" in found:
-                return found
-    return None
-
-
-def _hostname(path: Path) -> str | None:
-    with suppress(ValueError):
-        found = json.loads(_text(path))
-        return str(found["hostname"]) if isinstance(found, dict) and found.get("hostname") else None
-    return None
-
-
-def _ends(node: NodeWork, listed: Any) -> tuple[ProcessEnd, ...]:
-    """Return how each rank of the node ended. A rank that did not start, or whose end is unknown, has no values."""
-    known: dict[int, ProcessEnd] = {}
-    with suppress(TypeError):
-        known = {end.rank: end for end in ends_of(listed or [])}
-    return tuple(known.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
-
-
-def _missing(root: Path, rank: int, no_record: bool) -> tuple[str, ...]:
-    files = {"facts": f"nodes/node{rank}.facts.json", "telemetry": f"telemetry/node{rank}.raw.jsonl"}
-    absent = [name for name, file in files.items() if not (root / file).is_file()]
-    return tuple(["last record"] * no_record + absent)
+def _record_name(node_rank: int) -> str:
+    return f"nodes/node{node_rank}.record.jsonl"
 
 
 def _text(path: Path) -> str:
@@ -151,3 +117,11 @@ def _text(path: Path) -> str:
         return read_regular(path, MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def _fields(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -37,10 +37,8 @@ class NodeStream:
         self.received = {**dict.fromkeys(appended_files(node_rank, self.ranks), 0), **(received or {})}
         self._heartbeats = frozenset(heartbeat_files(self.ranks))
         self._rest = b""
-        self.frames, self.code = 0, None
-
-    frames: int
-    code: int | None
+        self.frames = 0
+        self.code: int | None = None
 
     def receive(self, part: bytes) -> None:
         """Take the next bytes of the node. Raises BrokenStream, and OSError where a file cannot be written here."""

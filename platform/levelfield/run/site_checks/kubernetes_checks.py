@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from levelfield.errors import UsageError
-from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence, kinds
-from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
+from levelfield.run.launchers.kubernetes.cluster_api import (
+    CREATED_AT,
+    ClusterApi,
+    ClusterRefusal,
+    ClusterSilence,
+    Fields,
+)
+from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import KubernetesSite, Site
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -30,12 +37,11 @@ def kubernetes_findings(site: Site) -> Iterator[SiteFinding]:
     except UsageError as error:
         yield missing("client", str(error), "correct this first; nothing else can be tried")
         return
-    try:
-        yield from _of_cluster(api, own)
-    except ClusterSilence as error:
-        yield missing("cluster", f"{api.address} gave no answer: {error}", "check the context and your network")
-    finally:
-        api.close()
+    with closing(api):
+        try:
+            yield from _of_cluster(api, own)
+        except ClusterSilence as error:
+            yield missing("cluster", f"{api.address} gave no answer: {error}", "check the context and your network")
 
 
 def _of_cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
@@ -46,8 +52,7 @@ def _of_cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         return
     yield ok("cluster", f"{api.address} is Kubernetes {version}")
     yield _there(api, "namespace", f"/api/v1/namespaces/{site.namespace}", site.namespace, "kubernetes.namespace")
-    kind = _kind(api, site)
-    yield kind
+    yield _kind(api, site)
     yield from _rights(api, site)
     yield _image(site)
     yield from _named(api, site)
@@ -122,26 +127,27 @@ def _named(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         yield _there(api, "runtime", path, site.runtime_ref, "kubernetes.runtime_ref")
 
 
-def _there(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
+def _found(api: ClusterApi, subject: str, path: str, name: str, key: str) -> Fields | SiteFinding:
+    """Return an object of the cluster, or why there is none."""
     try:
-        api.get(path)
+        return api.get(path)
     except ClusterRefusal as error:
         if error.status == 404:
             return missing(subject, f"the cluster has no {subject} {name}", f"create it, or correct {key}")
         return unknown(subject, f"{name}: {error}")
-    return ok(subject, f"{name} is there")
+
+
+def _there(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
+    found = _found(api, subject, path, name, key)
+    return found if isinstance(found, SiteFinding) else ok(subject, f"{name} is there")
 
 
 def _claim(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
     """Yield the state of the claim, and whether this machine has the folder."""
-    try:
-        found = api.get(f"/api/v1/namespaces/{site.namespace}/persistentvolumeclaims/{site.claim}")
-        yield _claim_state(str(site.claim), found)
-    except ClusterRefusal as error:
-        if error.status == 404:
-            yield missing("claim", f"the cluster has no claim {site.claim}", "create it, or correct kubernetes.claim")
-        else:
-            yield unknown("claim", f"{site.claim}: {error}")
+    name = str(site.claim)
+    path = f"/api/v1/namespaces/{site.namespace}/persistentvolumeclaims/{name}"
+    found = _found(api, "claim", path, name, "kubernetes.claim")
+    yield found if isinstance(found, SiteFinding) else _claim_state(name, found)
     folder = Path(str(site.claim_folder))
     if folder.is_dir() and os.access(folder, os.W_OK):
         yield ok("claim folder", f"{folder} is a folder here, and can be written")
@@ -162,7 +168,6 @@ def _claim_state(name: str, found: Mapping[str, Any]) -> SiteFinding:
 
 
 def _devices(api: ClusterApi, resource: str) -> SiteFinding:
-    """Return how many devices the cluster's machines have."""
     try:
         nodes = api.get("/api/v1/nodes").get("items") or []
     except ClusterRefusal as error:
@@ -176,7 +181,6 @@ def _devices(api: ClusterApi, resource: str) -> SiteFinding:
 
 
 def _preferred(api: ClusterApi, group: str) -> str:
-    """Return the version of a group that the cluster prefers."""
     try:
         found = (api.get(f"/apis/{group}").get("preferredVersion") or {}).get("groupVersion")
     except ClusterRefusal:
@@ -185,6 +189,5 @@ def _preferred(api: ClusterApi, group: str) -> str:
 
 
 def _main(site: KubernetesSite) -> tuple[str, str]:
-    """Return the apiVersion and the resource of the object that runs the pods."""
-    version = next(version for version, kind in kinds() if kind == _MAIN[site.kind])
+    version = next(version for version, kind in CREATED_AT if kind == _MAIN[site.kind])
     return version, f"{site.kind}s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from levelfield.contracts.command import completed
 from levelfield.run.launchers.slurm.slurm_commands import environment_of
-from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
+from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import Site, SlurmSite
 
 ANSWER_SECONDS = 30.0
@@ -93,12 +92,11 @@ def _job(site: Site) -> Iterator[SiteFinding]:
             yield unknown("node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`")
             return
         lines = done.stdout.splitlines()
-        if len(lines) < 3:
-            yield unknown(
-                "node", _line(done.stderr or "a job of a second printed nothing"), "look at `squeue` and `sinfo`"
-            )
-            return
-        yield from _node(site, lines, python, shared)
+        if len(lines) >= 3:
+            yield from _node(site, lines, python, shared)
+        else:
+            said = _line(done.stderr or "a job of a second printed nothing")
+            yield unknown("node", said, "look at `squeue` and `sinfo`")
 
 
 def _node(site: Site, lines: list[str], python: str, shared: Path) -> Iterator[SiteFinding]:
@@ -106,9 +104,8 @@ def _node(site: Site, lines: list[str], python: str, shared: Path) -> Iterator[S
     if lines[1].strip() == "True":
         yield ok("node", f"{host} has {python} of 3.8 or newer")
     else:
-        yield missing(
-            "node", f"{host} has no {python} of 3.8 or newer", "give `python` in the site's file, or `modules`"
-        )
+        do = "give `python` in the site's file, or `modules`"
+        yield missing("node", f"{host} has no {python} of 3.8 or newer", do)
     folder = shared.parent
     if lines[2].strip() == shared.name:
         yield ok("shared", f"{host} sees {folder}")
@@ -124,14 +121,11 @@ def _shared_file(site: Site) -> Iterator[Path]:
     """Write a file into the shared folder, whose content is its name; without `shared` into the current folder."""
     folder = Path(site.shared or Path.cwd())
     folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".levelfield-check-", dir=folder)
-    path = Path(name)
-    try:
-        os.write(handle, path.name.encode() + b"\n")
-        os.close(handle)
+    with tempfile.NamedTemporaryFile("w", prefix=".levelfield-check-", dir=folder) as file:
+        path = Path(file.name)
+        file.write(path.name + "\n")
+        file.flush()
         yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _output(*argv: str) -> str | None:

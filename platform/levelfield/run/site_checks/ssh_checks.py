@@ -16,7 +16,7 @@ from levelfield.contracts.command import completed
 from levelfield.run.launchers.ssh.connection import explained
 from levelfield.run.launchers.ssh.mpirun_job import mpirun_argv, mpirun_variables, one_line
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
-from levelfield.run.site_checks.site_findings import SiteFinding, missing, ok, unknown
+from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import Host, LaunchPlan
 from levelfield.specs.variables import MASK, SECRET_VALUE
 
@@ -53,7 +53,6 @@ except Exception:
     found["index"] = None
 print(json.dumps(found))
 """
-
 SUBJECT = "mpirun"
 VERSION_SECONDS, START_SECONDS = 20.0, 90.0
 # Not `true`: Open MPI 5.0.11 waits for ever for a process that ends before its daemon has recorded the start.
@@ -71,7 +70,7 @@ def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
         for findings in pool.map(lambda host: _of_host(launch, host), launch.hosts):
             yield from findings
     if launch.site.ssh.engine == "mpirun":
-        yield from mpirun_findings(launch)
+        yield from _mpirun(launch)
 
 
 def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
@@ -160,27 +159,25 @@ def _index(host: Host, found: Mapping[str, Any]) -> SiteFinding:
     return ok(host.name, f"packages come from {SECRET_VALUE.sub(MASK, index)[:200]}")
 
 
-def mpirun_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
+def _mpirun(launch: LaunchPlan) -> Iterator[SiteFinding]:
     """Try mpirun's version, and the start of a process on every host that was reached."""
-    version, findings = _version(launch.site.ssh.mpirun)
-    yield from findings
-    if version:
+    version = _version(launch.site.ssh.mpirun)
+    yield version
+    if version.word == "ok":
         yield _started(launch)
 
 
-def _version(command: str) -> tuple[str | None, list[SiteFinding]]:
-    done = _done(("setpriv", "--pdeathsig", "TERM", "true"), VERSION_SECONDS)
-    if done is None:
-        return None, [missing(SUBJECT, "found no setpriv", "install util-linux here")]
+def _version(command: str) -> SiteFinding:
+    if _done(("setpriv", "--pdeathsig", "TERM", "true"), VERSION_SECONDS) is None:
+        return missing(SUBJECT, "found no setpriv", "install util-linux here")
     done = _done((command, "--version"), VERSION_SECONDS)
     if done is None or done.returncode:
-        return None, [missing(SUBJECT, f"{command} cannot be started", INSTALL)]
+        return missing(SUBJECT, f"{command} cannot be started", INSTALL)
     found = re.search(r"Open MPI\)? v?(\d+)\.([\d.]+)", done.stdout)
     if not found or int(found[1]) < 5:
         shown = found[0] if found else one_line(done.stdout)[:80] or "nothing"
-        return None, [missing(SUBJECT, f"{command}: found {shown}, expected Open MPI 5", INSTALL)]
-    version = f"{found[1]}.{found[2]}"
-    return version, [ok(SUBJECT, f"Open MPI {version}")]
+        return missing(SUBJECT, f"{command}: found {shown}, expected Open MPI 5", INSTALL)
+    return ok(SUBJECT, f"Open MPI {found[1]}.{found[2]}")
 
 
 def _started(launch: LaunchPlan) -> SiteFinding:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import urllib3
 
 from levelfield.errors import UsageError
 from levelfield.user_folders import home_folder
@@ -18,7 +20,7 @@ PACKAGE = "kubernetes==37.0.2"
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 30.0
 PART_BYTES = 65536
 MOST_LINE_BYTES = 4 * 2**20  # the API's objects have less than 2 MiB
-_CREATED_AT = {  # apiVersion and kind: the path below the namespace
+CREATED_AT = {  # every apiVersion and kind that a run may create: the path below the namespace
     ("v1", "ConfigMap"): "configmaps",
     ("v1", "Secret"): "secrets",
     ("v1", "Service"): "services",
@@ -98,8 +100,6 @@ class ClusterApi:
 
         Raises ClusterSilence when nothing comes for so long, or when the connection breaks.
         """
-        import urllib3
-
         response = self._open("GET", path, query, silence_seconds=silence_seconds)
         rest = b""
         try:
@@ -116,8 +116,6 @@ class ClusterApi:
     def _answer(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: Any = None, kind: str = ""
     ) -> Fields:
-        import urllib3
-
         response = self._open(method, path, query or {}, body, kind)
         try:
             content = json.loads(response.data or b"{}")
@@ -139,8 +137,6 @@ class ClusterApi:
         silence_seconds: float = ANSWER_SECONDS,
     ) -> Any:
         """Return the answer before its content is read. Raises ClusterRefusal and ClusterSilence."""
-        import urllib3
-
         pairs = [(name, str(value).lower() if isinstance(value, bool) else value) for name, value in query.items()]
         headers = {"Accept": "application/json, */*", **({"Content-Type": kind or "application/json"} if body else {})}
         call = self._client.param_serialize(
@@ -170,16 +166,11 @@ def collection_of(document: Mapping[str, Any]) -> str:
     """Return the path of the collection that has objects of this kind, in the document's namespace."""
     version, kind = document["apiVersion"], document["kind"]
     root = "/api/v1" if version == "v1" else f"/apis/{version}"
-    return f"{root}/namespaces/{document['metadata']['namespace']}/{_CREATED_AT[version, kind]}"
+    return f"{root}/namespaces/{document['metadata']['namespace']}/{CREATED_AT[version, kind]}"
 
 
 def path_of(document: Mapping[str, Any]) -> str:
     return f"{collection_of(document)}/{document['metadata']['name']}"
-
-
-def kinds() -> Sequence[tuple[str, str]]:
-    """Return every apiVersion and kind that a run may create."""
-    return list(_CREATED_AT)
 
 
 def _message(answer: Any) -> str:

@@ -5,22 +5,30 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, Outcome, ProcessEnd, Request, Watch
+import yaml
+
+from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd, Request, Watch
 from levelfield.errors import UsageError
-from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
-from levelfield.run.launchers.kubernetes.cluster_job import GONE_SECONDS, ClusterJob, Sayings, wait_for
+from levelfield.report.escapes import one_line, printable
+from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence, path_of
 from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL
 from levelfield.run.launchers.kubernetes.pod_log import PodLog
 from levelfield.run.launchers.kubernetes.pod_watch import PodState, PodWatch
 from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.node_content import secret_values
 from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
 
 POLL_SECONDS = 0.3
+GONE_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's own time
 JOB_SECONDS = 5.0  # between two readings of the main object
 SETTLE_SECONDS = 5.0  # after a first failure: for other pods' reasons, and the rest of the logs
+TRIES = 3  # to delete an object
+Fields = dict[str, Any]
 
 
 def run_on_cluster(request: Request, watch: Watch, say: Callable[[str], None]) -> Outcome:
@@ -30,10 +38,8 @@ def run_on_cluster(request: Request, watch: Watch, say: Callable[[str], None]) -
         api = ClusterApi(job.context, connections=len(request.nodes) + 8)
     except UsageError as error:
         return Outcome("launch-error", (), str(error), nodes=node_ends(request, {}, "unreachable")[0])
-    try:
+    with closing(api):
         return ClusterRun(request, job, api, say).run(watch)
-    finally:
-        api.close()
 
 
 class ClusterRun:
@@ -47,7 +53,7 @@ class ClusterRun:
         self._logs: dict[int, PodLog] = {}
         self._liveness: Liveness | None = None
         self._looked = 0.0
-        self._sayings = Sayings(say)
+        self._say, self._said = say, list[str]()
 
     def run(self, watch: Watch) -> Outcome:
         """Create, watch, delete. The first cause is the outcome's, whatever follows from it."""
@@ -74,7 +80,7 @@ class ClusterRun:
             watch()
             states = self._pods.states()
             self._follow(states)
-            self._sayings.say(self._progress(states))
+            self._tell(self._progress(states))
             if len(states) == len(self._request.nodes) and all(state.word == "ended" for state in states.values()):
                 wait_for(self._logs_are_complete, GONE_SECONDS)
                 watch()
@@ -84,7 +90,6 @@ class ClusterRun:
             time.sleep(POLL_SECONDS)
 
     def _cause(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
-        """Return why the run ends now, or None."""
         if self._pods.refusal:
             return "launch-error", f"the pods cannot be watched: {self._pods.refusal}"
         if self._pods.first_failure:
@@ -99,32 +104,20 @@ class ClusterRun:
     def _failure(self, failed: PodState) -> tuple[Cause, str | None]:
         """Return the cause of a pod's failure. A deleted pod has the cause of its job, where that has one."""
         if failed.cause == "cancelled":
-            wait_for(lambda: self._job_failure() is not None, SETTLE_SECONDS, 0.5)
-            if found := self._job_failure():
+            wait_for(lambda: self._job.failure(self._api) is not None, SETTLE_SECONDS, 0.5)
+            if found := self._job.failure(self._api):
                 return found if found[0] != "rank-failed" else ("cancelled", found[1])
-            if self._is_suspended():
+            if self._job.is_suspended(self._api):
                 return "preempted", f"{self._called(failed.node_rank)}: its queue suspended the run"
         wait_for(lambda: all(log.is_complete or log.silence for log in self._logs.values()), SETTLE_SECONDS)
         return failed.cause or "rank-failed", f"{self._called(failed.node_rank)}: {failed.says}"
-
-    def _job_failure(self) -> tuple[Cause, str] | None:
-        try:
-            return self._job.state(self._api)
-        except ClusterSilence:
-            return None
-
-    def _is_suspended(self) -> bool:
-        try:
-            return self._job.waits(self._api)
-        except (ClusterSilence, ClusterRefusal):
-            return False
 
     def _job_state(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
         """Return the failure of the main object itself. Its pods may still give a better reason."""
         if time.monotonic() - self._looked < JOB_SECONDS:
             return None
         self._looked = time.monotonic()
-        found = self._job_failure()
+        found = self._job.failure(self._api)
         if found and found[0] == "rank-failed":
             wait_for(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)
             first = self._pods.first_failure
@@ -163,6 +156,13 @@ class ClusterRun:
         waiting += ["waits for its queue or its controller: no pod yet"] * absent
         return [f"{count} of {len(self._request.nodes)} pods: {says}" for says, count in Counter(waiting).items()]
 
+    def _tell(self, sentences: list[str]) -> None:
+        """Say each sentence once, until it changes."""
+        for sentence in sentences:
+            if sentence not in self._said:
+                self._say(f"kubernetes: {printable(one_line(sentence))}")
+        self._said = sentences
+
     def _ended(self, watch: Watch) -> list[str]:
         """Delete everything and wait for the pods and the rest of their logs. Return what may be left."""
         left = self._job.delete(self._api)
@@ -184,8 +184,7 @@ class ClusterRun:
         return Outcome(cause, ends, evidence, killed, told, tuple(left), nodes=nodes)
 
     def _called(self, node: int) -> str:
-        work: NodeWork = self._request.nodes[node]
-        return work.name or f"node{node}"
+        return self._request.nodes[node].name or f"node{node}"
 
 
 def _word_of_others(cause: Cause, states: Mapping[int, PodState]) -> NodeWord:
@@ -194,6 +193,16 @@ def _word_of_others(cause: Cause, states: Mapping[int, PodState]) -> NodeWord:
     word = words.get(cause, "stopped")
     is_of_one = word != "cancelled" and any(state.word == word for state in states.values())
     return "stopped" if is_of_one else word
+
+
+def wait_for(done: Callable[[], bool], seconds: float, step_seconds: float = 0.2) -> bool:
+    """Wait until it is done, but not longer. Return whether it is."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(step_seconds)
+    return True
 
 
 def node_ends(
@@ -218,3 +227,95 @@ def _node_end(record: LastRecord, state: PodState | None, others: NodeWord) -> N
     own = None if state.word == "cancelled" else state.word  # a deleted pod: its job says why
     word = own or (pending if state.phase == "pending" else others)
     return NodeEnd(record.node_rank, record.name, word, where, record.missing)
+
+
+class ClusterJob:
+    """The documents of a manifest, of which the last one runs the pods. Only what was created here is deleted."""
+
+    def __init__(self, request: Request) -> None:
+        (sent,) = request.submissions
+        self.documents: list[Fields] = list(yaml.safe_load_all(next(iter(sent.files.values()))))
+        self.main = self.documents[-1]
+        self.name, self.namespace = sent.name, str(self.main["metadata"]["namespace"])
+        self.context = sent.argv[sent.argv.index("--context") + 1] if "--context" in sent.argv else None
+        self._secrets = secret_values(request)
+        self._created: list[Fields] = []
+
+    def create(self, api: ClusterApi) -> None:
+        """Create everything. Raises ClusterRefusal and ClusterSilence; `delete` then removes what exists.
+
+        The parts become the main object's own, so that the cluster removes them with it if this process is killed.
+        """
+        parts = [*self.documents[:-1], *([self._secret()] if self._secrets else [])]
+        for document in parts:
+            self._create(api, document)
+        owner = self._create(api, self.main)
+        reference = {key: self.main[key] for key in ("apiVersion", "kind")}
+        reference |= {"name": self.name, "uid": str(owner.get("metadata", {}).get("uid", ""))}
+        for document in parts:
+            api.patch(path_of(document), {"metadata": {"ownerReferences": [reference]}})
+
+    def _create(self, api: ClusterApi, document: Fields) -> Fields:
+        answer = api.create(document)
+        self._created.append(document)
+        return answer
+
+    def _secret(self) -> Fields:
+        """Return the Secret, which no file of the run has."""
+        metadata = {**self.main["metadata"], "name": f"{self.name}-secrets"}
+        return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": dict(self._secrets)}
+
+    def delete(self, api: ClusterApi) -> list[str]:
+        """Delete what was created, the main object first. Return a sentence for each object that may be left."""
+        left = []
+        while self._created:
+            document = self._created.pop()
+            if why := _deleted(api, path_of(document)):
+                what = f"{document['kind'].lower()}/{document['metadata']['name']}"
+                command = f"kubectl -n {self.namespace} delete {what}"
+                left.append(f"{what} could not be deleted: {why}; run `{command}`")
+        return left
+
+    def failure(self, api: ClusterApi) -> tuple[Cause, str] | None:
+        """Return why the main object ended or was removed, by its own conditions; None where it is well, or unknown."""
+        try:
+            return failure_of(api.get(path_of(self.main)))
+        except ClusterRefusal as error:
+            what = f"{self.main['kind']} {self.name}"
+            return ("cancelled", f"{what} was deleted by somebody else") if error.status == 404 else None
+        except ClusterSilence:
+            return None
+
+    def is_suspended(self, api: ClusterApi) -> bool:
+        """Return whether a queue holds the main object, as far as the cluster says it."""
+        try:
+            return bool((api.get(path_of(self.main)).get("spec") or {}).get("suspend"))
+        except (ClusterSilence, ClusterRefusal):
+            return False
+
+
+def failure_of(found: Mapping[str, Any]) -> tuple[Cause, str] | None:
+    """Return the cause and the cluster's line of a Job, JobSet or TrainJob that failed; None for any other."""
+    if (found.get("metadata") or {}).get("deletionTimestamp"):
+        return "cancelled", f"{found.get('kind', 'the job')} was deleted by somebody else"
+    for condition in (found.get("status") or {}).get("conditions") or []:
+        if condition.get("type") in ("Failed", "FailureTarget") and condition.get("status") == "True":
+            line = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
+            limit = "DeadlineExceeded" in line
+            return ("time-limit" if limit else "rank-failed"), one_line(line)[:300]
+    return None
+
+
+def _deleted(api: ClusterApi, path: str) -> str | None:
+    """Delete an object. Return why it may still be there, or None."""
+    why = ""
+    for attempt in range(TRIES):
+        try:
+            api.delete(path)
+            return None
+        except ClusterRefusal as error:
+            return str(error)
+        except ClusterSilence as error:
+            why = str(error)
+            time.sleep(attempt + 1)
+    return why

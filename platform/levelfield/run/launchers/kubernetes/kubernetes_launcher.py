@@ -16,9 +16,8 @@ import yaml
 from levelfield.contracts.execution import NodeSource, NodeWork, Outcome, Request, Submission, Watch
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
-from levelfield.run.launchers.code_archive import code_archive
 from levelfield.run.launchers.kubernetes.cluster_objects import JobManifest, first_pod, object_name, objects_of
-from levelfield.run.launchers.node_content import node_content, request_for_nodes, secrets_of
+from levelfield.run.launchers.node_content import code_archive, node_content, request_for_nodes, secrets_of
 from levelfield.run.runtimes.process_runtime import CODE, LOCAL, PodRuntime, image_of, launch_of, python_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of

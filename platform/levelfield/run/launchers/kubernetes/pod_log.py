@@ -36,10 +36,6 @@ class PodLog:
     def stop(self) -> None:
         self._ending.set()
 
-    def finish(self, seconds: float) -> None:
-        """Wait for the end of the log, but not longer."""
-        self._thread.join(seconds)
-
     @property
     def is_complete(self) -> bool:
         """Whether the last frame of the node's part came."""

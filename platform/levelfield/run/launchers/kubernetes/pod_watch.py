@@ -1,4 +1,4 @@
-"""Watches the pods of a run in a thread: their states, and whether the cluster answers."""
+"""Watches the pods of a run in a thread: their states as words and causes, and whether the cluster answers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ WATCH_SECONDS = 60  # after which the server ends a watch, and the next one begi
 GONE = 410  # the server no longer knows the version that a watch begins with: everything is listed again
 RETRY_SECONDS = 1.0
 MOST_RETRY_SECONDS = 10.0
-
 INDEX = "batch.kubernetes.io/job-completion-index"
 # Reasons that a waiting container does not leave by itself. An image that was not pulled is tried again by the kubelet
 # first: ErrImagePull becomes ImagePullBackOff.
 _STUCK = (
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "CreateContainerConfigError",
-    "CreateContainerError",
+    "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
     "RunContainerError",
-)
+)  # fmt: skip
 # The exit codes of the node's own part, and of start.py.
-_CODES: Mapping[int, tuple[NodeWord, Cause, str]] = {
+_CODES: Mapping[int, tuple[NodeWord, Cause | None, str]] = {
+    0: ("ended", None, "all ranks ended"),
     1: ("failed", "rank-failed", "a rank failed"),
     2: ("failed", "launch-error", "the node's part could not read its work"),
     3: ("stopped", "cancelled", "the pod was stopped from outside"),
@@ -39,19 +35,10 @@ _CODES: Mapping[int, tuple[NodeWord, Cause, str]] = {
     7: ("failed", "hang", "a rank gave no heartbeat"),
     8: ("unreachable", "unreachable", "the first node's name has no address"),
 }
-_DISRUPTIONS: Mapping[str, tuple[NodeWord, Cause]] = {
-    "PreemptionByScheduler": ("preempted", "preempted"),
-    "DeletionByTaintManager": ("lost", "node-lost"),
-    "EvictionByEvictionAPI": ("lost", "node-lost"),
-    "DeletionByPodGC": ("lost", "node-lost"),
-    "TerminationByKubelet": ("lost", "node-lost"),
-}
+_LOST: tuple[NodeWord, Cause] = ("lost", "node-lost")
 _REASONS: Mapping[str, tuple[NodeWord, Cause]] = {
     "DeadlineExceeded": ("time-limit", "time-limit"),
-    "Evicted": ("lost", "node-lost"),
-    "NodeLost": ("lost", "node-lost"),
-    "NodeShutdown": ("lost", "node-lost"),
-    "Terminated": ("lost", "node-lost"),
+    **dict.fromkeys(("Evicted", "NodeLost", "NodeShutdown", "Terminated"), _LOST),
     "Preempting": ("preempted", "preempted"),
     "UnexpectedAdmissionError": ("unreachable", "launch-error"),
 }
@@ -119,8 +106,8 @@ class PodWatch:
                 self._removed(state)
         with self._lock:
             self._left = present
-        for pod in sorted(pods, key=_when_ended):
-            self._seen(pod)
+        for state in sorted(filter(None, map(pod_state, pods)), key=_is_of_others):
+            self._keep(state)
         return str((found.get("metadata") or {}).get("resourceVersion", ""))
 
     def _followed(self, version: str) -> str | None:
@@ -141,28 +128,20 @@ class PodWatch:
             self._ending.wait(RETRY_SECONDS)  # a server that ends each watch at once
         return version
 
-    def _changed(self, kind: str, pod: Mapping[str, Any]) -> None:
-        if kind in ("ADDED", "MODIFIED"):
-            with self._lock:
-                self._left.add(_name(pod))
-            self._seen(pod)
-        elif kind == "DELETED":
-            with self._lock:
-                self._left.discard(_name(pod))
-            self._seen(pod)
-            state = pod_state(pod)
-            if state and state.phase != "ended":
+    def _changed(self, kind: str, pod: Fields) -> None:
+        if kind not in ("ADDED", "MODIFIED", "DELETED"):
+            return
+        with self._lock:
+            (self._left.discard if kind == "DELETED" else self._left.add)(_name(pod))
+        if state := pod_state(pod):
+            self._keep(state)
+            if kind == "DELETED":
                 self._removed(state)
 
     def _removed(self, state: PodState) -> None:
-        if state.phase == "ended":
-            return
-        word = replace(state, phase="ended", word="cancelled", cause="cancelled", says=f"pod {state.pod} was deleted")
-        self._keep(word)
-
-    def _seen(self, pod: Mapping[str, Any]) -> None:
-        if state := pod_state(pod):
-            self._keep(state)
+        if state.phase != "ended":
+            said = f"pod {state.pod} was deleted"
+            self._keep(replace(state, phase="ended", word="cancelled", cause="cancelled", says=said))
 
     def _keep(self, state: PodState) -> None:
         with self._lock:
@@ -183,14 +162,13 @@ def _change(line: bytes) -> dict[str, Any] | None:
     return found if known else None
 
 
-def _name(pod: Mapping[str, Any]) -> str:
-    return str((pod.get("metadata") or {}).get("name"))
+def _name(pod: Fields) -> str:
+    return str(_of(pod, "metadata").get("name"))
 
 
-def _when_ended(pod: Mapping[str, Any]) -> bool:
-    """Order pods so that those with an own reason come before those that were deleted or stopped for them."""
-    state = pod_state(pod)
-    return state is None or not state.has_failed or state.cause == "cancelled"
+def _is_of_others(state: PodState) -> bool:
+    """Return whether a pod has no own reason: it was deleted or stopped for another. Those with one come first."""
+    return not state.has_failed or state.cause == "cancelled"
 
 
 @dataclass(frozen=True)
@@ -216,38 +194,37 @@ def pod_state(pod: Fields) -> PodState | None:
     rank = _index(pod)
     if rank is None:
         return None
-    name, status = str(_of(pod, "metadata").get("name")), _of(pod, "status")
-    machine = _of(pod, "spec").get("nodeName")
+    status, machine = _of(pod, "status"), _of(pod, "spec").get("nodeName")
+    state = PodState(rank, _name(pod), "pending", "waits for its node", machine=machine)
     if found := _disrupted(status):
         (word, cause), says = found
-        return PodState(rank, name, "ended", says, word, cause, machine)
+        return replace(state, phase="ended", says=says, word=word, cause=cause)
     if ended := _terminated(status):
-        return _ended(rank, name, machine, ended)
+        return _ended(state, ended)
     if status.get("phase") in ("Succeeded", "Failed"):
-        return _ended(rank, name, machine, {"exitCode": 0 if status["phase"] == "Succeeded" else 1})
+        return _ended(state, {"exitCode": 0 if status["phase"] == "Succeeded" else 1})
     if status.get("phase") == "Running":
-        return PodState(rank, name, "running", f"runs on {machine or 'a node'}", machine=machine)
-    return _pending(rank, name, machine, status)
+        return replace(state, phase="running", says=f"runs on {machine or 'a node'}")
+    return _pending(state, status)
 
 
-def _pending(rank: int, name: str, machine: str | None, status: Fields) -> PodState:
+def _pending(state: PodState, status: Fields) -> PodState:
     for waiting in (_of(_of(each, "state"), "waiting") for each in _all(status, "containerStatuses")):
-        reason, says = str(waiting.get("reason", "")), _line(waiting)
-        if reason in _STUCK:
-            return PodState(rank, name, "pending", says, "unreachable", "launch-error", machine)
-        if reason:
-            return PodState(rank, name, "pending", says, machine=machine)
+        if reason := str(waiting.get("reason", "")):
+            found = replace(state, says=_line(waiting))
+            return replace(found, word="unreachable", cause="launch-error") if reason in _STUCK else found
     for condition in _all(status, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return PodState(rank, name, "pending", _line(condition), machine=machine)
-    return PodState(rank, name, "pending", "waits for its node", machine=machine)
+            return replace(state, says=_line(condition))
+    return state
 
 
 def _disrupted(status: Fields) -> tuple[tuple[NodeWord, Cause], str] | None:
     """Return the word of a pod that the cluster ended, and the cluster's own line."""
     for condition in _all(status, "conditions"):
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return _DISRUPTIONS.get(str(condition.get("reason")), ("lost", "node-lost")), _line(condition)
+            is_preempted = condition.get("reason") == "PreemptionByScheduler"
+            return ("preempted", "preempted") if is_preempted else _LOST, _line(condition)
     reason = str(status.get("reason", ""))
     return (_REASONS[reason], _line(status)) if reason in _REASONS else None
 
@@ -257,16 +234,13 @@ def _terminated(status: Fields) -> Fields | None:
     return next((each for each in found if each), None)
 
 
-def _ended(rank: int, name: str, machine: str | None, ended: Fields) -> PodState:
-    code, reason = ended.get("exitCode"), str(ended.get("reason", ""))
-    if reason == "OOMKilled":
-        says = "the container ran out of memory (OOMKilled)"
-        return PodState(rank, name, "ended", says, "failed", "rank-failed", machine, out_of_memory=True)
-    if code == 0:
-        return PodState(rank, name, "ended", "all ranks ended", "ended", None, machine)
+def _ended(state: PodState, ended: Fields) -> PodState:
+    code, is_out = ended.get("exitCode"), ended.get("reason") == "OOMKilled"
     known = _CODES.get(code) if isinstance(code, int) else None
     word, cause, says = known or ("failed", "rank-failed", f"the container ended with exit code {code}")
-    return PodState(rank, name, "ended", says, word, cause, machine)
+    if is_out:
+        word, cause, says = "failed", "rank-failed", "the container ran out of memory (OOMKilled)"
+    return replace(state, phase="ended", word=word, cause=cause, says=says, out_of_memory=is_out)
 
 
 def _index(pod: Fields) -> int | None:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.contracts.execution import FIRST_NODE, NodeSource, Outcome, Request, Runtime, Submission, Watch
@@ -27,13 +26,10 @@ from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, la
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.site import SlurmSite
 
 SCHEMA = "levelfield.engine/1"
 SCRIPT = "nodes/job.sbatch"
 Say = Callable[[str], None]
-
-# Slurm starts the script on the first node. It resolves that node's address, and srun starts the node's part on each.
 AGENT = ("platform", "levelfield", "node", "node_agent.py")
 # What sbatch takes from a name of a file, and what a shell or a list of mounts would read otherwise.
 _PLAIN = re.compile(r"/[A-Za-z0-9_.+=@/-]*")
@@ -41,18 +37,14 @@ _OWN_OPTIONS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--requeue", "--no-requeue", "--output", "--error", "--job-name",
     "--chdir", "--array", "--wrap", "--export", "--parsable", "--wait", "--test-only", "--open-mode",
 )  # fmt: skip
-_OF_CORES = ("--cpus-per-task", "--cpus-per-gpu")
-
-
-def _silent(text: str) -> None:
-    """Say nothing."""
+_OF_CORES = {"--cpus-per-task", "--cpus-per-gpu"}
 
 
 @dataclass(frozen=True)
 class SlurmLauncher:
     """Launches all nodes as one job of Slurm. say: for sentences about the queue."""
 
-    say: Say = _silent
+    say: Say = lambda sentence: None
     name = "slurm"
 
     def saying(self, say: Say) -> SlurmLauncher:
@@ -67,9 +59,11 @@ class SlurmLauncher:
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """One job for all nodes. Pure. Raises UsageError for a site that cannot run it."""
         request = request_for_nodes(plan, paths, self.name, runtime)
-        nodes = (node_content(plan, paths, request, node, plan.implementation.rests_on) for node in request.nodes)
-        contents = {f"nodes/node{c['node_rank']}.json": _text(_expecting(plan, c)) for c in nodes}
-        files = {SCRIPT: job_script(plan, paths), **contents}
+        files = {SCRIPT: job_script(plan, paths)}
+        for node in request.nodes:
+            content = node_content(plan, paths, request, node, plan.implementation.rests_on)
+            content["expected"] |= _places(plan)
+            files[f"nodes/node{node.node_rank}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         argv = ("sbatch", "--parsable", str(paths.root / SCRIPT))
         return replace(request, submissions=(Submission(job_name(plan.run_id), argv, files),))
 
@@ -85,10 +79,16 @@ class SlurmLauncher:
             _record(root, job)
         except OSError as error:
             return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
-        except SubmissionError as error:
-            return self._after_refusal(request, watch, str(error))
+        except SubmissionError as error:  # Slurm may have taken the job, and the answer was lost
+            taken = find(submission.name)
+            if taken is None or state_of(taken).is_ended:  # Slurm may keep a job that it refused, as FAILED
+                return Outcome("launch-error", (), str(error))
+            _record(root, taken)
+            return JobWatch(request, taken, watch, self.say).until_end()
         except KeyboardInterrupt:
-            return self._ended_before_watch(request, watch)
+            if taken := job_of(request):
+                return JobWatch(request, taken, watch, self.say).cancelled()
+            return Outcome("interrupted", (), "interrupted before Slurm took the job")
         self.say(f"Slurm job {job.number} was submitted")
         return JobWatch(request, job, watch, self.say).until_end()
 
@@ -103,24 +103,8 @@ class SlurmLauncher:
         self.say(f"attached to Slurm job {job.number}")
         return JobWatch(request, job, watch, self.say).until_end()
 
-    def _after_refusal(self, request: Request, watch: Watch, why: str) -> Outcome:
-        """Slurm may have taken a job and not said so, when its answer was lost. Watch that job, else report."""
-        job = find(request.submissions[0].name)
-        if job is None or state_of(job).is_ended:  # Slurm may keep a job that it refused, as FAILED
-            return Outcome("launch-error", (), why)
-        _record(root_of(request), job)
-        return JobWatch(request, job, watch, self.say).until_end()
-
-    def _ended_before_watch(self, request: Request, watch: Watch) -> Outcome:
-        """The user interrupted the submission: cancel what Slurm may have taken."""
-        job = job_of(request)
-        if job is None:
-            return Outcome("interrupted", (), "interrupted before Slurm took the job")
-        return JobWatch(request, job, watch, self.say).cancelled()
-
 
 def root_of(request: Request) -> Path:
-    """Return the run's folder."""
     return Path(request.events_dir).parent
 
 
@@ -139,23 +123,16 @@ def _record(root: Path, job: SlurmJob) -> None:
     write_json(root / "nodes" / "engine.json", content)
 
 
-def _expecting(plan: Plan, content: dict[str, Any]) -> dict[str, Any]:
-    """Return the work of a node with the places of what its digests are compared with."""
+def _places(plan: Plan) -> dict[str, str | None]:
+    """Return the places of what a node's digests are compared with."""
     folder = plan.environment.folder
     stamp = str(Path(folder) / STAMP) if folder else None
-    return {
-        **content,
-        "expected": {**content["expected"], "folder": _absolute(plan.implementation.folder), "stamp": stamp},
-    }
+    return {"folder": _absolute(plan.implementation.folder), "stamp": stamp}
 
 
 def _absolute(path: str) -> str:
     """Return a path that holds in any folder. A name without a folder is looked up on the node."""
     return str(Path(path).absolute()) if "/" in path else path
-
-
-def _text(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def job_name(run_id: str) -> str:
@@ -164,7 +141,10 @@ def job_name(run_id: str) -> str:
 
 
 def job_script(plan: Plan, paths: RunPaths) -> str:
-    """Return the text of the batch script. Raises UsageError for a site or a folder that cannot work."""
+    """Return the text of the batch script: all of it follows from the plan. Raises UsageError for what cannot work.
+
+    Slurm starts it on the first node. It resolves that node's address, and srun starts the node's part on each.
+    """
     _refuse_paths(plan, paths)
     site, nodes = launch_of(plan).site, plan.hardware.nodes
     directives = (f"#SBATCH {text}" for text in _directives(plan, paths))
@@ -190,11 +170,18 @@ def _directives(plan: Plan, paths: RunPaths) -> Iterator[str]:
         yield f"--time={slurm.minutes}"
     if slurm.gres:
         yield f"--gres={_gres(slurm.gres, plan.hardware.devices_per_node)}"
+    names = {option.partition("=")[0] for option in slurm.options}
     if slurm.exclusive:
         yield "--exclusive"
-    elif cores := _cores(plan):
-        yield f"--cpus-per-task={cores}"
-    yield from _further(slurm)
+    elif plan.hardware.is_host and not names & _OF_CORES:  # its devices are shares of its cores
+        yield f"--cpus-per-task={plan.hardware.devices_per_node * (plan.tuning.threads or 1)}"
+    for option in slurm.options:
+        if option.partition("=")[0] in _OWN_OPTIONS:
+            raise UsageError(
+                f"site, slurm.options: found '{option}', expected no option that the platform sets: "
+                f"{', '.join(_OWN_OPTIONS)}"
+            )
+        yield option
 
 
 def _gres(text: str, devices: int) -> str:
@@ -203,28 +190,6 @@ def _gres(text: str, devices: int) -> str:
     if "{" in filled or "}" in filled:
         raise UsageError(f"site, slurm.gres: found '{text}', expected no placeholder but {{devices}}")
     return filled
-
-
-def _cores(plan: Plan) -> int | None:
-    """Return the cores of a node whose devices are shares of it; None where the site's defaults are left alone."""
-    if not plan.hardware.is_host or any(_name(each) in _OF_CORES for each in launch_of(plan).site.slurm.options):
-        return None
-    return plan.hardware.devices_per_node * (plan.tuning.threads or 1)
-
-
-def _further(slurm: SlurmSite) -> Iterator[str]:
-    """Return the site's further options. Raises UsageError for one that the script itself sets."""
-    for option in slurm.options:
-        if _name(option) in _OWN_OPTIONS:
-            raise UsageError(
-                f"site, slurm.options: found '{option}', expected no option that the platform sets: "
-                f"{', '.join(_OWN_OPTIONS)}"
-            )
-        yield option
-
-
-def _name(option: str) -> str:
-    return option.partition("=")[0]
 
 
 def _first_node(interface: str | None) -> Iterator[str]:

@@ -6,12 +6,12 @@ import pwd
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request, Watch
 from levelfield.node.regular_files import open_regular
-from levelfield.run.launchers.launched_ranks import evidence_of
+from levelfield.run.launchers.launched_ranks import evidence_of, first_failure
 from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after
 from levelfield.run.launchers.node_records import LastRecord, OpenNodes, by_engine, last_records
 from levelfield.run.launchers.slurm.slurm_commands import (
@@ -28,6 +28,8 @@ from levelfield.run.launchers.slurm.slurm_commands import (
     state_of,
 )
 
+Intent = tuple[Cause, str]  # why the platform itself ended a job: cause and evidence
+INTERRUPTED: Intent = ("interrupted", "interrupted by the user")
 LOG_BYTES = 4096  # of the end of the job's output, for a line of evidence
 _ENGINE_CAUSES: dict[str, Cause] = {
     "CANCELLED": "cancelled",
@@ -50,7 +52,6 @@ _NODE_CAUSES: dict[str, Cause] = {
     "fault": "launch-error",
     "hang": "hang",
 }
-
 STEP_SECONDS = 0.3  # between two looks at a job that ends
 QUICKEST, SLOWEST = 0.5, 10.0  # seconds between two questions to Slurm: the longer it takes, the fewer they are
 PATIENCE_SECONDS = 300.0  # with a controller that does not answer, once every node has written its last record
@@ -69,19 +70,11 @@ _HOPELESS = {
 }
 
 
-@dataclass(frozen=True)
-class Intent:
-    """Why the platform itself ended the job."""
-
-    cause: Cause
-    evidence: str
-
-
 def outcome_of(request: Request, job: SlurmJob, state: JobState, intent: Intent | None) -> Outcome:
     """Return how the run ended. intent: why the platform ended the job, if it did."""
     records = _attributed(last_records(request, state.nodes), by_slurm=bool(intent) or state.word in _ENGINE_CAUSES)
     lost = _down(state) if state.word in ("NODE_FAIL", "BOOT_FAIL") else {}
-    cause, evidence = _cause(request, job, state, records, lost) if intent is None else (intent.cause, intent.evidence)
+    cause, evidence = intent or _cause(request, job, state, records, lost)
     ends = tuple(end for record in records for end in record.ends)
     outcome = Outcome(cause, ends, evidence, nodes=_node_ends(records, cause, lost))
     if cause == "exited" and state.word in _ENGINE_CAUSES:
@@ -92,7 +85,7 @@ def outcome_of(request: Request, job: SlurmJob, state: JobState, intent: Intent 
     return outcome
 
 
-def _attributed(records: Sequence[LastRecord], by_slurm: bool) -> list[LastRecord]:
+def _attributed(records: Sequence[LastRecord], by_slurm: bool) -> Sequence[LastRecord]:
     """Return the records with what Slurm's own signals did. by_slurm: the job was ended, from whatever side.
 
     After the failure of one node, Slurm sends SIGTERM to the processes of the others.
@@ -100,8 +93,7 @@ def _attributed(records: Sequence[LastRecord], by_slurm: bool) -> list[LastRecor
     if by_slurm:
         return [by_engine(record, signal.SIGTERM, signal.SIGKILL) for record in records]
     signalled = [by_engine(record, signal.SIGTERM) for record in records]
-    causes = {record.cause for record in signalled} - {"stopped", "exited"}
-    return signalled if causes else list(records)
+    return signalled if {record.cause for record in signalled} - {"stopped", "exited"} else records
 
 
 def _down(state: JobState) -> dict[str, str]:
@@ -115,39 +107,34 @@ def _cause(
     """Return Slurm's own word where it has one, else what the nodes wrote, else what is missing."""
     if all(record.cause == "exited" for record in records):
         return "exited", None
-    if state.word in _ENGINE_CAUSES:
-        return _ENGINE_CAUSES[state.word], _engine_evidence(job, state, records, lost)
-    for word, cause in _NODE_CAUSES.items():
-        for record in records:
-            if record.cause == word:
-                return cause, f"{record.name}: {record.evidence or word}"
-    if failed := next((record for record in records if record.cause == "rank-failed"), None):
-        rank = next((e.rank for e in failed.ends if (e.exit_code or e.signal) and not e.stopped_by_us), None)
-        ends = tuple(end for record in records for end in record.ends)
-        return "rank-failed", f"{failed.name}: {failed.evidence if rank is None else evidence_of(ends, rank)}"
-    return _without_failure(request, job, state, records)
-
-
-def _without_failure(
-    request: Request, job: SlurmJob, state: JobState, records: Sequence[LastRecord]
-) -> tuple[Cause, str | None]:
-    silent = [record.name for record in records if record.cause is None]
     said = f"Slurm job {job.number}: {_shown(state)}"
+    silent = [record.name for record in records if record.cause is None]
+    if state.word in _ENGINE_CAUSES:
+        cause = _ENGINE_CAUSES[state.word]
+        named = [f"{name} is {shown}" for name, shown in lost.items()]
+        if cause == "node-lost" and not named:
+            named = [f"no last record from {name}" for name in silent]
+        return cause, "; ".join([said, *named])
+    if found := _cause_by_nodes(records):
+        return found
     if len(silent) == len(records) and state.word != FORGOTTEN:
         return "launch-error", "; ".join(part for part in (said, _last_line(request)) if part)
     if silent:
         steps = failed_steps(job)
-        ended = f"{said}{f' ({steps})' if steps else ''}"
-        return "node-lost", f"{ended}; no last record from {', '.join(silent)}"
+        return "node-lost", f"{said}{f' ({steps})' if steps else ''}; no last record from {', '.join(silent)}"
     return "cancelled", f"{said}; {'; '.join(f'{r.name}: {r.evidence}' for r in records if r.evidence)}"
 
 
-def _engine_evidence(job: SlurmJob, state: JobState, records: Sequence[LastRecord], lost: dict[str, str]) -> str:
-    said = f"Slurm job {job.number}: {_shown(state)}"
-    named = [f"{name} is {shown}" for name, shown in lost.items()]
-    if _ENGINE_CAUSES[state.word or ""] == "node-lost" and not named:
-        named = [f"no last record from {record.name}" for record in records if record.cause is None]
-    return "; ".join([said, *named])
+def _cause_by_nodes(records: Sequence[LastRecord]) -> tuple[Cause, str] | None:
+    for word, cause in _NODE_CAUSES.items():
+        for record in records:
+            if record.cause == word:
+                return cause, f"{record.name}: {record.evidence or word}"
+    failed = next((record for record in records if record.cause == "rank-failed"), None)
+    if failed is None:
+        return None
+    end = first_failure(failed.ends)
+    return "rank-failed", f"{failed.name}: {evidence_of(end) if end else failed.evidence}"
 
 
 def _shown(state: JobState) -> str:
@@ -156,8 +143,8 @@ def _shown(state: JobState) -> str:
         return "Slurm knows it no longer"
     if state.by:
         return f"{state.word} by {_user(state.by)}"
-    said = state.reason not in ("", "None", state.word, "NonZeroExitCode")
-    return f"{state.word} ({state.reason})" if said else str(state.word)
+    is_more = state.reason not in ("", "None", state.word, "NonZeroExitCode")
+    return f"{state.word} ({state.reason})" if is_more else str(state.word)
 
 
 def _user(number: str) -> str:
@@ -168,14 +155,13 @@ def _user(number: str) -> str:
 
 
 def _node_ends(records: Sequence[LastRecord], cause: Cause, lost: dict[str, str]) -> tuple[NodeEnd, ...]:
-    """Return how each node's part ended; nothing where none was started."""
+    """Return how each node's part ended: Slurm's word where Slurm ended it, else its own. None where none started."""
     if cause == "launch-error" and all(record.cause is None for record in records):
         return ()
     return tuple(_node_end(record, cause, lost) for record in records)
 
 
 def _node_end(record: LastRecord, cause: Cause, lost: dict[str, str]) -> NodeEnd:
-    """Return the end of a node's part: Slurm's word where Slurm ended it, else its own."""
     own = record.end
     if record.name in lost:
         return replace(own, word="lost", detail=f"Slurm shows it as {lost[record.name]}")
@@ -194,9 +180,6 @@ def _last_line(request: Request) -> str | None:
     except OSError:
         return f"it left no output in {path}: do the nodes see this folder?"
     return next((line.strip() for line in reversed(lines) if line.strip()), None)
-
-
-INTERRUPTED = Intent("interrupted", "interrupted by the user")
 
 
 class JobWatch:
@@ -247,12 +230,9 @@ class JobWatch:
             return
         self._answered, self._state = time.monotonic(), found
         if found.is_waiting and found.reason not in ("", "None"):
-            self._tell(self._waiting(found))
-
-    def _waiting(self, state: JobState) -> str:
-        before = position(self._job)
-        place = "" if before is None else f", {before} job{'' if before == 1 else 's'} before it"
-        return f"Slurm job {self._job.number} waits{place}: {state.reason}"
+            before = position(self._job)
+            place = "" if before is None else f", {before} job{'' if before == 1 else 's'} before it"
+            self._tell(f"Slurm job {self._job.number} waits{place}: {found.reason}")
 
     def _tell(self, text: str) -> None:
         if text != self._said:
@@ -267,7 +247,7 @@ class JobWatch:
         if not self._state.is_waiting or self._state.reason not in _HOPELESS:
             return None
         reason = self._state.reason
-        return Intent("launch-error", f"Slurm job {self._job.number} waits forever ({reason}): {_HOPELESS[reason]}")
+        return "launch-error", f"Slurm job {self._job.number} waits forever ({reason}): {_HOPELESS[reason]}"
 
     def _hang(self) -> Intent | None:
         """Return why the run cannot go on: a node without a sign, or no step. Limits count from the job's start.
@@ -281,9 +261,9 @@ class JobWatch:
         if not nodes:
             return None
         if silent := self._pulse.silent(nodes):
-            return Intent("node-lost", self._lost(silent))
+            return "node-lost", self._lost(silent)
         evidence = self._liveness.hang([])
-        return Intent("hang", evidence) if evidence else None
+        return ("hang", evidence) if evidence else None
 
     def _lost(self, silent: dict[int, float]) -> str:
         """Return what is known about nodes that give no sign."""
@@ -296,7 +276,7 @@ class JobWatch:
     def _stopped(self, intent: Intent) -> Outcome:
         """Cancel the job, and wait until Slurm has ended all of it."""
         deadline, again = time.monotonic() + STOP_SECONDS, 0.0
-        over = (*ENDED, FORGOTTEN, *(["COMPLETING"] if intent.cause == "node-lost" else []))  # what is lost cannot end
+        over = (*ENDED, FORGOTTEN, *(["COMPLETING"] if intent[0] == "node-lost" else []))  # what is lost cannot end
         while self._state.word not in over and time.monotonic() < deadline:
             if time.monotonic() >= again:
                 cancel(self._job)

@@ -1,4 +1,7 @@
-"""A command on another machine, as a process of ssh with its three streams. No call on it waits."""
+"""A command on another machine, as a process of ssh with its three streams, and what its failure means.
+
+No call on a connection waits.
+"""
 
 from __future__ import annotations
 
@@ -14,57 +17,34 @@ from typing import IO, Protocol
 
 _PART_BYTES = 256 * 1024
 _MOST_COMPLAINT = 16 * 1024  # of what ssh prints; its last words are the evidence
-
-_MEANINGS = (
-    (
-        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+# What ssh or the shell of a host said, what it means, and what to do about it.
+_MEANINGS = {
+    r"REMOTE HOST IDENTIFICATION HAS CHANGED":
         "its host key has changed. Find out why; then correct known_hosts. Nothing was sent",
-    ),
-    (
-        r"Host key verification failed|No .* host key is known",
+    r"Host key verification failed|No .* host key is known":
         "its host key is not known. Compare its fingerprint, and add it to known_hosts; `ssh {host}` by hand does both",
-    ),
-    (
-        r"Permission denied",
+    r"Permission denied":
         "permission denied. `ssh {host}` must work by hand without a password: load the key into ssh-agent, or name it "
         "in ssh_config",
-    ),
-    (r"Could not resolve hostname", "its name does not resolve. Correct it in the hosts file or in ssh_config"),
-    (
-        r"Connection refused|Connection timed out|No route to host|Network is unreachable|Operation timed out",
+    r"Could not resolve hostname": "its name does not resolve. Correct it in the hosts file or in ssh_config",
+    r"Connection refused|Connection timed out|No route to host|Network is unreachable|Operation timed out":
         "it cannot be reached. Check that it runs, and its address and port",
-    ),
-    (r"Too many authentication failures", "permission denied: too many keys. Name one in ssh_config (IdentityFile)"),
-    (
-        r"found Python (\d[\d.]*)",
+    r"Too many authentication failures": "permission denied: too many keys. Name one in ssh_config (IdentityFile)",
+    r"found Python (\d[\d.]*)":
         "its Python is too old: found {0}, expected 3.8 or newer. Name another as `python` of the host",
-    ),
-    (
-        r"not found|No such file or directory|command not found",
+    r"not found|No such file or directory|command not found":
         "its Python cannot be started. Install python3 there, or name its path as `python` of the host",
-    ),
-)  # fmt: skip
+}  # fmt: skip
 _NOISE = re.compile(r"^(Warning: Permanently added|\*\* |debug\d:)")
 
 
-class NodeLine(Protocol):
-    """What the platform needs of the line to one node's part: Connection says what each member does."""
-
-    complaint: str
-    code: int | None
+class Source(Protocol):
+    """What can be waited for: a stream, until it is at its end."""
 
     @property
     def is_at_end(self) -> bool: ...
     @property
     def stdout(self) -> IO[bytes]: ...
-    @property
-    def has_sent(self) -> bool: ...
-    def send(self, content: bytes | memoryview) -> None: ...
-    def flush(self) -> None: ...
-    def close_input(self) -> None: ...
-    def read(self) -> bytes | None: ...
-    def has_ended(self) -> bool: ...
-    def end(self) -> None: ...
 
 
 class Connection:
@@ -74,48 +54,29 @@ class Connection:
     """
 
     def __init__(self, name: str, argv: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-        self.name, self.complaint, self.code = name, "", None
+        self.name, self.complaint = name, ""
+        self.code: int | None = None
         self._waiting: deque[memoryview] = deque()
         self._closing = False
         self.is_at_end = False
         # a session of its own: Ctrl-C in the terminal reaches the platform, which ends the nodes in order
-        self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
-            env=variables,
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0, env=variables
         )
-        for stream in (self._stdin, self.stdout, self.stderr):
+        assert process.stdin and process.stdout and process.stderr
+        self._process, self._stdin, self.stdout, self._stderr = process, process.stdin, process.stdout, process.stderr
+        for stream in (self._stdin, self.stdout, self._stderr):
             os.set_blocking(stream.fileno(), False)
 
-    code: int | None
-
     @property
-    def _stdin(self) -> IO[bytes]:
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    @property
-    def stdout(self) -> IO[bytes]:
-        assert self._process.stdout is not None
-        return self._process.stdout
-
-    @property
-    def stderr(self) -> IO[bytes]:
-        assert self._process.stderr is not None
-        return self._process.stderr
+    def has_sent(self) -> bool:
+        return not self._waiting
 
     def send(self, content: bytes | memoryview) -> None:
         """Send after what is waiting. What the other side does not take stays waiting; nothing is copied."""
         self._waiting.append(memoryview(content))
         self.flush()
-
-    @property
-    def has_sent(self) -> bool:
-        return not self._waiting
 
     def flush(self) -> None:
         """Write what the pipe takes, and close standard input when that is requested and all is written."""
@@ -152,7 +113,7 @@ class Connection:
 
     def _read_complaint(self) -> None:
         with suppress(OSError, ValueError):
-            while part := os.read(self.stderr.fileno(), _PART_BYTES):
+            while part := os.read(self._stderr.fileno(), _PART_BYTES):
                 self.complaint = (self.complaint + part.decode(errors="replace"))[-_MOST_COMPLAINT:]
 
     def has_ended(self) -> bool:
@@ -163,7 +124,6 @@ class Connection:
         return self.code is not None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it still runs."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
@@ -176,15 +136,15 @@ class Connection:
                 self._process.wait(5)
         self.code = self._process.poll()
         self._read_complaint()
-        for stream in (self._stdin, self.stdout, self.stderr):
+        for stream in (self._stdin, self.stdout, self._stderr):
             with suppress(OSError):
                 stream.close()
 
 
-def wait_for_output(lines: Iterable[NodeLine], seconds: float) -> None:
+def wait_for_output(sources: Iterable[Source], seconds: float) -> None:
     """Return when one of them has something to read, or after so many seconds."""
     with selectors.DefaultSelector() as selector:
-        for output in {each.stdout for each in lines if not each.is_at_end}:
+        for output in {each.stdout for each in sources if not each.is_at_end}:
             selector.register(output, selectors.EVENT_READ)
         selector.select(seconds)
 
@@ -192,7 +152,7 @@ def wait_for_output(lines: Iterable[NodeLine], seconds: float) -> None:
 def explained(host: str, code: int | None, complaint: str) -> str:
     """Return a sentence about a connection that failed: the host, the meaning, and the last line of ssh."""
     said = last_line(complaint)
-    for pattern, meaning in _MEANINGS:
+    for pattern, meaning in _MEANINGS.items():
         if found := re.search(pattern, complaint):
             what = meaning.format(*found.groups(), host=host)
             return f"{host}: {what} ({said})" if said else f"{host}: {what}"
@@ -203,4 +163,9 @@ def last_line(complaint: str) -> str:
     """Return the last line of an error output, without control characters and without ssh's warnings."""
     lines = (line.strip() for line in complaint.splitlines())
     kept = [line for line in lines if line and not _NOISE.match(line)]
-    return "".join(c for c in kept[-1] if c.isprintable())[:300] if kept else ""
+    return printable_text(kept[-1], 300) if kept else ""
+
+
+def printable_text(text: str, most: int) -> str:
+    """Return what another machine said, without control characters, cut after so many."""
+    return "".join(c for c in text if c.isprintable())[:most]

@@ -12,13 +12,12 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO
 
 from levelfield.contracts.execution import NodeEnd, NodesNotReady, Submission
 from levelfield.errors import UsageError
 from levelfield.node.file_stream import MOST_LINE_BYTES
 from levelfield.run.launchers.node_content import secrets_of
-from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
+from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
 from levelfield.run.launchers.ssh.ssh_places import places_of, ssh_argv, ssh_options, with_modules
 from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.plan import Plan
@@ -30,7 +29,6 @@ PULSE_SECONDS = 0.5  # at least, between two signs of the platform
 END_SECONDS = 5.0
 _LINE = re.compile(rb"(\d{1,6}) (ready|frame|said|ended)(?: (.*))?", re.DOTALL)
 _NOISE = re.compile(r"^-{10,}$|setpgid\(")
-MPIRUN = "mpirun"  # the submission's name
 # What mpirun and its ssh need of this process's variables. Others could change mpirun (OMPI_MCA_...) or reach a node.
 _NEEDED = (
     "HOME", "KRB5CCNAME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "SSH_AUTH_SOCK", "TMPDIR", "USER",
@@ -41,18 +39,10 @@ class MpirunJob:
     """mpirun while it runs. lines: to each node's part, by its rank."""
 
     def __init__(self, argv: Sequence[str], names: Sequence[str]) -> None:
-        self._process = Connection("mpirun", argv, mpirun_variables(os.environ))
+        self.process = Connection("mpirun", argv, mpirun_variables(os.environ))
         self.lines = [MpirunLine(self, name) for name in names]
         self._rest, self._stray, self._next_pulse = b"", "", 0.0
         self._is_stopped = self._is_over = False
-
-    @property
-    def output(self) -> IO[bytes]:
-        return self._process.stdout
-
-    @property
-    def is_at_end(self) -> bool:
-        return self._process.is_at_end
 
     @property
     def has_all(self) -> bool:
@@ -62,11 +52,10 @@ class MpirunJob:
     @property
     def said(self) -> str:
         """What mpirun said, as one line. It draws boxes around its errors."""
-        return one_line(self._process.complaint + "\n" + self._stray)
+        return one_line(self.process.complaint + "\n" + self._stray)
 
     def take(self) -> None:
-        """Give what came to the nodes' lines."""
-        while not self._process.is_at_end and (part := self._process.read()):
+        while not self.process.is_at_end and (part := self.process.read()):
             *lines, self._rest = (self._rest + part).split(b"\n")
             for line in lines:
                 self._give(line)
@@ -84,29 +73,28 @@ class MpirunJob:
         now = time.monotonic()
         if self.has_all and not self._is_stopped and now >= self._next_pulse:
             self._next_pulse = now + PULSE_SECONDS
-            self._process.signal(signal.SIGUSR2)
+            self.process.signal(signal.SIGUSR2)
 
     def stop(self) -> None:
         """End all nodes' parts in order. mpirun itself ends where not all were started: none works then."""
         if not self._is_stopped:
             self._is_stopped = True
-            self._process.signal(signal.SIGUSR1 if self.has_all else signal.SIGTERM)
+            self.process.signal(signal.SIGUSR1 if self.has_all else signal.SIGTERM)
 
     def code(self) -> int | None:
-        """Return mpirun's exit code, or None while it runs."""
-        return self._process.code if self._is_over or self._process.has_ended() else None
+        return self.process.code if self._is_over or self.process.has_ended() else None
 
     def end(self) -> None:
         """End mpirun, whatever it does, when no line is in use."""
         if self._is_over or any(line.is_used for line in self.lines):
             return
         deadline = time.monotonic() + END_SECONDS
-        while not self._process.has_ended() and time.monotonic() < deadline:
+        while not self.process.has_ended() and time.monotonic() < deadline:
             if time.monotonic() > deadline - END_SECONDS / 2:
-                self._process.signal(signal.SIGTERM)  # mpirun then removes its own folders
+                self.process.signal(signal.SIGTERM)  # mpirun then removes its own folders
             self.take()
             time.sleep(0.05)
-        self._process.end()
+        self.process.end()
         self._is_over = True
 
 
@@ -120,12 +108,11 @@ class MpirunLine:
         self.complaint = ""
         self._waiting = b""
 
-    is_at_end = property(lambda self: self._job.is_at_end)
-    stdout = property(lambda self: self._job.output)
+    is_at_end = property(lambda self: self._job.process.is_at_end)
+    stdout = property(lambda self: self._job.process.stdout)
     has_sent = True
 
     def give(self, word: bytes, content: bytes) -> None:
-        """Take a line of the node's part."""
         if word == b"ready":
             self.is_ready = True
         elif word == b"frame":
@@ -193,7 +180,7 @@ def one_line(text: str) -> str:
     """Return mpirun's errors as one printable line, without the boxes around them."""
     lines = (line.strip() for line in text.splitlines())
     said = " ".join(line for line in lines if line and not _NOISE.search(line))
-    return "".join(c for c in said if c.isprintable())[:1000]
+    return printable_text(said, 1000)
 
 
 def _text(content: bytes) -> str:
@@ -224,21 +211,13 @@ def refuse_without_ssh(plan: Plan) -> None:
 
 def mpirun_submissions(plan: Plan, contents: Mapping[int, str]) -> tuple[Submission, ...]:
     """Return the work of each node, by its rank, and the command of mpirun last."""
-    works = [_work(plan, rank, content) for rank, content in contents.items()]
-    commands = [_command(plan, rank) for rank in contents]
-    return (*works, Submission(MPIRUN, mpirun_argv(launch_of(plan), commands)))
-
-
-def _work(plan: Plan, rank: int, content: str) -> Submission:
-    places = places_of(plan, rank)
-    argv = ssh_argv(launch_of(plan), places.host, [places.host.python, places.mpi_part, "keep"])
-    return Submission(places.host.name, argv, stdin=content)
-
-
-def _command(plan: Plan, rank: int) -> list[str]:
-    places = places_of(plan, rank)
-    file = str(places.run.root / f"nodes/node{rank}.json")
-    return with_modules(launch_of(plan), [places.host.python, places.mpi_part, "run", file])
+    launch, works, commands = launch_of(plan), [], []
+    for rank, content in contents.items():
+        places = places_of(plan, rank)
+        part, file = [places.host.python, places.mpi_part], str(places.run.root / f"nodes/node{rank}.json")
+        works.append(Submission(places.host.name, ssh_argv(launch, places.host, [*part, "keep"]), stdin=content))
+        commands.append(with_modules(launch, [*part, "run", file]))
+    return (*works, Submission("mpirun", mpirun_argv(launch, commands)))
 
 
 def mpirun_argv(launch: LaunchPlan, commands: Sequence[list[str]]) -> tuple[str, ...]:

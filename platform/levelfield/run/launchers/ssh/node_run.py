@@ -5,7 +5,6 @@ The first cause decides how the run ended; then the other nodes are ended.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Any
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, ProcessEnd, Watch
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS
-from levelfield.node.regular_files import read_regular
-from levelfield.run.launchers.launched_ranks import ends_of, evidence_of
+from levelfield.run.launchers.launched_ranks import evidence_of, first_failure, node_ranks_ends
 from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.node_records import last_fields
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
-from levelfield.run.launchers.ssh.connection import NodeLine, explained, wait_for_output
+from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
+from levelfield.run.launchers.ssh.mpirun_job import MpirunLine
 
+NodeLine = Connection | MpirunLine
 FULL_BYTES = 2**20
 # What the node's last word means for the run, and for the node.
 _MEANINGS: Mapping[str, tuple[Cause, NodeWord]] = {
@@ -52,7 +53,6 @@ class NodeRun:
         self.is_open, self.is_stopped = True, False
         self.fault: str | None = None
         self._frames, self._last_frame = 0, clock.look()
-        self._record_size, self._record_lines = 0, list[Mapping[str, Any]]()
 
     def receive(self) -> None:
         """Take what came. A broken stream, and the end of the stream, close this node."""
@@ -73,7 +73,6 @@ class NodeRun:
         return now - self._last_frame
 
     def lose(self, why: str) -> None:
-        """Give the node up."""
         self.fault, self.is_open = why, False
         self.connection.end()
 
@@ -82,38 +81,25 @@ class NodeRun:
         self.is_stopped = True
         self.connection.close_input()
 
-    def record(self) -> Sequence[Mapping[str, Any]]:
-        """Return the lines of the node's record so far."""
-        name = f"nodes/node{self.work.node_rank}.record.jsonl"
-        if self.stream.received[name] != self._record_size:
-            self._record_size = self.stream.received[name]
-            self._record_lines = _lines(self._root / name)
-        return self._record_lines
-
-    def last_word(self) -> Mapping[str, Any] | None:
-        """Return the record's last line where the node wrote one."""
-        return next((line for line in self.record() if line.get("event") == "ended"), None)
+    def last_word(self) -> Mapping[str, Any]:
+        """Return the last line of the node's record where it wrote one; an empty one before."""
+        return last_fields(self._root, self.work.node_rank) or {}
 
     def ends(self) -> tuple[ProcessEnd, ...]:
         """Return how each rank ended. One of a lost node has no values."""
-        said = (self.last_word() or {}).get("ends", ())
-        known = {end.rank: end for end in _ends(said)}
-        return tuple(known.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in self.work.processes)
+        return node_ranks_ends(self.work, self.last_word().get("ends", ()))
 
     def memory_kills(self) -> tuple[int, str | None]:
-        """Return how many processes the node's kernel killed for memory, and how that is known."""
-        last = self.last_word() or {}
+        last = self.last_word()
         number, said = last.get("oom_kills"), last.get("oom_evidence")
         if not isinstance(number, int) or isinstance(number, bool) or not number > 0:
             return 0, None
-        return number, f"{self.name}: {_printable(str(said))}"
+        return number, f"{self.name}: {printable_text(str(said), 500)}"
 
-    def finding(self) -> tuple[Cause, NodeEnd] | None:
-        """Return what the node's end means for the run, and its end; None while it is open."""
-        if self.is_open:
-            return None
+    def finding(self) -> tuple[Cause, NodeEnd]:
+        """Return what the end of a closed node means for the run, and its end."""
         last = self.last_word()
-        if last is None or self.fault:
+        if not last or self.fault:
             return self._without_last_word()
         cause, word = _MEANINGS.get(str(last.get("cause")), ("node-lost", "lost"))
         if cause == "cancelled" and self.is_stopped:
@@ -121,11 +107,11 @@ class NodeRun:
         return cause, self._end(word, self._evidence(last))
 
     def _evidence(self, last: Mapping[str, Any]) -> str | None:
-        failed = [end for end in self.ends() if (end.signal or end.exit_code) and not end.stopped_by_us]
+        failed = first_failure(self.ends())
         if last.get("cause") == "rank-failed" and failed:
-            return f"{self.name}: {evidence_of(self.ends(), failed[0].rank)}{_disk(last)}"
+            return f"{self.name}: {evidence_of(failed)}{_disk(last)}"
         said = last.get("evidence")
-        return f"{self.name}: {_printable(str(said))}" if said else None
+        return f"{self.name}: {printable_text(str(said), 500)}" if said else None
 
     def _without_last_word(self) -> tuple[Cause, NodeEnd]:
         why = self.fault or explained(self.name, self.connection.code, self.connection.complaint)
@@ -139,42 +125,11 @@ class NodeRun:
         return NodeEnd(self.work.node_rank, self.name, word, detail)
 
 
-def _lines(path: Path) -> list[Mapping[str, Any]]:
-    """Return the whole lines of a record. A line that is no object is left out: another machine wrote it."""
-    found: list[Mapping[str, Any]] = []
-    for line in read_regular(path).split(b"\n")[:-1]:
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(content, dict):
-            found.append(content)
-    return found
-
-
-def _ends(said: Any) -> tuple[ProcessEnd, ...]:
-    """Return the ends of a record; none where they are no such list."""
-    try:
-        found = ends_of(list(said))
-    except (TypeError, ValueError):
-        return ()
-    return found if all(_is_end(end) for end in found) else ()
-
-
-def _is_end(end: ProcessEnd) -> bool:
-    numbers = (end.exit_code, end.signal, end.process)
-    return isinstance(end.rank, int) and all(n is None or isinstance(n, int) for n in numbers)
-
-
 def _disk(last: Mapping[str, Any]) -> str:
     """Return a remark where the node's disk was full at its end."""
     free = last.get("disk_free_bytes")
     is_full = isinstance(free, int) and free < FULL_BYTES
     return f"; the disk of its run's folder is full ({free} bytes free)" if is_full else ""
-
-
-def _printable(text: str) -> str:
-    return "".join(c for c in text if c.isprintable())[:500]
 
 
 class Supervision:
@@ -183,73 +138,67 @@ class Supervision:
     def __init__(self, nodes: Sequence[NodeRun], liveness: Liveness, silence_seconds: float, watch: Watch) -> None:
         self._nodes, self._liveness, self._watch = nodes, liveness, watch
         self._silence_seconds, self._next_line = silence_seconds, 0.0
-        self._found: set[int] = set()
+        self._ended: set[int] = set()
         self.cause: Cause = "exited"
         self.evidence: str | None = None
 
+    def _open(self) -> list[NodeRun]:
+        return [node for node in self._nodes if node.is_open]
+
     def run(self) -> None:
         """Watch until all nodes have ended, or one ends badly, or the run hangs. Raises KeyboardInterrupt."""
-        while any(node.is_open for node in self._nodes):
+        while self._open() and self.cause == "exited":
             self._turn()
             # each node watches its ranks' heartbeats itself: here they would stop with the connection
-            if self.cause == "exited" and (evidence := self._liveness.hang([])):
+            if evidence := self._liveness.hang([]):
                 self._decide("hang", evidence)
-            if self.cause != "exited":
-                break
         if self.cause == "rank-failed":
             self._until_closed(SETTLE_SECONDS)
         self.stop()
 
     def stop(self) -> None:
         """End all nodes that are left: first by closing their input, then their connections."""
-        for node in self._nodes:
-            if node.is_open:
-                node.stop()
+        for node in self._open():
+            node.stop()
         self._until_closed(STOP_SECONDS)
-        for node in self._nodes:
-            if node.is_open:
-                node.lose(f"{node.name}: it did not end within {STOP_SECONDS:g} s after the platform ended it")
+        for node in self._open():
+            node.lose(f"{node.name}: it did not end within {STOP_SECONDS:g} s after the platform ended it")
         self._watch()
 
     def _until_closed(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while any(node.is_open for node in self._nodes) and time.monotonic() < deadline:
+        while self._open() and time.monotonic() < deadline:
             self._turn()
 
     def _turn(self) -> None:
         """Take what came from every node, and keep the first cause."""
-        wait_for_output([node.connection for node in self._nodes if node.is_open], POLL_SECONDS)
+        wait_for_output([node.connection for node in self._open()], POLL_SECONDS)
         time.sleep(len(self._nodes) * PACE_SECONDS)
         self._send_lines()
         for node in self._nodes:
             if node.is_open:
                 node.receive()
                 self._check_silence(node)
-            if not node.is_open and node.work.node_rank not in self._found:
-                self._found.add(node.work.node_rank)
-                self._take_end(node)
+            if not node.is_open and node.work.node_rank not in self._ended:
+                self._ended.add(node.work.node_rank)
+                cause, end = node.finding()
+                if cause != "exited":
+                    self._decide(cause, end.detail)
         self._watch()
 
     def _send_lines(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_line:
-            self._next_line = now + LINE_SECONDS
-            for node in self._nodes:
-                if node.is_open and node.connection.has_sent:
-                    node.connection.send(b"\n")
-        for node in self._nodes:
-            if node.is_open:
-                node.connection.flush()
+        is_due = time.monotonic() >= self._next_line
+        if is_due:
+            self._next_line = time.monotonic() + LINE_SECONDS
+        for node in self._open():
+            if is_due and node.connection.has_sent:
+                node.connection.send(b"\n")
+            node.connection.flush()
 
     def _check_silence(self, node: NodeRun) -> None:
         silence = node.silence()
         if node.is_open and silence > self._silence_seconds:
             node.lose(f"{node.name} sent nothing for {silence:.0f} s (limit {self._silence_seconds:g} s)")
-
-    def _take_end(self, node: NodeRun) -> None:
-        finding = node.finding()
-        if finding and finding[0] != "exited":
-            self._decide(finding[0], finding[1].detail)
 
     def _decide(self, cause: Cause, evidence: str | None) -> None:
         if self.cause == "exited":

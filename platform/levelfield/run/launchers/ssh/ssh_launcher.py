@@ -11,7 +11,7 @@ import json
 import re
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,10 +29,10 @@ from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
-from levelfield.run.launchers.ssh.connection import Connection, NodeLine, wait_for_output
+from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.mpirun_job import MpirunJob, keep_works, mpirun_submissions, refuse_without_ssh
-from levelfield.run.launchers.ssh.node_run import NodeRun, Supervision
-from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
+from levelfield.run.launchers.ssh.node_run import NodeLine, NodeRun, Supervision
+from levelfield.run.launchers.ssh.ssh_places import moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, in_container
 from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
@@ -42,8 +42,7 @@ from levelfield.specs.plan import Plan, job_of
 _PROGRAM = re.compile(r"node_agent\.py run - --stream|mpi_part\.py keep")
 FILES_OF_A_NODE = 4  # three pipes, and one that is being written
 LEAST_SILENCE_SECONDS = 30.0  # ssh itself gives a host up after fifteen
-
-SILENCE_SECONDS = 20.0
+SILENCE_SECONDS = 20.0  # of a connection that fetches
 # What a node must have left for a whole result.
 _EXPECTED = ("nodes/node{node}.record.jsonl", "nodes/node{node}.facts.json", "telemetry/node{node}.raw.jsonl")
 
@@ -87,47 +86,27 @@ class SshLauncher:
 
 
 def _content(plan: Plan, request: Request, node: NodeWork) -> str:
-    """Return the text that a node is given."""
     places = places_of(plan, node.node_rank)
     there = replace(request, events_dir=str(places.run.events))
-    own = moved(plan, places)
-    content = {
-        **node_content(own, places.run, there, node, plan.implementation.rests_on),
-        "files": {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"},
-    }
+    content = node_content(moved(plan, places), places.run, there, node, plan.implementation.rests_on)
+    content["files"] = {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"}
     return json.dumps(content) + "\n"
 
 
 def _submission(plan: Plan, rank: int, content: str) -> Submission:
+    """Return the command of the node's part, on the node or in a container of it, with the node's work."""
     places = places_of(plan, rank)
-    argv = ssh_argv(launch_of(plan), places.host, _agent(plan, places))
-    return Submission(places.host.name, argv, stdin=content)
-
-
-def _lines(request: Request) -> Iterator[NodeLine]:
-    """Start all nodes' parts, and yield the line to each. Raises OSError and NodesNotReady."""
-    works = _works(request)
-    if len(works) < len(request.submissions):
-        keep_works(works)
-        yield from MpirunJob(request.submissions[-1].argv, [work.name for work in works]).lines
-        return
-    for sent in works:
-        connection = Connection(sent.name, sent.argv)
-        connection.send(_with_secrets(sent, secret_values(request)).encode())
-        yield connection
+    words = [places.agent, "run", "-", "--stream"]
+    if plan.runtime == "docker":
+        command = in_container(plan, places, [places.python, *words])
+    else:
+        command = [places.host.python, *words]
+    return Submission(places.host.name, ssh_argv(launch_of(plan), places.host, command), stdin=content)
 
 
 def _works(request: Request) -> tuple[Submission, ...]:
     """Return the submissions that hold a node's work: all but mpirun's own."""
     return request.submissions[: len(request.nodes)]
-
-
-def _agent(plan: Plan, places: NodePlaces) -> list[str]:
-    """Return the command of the node's part, on the node or in a container of it."""
-    words = [places.agent, "run", "-", "--stream"]
-    if plan.runtime == "docker":
-        return in_container(plan, places, [places.python, *words])
-    return [places.host.python, *words]
 
 
 def _write_work(root: Path, request: Request) -> None:
@@ -138,19 +117,26 @@ def _write_work(root: Path, request: Request) -> None:
         write_atomically(root / f"nodes/node{node.node_rank}.json", json.dumps(content, indent=2) + "\n")
 
 
+def _lines(request: Request) -> Iterator[NodeLine]:
+    """Start all nodes' parts, and yield the line to each. Raises OSError and NodesNotReady."""
+    works, secrets = _works(request), secret_values(request)
+    if len(works) < len(request.submissions):
+        keep_works(works)
+        yield from MpirunJob(request.submissions[-1].argv, [work.name for work in works]).lines
+        return
+    for sent in works:
+        text = sent.stdin or "{}"
+        connection = Connection(sent.name, sent.argv)
+        connection.send((json.dumps({**json.loads(text), "secrets": secrets}) + "\n" if secrets else text).encode())
+        yield connection
+
+
 def _allow_files(count: int) -> None:
     """Raise this process's limit of open files, as far as the system lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(soft + count, hard) if hard != resource.RLIM_INFINITY else soft + count
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _with_secrets(sent: Submission, secrets: Mapping[str, str]) -> str:
-    """Return what is sent: the submission's text as it is, or with the run's secrets."""
-    if not secrets:
-        return sent.stdin or ""
-    return json.dumps({**json.loads(sent.stdin or "{}"), "secrets": secrets}) + "\n"
 
 
 def _supervised(request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Outcome:
@@ -183,40 +169,35 @@ def _collected(root: Path, request: Request, nodes: Sequence[NodeRun], outcome: 
             found.append(_end_of(root, node, sent))
     except KeyboardInterrupt:
         outcome = replace(outcome, cause="interrupted", evidence="interrupted by the user while files were fetched")
-    return replace(outcome, ends=_ends(nodes), nodes=tuple(found), evidence=_evidence(request, outcome, found))
-
-
-def _evidence(request: Request, outcome: Outcome, found: Sequence[NodeEnd]) -> str | None:
-    """Return the outcome's evidence. mpirun ends for one lost node and takes all others along.
-
-    Of them that one is meant from which nothing more could be fetched.
-    """
-    lost = [end for end in found if end.word == "lost"]
-    away = [end for end in lost if end.missing]
+    # mpirun ends for one lost node and takes all others along: that one is meant from which nothing could be fetched
+    away = [end.detail for end in found if end.word == "lost" and end.missing]
     is_shared = len(request.submissions) > len(request.nodes)
-    return away[0].detail if is_shared and outcome.cause == "node-lost" and away else outcome.evidence
+    evidence = away[0] if is_shared and outcome.cause == "node-lost" and away else outcome.evidence
+    return replace(outcome, ends=_ends(nodes), nodes=tuple(found), evidence=evidence)
 
 
 def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
-    finding = node.finding()
-    assert finding is not None, "a node is collected after its end"
-    end = finding[1]
+    """Return how a node ended. What its stream did not bring is fetched, and what stays away is named."""
+    _, end = node.finding()
     if node.stream.is_complete() or end.word == "unreachable":
         return end
-    work = json.loads(sent.stdin or "{}")
+    rank, received = node.work.node_rank, node.stream.received
+    again = NodeStream(root, rank, node.stream.ranks, received)
+    asked = {"root": json.loads(sent.stdin or "{}")["root"], "node_rank": rank, "ranks": again.ranks}
     argv = (*sent.argv[:-1], _PROGRAM.sub("node_agent.py fetch", sent.argv[-1]))
-    again = fetch(Connection(sent.name, argv), root, node.work.node_rank, Path(work["root"]), node.stream)
-    node.stream.received.update(again.received)
-    missing = missing_of(node.work.node_rank, again.received, again.is_complete())
-    return replace(end, missing=missing)
+    _fetch(Connection(sent.name, argv), json.dumps({**asked, "offsets": received}) + "\n", again)
+    received.update(again.received)
+    if again.is_complete():
+        return end
+    expected = (name.format(node=rank) for name in _EXPECTED)
+    absent = [name for name in expected if not received[name]]
+    short = [f"{name} (its end)" for name, size in sorted(received.items()) if size]
+    return replace(end, missing=(*absent, *short))
 
 
-def fetch(connection: Connection, root: Path, node_rank: int, remote: Path, stream: NodeStream) -> NodeStream:
-    """Return the stream of what was missing. Where it is not complete, something stayed away."""
-    ranks = stream.ranks
-    asked = {"root": str(remote), "node_rank": node_rank, "ranks": ranks, "offsets": stream.received}
-    connection.send((json.dumps(asked) + "\n").encode())
-    again = NodeStream(root, node_rank, ranks, stream.received)
+def _fetch(connection: Connection, asked: str, stream: NodeStream) -> None:
+    """Receive what is asked for by a connection of its own, as far as it comes."""
+    connection.send(asked.encode())
     last = time.monotonic()
     try:
         while time.monotonic() - last < SILENCE_SECONDS:
@@ -227,17 +208,8 @@ def fetch(connection: Connection, root: Path, node_rank: int, remote: Path, stre
                 break
             if part:
                 last = time.monotonic()
-                again.receive(part)
+                stream.receive(part)
     except BrokenStream:
         pass
     finally:
         connection.end()
-    return again
-
-
-def missing_of(node_rank: int, received: Mapping[str, int], is_complete: bool) -> tuple[str, ...]:
-    """Return the names of a node's files that did not come; of an incomplete stream also those that may be short."""
-    if is_complete:
-        return ()
-    absent = [name.format(node=node_rank) for name in _EXPECTED if not received[name.format(node=node_rank)]]
-    return tuple([*absent, *(f"{name} (its end)" for name, size in sorted(received.items()) if size)])

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield.run.runtimes.process_runtime import NodeFolders, launch_of
+from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.site import Host, LaunchPlan
@@ -54,38 +54,24 @@ class NodePlaces:
 
 
 def places_of(plan: Plan, node_rank: int) -> NodePlaces:
-    """Return the places of a run on one of its nodes."""
+    """Return the places of a run on one of its nodes. Code and environment are named by their digests."""
     launch = launch_of(plan)
     host = launch.hosts[node_rank]
     folder = Path(launch.site.ssh.folder.replace("{user}", host.user or getpass.getuser()))
-    made = environment_name(plan)
-    environment = folder / "environments" / made if made else None
+    is_made = plan.environment.folder and not launch.site.python
+    made = folder / "environments" / f"{plan.environment.name}-{_short(plan.environment.digest)}"
     given = plan.environment.python if plan.runtime == "docker" else launch.site.python or plan.environment.python
-    python = str(environment / "bin" / "python") if environment else given
     return NodePlaces(
         host=host,
         folder=folder,
-        code=folder / "code" / code_name(plan),
-        environment=environment,
-        python=python,
+        code=folder / "code" / _short(plan.implementation.rests_on or plan.implementation.digest),
+        environment=made if is_made else None,
+        python=str(made / "bin" / "python") if is_made else given,
         run=RunPaths(folder / "runs" / plan.run_id),
     )
 
 
-def code_name(plan: Plan) -> str:
-    """Return the folder of the code below code/: the beginning of its digest."""
-    return _short(plan.implementation.rests_on or plan.implementation.digest)
-
-
-def environment_name(plan: Plan) -> str | None:
-    """Return the folder of the environment below environments/; None where an interpreter is given."""
-    if not plan.environment.folder or launch_of(plan).site.python:
-        return None
-    return f"{plan.environment.name}-{_short(plan.environment.digest)}"
-
-
 def moved(plan: Plan, places: NodePlaces) -> Plan:
-    """Return the plan with the folders of a node."""
     implementation = str(places.code / "models" / Path(plan.implementation.folder).name)
     environment = {"folder": str(places.environment or ""), "python": places.python}
     return plan.model_copy(
@@ -96,10 +82,6 @@ def moved(plan: Plan, places: NodePlaces) -> Plan:
     )
 
 
-def node_folders(plan: Plan, places: NodePlaces) -> NodeFolders:
-    return NodeFolders(places.code, moved(plan, places).implementation.folder, places.python)
-
-
 def ssh_argv(launch: LaunchPlan, host: Host, command: list[str]) -> tuple[str, ...]:
     """Return the argv of ssh that runs a command on a host. The host's shell gets it quoted."""
     remote = shlex.join(with_modules(launch, command)) if launch.site.modules else f"exec {shlex.join(command)}"
@@ -107,7 +89,6 @@ def ssh_argv(launch: LaunchPlan, host: Host, command: list[str]) -> tuple[str, .
 
 
 def ssh_options(launch: LaunchPlan, host: Host) -> tuple[str, ...]:
-    """Return the options of ssh for a host."""
     site = launch.site.ssh
     config = ("-F", site.config) if site.config else ()
     options = (*_OPTIONS, f"ConnectTimeout={site.connect_seconds}")

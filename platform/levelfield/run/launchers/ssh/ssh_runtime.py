@@ -1,4 +1,8 @@
-"""Runtime `process` on nodes that ssh reaches: their own folders, prepared before the run."""
+"""Runtimes on nodes that ssh reaches: their own folders, prepared before the run, or containers of their own engines.
+
+The image is built on this machine, as for a run here, and brought to each node that lacks it, once. Its name on the
+nodes is a function of the plan, so that a dry run shows the command that is sent.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork
 from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
-from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, node_folders, places_of, ssh_argv
+from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import RUN_LABEL, answers, connect, reap
-from levelfield.run.runtimes.process_runtime import NodeRuntime, launch_of, worker_path
+from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of, worker_path
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import ContainerPlan, Plan
 
 if TYPE_CHECKING:
-    from levelfield.run.runtimes.images import Built
-
-if TYPE_CHECKING:
     from docker import DockerClient
 
-# The image is built on this machine, as for a run here, and brought to each node that lacks it, once. Its name on the
-# nodes is a function of the plan, so that a dry run shows the command that is sent.
 LOCKS = "/tmp/levelfield-devices"  # of the node; the engine would make a missing folder for root alone
 # Only the node knows the numbers of its user. The words that follow are the options, the image and the command.
 _AS_THE_USER = f'mkdir -p -m 1777 {LOCKS} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
@@ -45,15 +44,13 @@ class SshRuntime(NodeRuntime):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(launch_of(plan).hosts[0].reached_at)
-        self._image: Built | None = None
+        self._image: images.Built | None = None
 
     @contextmanager
     def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[SshRuntime]:
         """Prepare every node. Raises NodesNotReady with the node that cannot be prepared."""
         prepare(plan, say)
         if plan.runtime == "docker":
-            # imported here: only runs in containers need the engine's library
-
             self._image = bring_images(plan, say)
         yield self
 
@@ -70,7 +67,7 @@ class SshRuntime(NodeRuntime):
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the work of one node, with the paths of that node. paths: not used, they are this machine's."""
         places = places_of(plan, node_rank)
-        self._folders = node_folders(plan, places)
+        self._folders = NodeFolders(places.code, moved(plan, places).implementation.folder, places.python)
         return super().node(plan, places.run, node_rank)
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
@@ -103,7 +100,6 @@ def _printed(connection: Connection, deadline: float, command: list[str]) -> byt
 
 
 def _moved_word(plan: Plan, places: NodePlaces, word: str) -> str:
-    """Return a word of a command with the node's folders in place of this machine's."""
     there = moved(plan, places)
     for own, other in (
         (plan.environment.python, there.environment.python),
@@ -179,10 +175,9 @@ def bring_images(plan: Plan, say: Say) -> images.Built:
 
 
 def _bring(client: DockerClient, plan: Plan, node_rank: int, image_id: str, say: Say) -> None:
-    name = places_of(plan, node_rank).host.name
     if _found(plan, node_rank) == image_id:
         return
-    image = client.images.get(image_of(plan))
+    name, image = places_of(plan, node_rank).host.name, client.images.get(image_of(plan))
     say(f"{name}: bringing the image {image_of(plan)} ({image.attrs['Size'] / 2**20:,.0f} MiB unpacked)")
     complaint = _load(plan, node_rank, image.save(named=image_of(plan)), lambda text: say(f"{name}: {text}"))
     if (found := _found(plan, node_rank)) != image_id:

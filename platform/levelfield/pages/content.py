@@ -2,18 +2,85 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from levelfield.pages.escaped_data import slug
-from levelfield.pages.history_columns import SeriesRuns, seconds_of
-from levelfield.pages.night_findings import CALM, NightFinding, finding_of, latest_of_each
-from levelfield.pages.results import SeriesEntry, StoredResults
+from levelfield.pages.results import StoredResults
+from levelfield.pages.series_history import SeriesRuns, seconds_of
+from levelfield.pages.site_files import slug
+from levelfield.series.findings import WORDS, FindingWord
 from levelfield.specs.record import Point, StoreEvent
+from levelfield.store.database import StoredSeries
 
 NIGHTS_SHOWN = 30  # of which the case pages repeat what the gate said
+
+_NO_CHANGES = ("missing", "new series", "no change")  # each has its place elsewhere on the page
+CHANGES = tuple(word for word in WORDS if word not in _NO_CHANGES)
+CALM = ("no change", "new series")
+UNKNOWN: FindingWord = "inconclusive"  # a word of a later version
+LONGEST = 400  # characters of a text
+
+
+@dataclass(frozen=True)
+class NightFinding:
+    """One finding of a night. change, low, high: relative. detectable: the smallest change that could be seen."""
+
+    night: str
+    series: str
+    label: str
+    figure: str | None
+    word: FindingWord
+    change: float | None
+    low: float | None
+    high: float | None
+    level: float | None
+    level_since: str | None
+    nights: int | None
+    detectable: float | None
+    run_id: str | None
+    detail: str
+    fields: tuple[str, ...]
+
+
+def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
+    """Return a finding from its JSON. What is absent or of a wrong type is None or an empty text."""
+    word = next((word for word in WORDS if word == content.get("word")), UNKNOWN)
+    nights = _number(content.get("nights"))
+    fields = content.get("fields")
+    return NightFinding(
+        night=night,
+        series=_text(content.get("series")) or "",
+        label=_text(content.get("label")) or "",
+        figure=_text(content.get("figure")),
+        word=word,
+        change=_number(content.get("change")),
+        low=_number(content.get("low")),
+        high=_number(content.get("high")),
+        level=_number(content.get("level")),
+        level_since=_text(content.get("level_since")),
+        nights=None if nights is None else int(nights),
+        detectable=_number(content.get("detectable")),
+        run_id=_text(content.get("run_id")),
+        detail=_text(content.get("detail")) or "",
+        fields=tuple(str(each)[:LONGEST] for each in fields) if isinstance(fields, (list, tuple)) else (),
+    )
+
+
+def in_order(findings: Sequence[NightFinding]) -> list[NightFinding]:
+    """Return the findings in order of urgency, the larger change first."""
+    return sorted(findings, key=lambda f: (WORDS.index(f.word), -abs(f.change or 0.0), f.label))
+
+
+def _text(value: Any) -> str | None:
+    return value[:LONGEST] if isinstance(value, str) else None
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -71,10 +138,12 @@ def _findings(results: StoredResults, nights: Sequence[str], judged: Sequence[Ma
     tonight = [finding_of(nights[-1], finding) for finding in judged] if nights else []
     if any(finding.night == nights[-1] for finding in stored):
         tonight = [finding for finding in tonight if finding.word in CALM]
-    return latest_of_each([*tonight, *stored])
+    # Findings are only added: the last one of a series and figure replaces those before.
+    latest = {(f.night, f.series, f.figure, f.label): f for f in (*tonight, *stored)}
+    return list(latest.values())
 
 
-def _runs(entry: SeriesEntry, points: Sequence[Point], unreadable: list[str]) -> SeriesRuns:
+def _runs(entry: StoredSeries, points: Sequence[Point], unreadable: list[str]) -> SeriesRuns:
     unreadable += [point.run_id for point in points if not _is_time(point.began)]
     kept = sorted((p for p in points if _is_time(p.began)), key=lambda point: seconds_of(point.began))
     case, own = entry.series.case, f"{entry.series.label} {entry.digest}"

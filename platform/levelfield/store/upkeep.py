@@ -1,38 +1,38 @@
-"""Whether a store is whole: the database's own checks, and the digest of every run and of what it refers to."""
+"""What keeps a store whole and small: its check, its size, and runs that are removed.
+
+The check is the database's own, and of the digest of every run and of what it refers to. A run that a baseline or
+another event names is never removed: it is evidence.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from datetime import datetime, timedelta, timezone
+from itertools import islice
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, delete, func, select, text
 from sqlalchemy.exc import NoResultFound, StatementError
 
-from levelfield.specs.base import Value
-from levelfield.specs.record import Conditions, Series, StoreEvent, Subject
-from levelfield.store import queries
-from levelfield.store.database import Store
-from levelfield.store.rows import document_from, row_digest
-from levelfield.store.schema import ASIDE, CONDITION, EVENT, EXPECTATION, FINDING, METADATA, RAW, RUN, SERIES, SUBJECT
+from levelfield.specs.record import StoreEvent
+from levelfield.store import statements
+from levelfield.store.database import BATCH, Store
+from levelfield.store.rows import DOCUMENTS, RecordReader, row_digest
+from levelfield.store.schema import ASIDE, EVENT, EXPECTATION, FINDING, METADATA, RAW, RUN, SERIES
 
 _CHANGED = "run {}: its row was changed or is damaged; prune it, and import its run directory again"
 # What reading a value raises that is not what was written. SQLAlchemy wraps errors of its own conversions.
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StatementError, NoResultFound)
 _MOST = 20  # faults that are listed
-_DOCUMENTS: tuple[tuple[Any, type[Value]], ...] = ((SERIES, Series), (CONDITION, Conditions), (SUBJECT, Subject))
+
+_BATCH = 500
 
 
 def counts(store: Store) -> dict[str, int]:
     """Return the number of rows of each table."""
-
-    def question(connection: Connection) -> dict[str, int]:
-        tables = METADATA.sorted_tables
-        return {
-            table.name: connection.execute(select(func.count()).select_from(table)).scalar_one() for table in tables
-        }
-
-    return store.read(question)
+    queries = {table.name: select(func.count()).select_from(table) for table in METADATA.sorted_tables}
+    return store.read(lambda connection: {n: connection.execute(query).scalar_one() for n, query in queries.items()})
 
 
 def size_bytes(store: Store) -> int:
@@ -46,12 +46,8 @@ def size_bytes(store: Store) -> int:
 
 def faults(store: Store, progress: Callable[[int, int], None] = lambda done, whole: None) -> list[str]:
     """Return what is wrong, each as a sentence; at most the first ones of many."""
-    found: list[str] = []
-    for fault in _all(store, progress):
-        found.append(fault)
-        if len(found) == _MOST:
-            return [*found, "and possibly more: these are the first"]
-    return found
+    found = list(islice(_all(store, progress), _MOST))
+    return found if len(found) < _MOST else [*found, "and possibly more: these are the first"]
 
 
 def _all(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
@@ -75,10 +71,10 @@ def _of_database(connection: Connection) -> list[str]:
 
 def _of_documents(connection: Connection) -> list[str]:
     found = []
-    for table, cls in _DOCUMENTS:
+    for cls, table in DOCUMENTS.items():
         for digest, document in connection.execute(select(table.c.digest, table.c.document)):
             try:
-                is_right = document_from(cls, document).fingerprint() == digest
+                is_right = cls.model_validate_json(document).fingerprint() == digest
             except _DAMAGED:
                 is_right = False
             if not is_right:
@@ -101,7 +97,7 @@ def _of_statements(connection: Connection) -> list[str]:
 
 
 def _event(values: dict[str, Any]) -> None:
-    event = document_from(StoreEvent, values["document"])
+    event = StoreEvent.model_validate_json(values["document"])
     if any(values[name] != getattr(event, name) for name in values.keys() - {"document"}):
         raise ValueError
 
@@ -132,8 +128,8 @@ def _of_rows(connection: Connection) -> list[str]:
 def _of_runs(store: Store, progress: Callable[[int, int], None]) -> Iterator[str]:
     """Return the runs whose row is not what its digest says."""
     run_ids = store.run_ids()
-    for start in range(0, len(run_ids), queries.BATCH):
-        batch = run_ids[start : start + queries.BATCH]
+    for start in range(0, len(run_ids), BATCH):
+        batch = run_ids[start : start + BATCH]
         yield from store.read(lambda connection, ids=batch: _changed(connection, ids))  # type: ignore[misc]
         progress(start + len(batch), len(run_ids))
 
@@ -158,7 +154,63 @@ def _differing(connection: Connection, run_ids: list[str]) -> list[str]:
 def _unreadable(connection: Connection, run_ids: list[str]) -> list[str]:
     """Return the runs that cannot be read back. After an error they are read one by one."""
     try:
-        queries.RecordReader().records(connection, run_ids)
+        RecordReader().records(connection, run_ids)
     except _DAMAGED:  # of damaged bytes, or of a value that no record may have
         return run_ids if len(run_ids) == 1 else [bad for one in run_ids for bad in _unreadable(connection, [one])]
     return []
+
+
+class Pruned(NamedTuple):
+    """Runs that were removed, or would be, and those that stay because an event names them."""
+
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def prune(
+    store: Store,
+    keep_days: int | None,
+    case: str | None,
+    run_id: str | None,
+    dry_run: bool,
+    now: datetime | None = None,
+) -> Pruned:
+    """Remove the runs that match all conditions that are given. A run that was put aside goes with all its copies.
+
+    keep_days: only runs that began earlier. dry_run: remove nothing.
+    """
+    before = None if keep_days is None else _text((now or datetime.now(timezone.utc)) - timedelta(days=keep_days))
+
+    def change(connection: Connection) -> Pruned:
+        matching = _matching(connection, before, case, run_id)
+        named = {run for event in statements.events(connection, None, None) for run in event.runs}
+        found = Pruned(tuple(r for r in matching if r not in named), tuple(r for r in matching if r in named))
+        if not dry_run:
+            _remove(connection, found.removed)
+        return found
+
+    if dry_run:
+        return store.read(change)
+    found = store.written(change)
+    if found.removed:
+        store.give_space_back()
+    return found
+
+
+def _matching(connection: Connection, before: str | None, case: str | None, run_id: str | None) -> list[str]:
+    query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).order_by(RUN.c.began, RUN.c.run_id)
+    query = query if before is None else query.where(RUN.c.began < before)
+    query = query if case is None else query.where(SERIES.c.case_name == case)
+    query = query if run_id is None else query.where(RUN.c.run_id == run_id)
+    return list(connection.execute(query).scalars())
+
+
+def _remove(connection: Connection, run_ids: tuple[str, ...]) -> None:
+    for start in range(0, len(run_ids), _BATCH):
+        batch = run_ids[start : start + _BATCH]
+        connection.execute(delete(RUN).where(RUN.c.run_id.in_(batch)))
+        connection.execute(delete(ASIDE).where(ASIDE.c.run_id.in_(batch)))
+
+
+def _text(time: datetime) -> str:
+    return time.astimezone(timezone.utc).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""The history of a series as columns, for the charts of its case: one value of each column is one run."""
+"""The history of a series: as columns, for the charts of its case, and its latest state in a few figures."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class DistinctValues:
         self._places: dict[Any, int] = {}
         self.values: list[Any] = []
 
-    def index(self, key: Any, value: Any = None) -> int:
+    def index(self, key: Any, value_of: Callable[[], Any] | None = None) -> int:
         if key not in self._places:
             self._places[key] = len(self.values)
-            self.values.append(key if value is None else value)
+            self.values.append(value_of() if value_of else key)
         return self._places[key]
 
 
@@ -71,7 +71,7 @@ def month_of(began: str) -> str:
 
 
 def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, Any]:
-    """Return the columns, what they refer to, and the segments."""
+    """Return the columns, one value of each a run; what they refer to; and the segments."""
     kept = {name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")}
     rows = [_row(point, kept, surroundings) for point in runs.points]
     columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
@@ -96,18 +96,21 @@ def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: Surroun
         "purpose": kept["purposes"].index(point.purpose),
         "counts": int(point.is_comparable),
         "trend": int(point.is_of_trend),
-        "conditions": _place(kept["conditions"], point.conditions, surroundings.conditions),
-        "subject": _place(kept["subjects"], point.subject, surroundings.subject),
-        **_figures(point),
+        "conditions": kept["conditions"].index(point.conditions, lambda: surroundings.conditions(point.conditions)),
+        "subject": kept["subjects"].index(point.subject, lambda: surroundings.subject(point.subject)),
+        # As exact as a chart and its table can show.
+        "tokens": rounded(point.tokens_per_second_per_device, 2),
+        "mfu": rounded(point.mfu, 5),
+        "memory": rounded(point.memory_bytes, 0),
+        "energy": rounded(point.joules_per_token, 6),
+        "loss": rounded(point.loss_tail, 5),
     }
 
 
 def segments(points: Sequence[Point], surroundings: SurroundingDocuments) -> list[dict[str, Any]]:
     """Return where the conditions of a node change: the index of the first run under new ones, and what differs."""
-    found, place = (
-        segments_of([point for point in points if point.is_of_trend]),
-        {id(point): index for index, point in enumerate(points)},
-    )
+    found = segments_of([point for point in points if point.is_of_trend])
+    place = {id(point): index for index, point in enumerate(points)}
     return [
         {
             "at": place[id(segment.points[0])],
@@ -135,24 +138,47 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, str]
             yield f"{above}{name}", str(inner)
 
 
-def _place(kept: DistinctValues, digest: str, value_of: Callable[[str], dict[str, Any]]) -> int:
-    known = len(kept.values)
-    place = kept.index(digest)
-    if place == known:  # the first of its digest
-        kept.values[place] = value_of(digest)
-    return place
-
-
-def _figures(point: Point) -> dict[str, float | None]:
-    """Return the figures, rounded to what a chart and its table can show."""
-    return {
-        "tokens": rounded(point.tokens_per_second_per_device, 2),
-        "mfu": rounded(point.mfu, 5),
-        "memory": rounded(point.memory_bytes, 0),
-        "energy": rounded(point.joules_per_token, 6),
-        "loss": rounded(point.loss_tail, 5),
-    }
-
-
 def rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
+
+
+@dataclass(frozen=True)
+class SeriesSummary:
+    """The latest state of a series. valid: runs that may stand in a comparison. last: of the trend.
+
+    latest: the last of the trend that may stand in a comparison. why_not: why the last may not; None where it may.
+    """
+
+    runs: int
+    valid: int
+    nodes: int
+    last: str
+    last_word: str
+    why_not: str | None
+    latest: Point | None
+
+    @property
+    def tokens(self) -> float | None:
+        """The tokens/s/device of the latest figures."""
+        return self.latest.tokens_per_second_per_device if self.latest else None
+
+
+def summary_of(runs: SeriesRuns) -> SeriesSummary:
+    """Return the summary of a series, which has at least one run."""
+    trend = [point for point in runs.points if point.is_of_trend]
+    valid, last = [point for point in trend if point.is_comparable], (trend or runs.points)[-1]
+    return SeriesSummary(
+        runs=len(runs.points),
+        valid=sum(point.is_comparable for point in runs.points),
+        nodes=len({point.node for point in runs.points}),
+        last=last.began,
+        last_word=last.word,
+        why_not=None if last.is_comparable else _why_not(last),
+        latest=valid[-1] if valid else None,
+    )
+
+
+def _why_not(point: Point) -> str:
+    if point.word != "valid":
+        return point.word
+    return point.evidence if point.evidence != "sealed" else point.verdict
