@@ -132,18 +132,20 @@ def _release_of(program: Path) -> str:
 
 
 def version_that_runs(
-    registry: Registry, selector: Selector, found: Selection, request: UserRequest
+    registry: Registry, selector: Selector, found: Selection, request: UserRequest, of_suite: bool
 ) -> tuple[Selector, Selection, str | None, tuple[str, ...]]:
     """Return the selector and its selection with a version that the chip and the driver can run, and why it is another.
 
     The third value is the driver's version; None where the packages need no certain one, or nobody knows the driver:
     for devices that are assumed or on other machines, and for packages that the platform does not install. A version
-    that the user named stays.
+    that the user named stays, and so does that of a suite's rows on hardware that is not here: they say what was
+    published elsewhere, by other versions.
     """
     file, kind = found.implementation, found.vendor.device_kind
     needs = file.requirements.get(kind)
     is_here = found.devices and not request.hardware
-    if needs is None or _is_brought(found, request):
+    is_elsewhere = of_suite and not (is_here or request.launch)
+    if needs is None or is_elsewhere or _is_brought(found, request):
         return selector, found, None, ()
     driver = registry.machine.driver(found.vendor.name) if needs.driver and is_here else None
     faults = [

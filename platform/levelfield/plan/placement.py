@@ -63,7 +63,9 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
     if entry.request.launch and not found.vendor.is_host:  # the devices of this machine have no part in the run
         found = replace(found, devices=(), problem=None, notices=(), busy={})
     scale = _scale(entry)
-    selector, found, driver, older = version_that_runs(registry, selector, found, entry.request)
+    selector, found, driver, older = version_that_runs(
+        registry, selector, found, entry.request, entry.suite is not None
+    )
     by_suite = entry.suite is not None and scale != entry.request.scale
     return Decision(
         text=entry.text,

@@ -17,7 +17,7 @@ import pytest
 from agents import AGENT, BEATING, SLEEP, Node, frames, received, send_many, wait_until
 from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.device_files import device_locked
-from levelfield.node.node_record import NodeRecord
+from levelfield.node.node_duty import NodeRecord
 from levelfield.plan.resolution import code_digest
 from live_groups import control_group
 

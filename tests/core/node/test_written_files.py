@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.node.node_record import write_files
+from levelfield.node.node_duty import write_files
 
 
 def test_a_node_in_between_does_not_take_the_file_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,8 @@ def test_without_the_log_a_kill_elsewhere_is_not_this_runs(group: Path, monkeypa
 OWN = f"""
 import subprocess, sys
 from levelfield.node import control_groups
-memory_kills._open_log = lambda root: None
-watch = memory_kills.MemoryKillWatch()
+control_groups._open_log = lambda root: None
+watch = control_groups.MemoryKillWatch()
 victim = subprocess.Popen([sys.executable, "-c", "open('/proc/self/oom_score_adj', 'w').write('900'); {EAT}"])
 victim.wait()
 print(victim.returncode, *watch.found([victim.pid]))
