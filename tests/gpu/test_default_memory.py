@@ -13,7 +13,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 
 GIVE_LESS = 7  # plans that leave less than the margin free, because no layout leaves it
-EVERY = 61  # a part of the combinations that has each framework, chip and place
+EVERY = 37  # a part of the combinations that has each framework, chip and place
 AGAIN = "run `PYTHONPATH=platform .venvs/dev/bin/python tests/gpu/default_memory.py`"
 
 
@@ -30,7 +30,7 @@ def test_every_combination_is_recorded_and_none_is_a_fault(recorded) -> None:
 
 def test_planned_memory_is_within_the_device_s_and_mostly_with_the_margin(recorded) -> None:
     planned = [row for row in recorded.values() if row["planned_gib"]]
-    assert len(planned) > 1000
+    assert len(planned) > 600
     for row in planned:
         assert 0 < float(row["tensors_gib"]) < float(row["planned_gib"]) <= float(row["device_gib"]), row
         free = float(row["device_gib"]) - float(row["planned_gib"])

@@ -81,7 +81,7 @@ _SUBJECTS: dict[type[LauncherConformance], LauncherSubject] = {}
 
 def pure(subject: LauncherSubject) -> str:
     """Check that a request has no effect, and is the same twice, whatever the variables of the caller say."""
-    before = _files(subject.runs)
+    before = set(subject.runs.rglob("*"))
     first = subject.request()
     held = dict(os.environ)
     os.environ.update({"LEVELFIELD_CONFORMANCE": "1", "MASTER_ADDR": "192.0.2.1", "RANK": "99"})
@@ -92,7 +92,7 @@ def pure(subject: LauncherSubject) -> str:
         os.environ.update(held)
     if first != second:
         raise Fails("two requests of one plan differ", "take nothing from the clock, the environment or a counter")
-    if _files(subject.runs) != before:
+    if set(subject.runs.rglob("*")) != before:
         raise Fails("request() wrote a file", "write files in execute(); give their text in Submission.files")
     return "two requests are equal, and none wrote a file"
 
@@ -113,7 +113,8 @@ def ranks(subject: LauncherSubject) -> str:
 
 def submitted(subject: LauncherSubject) -> str:
     """Check that what is sent has the work of every rank once. A dry run prints it."""
-    found = sorted(rank for work in _works(subject.request()) for rank in _ranks_of(work))
+    works = _works(subject.request())
+    found = sorted(process["rank"] for work in works for process in work.get("processes", ()))
     if found != list(range(subject.nodes)):
         expected = f"expected {list(range(subject.nodes))} once each"
         raise Fails(f"the submissions have ranks {found}, {expected}", "put node_content of every node into them")
@@ -153,8 +154,8 @@ def runs(subject: LauncherSubject) -> str:
     run = subject.run("none")
     if run.outcome["cause"] != "exited" or run.result.status.word != "valid":
         raise Fails(f"cause {run.outcome['cause']}, {run.result.status.word}: {_why(run)}", "see logs/ of the run")
-    if bad := [node["name"] for node in _nodes(run) if node["word"] != "ended" or node["missing"]]:
-        raise Fails(f"nodes {', '.join(bad)}: {_nodes(run)}", "bring the files of every node into the run directory")
+    if bad := [node["name"] for node in run.nodes if node["word"] != "ended" or node["missing"]]:
+        raise Fails(f"nodes {', '.join(bad)}: {run.nodes}", "bring the files of every node into the run directory")
     _check_ends(run, subject.nodes)
     return f"valid on {subject.nodes} nodes, with all evidence"
 
@@ -182,7 +183,7 @@ def failure(subject: LauncherSubject) -> str:
     ends = _check_ends(run, subject.nodes)
     if ends[last]["signal"] != 9:
         raise Fails(f"rank {last}: {ends[last]}, expected signal 9", "read ends from each node's record")
-    words = [node["word"] for node in _nodes(run)]
+    words = [node["word"] for node in run.nodes]
     if words[last] != "failed" or "failed" in words[:last]:
         raise Fails(f"the nodes' words are {words}", "only the node with the killed rank failed")
     if _steps(run, last)[:2] != _STEPS_BEFORE_FAULT:
@@ -239,10 +240,6 @@ def _works(request: Request) -> Iterator[Mapping[str, Any]]:
                 at = text.find(_BEGIN, max(end, at + 1))
 
 
-def _ranks_of(work: Mapping[str, Any]) -> Sequence[int]:
-    return [process["rank"] for process in work.get("processes", ())]
-
-
 def _is_here(address: str) -> bool:
     """Return whether an address means each machine itself."""
     try:
@@ -252,21 +249,13 @@ def _is_here(address: str) -> bool:
     return found.is_loopback or found.is_unspecified
 
 
-def _files(folder: Path) -> set[Path]:
-    return set(folder.rglob("*"))
-
-
-def _nodes(run: LaunchedRun) -> list[dict[str, Any]]:
-    return list(run.outcome.get("nodes", ()))  # type: ignore[call-overload,no-any-return]
-
-
 def _check_ends(run: LaunchedRun, world: int) -> list[dict[str, Any]]:
     """Return the ends of all ranks. Raises Fails where a rank or a node has none."""
-    ends: list[dict[str, Any]] = list(run.outcome["ends"])  # type: ignore[call-overload]
+    ends: list[dict[str, Any]] = run.outcome["ends"]
     if [end["rank"] for end in ends] != list(range(world)):
         raise Fails(f"ends of ranks {[end['rank'] for end in ends]}", f"report an end for each of {world} ranks")
-    if [node["node_rank"] for node in _nodes(run)] != list(range(world)):
-        raise Fails(f"ends of {len(_nodes(run))} nodes, expected {world}", "report a NodeEnd for each node")
+    if [node["node_rank"] for node in run.nodes] != list(range(world)):
+        raise Fails(f"ends of {len(run.nodes)} nodes, expected {world}", "report a NodeEnd for each node")
     return ends
 
 

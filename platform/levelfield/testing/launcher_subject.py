@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -42,8 +43,12 @@ class LaunchedRun:
 
     result: Result
     paths: RunPaths
-    outcome: dict[str, object]
+    outcome: dict[str, Any]
     left: tuple[str, ...]
+
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        return list(self.outcome.get("nodes", ()))
 
 
 @dataclass

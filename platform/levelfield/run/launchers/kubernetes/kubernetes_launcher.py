@@ -6,7 +6,7 @@ import gzip
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,17 +38,16 @@ def _text(dumper: yaml.SafeDumper, found: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
+@dataclass(frozen=True)
 class KubernetesLauncher:
     """Launches each node as a pod. Its files are streamed through the pods' logs, or stand on a shared claim."""
 
+    say: Callable[[str], None] = lambda sentence: None
     name = "kubernetes"
-
-    def __init__(self, say: Callable[[str], None] = lambda sentence: None) -> None:
-        self._say = say
 
     def saying(self, say: Callable[[str], None]) -> KubernetesLauncher:
         """Return the same launcher with a place for its sentences about what the pods wait for."""
-        return KubernetesLauncher(say)
+        return replace(self, say=say)
 
     def runtime(self, plan: Plan) -> PodRuntime:
         return PodRuntime(plan)
@@ -72,7 +71,7 @@ class KubernetesLauncher:
         # imported here: the client loads in a second, and a dry run does without it
         from levelfield.run.launchers.kubernetes.cluster_run import run_on_cluster
 
-        return run_on_cluster(request, watch, self._say)
+        return run_on_cluster(request, watch, self.say)
 
 
 def _check(plan: Plan, paths: RunPaths) -> None:
