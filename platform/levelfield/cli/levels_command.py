@@ -113,14 +113,15 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     """Add the event and print it. Return 0. Raises UsageError where the evidence accepts nothing."""
     from levelfield.nights import baselines
     from levelfield.nights.series_history import event_lines
-    from levelfield.nights.stored_nights import now, one_series, past_findings
+    from levelfield.nights.stored_nights import one_series, past_findings
+    from levelfield.rundir.directory import utc_now
     from levelfield.series.examination import held
 
     until = None if kind == "note" else _day(options.until)
     with opened_store(options) as store:
         found = one_series(store, options.series)
         others: list[StoreEvent] = []
-        who, at, points = options.who or getpass.getuser(), now(), store.points([found.digest])[found.digest]
+        who, at, points = options.who or getpass.getuser(), utc_now(), store.points([found.digest])[found.digest]
         if kind == "level":
             past = [f for f in past_findings(store) if f.series in ("", found.digest)]
             baseline = held(store.events(found.digest), at)
@@ -180,11 +181,12 @@ def _day(text: str | None) -> str | None:
 def _history(options: argparse.Namespace) -> int:
     """Return 0. Raises UnknownName for a series that the store does not have."""
     from levelfield.nights.series_history import event_lines, figure_histories, history_lines
-    from levelfield.nights.stored_nights import history_input, named_series, now
+    from levelfield.nights.stored_nights import history_input, named_series
+    from levelfield.rundir.directory import utc_now
 
     rows, lines = [], []
     with opened_store(options, read_only=True) as store:
-        found, when = named_series(store, options.series), now()
+        found, when = named_series(store, options.series), utc_now()
         given = history_input(store, found)
         for stored in found:
             histories = figure_histories(given, stored.digest, when)

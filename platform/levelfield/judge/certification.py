@@ -6,16 +6,16 @@ consistent: rounding is then larger than many faults.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from datetime import datetime, timezone
 from typing import Any
 
 from pydantic import ValidationError
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.node.regular_files import read_regular
+from levelfield.rundir.directory import utc_now
 from levelfield.rundir.event_lines import Event, event_or_none, listed
+from levelfield.rundir.seal import sha256_of
 from levelfield.specs.base import load
 from levelfield.specs.certificate import Certificate, CertificateSubject, code_path
 from levelfield.specs.paths import RunPaths
@@ -50,7 +50,7 @@ def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: Certi
             verdict="aligned",
             reason=verdict.reason,
             layers=verdict.layers,
-            made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            made=utc_now(),
         )
     except ValidationError as error:
         raise GateFailed(f"its run {result.run_id} certifies nothing: {error.errors()[0]['msg']}") from None
@@ -129,7 +129,7 @@ def software_of(paths: RunPaths) -> str | None:
         return None
     if not used["environment_packages"]:
         return None
-    return "sha256:" + hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()
+    return sha256_of(json.dumps(used, sort_keys=True).encode())
 
 
 def _why_not(found: Certificate, software: str | None, plan: Plan, framework_version: str) -> str | None:

@@ -5,7 +5,6 @@ Every figure comes from `levelfield.measure`; this module has no formula.
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 from levelfield.judge.certification import certificate_finding, warning_elsewhere, with_certificate
@@ -26,7 +25,7 @@ from levelfield.rundir.directory import read_plan
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.preflight_events import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
-from levelfield.rundir.seal import seal_finding
+from levelfield.rundir.seal import seal_finding, sha256_of
 from levelfield.rundir.system_facts import origin_of
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -62,7 +61,8 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         throughput, why_none = _throughput(plan, raw, status)
         kept, used_energy = memory(plan, parts, status), energy(plan, parts, throughput, why_none)
     (others, of_others), nodes = other_use(plan, parts), node_results(plan, raw, parts)
-    identity, version = _identity(plan, raw), _framework_version(plan, raw)
+    said = (str(event["version"]) for event in raw.frameworks.values() if event.get("version"))
+    identity, version = _identity(plan, raw), next(said, plan.implementation.version)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
     alignment = unless_tampered(judged(plan.work, raw, identity, reference), seal)
@@ -201,12 +201,6 @@ def _identity(plan: Plan, raw: RawRecords) -> Identity:
     return Identity(
         work=plan.work_digest,
         corpus=plan.corpus.digest,
-        initial_weights="sha256:" + hashlib.sha256(listed.encode()).hexdigest() if weights else None,
+        initial_weights=sha256_of(listed.encode()) if weights else None,
         tokens=f"{tokens:016x}" if tokens is not None else None,
     )
-
-
-def _framework_version(plan: Plan, raw: RawRecords) -> str:
-    """Return the version that the training process wrote, else the pinned version."""
-    said = next((str(e["version"]) for e in raw.frameworks.values() if e.get("version")), None)
-    return said or plan.implementation.version

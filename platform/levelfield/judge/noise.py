@@ -5,11 +5,11 @@ from __future__ import annotations
 import getpass
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 
 from levelfield.measure.alignment import AlignmentLimits
 from levelfield.measure.calibration import Noise, Places, limits_of, merged
 from levelfield.measure.routing import IN_FLOAT32, ChoiceLimits
+from levelfield.rundir.directory import utc_now
 from levelfield.specs.reference import NoiseRow, Reference
 
 _DIGITS = 3  # of a stored difference
@@ -98,7 +98,7 @@ def row_of(
             "norms": [_short(value) for value in (noise.norms or {}).values()],
             "hardware": hardware,
             "by": getpass.getuser(),
-            "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "recorded": utc_now(),
             "why": why,
             "routing": {step: number for step, number in moved.items() if number},
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-from datetime import datetime, timezone
 
 from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.admission import OVERRIDE, check_admissible, check_ceiling, check_same_row
@@ -12,7 +11,7 @@ from levelfield.judge.noise import choice_limits, row_of
 from levelfield.judge.verdict import training_of, training_of_reference
 from levelfield.measure.calibration import noise_between
 from levelfield.measure.routing import mixture_layers, rerouting
-from levelfield.rundir.directory import read_plan
+from levelfield.rundir.directory import read_plan, utc_now
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -46,7 +45,7 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
         hardware=f"{plan.world_size} x {hardware_of(plan, result)}",
         layout=str(result.layout),
         settings=changed(plan, result),
-        promoted=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        promoted=utc_now(),
         by=getpass.getuser(),
         why=why,
     )

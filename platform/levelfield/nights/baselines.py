@@ -90,7 +90,9 @@ def _sufficient(evidence: LevelEvidence) -> list[Point]:
     """Return the points of the evidence. Raises UsageError for too few, or for runs that show a fault."""
     points = _named(evidence) if evidence.runs else _present_level(evidence)
     nights = {night_of(point) for point in points}
-    if len(nights) < FEWEST_NIGHTS and not _was_judged(points, evidence.past):
+    by_pairs = {f.run_id for f in evidence.past if f.pairs and f.word in ("regression", "improvement", "no change")}
+    is_judged = bool(points) and points[-1].run_id in by_pairs
+    if len(nights) < FEWEST_NIGHTS and not is_judged:
         raise UsageError(
             f"series {evidence.series}: found {len(nights)} valid nights, expected at least {FEWEST_NIGHTS}, or one "
             "that a finished comparison by pairs judged; name others with --run"
@@ -144,12 +146,6 @@ def _changed(evidence: LevelEvidence) -> set[str | None]:
 def _bad_nights(evidence: LevelEvidence) -> set[str]:
     last = {(finding.series, finding.run_id, finding.figure, finding.night): finding for finding in evidence.past}
     return {run for finding in last.values() for run in finding.bad_runs}
-
-
-def _was_judged(points: Sequence[Point], past: Sequence[Finding]) -> bool:
-    """Whether pairs decided about the last of the runs."""
-    decided = {f.run_id for f in past if f.pairs and f.word in ("regression", "improvement", "no change")}
-    return bool(points) and points[-1].run_id in decided
 
 
 def _by_node(segments: Sequence[Segment], evidence: Sequence[Point], figure: Gated) -> dict[str, float]:

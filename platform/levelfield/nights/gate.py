@@ -97,14 +97,12 @@ def _of_group(group: NodeGroup, pairs: ConfirmingPairs) -> Finding | None:
     """Return the finding about the node; None where its build, or an unknown cause, moved the series."""
     around, clearest = group.clearest
     values = pairs(around.series, group.figure)
-    suspicion = clearest.suspicion
     if values is None:
         if not group.is_alone:
             return None
         reason = "series on other nodes did not move"
     else:
-        direction = suspicion.direction if suspicion else 1
-        ruling = judged_pairs(list(values), group.figure, direction, clearest.expected_first)
+        ruling = judged_pairs(list(values), group.figure, clearest.direction, clearest.expected_first)
         if ruling.word != "bad night":
             return None
         reason = f"the accepted build of {around.label} is off its level too, by {ruling.pairs} pairs"
@@ -136,10 +134,7 @@ class Confirmation:
         suspect = self.suspects.get((series, figure))
         if suspect is None or not self._can_start(suspect):
             return None
-        found = suspect.examination
-        stepped_down = found.step is not None and found.step.excess < 0
-        direction = found.suspicion.direction if found.suspicion else (-1 if stepped_down else 1)
-        test = PairedTest(figure, direction, found.expected_first)
+        test = PairedTest(figure, suspect.examination.direction, suspect.examination.expected_first)
         values: list[tuple[float | None, float | None]] = []
         known = self._known.setdefault(series, [])
         for accepted, tonight in chain(list(known), self._more(series, known)):

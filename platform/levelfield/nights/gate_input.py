@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from functools import cached_property
 
 from levelfield.series.examination import Era, Examination, era_of, examined, holds, nights_before
@@ -14,6 +13,7 @@ from levelfield.series.judgement import Judged, Surroundings
 from levelfield.series.segments import (
     Segment,
     condition_changes,
+    days_between,
     in_history,
     is_evidence,
     night_of,
@@ -132,18 +132,15 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
         found.append((era, examined(figure, night, nights_before(era, figure, night, cleared, changed))))
     if not found:
         return None
-    era, worst = max(found, key=lambda pair: _badness(pair[1]))
+    # Of several nodes in a night the worst one is judged: the one farthest above its level.
+    far = (each.tonight.cost - each.level.cost if each.level else float("-inf") for _, each in found)
+    _, (era, worst) = max(zip(far, found, strict=True), key=lambda pair: pair[0])
     return _surroundings(given, nights.series, era, past), worst
 
 
 def place_of(segments: Sequence[Segment], run_id: str) -> int:
     """Return the index of the segment that has the run."""
     return next(i for i in reversed(range(len(segments))) if any(p.run_id == run_id for p in segments[i].points))
-
-
-def _badness(found: Examination) -> float:
-    """Return how far above its level the night is: of several nodes in a night the worst one is judged."""
-    return found.tonight.cost - found.level.cost if found.level else float("-inf")
 
 
 def _surroundings(given: GateInput, series: str, era: Era, past: Sequence[Finding]) -> Surroundings:
@@ -240,8 +237,5 @@ def _about(given: GateInput, series: str, word: FindingWord, detail: str, point:
 def _ran_lately(given: GateInput, series: str) -> bool:
     """Whether a nightly ran the series in the days before this night. Runs by hand are not expected again."""
     nights = [p.began[:10] for p in given.points[series] if p.purpose == "nightly" and night_of(p) < given.night]
-    try:
-        age = (date.fromisoformat(given.night[:10]) - date.fromisoformat(max(nights, default=""))).days
-    except ValueError:
-        return False
-    return age <= _STILL_THERE
+    age = days_between(max(nights, default=""), given.night)
+    return age is not None and age <= _STILL_THERE

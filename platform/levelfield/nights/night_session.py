@@ -38,7 +38,7 @@ from levelfield.nights.nightly import (
     state_path,
     write_state,
 )
-from levelfield.nights.stored_nights import gate_input, now
+from levelfield.nights.stored_nights import gate_input
 from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker, scheduler
@@ -46,6 +46,7 @@ from levelfield.run.builds import CommitBuild, build_of
 from levelfield.run.measurement import control_rates
 from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
+from levelfield.rundir.directory import utc_now
 from levelfield.series.level import level_of
 from levelfield.series.pairs import MOST_PAIRS
 from levelfield.series.segments import in_history, observations
@@ -106,7 +107,7 @@ class NightSession:
         with _only_one(asked.runs, suite), Store.open(asked.store) as store:
             work = _work(registry, store, asked, output)
             state = read_state(state_path(asked.runs, asked.night, suite))
-            state = state or fresh_state(asked.night, suite, now(), work)
+            state = state or fresh_state(asked.night, suite, utc_now(), work)
             session = cls(asked, suite, store, registry, output, work, state)
             session.save(state)
             store.expect(asked.night, suite, {run.name: run.series for run in work})

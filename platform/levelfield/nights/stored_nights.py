@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, timedelta
 from functools import cache, partial
 
 from levelfield.errors import UnknownName, UsageError
@@ -93,11 +93,6 @@ def one_series(store: Store, name: str) -> StoredSeries:
         listed = "; ".join(f"{short(s.digest)} {s.series.label}" for s in found[:6])
         raise UsageError(f"series '{name}': found {len(found)}, expected one; give its digest: {listed}")
     return found[0]
-
-
-def now() -> str:
-    """Return the present time in UTC, as the store writes times."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _conditions(store: Store, digest: str) -> Conditions | None:

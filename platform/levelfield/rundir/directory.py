@@ -97,14 +97,19 @@ def read_plan(paths: RunPaths) -> Plan:
     return load(Plan, paths.plan)
 
 
+def utc_now() -> str:
+    """Return the present time in UTC, as documents have it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
 def write_status(paths: RunPaths, phase: str, state: str, **more: Any) -> None:
     """Write the status. phase: made, environment, running, collecting, done, ended; state: a status word, or `running`.
 
     `platform` is the process that writes it, so that others can see whether a run that is not done still goes on.
     """
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     writer = own_identity()
-    content = {"phase": phase, "state": state, "time": now, "platform": writer.to_dict() if writer else None, **more}
+    platform = writer.to_dict() if writer else None
+    content = {"phase": phase, "state": state, "time": utc_now(), "platform": platform, **more}
     write_atomically(paths.status, json.dumps(content, indent=2) + "\n")
 
 

@@ -106,10 +106,11 @@ def strict_lines(content: bytes) -> None:
     for number, line in enumerate(content.split(b"\n"), start=1):
         if len(line) > LONGEST_LINE:
             raise ValueError(f"line {number}: found {len(line):,} bytes, expected at most {LONGEST_LINE:,}")
-        if line.strip() and _is_json(line):
-            try:
+        try:
+            if line.strip():
                 strict_json(line)
-            except ValueError as error:
+        except ValueError as error:
+            if _is_json(line):
                 raise ValueError(f"line {number}: {error}") from None
 
 

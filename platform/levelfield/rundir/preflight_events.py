@@ -49,7 +49,8 @@ def read_preflight(paths: RunPaths, plan: Plan) -> PreflightFacts:
     """Return what the ranks recorded. What is damaged or missing is missing here; nothing raises."""
     ranks = {rank: measured_by(paths.events / f"rank{rank}.jsonl") for rank in range(plan.world_size)}
     nodes = node_reports(plan, ranks)
-    names = {rank: _member(plan, nodes, rank) for rank in ranks}
+    each = {rank: nodes[rank // plan.hardware.devices_per_node].name for rank in ranks}
+    names = each if len(nodes) > 1 else {rank: f"{name} device {rank}" for rank, name in each.items()}
     joined = [event for measured in ranks.values() for event in measured.get("joined", ())]
     return PreflightFacts(
         nodes=nodes,
@@ -74,12 +75,6 @@ def measured_by(path: Path) -> Measured:
             if event.get("event") == "measured" and isinstance(event.get("values"), dict):
                 found.setdefault(str(event["name"]), []).append(event["values"])
     return found
-
-
-def _member(plan: Plan, nodes: Sequence[NodeReport], rank: int) -> str:
-    """Return the name of a rank's node; of its device where there is only one node."""
-    node = nodes[rank // plan.hardware.devices_per_node]
-    return node.name if len(nodes) > 1 else f"{node.name} device {rank}"
 
 
 def _barrier(ranks: Mapping[int, Measured]) -> float | None:

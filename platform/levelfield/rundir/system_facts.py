@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
 from levelfield.rundir.event_lines import Event, listed, mapping
+from levelfield.rundir.seal import sha256_of
 from levelfield.specs.result import Origin, System
 
 LONGEST = 200
@@ -34,7 +34,7 @@ def origin_of(provenance: Event, implementation: str | None) -> Origin:
     text = json.dumps(packages, sort_keys=True).encode()
     return Origin(
         implementation=implementation,
-        packages=f"sha256:{hashlib.sha256(text).hexdigest()}" if isinstance(packages, dict) else None,
+        packages=sha256_of(text) if isinstance(packages, dict) else None,
         image=clipped(mapping(provenance.get("image")).get("id")),
         machine=clipped(mapping(provenance.get("machine")).get("identity")),
     )

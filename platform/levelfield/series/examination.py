@@ -130,6 +130,13 @@ class Examination:
         return self.step is not None and self.step.is_beyond
 
     @property
+    def direction(self) -> int:
+        """What pairs test: 1 where tonight looked worse, -1 where it looked better."""
+        if self.suspicion is not None:
+            return self.suspicion.direction
+        return -1 if self.step is not None and self.step.excess < 0 else 1
+
+    @property
     def expected_first(self) -> Level | None:
         """What the A of a pair should reach: the accepted level, within the scatter of one night."""
         if self.level is None or self.accepted is None:

@@ -164,7 +164,8 @@ def as_junit(page: FindingPage) -> str:
         name = FIGURES[finding.figure] if finding.figure else "run"
         case = ElementTree.SubElement(suite, "testcase", classname=xml_text(_short(finding.label)), name=name)
         if outcome := _outcome(finding, page):
-            message = xml_text(_sentence(finding))
+            texts = (finding.word, _figure_line(finding), _short(finding.detail))
+            message = xml_text(one_line(": ".join(filter(None, texts))))
             ElementTree.SubElement(case, outcome, message=message).text = message if outcome != "skipped" else None
     ElementTree.SubElement(suite, "system-out").text = xml_text(page.first_line)
     root = ElementTree.Element("testsuites")
@@ -209,10 +210,6 @@ def _figure_line(finding: Finding) -> str:
 
 def _interval(finding: Finding) -> str:
     return NONE if finding.low is None else f"{percent_change(finding.low)}, {percent_change(finding.high)}"
-
-
-def _sentence(finding: Finding) -> str:
-    return one_line(": ".join(text for text in (finding.word, _figure_line(finding), _short(finding.detail)) if text))
 
 
 def _row(finding: Finding) -> list[str]:

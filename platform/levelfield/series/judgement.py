@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from statistics import median
 
 from levelfield.measure.student import t_quantile
@@ -13,7 +12,7 @@ from levelfield.series.examination import Examination
 from levelfield.series.findings import Finding, FindingWord, short
 from levelfield.series.level import FEWEST, MEDIAN_VARIANCE, Level
 from levelfield.series.pairs import PairRuling, judged_pairs
-from levelfield.series.segments import change_of, value_of
+from levelfield.series.segments import change_of, days_between, value_of
 from levelfield.series.trigger import DRIFT_NIGHTS, Rule, Suspicion, detectable
 from levelfield.specs.record import Gated
 
@@ -74,9 +73,7 @@ def judged_night(found: Examination, around: Surroundings, source: Callable[[], 
 
 
 def _by_pairs(found: Examination, around: Surroundings, level: Level, pairs: Pairs) -> Finding:
-    excess = found.step.excess if found.step else 1
-    direction = found.suspicion.direction if found.suspicion else 1 if excess > 0 else -1
-    ruling = judged_pairs(list(pairs), found.figure, direction, found.expected_first)
+    ruling = judged_pairs(list(pairs), found.figure, found.direction, found.expected_first)
     if found.has_stepped and ruling.word in ("no change", "bad night", "inconclusive"):
         return _of_step(found, around, level)
     if found.step is not None and found.is_young and ruling.word == "bad night":
@@ -113,7 +110,7 @@ def _by_nights(found: Examination, around: Surroundings, level: Level) -> Findin
     """Return the finding where no pairs were run: two nights running decide."""
     suspicion = found.suspicion
     if suspicion is None or around.is_chance:
-        age = _days(level.last, found.tonight.began[:10])
+        age = days_between(level.last, found.tonight.began) or 0
         if age > STALE_DAYS:
             return _finding(found, around, level, "stale", f"the level's last night is {age} days old")
         detail = "beyond its level, as is expected by chance among so many series" if suspicion else ""
@@ -173,14 +170,6 @@ def _pairs_detail(found: Examination, ruling: PairRuling) -> str:
             return f"too noisy: 1 % would need more than {MOST_NAMED} further pairs, after {ruling.pairs}"
         return f"about {ruling.more} more pairs, after {ruling.pairs}"
     return f"against the last accepted build, by {counted}"
-
-
-def _days(first: str, last: str) -> int:
-    """Return the days between two ISO dates; 0 where one is no date."""
-    try:
-        return (date.fromisoformat(last) - date.fromisoformat(first)).days
-    except ValueError:
-        return 0
 
 
 @dataclass(frozen=True)

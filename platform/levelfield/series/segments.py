@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import NamedTuple
 
 from levelfield.series.findings import WORSE
@@ -38,6 +39,14 @@ class Segment:
 def night_of(point: Point) -> str:
     """Return the name of the point's night: its own, or the date for a run that no nightly started."""
     return point.night or point.began[:10]
+
+
+def days_between(first: str, last: str) -> int | None:
+    """Return the days from one ISO date or time to another; None where one is none."""
+    try:
+        return (date.fromisoformat(last[:10]) - date.fromisoformat(first[:10])).days
+    except ValueError:
+        return None
 
 
 def in_history(points: Iterable[Point], left_out: Collection[str] = ()) -> list[Point]:

@@ -26,8 +26,6 @@ _CHANGED = "run {}: its row was changed or is damaged; prune it, and import its 
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StatementError, NoResultFound)
 _MOST = 20  # faults that are listed
 
-_BATCH = 500
-
 
 def counts(store: Store) -> dict[str, int]:
     """Return the number of rows of each table."""
@@ -179,14 +177,19 @@ def prune(
 
     keep_days: only runs that began earlier. dry_run: remove nothing.
     """
-    before = None if keep_days is None else _text((now or datetime.now(timezone.utc)) - timedelta(days=keep_days))
+    before = None
+    if keep_days is not None:
+        earliest = (now or datetime.now(timezone.utc)) - timedelta(days=keep_days)
+        before = earliest.astimezone(timezone.utc).isoformat(timespec="seconds")
 
     def change(connection: Connection) -> Pruned:
         matching = _matching(connection, before, case, run_id)
         named = {run for event in statements.events(connection, None, None) for run in event.runs}
         found = Pruned(tuple(r for r in matching if r not in named), tuple(r for r in matching if r in named))
-        if not dry_run:
-            _remove(connection, found.removed)
+        for start in range(0, 0 if dry_run else len(found.removed), BATCH):
+            batch = found.removed[start : start + BATCH]
+            connection.execute(delete(RUN).where(RUN.c.run_id.in_(batch)))
+            connection.execute(delete(ASIDE).where(ASIDE.c.run_id.in_(batch)))
         return found
 
     if dry_run:
@@ -203,14 +206,3 @@ def _matching(connection: Connection, before: str | None, case: str | None, run_
     query = query if case is None else query.where(SERIES.c.case_name == case)
     query = query if run_id is None else query.where(RUN.c.run_id == run_id)
     return list(connection.execute(query).scalars())
-
-
-def _remove(connection: Connection, run_ids: tuple[str, ...]) -> None:
-    for start in range(0, len(run_ids), _BATCH):
-        batch = run_ids[start : start + _BATCH]
-        connection.execute(delete(RUN).where(RUN.c.run_id.in_(batch)))
-        connection.execute(delete(ASIDE).where(ASIDE.c.run_id.in_(batch)))
-
-
-def _text(time: datetime) -> str:
-    return time.astimezone(timezone.utc).isoformat(timespec="seconds")
