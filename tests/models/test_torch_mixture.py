@@ -57,6 +57,11 @@ def test_a_layout_trains_as_one_process(kind, name, right):
     assert_same(train(job_of(KINDS[kind], VARIANTS[name], STEPS)), right(kind))
 
 
+def test_selective_recomputation_in_a_pipeline_trains_as_one_process(right):
+    variant = Variant("", zero(3, pipeline=2), recompute="selective")
+    assert_same(train(job_of(KINDS["mixture"], variant, STEPS)), right("mixture"))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["EP2", "EP2 of DP4", "TP2", "PP2", "CP2", "accumulation 1"])
 def test_no_token_changes_its_expert_in_forty_steps(name, reference):

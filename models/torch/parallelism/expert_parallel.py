@@ -10,8 +10,10 @@ from levelfield.worker import Unsupported, part
 from model.mixture import mixtures
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _disable_current_modes
 
 # Of the experts' matrices [experts, out, in]: the dimension that tensor-parallel ranks divide, and that of the hidden
 # size, which ZeRO's ranks divide. An expert rank may have fewer experts than there are ranks with the same ones.
@@ -47,6 +49,27 @@ def check_experts(job):
     found = [what for what, asked in refused.items() if asked]
     if found:
         raise Unsupported(f"mixture of experts with {'; with '.join(found)}: not written")
+    if job.tuning.recompute == "selective":
+        hide_sharding()
+
+
+def hide_sharding():
+    """Have FSDP gather and free parameters unseen by selective recomputation, which demands of a block's second forward
+    pass the operations of the first one. A router is a group of its own inside of its block. In a pipeline it is
+    gathered and freed at other times there."""
+    for name in ("_pre_forward", "_post_forward"):
+        hook = getattr(FSDPState, name)
+        if not hasattr(hook, "unseen"):
+            setattr(FSDPState, name, unseen(hook))
+
+
+def unseen(hook):
+    def call(*arguments):
+        with _disable_current_modes():
+            return hook(*arguments)
+
+    call.unseen = True
+    return call
 
 
 class ExpertMesh:

@@ -106,7 +106,8 @@ def _recent(store: Store, stored: Sequence[StoredSeries], night: str) -> dict[st
     """Return the points of the last days; all points of series that ran tonight and have few in those."""
     recent = store.points(since=_days_before(night, RECENT_DAYS))
     tonight = {series for series, points in recent.items() if any(night_of(point) == night for point in points)}
-    few = {s.digest for s in stored if len(recent.get(s.digest, ())) < min(s.runs, ENOUGH_NIGHTS)} & tonight
+    nights = {series: sum(point.is_of_trend for point in points) for series, points in recent.items()}
+    few = {s.digest for s in stored if nights.get(s.digest, 0) < min(s.runs, ENOUGH_NIGHTS)} & tonight
     return recent | (store.points(sorted(few)) if few else {})
 
 

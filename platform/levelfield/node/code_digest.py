@@ -170,9 +170,11 @@ def imported_from_elsewhere() -> list[dict[str, str]]:
 
 
 def _modules() -> Iterator[str]:
+    """Yield the files of modules. A link in the folder of Python's own library is Python's: Debian has one to /etc."""
+    own = sysconfig.get_paths()["stdlib"]
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
-        if isinstance(name, str) and Path(name).is_file():
+        if isinstance(name, str) and Path(name).is_file() and str(Path(name).parent) != own:
             yield name
 
 

@@ -262,7 +262,7 @@ def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> Im
     return ImplementationUsed(
         framework=file.framework,
         version=file.version,
-        folder=str(folder),
+        folder=str(folder.absolute()),  # a container and another working directory know no relative one
         digest=folder_digest(folder),
         argv=file.launch.argv,
         environment=file.environment(kind),

@@ -286,9 +286,11 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
         except subprocess.CalledProcessError as error:
             last = (error.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise RunFailed(f"the probe of this host ended with exit status {error.returncode}: {last}") from None
-        except subprocess.SubprocessError:
+        except subprocess.TimeoutExpired:
             limit = f"{HOST_LIMIT_SECONDS:g} s; run again on an idle machine"
             raise RunFailed(f"the probe of this host took more than {limit}") from None
+        except (OSError, subprocess.SubprocessError) as error:
+            raise RunFailed(f"the probe of this host has no answer: {argv[0]}: {error}") from None
         rates = rates_from(printed)
     keep_text(_host_file(registry), dump(rates))
     return rates

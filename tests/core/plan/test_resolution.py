@@ -29,9 +29,16 @@ from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import TuningChoice
 from levelfield.worker.synthetic import synthetic_entropy
-from plans import ROOT, make_plan
+from plans import PLUGINS, ROOT, make_plan
 
 Make = Callable[..., Plan]
+
+
+def test_a_folder_of_plugins_that_is_named_from_here_is_absolute_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's engine takes no other one, and ranks have a working directory of their own."""
+    monkeypatch.chdir(PLUGINS.parent)
+    found = make_plan(Registry([Path(PLUGINS.name)]), "tiny:fake:fake:1:1")
+    assert found.implementation.folder == str(PLUGINS / "models" / "fake")
 
 
 @pytest.fixture(autouse=True)

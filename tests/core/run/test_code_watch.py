@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 from levelfield.contracts.execution import Outcome
 from levelfield.judge.collector import collect
+from levelfield.node import code_digest
 from levelfield.run.input_watch import CodeWatch
 from levelfield.rundir.directory import read_plan, write_json
 from levelfield.rundir.seal import sealed
@@ -81,6 +84,25 @@ def test_a_process_reports_what_it_imported_from_elsewhere_however_it_ends(tmp_p
         assert done.stderr == "" and ("the own one" in done.stdout) == (not ending.startswith("os."))
         listed = json.loads(file.read_text())["files"]
         assert [each["path"] for each in listed] == [str(tmp_path / n) for n in ("hidden.py", "sitecustomize.py")]
+
+
+def test_a_link_in_the_folder_of_pythons_library_is_not_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's sitecustomize.py is one, to a file below /etc."""
+    library, there = tmp_path / "library", tmp_path / "etc"
+    library.mkdir()
+    there.mkdir()
+    (there / "linked.py").write_text("")
+    (library / "linked.py").symlink_to(there / "linked.py")
+    paths = {**sysconfig.get_paths(), "stdlib": str(library)}
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
+    for folder, listed in ((library, False), (there, True)):
+        module = ModuleType("linked")
+        module.__file__ = str(folder / "linked.py")
+        monkeypatch.setitem(sys.modules, "linked", module)
+        found = [each["path"] for each in code_digest.imported_from_elsewhere()]
+        assert (str(there / "linked.py") in found) == listed
 
 
 def test_damaged_records_say_nothing(run: RunPaths) -> None:

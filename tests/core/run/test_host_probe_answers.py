@@ -156,6 +156,15 @@ def test_a_probe_that_fails_leaves_nothing_behind(registry: Registry, tmp_path: 
     assert measurement.known_host_rates(registry) is None
 
 
+def test_an_interpreter_that_cannot_be_started_is_named(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = EnvironmentPlan(name="given", folder="", python=str(tmp_path / "gone"), requirements=(), digest="")
+    monkeypatch.setattr(measurement, "environment_of", lambda *of: gone)
+    with pytest.raises(RunFailed, match=r"the probe of this host has no answer: .*gone"):
+        measurement.measure_host_rates(registry, print)
+
+
 def test_a_probe_that_hangs_is_ended_with_all_it_started(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

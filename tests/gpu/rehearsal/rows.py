@@ -31,7 +31,8 @@ DEFAULTS = (
     Row("gpt3_6.7B:torch:A100-SXM4-40GB:1:8"),
     Row("gpt2_small:torch:H100:1:1"),
     *(Row(f"{case}:megatron:H100:1:8") for case in ("gpt3_6.7B", "llama3_8b", "qwen3_8b")),
-    Row("mixtral_8x7b:megatron:H100:2:8"),  # the smallest number of H100 that holds it
+    Row("mixtral_8x7b:torch:H100:2:8"),  # the smallest number of H100 that holds it
+    Row("mixtral_8x7b:megatron:H100:2:8"),
     *(Row(f"{case}:megatron:H100:8:8") for case in ("llama3_70b", "qwen3_30b_a3b")),
 )
 # each family of layouts, and its crosses

@@ -1,0 +1,32 @@
+"""Which points of the store the gate reads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from levelfield.nights.stored_nights import ENOUGH_NIGHTS, gate_input
+from levelfield.specs.record import Point
+
+NIGHT = "2026-11-25"
+
+
+def point(purpose: str, night: str) -> Point:
+    return Point.model_construct(purpose=purpose, night=night, began=f"{night}T02:00:00Z", entry=None)
+
+
+@pytest.mark.parametrize("purpose", ["nightly", "confirm-a"])
+def test_older_points_are_read_until_there_are_enough_nights(purpose: str) -> None:
+    """Runs of pairs are no nights: beside many of them a series had too few older points."""
+    recent = [point("nightly", NIGHT), *(point(purpose, NIGHT) for _ in range(ENOUGH_NIGHTS))]
+    older = [point("nightly", "2026-01-01"), *recent]
+
+    def points(series: Any = None, since: str | None = None) -> dict[str, list[Point]]:
+        return {"s": older if series else recent}
+
+    stored = SimpleNamespace(digest="s", series=SimpleNamespace(), runs=2 * ENOUGH_NIGHTS)
+    store: Any = SimpleNamespace(
+        points=points, series=lambda: [stored], events=list, findings=list, expected=lambda night: {}
+    )
+    assert len(gate_input(store, NIGHT, None).points["s"]) == (len(recent) if purpose == "nightly" else len(older))
