@@ -2,7 +2,7 @@
 
     PYTHONPATH=platform .venvs/dev/bin/python tests/models/seed_curves.py
 
-It writes tests/core/data/loss_curves/seeds.json and prints the table of docs/alignment.md; some minutes on two cores.
+It writes tests/core/data/loss_curves/seeds.json and prints each change with its answer; some minutes on two cores.
 A seed changes the initial weights. The tokens stay the same; another order of them would add to the spread.
 """
 
