@@ -125,7 +125,7 @@ def _too_few(side: SideValues, base: SideValues) -> str:
     counts = f"{len(base.values)} and {len(side.values)} run(s)"
     return (
         f"{counts}, expected at least {LEAST_RUNS} of each side, or a stored history of {LEAST_HISTORY} runs of the "
-        "series: one run does not show how far runs differ"
+        "series: one run does not show how far runs differ. Run each with --repeat 3, then compare --repeats"
     )
 
 
