@@ -52,7 +52,7 @@ def test_a_rank_that_is_late_is_named(framework: str, tmp_path: Path, interprete
     )
     assert min(found[1].values()) >= LATE_SECONDS
     pace = stragglers(found, {})
-    assert [each.name for each in pace.found] == ["rank 1"]
+    assert [each.name for each in pace.stragglers] == ["rank 1"]
 
 
 @pytest.mark.parametrize(

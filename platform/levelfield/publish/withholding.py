@@ -45,10 +45,15 @@ _UTILISATION: dict[Withheld, tuple[str, ...]] = {
     "peak": ("peak_tflops", "peak_source", "reason"),
     "throughput": ("achieved_tflops",),
 }
-_SECTIONS: dict[Withheld, tuple[str, ...]] = {
-    "energy": ("joules", "joules_per_token", "mean_watts"),
-    "memory": ("device_used_peak", "allocated_peak", "reserved_peak", "process_peak"),
-}
+# What is published all the same of a section that is withheld: a new figure of it is withheld by itself.
+_STAYS: dict[Withheld, tuple[str, ...]] = {"energy": ("boundary",), "memory": ("capacity_bytes", "expected_bytes")}
+# And of each utilisation and each row of the CSV, whatever is withheld.
+STAYS_OF_UTILISATION = ("formula", "kind", "flops_per_token", "parameters")
+STAYS_OF_CSV = (
+    "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
+    "layout", "micro_batch", "virtual_pipeline", "precision", "status", "failure", "expected_memory_bytes",
+    "loss_first", "loss_tail_mean", "expert_imbalance", "alignment",
+)  # fmt: skip
 _STARTED = re.compile(r"^\d{8}T\d{6}Z_")
 _SAID: dict[Withheld, str] = {"mfu": "MFU", "peak": "the peak", "throughput": "tokens/s", "energy": "the energy"}
 
@@ -151,11 +156,14 @@ def hidden(result: Result, fields: Iterable[Withheld], word: str | None) -> dict
             row["throughput"] = word
         for each in row["utilisation"]:
             each.update(dict.fromkeys(_UTILISATION.get(field, ()), word))
-        for name in _SECTIONS.get(field, ()):
-            row[field][name].update(value=word, reason=word)
-        if field == "memory":
-            row["memory"]["expectation"] = word  # the published estimate times its ratio is the peak
+        if field in _STAYS:
+            row[field] = {k: v if k in _STAYS[field] else _covered(v, word) for k, v in row[field].items()}
     return row
+
+
+def _covered(value: Any, word: str | None) -> Any:
+    """Return a figure with the word as its value and its reason; the word for anything else, such as a ratio."""
+    return {**value, "value": word, "reason": word} if isinstance(value, dict) and "value" in value else word
 
 
 def published_id(run_id: str, fields: Sequence[Withheld]) -> str:

@@ -9,16 +9,22 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from levelfield.cli.main import main
 from levelfield.errors import UnknownName, UsageError
 from levelfield.judge.collector import collect
 from levelfield.publish.withholding import (
+    _CSV_NAMES,
+    _UTILISATION,
     FIELDS,
     FILES,
     LEFT_OUT,
     PUBLISHED,
+    STAYS_OF_CSV,
+    STAYS_OF_UTILISATION,
     WORD,
     Withheld,
     hidden,
@@ -28,12 +34,13 @@ from levelfield.publish.withholding import (
     refuse_leaks,
     without,
 )
+from levelfield.report.tables import plain
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import Result, Status
+from levelfield.specs.result import Result, Status, Utilisation
 from levelfield.specs.vendor import Peak
 from recorded_runs import seal_again
 
@@ -237,6 +244,29 @@ def test_no_result_without_them_holds_a_figure(valid: Result) -> None:
 def test_a_new_key_of_results_is_decided_on_before_it_is_published() -> None:
     undecided = set(Result.model_fields) - set(PUBLISHED) - set(LEFT_OUT)
     assert not undecided, "may it repeat a figure that is withheld? LEFT_OUT if so, else PUBLISHED"
+
+
+def test_a_new_figure_of_a_section_is_withheld_with_it(valid: Result) -> None:
+    figure = {"value": 4.2, "unit": "tokens/J", "reason": None}
+    row = valid.model_dump(mode="json")
+    row["energy"] |= {"tokens_per_joule": figure, "of_host": 0.3}
+    row["memory"] |= {"cached_peak": figure}
+    later: Any = SimpleNamespace(model_dump=lambda mode: row, run_id=valid.run_id)
+    found = hidden(later, ("energy", "memory"), WORD)
+    assert (
+        found["energy"]["tokens_per_joule"]
+        == found["memory"]["cached_peak"]
+        == {**figure, "value": WORD, "reason": WORD}
+    )
+    assert found["energy"]["of_host"] == WORD and found["energy"]["boundary"] == valid.energy.boundary
+
+
+def test_a_new_figure_of_utilisations_and_of_the_csv_is_decided_on(valid: Result) -> None:
+    decided = {*STAYS_OF_UTILISATION, *(name for names in _UTILISATION.values() for name in names)}
+    assert set(Utilisation.model_fields) == decided, "withheld with a field: _UTILISATION; else STAYS_OF_UTILISATION"
+    prefixes = tuple(prefix for names in _CSV_NAMES.values() for prefix in names)
+    undecided = {name for name in plain(valid) if not name.startswith(prefixes)} - set(STAYS_OF_CSV)
+    assert not undecided, "withheld with a field: _CSV_NAMES; else STAYS_OF_CSV"
 
 
 def test_the_chosen_cells_read_withheld_in_every_format(valid: Result) -> None:
