@@ -88,15 +88,19 @@ class CheckedAdapter:
             raise AdapterFault(
                 f"{self._path}: {method}() called sys.exit({ended.code!r}), expected an answer"
             ) from None
-        except queue.Empty:
+        except _NoAnswer:
             raise AdapterFault(f"{self._path}: {method}() gave no answer within {LIMIT_SECONDS:g} s") from None
 
     def _fault(self, method: str, found: object, expected: str) -> AdapterFault:
         return AdapterFault(f"{self._path}: {method}() returned {found!r:.80}, expected {expected}")
 
 
+class _NoAnswer(Exception):
+    """The limit is over. A type of its own: an adapter may raise queue.Empty or TimeoutError itself."""
+
+
 def _within_limit(ask: Callable[[], Any]) -> Any:
-    """Return or raise what `ask` does. Raises queue.Empty after the limit; its thread then ends with the process."""
+    """Return or raise what `ask` does. Raises _NoAnswer after the limit; its thread then ends with the process."""
     asking = threading.get_ident()
     ends: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -112,7 +116,7 @@ def _within_limit(ask: Callable[[], Any]) -> Any:
         found, error = ends.get(timeout=LIMIT_SECONDS)
     except queue.Empty:
         end_tools(asking)
-        raise
+        raise _NoAnswer from None
     if error is not None:
         raise error
     return found

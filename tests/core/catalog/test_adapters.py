@@ -67,6 +67,7 @@ def adapted(tmp_path: Path) -> Callable[[str, str], list[str]]:
         ("import sys; sys.exit(7)", "devices() called sys.exit(7), expected an answer"),
         ("raise SystemExit", "devices() called sys.exit(None)"),
         ("raise ValueError('no')", "the adapter raised ValueError: no"),
+        ("import queue; raise queue.Empty", "the adapter raised Empty"),
     ],
 )
 def test_devices_that_are_none_are_said(
