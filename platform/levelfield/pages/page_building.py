@@ -13,10 +13,12 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
+from levelfield.compare.ranking import METRICS, TOKENS
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
+from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
+from levelfield.pages.night_view import night_view
 from levelfield.pages.node_view import nodes_view
-from levelfield.pages.overview import overview
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
 from levelfield.pages.published_view import beside_rows
 from levelfield.pages.results import StoredResults
@@ -103,7 +105,7 @@ def build_pages(
                 progress(done, len(months))
     for name in (*ASSETS, *VENDORED):
         writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
-    write_pages(writer, content, registry, datetime.now(timezone.utc), surroundings)
+    write_pages(writer, content, results, registry, datetime.now(timezone.utc), surroundings)
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
     return BuiltPages(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
@@ -167,6 +169,7 @@ def _version() -> str:
 def write_pages(
     writer: PagesWriter,
     content: PagesContent,
+    results: StoredResults,
     registry: Registry,
     made: datetime,
     documents: SurroundingDocuments,
@@ -174,12 +177,18 @@ def write_pages(
     """Write every page and the data that they share."""
     summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
-    first = overview(content, summaries)
+    night, views = night_view(content), _first_views(content, results)
+    metrics = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
-        ("index.html", "index", {"o": first}),
+        *(
+            (_file(view), "index", {"v": view, "o": night, "metrics": metrics})
+            for view in views
+            if metrics[view.metric.name]
+        ),
+        ("nights.html", "nights", {"o": night}),
         ("run.html", "run", {}),
         ("compare.html", "compare", {}),
-        ("nodes.html", "nodes", {"n": nodes_view(content, first.quarantined, documents)}),
+        ("nodes.html", "nodes", {"n": nodes_view(content, night.quarantined, documents)}),
         ("published.html", "published", {"rows": list(beside_rows(content, summaries, registry))}),
         ("guide.html", "guide", {}),
         *((f"case-{case.slug}.html", "case", {"c": case}) for case in cases),
@@ -193,6 +202,17 @@ def write_pages(
     for case in cases:
         writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
     writer.write("data/site.js", data_script("site", _site(content)))
+
+
+def _first_views(content: PagesContent, results: StoredResults) -> list[FirstView]:
+    """Return the first page by each metric; by throughput first."""
+    trainings, histories = ranked_trainings(content, results), {d: runs.points for d, runs in content.series.items()}
+    return [first_view(trainings, metric, histories) for metric in METRICS]
+
+
+def _file(view: FirstView) -> str:
+    """Return the page's file: the switch of the metric is a link, which needs no script and has an address."""
+    return "index.html" if view.metric is TOKENS else f"by-{view.metric.name}.html"
 
 
 def _site(content: PagesContent) -> dict[str, Any]:

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from levelfield.compare.comparability import WHY
+from levelfield.compare.ranking import METRICS
+from levelfield.compare.trust import PARTS
+from levelfield.pages.first_view import OF_TRUST
 from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import EventKind, Evidence, Gated, Purpose
@@ -23,6 +27,12 @@ FAMILIES = {
     "js.event.": get_args(EventKind),
     "js.gated.": get_args(Gated),
     "js.purpose.": get_args(Purpose),
+    "trust.": PARTS,
+    "lacks.": PARTS,
+    "caution.": sorted(set(WHY) - set(OF_TRUST)),
+    "answer.": [metric.name for metric in METRICS],
+    "by.": [metric.name for metric in METRICS],
+    "standing.": ("within noise", "inconclusive", "no ratio"),
     "figure.": ("tokens", "mfu", "memory", "energy", "loss"),
     "unit.": ("tokens", "mfu", "memory", "energy", "loss"),
     "js.evidence.": get_args(Evidence),
@@ -53,7 +63,7 @@ def used() -> set[str]:
     }
     named |= {f"js.{key}" for key in re.findall(r'section\(place, "([\w-]+)"\)', SCRIPTS)}
     named |= {f"guide.{name}{end}" for name in GUIDE for end in ("", "-text")}
-    named |= {f"nav.{name}" for name in ("index", "compare", "nodes", "published", "guide")}
+    named |= {f"nav.{name}" for name in ("index", "nights", "compare", "nodes", "published", "guide")}
     named = {key for key in named if not key.endswith(".")}  # the beginning of a family
     return named | {f"{family}{name}" for family, names in FAMILIES.items() for name in names}
 
