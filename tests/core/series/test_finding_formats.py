@@ -7,7 +7,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from levelfield.series.findings import FORMATS, Finding, FindingPage, as_junit, as_markdown, as_text, in_order, written
+from levelfield.series.finding_forms import FORMATS, as_junit, as_markdown, as_text, written
+from levelfield.series.findings import Finding, FindingPage, in_order
 
 HOSTILE = 'x\x1b[31m\x00\ufffe|`<img onerror=alert(1)>"@everyone\n# heading ]]> &'
 TOKENS = "tokens_per_second_per_device"
