@@ -14,6 +14,7 @@ from statistics import fmean
 
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed
+from levelfield.report.words import duration
 from levelfield.run.builds import CommitBuild, run_of
 from levelfield.rundir.directory import PAIRS
 from levelfield.series.findings import FIGURES, figure_value, percent_change
@@ -142,12 +143,12 @@ class PairProgress:
         )
 
     def _left(self, done: int) -> str:
-        """Return how long the further runs last, as long as those before: of the fewest and of the most pairs."""
+        """Return how long the further runs last, each as long as those before: of the fewest and of the most pairs."""
         each = (self.clock() - (self._began or 0.0)) / self._timed
-        least, most = (max(0, 2 * pairs - done) * each / 60 for pairs in (self.fewest, self.most))
+        least, most = (max(0, 2 * pairs - done) * each for pairs in (self.fewest, self.most))
         if most <= 0:
             return ""
-        return f"; {least:.0f} to {most:.0f} min left" if round(least) != round(most) else f"; {most:.0f} min left"
+        return f"; {duration(least)} to {duration(most)} left" if least else f"; at most {duration(most)} left"
 
 
 def paired_records(

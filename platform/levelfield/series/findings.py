@@ -125,8 +125,10 @@ class FindingPage:
         """The night in one sentence: whether it fails, and by what. --advisory changes the exit code and not this."""
         code = exit_code(self.findings, self.strict)
         if code == 0:
-            is_compared = any(finding.word in COMPARED for finding in self.findings)
-            return f"night {self.night} passes: " + ("nothing got worse" if is_compared else "nothing to compare with")
+            is_calm = any(finding.word == "no change" for finding in self.findings)
+            return (
+                f"night {self.night} passes: {counted(self.findings, OPEN) or ('no change' if is_calm else 'no run')}"
+            )
         fails = code == GateFailed.exit_code
         words = (FAILURES | OPEN if self.strict else FAILURES) if fails else ABSENCES
         return f"night {self.night} {'fails' if fails else 'is incomplete'}: {counted(self.findings, words)}"

@@ -120,7 +120,7 @@ def ticket_markdown(ticket: Ticket) -> Iterator[str]:
 
 def _foreign(text: str) -> str:
     """Return foreign text for a merge request, where `@name` would notify somebody and `#1` would link."""
-    return markdown(text).replace("@", "&#64;").replace("#", "&#35;")
+    return markdown(text).replace("#", "&#35;").replace("@", "&#64;")
 
 
 def command_text(ticket: Ticket) -> str:
