@@ -13,8 +13,8 @@ from itertools import chain, islice, product
 
 from levelfield.errors import RunFailed
 from levelfield.nights.gate_input import GateInput, examinations, expected_series, findings_about_runs, missing_findings
-from levelfield.series.examination import Examination
 from levelfield.series.causes import families, is_under_change, moved, suspiciousness
+from levelfield.series.examination import Examination
 from levelfield.series.findings import COMPARED, FIGURES, Finding, in_order, short
 from levelfield.series.judgement import (
     Judged,
@@ -35,6 +35,7 @@ from levelfield.specs.record import Gated, RunRecord
 ConfirmingPairs = Callable[[str, Gated], "Pairs | str | None"]
 NullPairs = Callable[[str, Gated], Iterable[Pair]]
 
+MOST_PAIRS_OF_A_NIGHT = 100
 # The figures of a series share its pairs: a run has all of them.
 RecordPair = tuple[RunRecord, RunRecord]  # of the accepted build and of tonight's
 
@@ -75,8 +76,8 @@ def compared(
 ) -> GateReport:
     """Return the findings of the night. pairs: of a series' figure, or why there are none; `suspects` says of which.
 
-    nulls: runs further null pairs of a series, one after another. most_pairs: of the night; no confirmation begins after
-    as many.
+    nulls: runs further null pairs of a series, one after another. most_pairs: of the night; after as many no
+    confirmation begins.
     """
     spending = _Spending(given, pairs, nulls, most_pairs)
     judged = _marked(list(examinations(given)))

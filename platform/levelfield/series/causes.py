@@ -1,12 +1,12 @@
 """Changes of conditions over all series that share one: which of them it moved, and how likely each build is to blame.
 
-One driver on three hundred series is three hundred chances of a false step, in every night until somebody accepts it. So
-the series of a change are one family (Benjamini and Hochberg, 1995, on the false discovery rate). Under a change without
-effect each finding is false, and then that rate is the family-wise one: the probability of any finding in a night. Under
-one with an effect it does not hide the series that moved behind the number of those that did not.
+One driver on three hundred series is three hundred chances of a false step, in every night until somebody accepts it.
+So the series of a change are one family, with a bound on the false discovery rate (Benjamini and Hochberg, 1995). Under
+a change without effect each finding is false, so that this rate is the family-wise one: the probability of any finding
+in a night. Under one with an effect, those that moved are not hidden by the number of those that did not.
 
-The chance of a step is at least the share of as large ones among the same series' nights before, had the conditions
-changed then: outliers, heavy tails and slow nights count as often as they happen here.
+The probability of a step is at least the share of as large ones among the same series' nights before, had the
+conditions changed then: outliers, heavy tails and slow nights count as often as they happen here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from levelfield.series.examination import EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change, short
 from levelfield.series.judgement import FEWEST_ALIKE, Judged
 from levelfield.series.level import FEWEST, LONGEST, node_medians
-from levelfield.series.segments import Observation, change_of
+from levelfield.series.segments import change_of
 from levelfield.series.trigger import kept_of_many
 from levelfield.specs.record import Gated
 
+MARGIN = 1.25  # a step counts where it is that much above others: weeks of nights have not seen the largest
 FALSE_STEPS = 0.03  # of the series that are said to be moved; all of them where the change has no effect
 
 
@@ -43,13 +44,13 @@ class MovedSeries:
     def finding(self) -> Finding:
         """Return the one finding about the change, which stands for all of these series."""
         steps = sorted(change_of(_excess(found), self.figure) for _, found in self.members)
-        around, most = max(self.members, key=lambda member: abs(_excess(member[1])))
+        around = max(self.members, key=lambda member: abs(_excess(member[1])))[0]
         nights = max(_step(found).nights for _, found in self.members)
         nodes = sorted({found.tonight.node for _, found in self.members})
         detail = (
             f"moved {len(self.members)} of {self.of} series on {len(nodes)} node{'s' * (len(nodes) > 1)}, from "
-            f"{percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; the most: "
-            f"{around.label}; `nightly accept-step {short(around.series)} --everywhere` accepts it"
+            f"{percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; "
+            f"the most: {around.label}; `nightly accept-step {short(around.series)} --everywhere` accepts it"
         )
         return Finding(
             series="", label=around.change, figure=self.figure, word=self.word, change=median(steps), detail=detail,
@@ -110,7 +111,7 @@ def suspiciousness(examined: Sequence[Judged]) -> dict[tuple[str, Gated], float]
 def _chance(step: EnvironmentStep, direction: int, before: Sequence[float]) -> float:
     """Return the probability of such a step by chance. before: in errors, of nights without a change, in order."""
     size = direction * step.excess / step.error
-    share = sum(each >= size for each in before) / len(before) if before else 0.0
+    share = sum(MARGIN * each >= size for each in before) / len(before) if before else 0.0
     return max(tail_probability(size, step.before.freedom), share)
 
 

@@ -71,7 +71,7 @@ def wants_pairs(found: Examination, around: Surroundings) -> bool:
 
 @dataclass(frozen=True)
 class NoPairs:
-    """Why pairs that were wanted did not run. is_put_off: they can run in another night, so nights alone decide nothing."""
+    """Why pairs that were wanted did not run. is_put_off: they can run another night: nights alone decide nothing."""
 
     reason: str
     is_put_off: bool = False
@@ -234,7 +234,8 @@ def _pairs_detail(found: Examination, around: Surroundings, ruling: PairRuling) 
         return f"{text}; the accepted build is {percent_change(off)} off its level since {around.change}"
     if ruling.word == "bad night" and ruling.first is not None and found.expected_first is not None:
         off = change_of(ruling.first - found.expected_first.cost, found.figure)
-        return f"node {short(found.tonight.node)}: the accepted build is {off:+.1%} off its level too, by {ruling.pairs} pairs"
+        build = f"the accepted build is {off:+.1%} off its level too"
+        return f"node {short(found.tonight.node)}: {build}, by {ruling.pairs} pairs"
     return text
 
 

@@ -4,9 +4,9 @@ Pairs share the night and the node, so neither explains their difference. The or
 the machine cancels. After three to seven pairs a one-sided t test on the differences of costs decides. Its error of
 .001 is spread over the five looks (Bonferroni), with most at the last one.
 
-What is proven may still be the arms: a checkout or a cache that makes B's side slower whatever its build. Null pairs have
-one build on both sides, so their mean is the arms' bias. A regression stands where it is above the floor less the bias,
-with a one-sided bound that excludes 0 (Welch, 1947); its error is .005 at each look.
+What is proven may still be the arms: a checkout or a cache that makes B's side slower whatever its build. Null pairs
+have one build on both sides, so their mean is the arms' bias. A regression stands where the difference less the bias is
+above the floor, and its one-sided bound excludes 0 (Welch, 1947); the error is .005 at each look.
 
 A bisection knows the difference of both ends. So a build only has to be told from the middle between them, by a t test
 after each pair from the second on. Its error of .01 at each look is small beside that of a wrong end, because the last
