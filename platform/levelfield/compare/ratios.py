@@ -20,6 +20,7 @@ LEAST_HISTORY = 7  # runs of a series whose history shows its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
 LEAST_DEVIATION = 0.001
 COVERAGE = 0.95
+MOST_MORE = 100  # runs that more_runs looks ahead
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
 QUANTILES = {
     1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 7: 2.3646, 8: 2.3060, 9: 2.2622, 10: 2.2281,
@@ -82,6 +83,27 @@ def ratio(side: SideValues, base: SideValues) -> Ratio:
     return Ratio(_exp(difference), low, high, _standing(low, high), _described(side, base, freedom))
 
 
+def exact(value: float) -> SideValues:
+    """Return a stated number as a side: it has no noise but that of its rounding."""
+    return SideValues((value,), HistoricNoise(0.0, max(QUANTILES) + 1))
+
+
+def more_runs(side: SideValues, base: SideValues, limit: float) -> int | None:
+    """Return how many more runs of each side tell the ratio from the limit, if they come out as those so far.
+
+    None: more than MOST_MORE. Raises ValueError where a value is no positive number.
+    """
+    means = _mean(side), _mean(base)
+    if means[0] is None or means[1] is None:
+        return max(LEAST_RUNS - len(each.values) for each in (side, base) if not each.history)
+    apart = abs(means[0].value - means[1].value - math.log(limit))
+    for more in range(1, MOST_MORE + 1):
+        of_side, of_base = _mean(side, more), _mean(base, more)
+        if of_side and of_base and _half_width(of_side, of_base)[0] < apart:
+            return more
+    return None
+
+
 def historic_noise(values: Sequence[float]) -> HistoricNoise | None:
     """Return the noise of a series by the values of its earlier runs; None where they are too few."""
     known = [math.log(value) for value in values if 0 < value < math.inf]
@@ -93,10 +115,10 @@ def _exp(logarithm: float) -> float:
     return math.exp(max(-700.0, min(logarithm, 700.0)))
 
 
-def _mean(of: SideValues) -> _Mean | None:
-    """Return the mean of the logarithms; None where nothing shows how far runs differ."""
-    logs, runs = [math.log(value) for value in of.values], len(of.values)
-    if runs >= LEAST_RUNS:
+def _mean(of: SideValues, more: int = 0) -> _Mean | None:
+    """Return the mean of the logarithms, as with `more` such runs; None where nothing shows how far runs differ."""
+    logs, runs = [math.log(value) for value in of.values], len(of.values) + more
+    if len(of.values) >= LEAST_RUNS:
         deviation, known = statistics.stdev(logs), runs
     elif of.history:
         deviation, known = of.history.deviation, of.history.runs
