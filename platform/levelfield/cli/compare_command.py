@@ -119,7 +119,8 @@ def _matrix(options: argparse.Namespace, places: RunPlaces) -> Shown:
 
     cases, frameworks = _wanted(options)
     records = [record for record in places.latest() if cases is None or record.series.case in cases]
-    found = matrix.matrix(records, options.matrix, frameworks if options.matrix == "framework" else (), cases or ())
+    columns = frameworks if options.matrix == "framework" else ()
+    found = matrix.matrix(records, options.matrix, columns, cases or (), places.histories(records))
     return list(matrix.sheets(found)), matrix.as_values(found), True
 
 

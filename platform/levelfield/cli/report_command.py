@@ -207,7 +207,8 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[St
         return
     with opened_store(options, read_only=True) as store:
         nights = store.nights()
-        findings = compared(gate_input(store, nights[-1], None)).findings if nights else ()
+        given = gate_input(store, nights[-1], None) if nights else None
+        findings = compared(given, given.stored_pairs).findings if given else ()
         yield store, [finding.model_dump(mode="json") for finding in findings]
 
 

@@ -67,13 +67,18 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     return SideFigure(values, over_repeats(values) if values else None, reason)
 
 
-def side_ratio(
-    quantity: Quantity, side: SideFigure, base: SideFigure, noise: Sequence[HistoricNoise | None] = (None, None)
-) -> Ratio:
-    """Return side over base. noise: of the history of the side and of the base."""
+def side_values(quantity: Quantity, side: ComparedSide, histories: Histories) -> SideValues:
+    """Return the figures of a side with the noise of its history, as every ratio takes them."""
+    points = histories.get(side.first.series.fingerprint(), ()) if histories else ()
+    noise = _noise(quantity, side, points) if points else None
+    return SideValues(side_figure(quantity, side.counted).values, noise)
+
+
+def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:
+    """Return side over base."""
     if not side.values or not base.values:
         return Ratio(None, None, None, "no ratio", "a side has no such figure")
-    found = ratio(SideValues(side.values, noise[0]), SideValues(base.values, noise[1]))
+    found = ratio(side, base)
     if quantity.is_noisy or found.value is None:
         return found
     why = "a loss differs by arithmetic, which statistics over repeats do not show; see the alignment verdict"
@@ -81,13 +86,9 @@ def side_ratio(
 
 
 def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:
-    figures = [side_figure(quantity, side.counted) for side in sides]
-    noise = [_noise(quantity, side, histories.get(side.first.series.fingerprint(), ())) for side in sides]
-    ratios = [
-        side_ratio(quantity, figure, figures[0], (own, noise[0]))
-        for figure, own in zip(figures[1:], noise[1:], strict=True)
-    ]
-    return ComparedFigure(quantity, tuple(figures), tuple(ratios))
+    base, *others = [side_values(quantity, side, histories) for side in sides]
+    ratios = tuple(side_ratio(quantity, side, base) for side in others)
+    return ComparedFigure(quantity, tuple(side_figure(quantity, side.counted) for side in sides), ratios)
 
 
 def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> HistoricNoise | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from levelfield.series.examination import Era, Examination, era_of, examined, holds, nights_before
 from levelfield.series.findings import FIGURES, Finding, FindingWord, short
-from levelfield.series.judgement import Judged, Surroundings
+from levelfield.series.judgement import Judged, Pairs, Surroundings
 from levelfield.series.segments import (
     Segment,
     condition_changes,
@@ -48,6 +48,12 @@ class GateInput:
         """The points of the night by series, without the runs of confirmations."""
         found = {s: [p for p in of if night_of(p) == self.night and p.is_of_trend] for s, of in self.points.items()}
         return {series: points for series, points in found.items() if points}
+
+    def stored_pairs(self, series: str, figure: Gated) -> Pairs | None:
+        """Return the pairs that the night ran: values of the accepted build and of tonight's. None without any."""
+        runs = sorted((p for p in self.points.get(series, ()) if p.night == self.night), key=lambda p: p.began)
+        first, second = ([getattr(p, figure) for p in runs if p.purpose == arm] for arm in ("confirm-a", "confirm-b"))
+        return list(zip(first, second, strict=False)) or None
 
     @cached_property
     def series_by_entry(self) -> dict[str, str]:
