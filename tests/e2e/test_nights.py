@@ -78,10 +78,9 @@ def slower(project: Nights) -> tuple[str, str]:
 
 
 def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(project: Nights, slower: tuple[str, str]) -> None:
-    code, findings, err = project.night("2026-01-20", "--page-url", "https://ci.example.org")
+    code, findings, _err = project.night("2026-01-20", "--page-url", "https://ci.example.org")
     found = of_speed(findings)
     assert (code, found["word"]) == (4, "regression"), found
-    assert "run 1 of 6 to 14, accepted build: " in err and "mean difference -" in " ".join(err.split())
     ticket = found["ticket"]
     assert {slower[1], project.git("rev-parse", "HEAD")} <= {each["commit"] for each in ticket["commits"]}
     assert ticket["packages"] == [] and ticket["page"].startswith("https://ci.example.org/case-tiny-"), ticket
