@@ -73,8 +73,8 @@ examples:
 GATE = """\
 Compare a night with the accepted levels of its series, without running
 anything. Figures: tokens/s/device, memory, J/token; a training that differs
-fails by itself. Without pairs of runs a suspicion becomes a regression when a
-second night shows it; `nightly` confirms it in the same night.
+fails by itself. Pairs that `nightly run` made in that night count; without them
+a suspicion becomes a regression when a second night shows it.
 
 Exit code 4 for a regression, a training that differs or an environment step
 that nobody accepted; 3 for what is missing, invalid or incomparable; else 0.
@@ -212,7 +212,7 @@ def _gate(options: argparse.Namespace) -> int:
 
     with opened_store(options) as store:
         given = gate_input(store, chosen_night(store, options.night), options.suite)
-        found = compared(given)
+        found = compared(given, given.stored_pairs)
         for finding in _new(found.findings, given.past):
             store.add_finding(found.night, finding.model_dump(mode="json"))
     page = FindingPage(found.first_line, found.night, found.findings, options.strict, options.advisory)

@@ -111,6 +111,7 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="jsonl", metavar="NAME", help="see above (default: jsonl)")
     parser.add_argument("--case", metavar="NAME", help="only runs of this case")
     parser.add_argument("--since", metavar="DATE", help="only runs from this day on, such as 2026-11-01")
+    parser.add_argument("--pairs", action="store_true", help="also the runs of pairs of builds, which jsonl always has")
     parser.add_argument(
         "--output", type=Path, metavar="PATH", help="write to this file instead of stdout; tensorboard: to this folder"
     )
@@ -244,7 +245,8 @@ def _export(options: argparse.Namespace) -> int:
     """Write the chosen runs. Raises UsageError for a place that cannot be written."""
 
     with opened_store(options, read_only=True) as store:
-        records = store.records(store.run_ids(options.case, options.since))
+        is_whole = options.format == "jsonl" or options.pairs
+        records = store.records(store.run_ids(options.case, options.since, of_trend=not is_whole))
         if options.format == "tensorboard":
             return _write_folders(options.output, records)
         if options.output is None:

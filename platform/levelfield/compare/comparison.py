@@ -8,10 +8,12 @@ from typing import Any
 
 from levelfield.compare.comparability import NOTHING, WHY, Comparability, ComparedField, comparability, shortened
 from levelfield.compare.ratios import HistoricNoise, Ratio, SideValues, historic_noise, ratio
-from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity
+from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
+from levelfield.report.costs import described
 from levelfield.report.sheets import Sheet
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 
 NEWEST = 30  # runs of a history whose noise is taken
@@ -45,17 +47,22 @@ class Comparison:
     sides: tuple[ComparedSide, ...]
     comparability: Comparability
     figures: tuple[ComparedFigure, ...]
+    prices: Prices | None = None
 
 
 def compare(
-    sides: Sequence[ComparedSide], histories: Histories | None = None, across_precision: bool = False
+    sides: Sequence[ComparedSide],
+    histories: Histories | None = None,
+    across_precision: bool = False,
+    prices: Prices | None = None,
 ) -> Comparison:
     """Compare sides with the first. histories: stored runs of their series. Raises UsageError below two sides."""
     if len(sides) < 2:
         raise UsageError(f"compare: found {len(sides)} side, expected at least 2: compare A B")
     found = comparability(sides, across_precision)
-    figures = tuple(_compared(q, sides, histories or {}) for q in QUANTITIES) if found.holds else ()
-    return Comparison(tuple(sides), found, figures)
+    quantities = (*QUANTITIES, cost_quantity(prices)) if prices else QUANTITIES
+    figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if found.holds else ()
+    return Comparison(tuple(sides), found, figures, prices)
 
 
 def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
@@ -67,13 +74,18 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     return SideFigure(values, over_repeats(values) if values else None, reason)
 
 
-def side_ratio(
-    quantity: Quantity, side: SideFigure, base: SideFigure, noise: Sequence[HistoricNoise | None] = (None, None)
-) -> Ratio:
-    """Return side over base. noise: of the history of the side and of the base."""
+def side_values(quantity: Quantity, side: ComparedSide, histories: Histories) -> SideValues:
+    """Return the figures of a side with the noise of its history, as every ratio takes them."""
+    points = histories.get(side.first.series.fingerprint(), ()) if histories else ()
+    noise = _noise(quantity, side, points) if points else None
+    return SideValues(side_figure(quantity, side.counted).values, noise)
+
+
+def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:
+    """Return side over base."""
     if not side.values or not base.values:
         return Ratio(None, None, None, "no ratio", "a side has no such figure")
-    found = ratio(SideValues(side.values, noise[0]), SideValues(base.values, noise[1]))
+    found = ratio(side, base)
     if quantity.is_noisy or found.value is None:
         return found
     why = "a loss differs by arithmetic, which statistics over repeats do not show; see the alignment verdict"
@@ -81,13 +93,9 @@ def side_ratio(
 
 
 def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:
-    figures = [side_figure(quantity, side.counted) for side in sides]
-    noise = [_noise(quantity, side, histories.get(side.first.series.fingerprint(), ())) for side in sides]
-    ratios = [
-        side_ratio(quantity, figure, figures[0], (own, noise[0]))
-        for figure, own in zip(figures[1:], noise[1:], strict=True)
-    ]
-    return ComparedFigure(quantity, tuple(figures), tuple(ratios))
+    base, *others = [side_values(quantity, side, histories) for side in sides]
+    ratios = tuple(side_ratio(quantity, side, base) for side in others)
+    return ComparedFigure(quantity, tuple(side_figure(quantity, side.counted) for side in sides), ratios)
 
 
 def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> HistoricNoise | None:
@@ -122,6 +130,9 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
     if comparison.figures:
         yield _figures(comparison)
         yield _ratios(comparison)
+    if comparison.figures and comparison.prices:
+        chips = [side.first.series.chip for side in comparison.sides]
+        yield Sheet(f"prices, {comparison.prices.currency}", notes=tuple(described(comparison.prices, chips)))
 
 
 def as_values(comparison: Comparison) -> dict[str, Any]:
@@ -136,6 +147,7 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
         "on_purpose": _field_values(found.on_purpose, sides),
         "with_caution": _field_values(found.with_caution, sides),
         "figures": [_figure_values(figure, sides) for figure in comparison.figures],
+        **({"prices": comparison.prices.model_dump(mode="json")} if comparison.prices else {}),
     }
 
 

@@ -23,6 +23,7 @@ FindingWord = Literal[
     "invalid run",
     "incomparable",
     "bad night",
+    "biased arms",
     "inconclusive",
     "stale",
     "improvement",
@@ -32,7 +33,7 @@ FindingWord = Literal[
 WORDS: tuple[FindingWord, ...] = get_args(FindingWord)  # the worst first: the order of every table
 FAILURES = frozenset({"regression", "training differs", "environment step"})
 ABSENCES = frozenset({"missing", "invalid run", "incomparable"})  # what was expected is not compared
-OPEN = frozenset({"bad night", "inconclusive", "stale", "improvement", "new series"})
+OPEN = frozenset({"bad night", "biased arms", "inconclusive", "stale", "improvement", "new series"})
 COMPARED = frozenset(WORDS) - ABSENCES - {"training differs", "new series"}
 FIGURES: dict[Gated, str] = {
     "tokens_per_second_per_device": "tokens/s/device",
@@ -54,7 +55,9 @@ class Finding(Document):
     change, low, high: measured / level - 1 and its 95 % interval. level: in the figure's unit; level_since: the date of
     its first night; nights: how many it rests on. detectable: the least change that one night shows with 90 %
     probability. fields: of the conditions or of the series that differ. pairs: how many were compared. runs: of a
-    finding about a node, which has no series: all runs that it stands for.
+    finding about a node or a change of conditions, which has no series: all runs that it stands for. build_change: of
+    tonight's build against the accepted one, by pairs; conditions_change: of the accepted build against its level, by
+    pairs under new conditions.
     """
 
     KIND: ClassVar[str] = "finding"
@@ -77,6 +80,8 @@ class Finding(Document):
     node: str | None = None
     pairs: int = 0
     runs: tuple[str, ...] = ()
+    build_change: float | None = None
+    conditions_change: float | None = None
 
     @property
     def bad_runs(self) -> tuple[str, ...]:

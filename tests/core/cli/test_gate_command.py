@@ -104,6 +104,20 @@ def test_two_slow_nights_fail_and_the_findings_are_stored(command: Command, url:
         assert len(store.findings()) == 2, "the same finding is not stored twice"
 
 
+def test_a_gate_of_a_night_with_pairs_says_what_the_night_said(
+    command: Command, url: str, stored_run: RunRecord
+) -> None:
+    """The pairs are in the store. Without them the same night is only a suspicion, with exit code 0."""
+    pairs = [
+        nightly(stored_run, NIGHTS, 0.9 if arm == "b" else 1.0, run_id=f"pair{number}", content=f"sha256:{number}",
+                began=f"{night(NIGHTS)}T05:{number:02}:00+00:00", purpose=f"confirm-{arm}")
+        for number, arm in enumerate("abbaabba")
+    ]  # fmt: skip
+    fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS, 0.9), *pairs])
+    code, out, _ = command("nightly", "gate", "--night", night(NIGHTS))
+    assert code == 4 and "against the last accepted build, by 3 pairs" in " ".join(out.split())
+
+
 def test_a_series_that_runs_once_a_week_is_read_as_a_whole(command: Command, url: str, stored_run: RunRecord) -> None:
     weeks = [nightly(stored_run, 7 * number) for number in range(20)]
     with Store.open(url) as store:
