@@ -8,10 +8,12 @@ from typing import Any
 
 from levelfield.compare.comparability import NOTHING, WHY, Comparability, ComparedField, comparability, shortened
 from levelfield.compare.ratios import HistoricNoise, Ratio, SideValues, historic_noise, ratio
-from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity
+from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
+from levelfield.report.costs import described
 from levelfield.report.sheets import Sheet
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 
 NEWEST = 30  # runs of a history whose noise is taken
@@ -45,17 +47,22 @@ class Comparison:
     sides: tuple[ComparedSide, ...]
     comparability: Comparability
     figures: tuple[ComparedFigure, ...]
+    prices: Prices | None = None
 
 
 def compare(
-    sides: Sequence[ComparedSide], histories: Histories | None = None, across_precision: bool = False
+    sides: Sequence[ComparedSide],
+    histories: Histories | None = None,
+    across_precision: bool = False,
+    prices: Prices | None = None,
 ) -> Comparison:
     """Compare sides with the first. histories: stored runs of their series. Raises UsageError below two sides."""
     if len(sides) < 2:
         raise UsageError(f"compare: found {len(sides)} side, expected at least 2: compare A B")
     found = comparability(sides, across_precision)
-    figures = tuple(_compared(q, sides, histories or {}) for q in QUANTITIES) if found.holds else ()
-    return Comparison(tuple(sides), found, figures)
+    quantities = (*QUANTITIES, cost_quantity(prices)) if prices else QUANTITIES
+    figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if found.holds else ()
+    return Comparison(tuple(sides), found, figures, prices)
 
 
 def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
@@ -123,6 +130,9 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
     if comparison.figures:
         yield _figures(comparison)
         yield _ratios(comparison)
+    if comparison.figures and comparison.prices:
+        chips = [side.first.series.chip for side in comparison.sides]
+        yield Sheet(f"prices, {comparison.prices.currency}", notes=tuple(described(comparison.prices, chips)))
 
 
 def as_values(comparison: Comparison) -> dict[str, Any]:
@@ -137,6 +147,7 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
         "on_purpose": _field_values(found.on_purpose, sides),
         "with_caution": _field_values(found.with_caution, sides),
         "figures": [_figure_values(figure, sides) for figure in comparison.figures],
+        **({"prices": comparison.prices.model_dump(mode="json")} if comparison.prices else {}),
     }
 
 
