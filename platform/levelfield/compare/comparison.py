@@ -97,8 +97,8 @@ def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
     (own, node), (other, place) = ((each.first.series, each.first.node) for each in (side, base))
     scale = f" --scale {own.scale}" if own.scale != "full" else ""
     if (own.chip, node) == (other.chip, place):
-        return f"run_benchmarks.py compare --duel {other.case_string} {own.case_string}{scale}"
-    return f"run_benchmarks.py --case {own.case_string} --repeat {LEAST_RUNS}{scale}"
+        return f"run_benchmarks.py compare --duel {other.target} {own.target}{scale}"
+    return f"run_benchmarks.py --case {own.target} --repeat {LEAST_RUNS}{scale}"
 
 
 def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:

@@ -281,7 +281,7 @@ def test_pairs_are_spent_once_on_a_step() -> None:
     first = compared(given(changed_driver(-0.06), NIGHT), source)
     compared(given(changed_driver(-0.06, 2), NIGHT + 1, past=first.findings), source)
     found = compared(given(changed_driver(-0.06, 12), NIGHT + 11, past=first.findings), source)
-    assert asked == [TOKENS] and word(found) == "environment step"
+    assert asked == [TOKENS, "memory_bytes"] and word(found) == "environment step"
 
 
 def test_a_slower_build_under_a_new_driver_is_a_regression() -> None:
@@ -505,4 +505,4 @@ def test_every_word_has_its_exit_code(name: str) -> None:
 
 
 def test_the_words_are_in_three_groups() -> None:
-    assert frozenset({"regression", "training differs", "environment step"}) == FAILURES and len(WORDS) == 12
+    assert frozenset({"regression", "training differs", "environment step"}) == FAILURES and len(WORDS) == 13

@@ -123,8 +123,9 @@ def test_a_new_driver_is_seen_by_the_gate_and_a_missing_night_is_none() -> None:
     found = [night.word for row in rows for night in row]
     assert found.count("environment step") > 60 and 15 < found.count("") < 45
     (report, *_) = fleet_reports(simulated(replace(kind, missing=0.0), 120, 41, random), random)
-    assert report.compared == 120 and len({finding.node for finding in report.findings if finding.node}) == 10
-    assert not any(finding.word == "no change" and finding.node for finding in report.findings)
+    (step,) = [finding for finding in report.findings if finding.word == "environment step"]
+    assert report.compared == 120 and len(step.runs) == 120 and "on 10 nodes" in step.detail
+    assert all(finding.pairs for finding in report.findings if finding.word == "no change"), "those are of the build"
 
 
 def test_the_peers_rules_find_what_they_say_and_no_less() -> None:

@@ -10,7 +10,6 @@ from levelfield.series.level import FLOOR, LEAST_SCALE, accepted_level, level_of
 from levelfield.series.segments import Observation
 from levelfield.series.trigger import (
     FALSE_SHARE,
-    Suspicion,
     cusum,
     detectable,
     detectable_in_three,
@@ -162,18 +161,13 @@ def test_nodes_that_are_not_numbers_are_not_used(nodes: object) -> None:
     assert accepted is not None and accepted.by_node == {}
 
 
-def suspicion(p: float) -> Suspicion:
-    return Suspicion("tonight", 1, 0.1, p, True)
-
-
-def test_few_looks_keep_every_suspicion_and_many_keep_the_clear_ones() -> None:
-    found = [suspicion(p) for p in (1e-6, 0.006, 0.2)]
-    assert kept_of_many(found, 100) == [True, True, True]
-    assert kept_of_many(found, 300) == [True, False, False]
+def test_many_looks_keep_the_clear_ones() -> None:
+    assert kept_of_many([1e-6, 0.006, 0.2], 300, FALSE_SHARE) == [True, False, False]
     # Benjamini and Hochberg step up: the largest p within its line keeps all smaller ones.
     line = [FALSE_SHARE * rank / 300 for rank in (1, 2, 3)]
-    assert kept_of_many([suspicion(p) for p in (line[0] * 2, line[1] * 1.2, line[2] * 0.9)], 300) == [True] * 3
-    assert kept_of_many([], 300) == []
+    assert kept_of_many([line[0] * 2, line[1] * 1.2, line[2] * 0.9], 300, FALSE_SHARE) == [True] * 3
+    assert kept_of_many([], 300, FALSE_SHARE) == []
+    assert kept_of_many([float("nan"), 1e-9], 300, FALSE_SHARE) == [False, True]
 
 
 def test_what_a_series_shows_is_what_the_trigger_sees_in_nine_of_ten_nights() -> None:
