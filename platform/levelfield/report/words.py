@@ -30,6 +30,13 @@ def wrapped(line: str, indent: int) -> str:
     )
 
 
+def duration(seconds: float) -> str:
+    """Return such as 0:07, 12:30 or 2:05:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def number(value: float | None, digits: int = 1) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 
