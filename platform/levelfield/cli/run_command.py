@@ -35,7 +35,8 @@ a case string:
   case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
 versions: those of the framework's manifest; without one, its default
 layouts: DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), TP1PP1SH2SP8
-(sharding stage and degree), 1n_8g_dp_4bs; +seq adds sequence parallelism
+(sharding stage and degree), 1n_8g_dp_4bs, 1n_8g_2dp_4mp_4bs; +seq adds
+sequence parallelism; PP2DP4TP1 is planned as FlagPerf's row of it ran
 
 exit codes: 0 success, 2 wrong usage or configuration, 3 a run failed,
 4 a check failed, 5 a fault of the platform, 130 interrupted

@@ -12,6 +12,7 @@ from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
 from levelfield.plan.build_checks import version_that_runs
+from levelfield.plan.printed_layout import layout_that_ran
 from levelfield.plan.request import Decision, Entry, RequestedScale, Suggestion
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout, parse_layout
@@ -67,16 +68,21 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
         registry, selector, found, entry.request, entry.suite is not None
     )
     by_suite = entry.suite is not None and scale != entry.request.scale
+    request, completed = entry.request, tuple[str, ...]()
+    if ran := layout_that_ran(registry, found, request.choice.layout or selector.layout):
+        layout, said = ran
+        request = replace(request, choice=request.choice.model_copy(update={"layout": layout}))
+        completed = (said,)
     return Decision(
         text=entry.text,
         selector=selector,
         found=found,
-        request=entry.request,
+        request=request,
         scale=scale,
         why_scale=f"the suite {entry.suite.suite} asks for it" if by_suite and entry.suite else None,
         suggestion=entry.suggestion,
         suite=entry.suite,
-        deviations=older,
+        deviations=(*older, *completed),
         refusal=refusal,
         driver=driver,
     )

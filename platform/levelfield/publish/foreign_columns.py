@@ -179,11 +179,12 @@ def _date(run: ReportedRun) -> str:
 
 
 def _nodes_and_batch(run: ReportedRun) -> str:
-    """Return `4n_8g_dp_4bs`, or `/` when the layout is not only data parallel."""
+    """Return `4n_8g_dp_4bs` or `1n_8g_2dp_4mp_4bs`; `/` for a layout that has more than data and tensor parallel."""
     layout, nodes = run.result.layout, run.result.nodes
-    if layout.world_size > layout.data or layout.expert > 1 or layout.data % nodes:
+    if layout.world_size > layout.data * layout.tensor or layout.expert > 1:
         return NONE
-    text = f"{nodes}n_{layout.data // nodes}g_dp_{run.result.micro_batch}bs"
+    ways = "dp" if layout.tensor == 1 else f"{layout.data}dp_{layout.tensor}mp"
+    text = f"{nodes}n_{run.devices_per_node}g_{ways}_{run.result.micro_batch}bs"
     return f"{text}+seq" if layout.sequence_parallel else text
 
 
