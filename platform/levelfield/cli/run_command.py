@@ -129,6 +129,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure that first, and train nothing where others use a device or the processors",
     )
+    where.add_argument(
+        "--devices", metavar="N,N-N", help="take these devices of this machine, by the maker's tool, such as 0-3"
+    )
     where.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
     where.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
     where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")

@@ -13,7 +13,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
 from levelfield.plan.build_checks import version_that_runs
 from levelfield.plan.printed_layout import layout_that_ran
-from levelfield.plan.request import Decision, Entry, RequestedScale, Suggestion
+from levelfield.plan.request import Decision, Entry, RequestedScale, Suggestion, UserRequest
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.selector import Selector, parse_selector
@@ -60,7 +60,7 @@ def _selector(entry: Entry) -> Selector:
 
 def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
     """Return the decision from the entry alone."""
-    found = lookup.find(registry, selector, check=refusal is None)
+    found = _only(lookup.find(registry, selector, check=refusal is None), entry.request)
     if entry.request.launch and not found.vendor.is_host:  # the devices of this machine have no part in the run
         found = replace(found, devices=(), problem=None, notices=(), busy={})
     scale = _scale(entry)
@@ -86,6 +86,21 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
         refusal=refusal,
         driver=driver,
     )
+
+
+def _only(found: Selection, request: UserRequest) -> Selection:
+    """Return the selection with the devices of --devices alone. Raises UsageError for one that is not here."""
+    if not request.devices:
+        return found
+    name = found.vendor.name
+    if request.launch or found.vendor.is_divided:
+        why = "other machines choose theirs" if request.launch else f"{name} is divided into any number of shares"
+        raise UsageError(f"--devices: found numbers of devices, expected none: {why}")
+    here = {device.index: device for device in found.devices}
+    if absent := [number for number in request.devices if number not in here]:
+        known = ", ".join(map(str, here)) or "none"
+        raise UsageError(f"--devices: found {absent[0]}, expected devices of {found.chip.name} here: {known}")
+    return replace(found, devices=tuple(here[number] for number in request.devices))
 
 
 def _elsewhere(entry: Entry, selector: Selector, launch: LaunchPlan, named: NamedHardware | None) -> Selector:

@@ -165,3 +165,24 @@ def test_another_framework_and_a_host_take_the_printed_layout_as_it_stands(regis
     assert placement.place(registry, Entry("llama3_8b:torch", request)).request.choice.layout == "PP1DP4TP2"
     request = replace(request, hardware=None)
     assert placement.place(registry, Entry("llama3_8b:megatron:cpu:1:8", request)).request.choice.layout == "PP1DP4TP2"
+
+
+def test_the_user_picks_devices_of_this_machine(planned: Planned) -> None:
+    hardware = planned("tiny:fake:fake:1:1", None, devices=(1,)).hardware
+    assert hardware.device_indices == (1,) and hardware.visible == {"FAKE_VISIBLE_DEVICES": "1"}
+    assert planned("tiny:fake:fake", None, devices=(1, 0)).hardware.device_indices == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "says"),
+    [
+        ("tiny:fake:fake", (1, 2), "--devices: found 2, expected devices of F1 here: 0, 1"),
+        ("tiny:fake:fake:1:2", (1,), "found 1 x F1"),
+        ("gpt2_small:torch:cpu", (0,), "--devices: found numbers of devices, expected none: cpu is divided"),
+    ],
+)
+def test_devices_that_are_not_here_are_refused(
+    planned: Planned, text: str, devices: tuple[int, ...], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        planned(text, None, devices=devices)
