@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """How often the gate is wrong, and what it finds, beside the rules of other tools, on simulated nights.
 
-The gate is judged by its own code, levelfield.series; the others by benchmarks/gate_rules/peers.py. Rates have 95 %
-intervals (Wilson, 1927). Nothing is timed but the gate itself on many series, in seconds of processor time.
+The gate is judged by its own code, levelfield.nights.gate and levelfield.series; the others by
+benchmarks/gate_rules/peers.py. Rates have 95 % intervals (Wilson, 1927). Nothing is timed but the gate itself on many
+series, in seconds of processor time.
 """
 
 from __future__ import annotations
@@ -20,18 +21,38 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "platform"))
 
 import numpy as np
-from gate_rules.ours import Night, judged_nights, stepped_nights
+from gate_rules.ours import Night, fleet_reports, judged_nights
 from gate_rules.peers import PEERS, Peer
 from gate_rules.speed import seconds_of_gate
 from gate_rules.worlds import WorldKind, simulated
+from levelfield.errors import GateFailed
+from levelfield.series.findings import exit_code
 
 SEED = 20261122
-HISTORY = 40
 DEVIATIONS = (0.005, 0.01, 0.02, 0.03)
 SHIFTS = (0.02, 0.05, 0.10)
 TAILS: dict[str, int | None] = {"normal": None, "t, 4 degrees": 4, "t, 3 degrees": 3}
+BASE = WorldKind(0.01, True)
+WORLDS = {
+    "as above": BASE,
+    "plain t, 3 degrees": replace(BASE, tail=3, is_scaled=False),
+    "plain t, 2 degrees": replace(BASE, tail=2, is_scaled=False),
+    "outliers, 5 % of runs": replace(BASE, outliers=0.05),
+    "autocorrelation 0.8": replace(BASE, memory=0.8),
+    "two clocks, by night": replace(BASE, states="night"),
+    "two clocks, by run": replace(BASE, states="run"),
+    "noise tripled": replace(BASE, noise=3.0),
+    "7 nights before, one node": replace(BASE, start=7, nodes=1),
+    "7 nights before, two nodes": replace(BASE, start=7),
+    "7 nights before, three nodes": replace(BASE, start=7, nodes=3),
+    "30 % of nights missing": replace(BASE, missing=0.3),
+    "a driver without effect": replace(BASE, driver=0.0),
+    "a driver 5 % faster": replace(BASE, driver=-0.05),
+    "arms differ by 1.5 %": replace(BASE, arm_bias=0.015),
+}
+FLEET_NIGHTS = 10
 OURS, FALLBACK = "**this gate, with pairs**", "this gate, two nights running"
-# rule, world -> for every series, whether each night from HISTORY on is an alarm
+# rule, world -> for every series, whether each judged night is an alarm
 Alarms = Callable[[WorldKind, int, int, int], list[list[bool]]]
 
 
@@ -56,14 +77,16 @@ class Share:
 
 @dataclass(frozen=True)
 class Sizes:
-    """series of a cell of power, series and nights of a cell of false alarms."""
+    """series of a cell of power, series and nights of a cell of false alarms, fleets and the series of each."""
 
     power: int
     quiet_series: int
     quiet_nights: int
+    fleets: int
+    fleet_series: int
 
 
-FULL, QUICK = Sizes(400, 200, 60), Sizes(4, 3, 6)
+FULL, QUICK = Sizes(400, 200, 60, 20, 300), Sizes(4, 3, 6, 1, 30)
 
 
 def main() -> None:
@@ -84,6 +107,8 @@ def tables(sizes: Sizes) -> Iterator[str]:
     yield from own_table(sizes)
     yield from costs_table(sizes)
     yield from steps_table(sizes)
+    yield from worlds_table(sizes)
+    yield from fleets_table(sizes)
     figures = seconds_of_gate(30 if sizes is QUICK else 300)
     seconds, size = figures["seconds"], f"{figures['series']:.0f} series x {figures['nights']:.0f} nights x 3 figures"
     yield f"\nA gate of {size}: {seconds:.2f} s of processor time. All tables: {time.process_time() - start:.0f} s."
@@ -135,14 +160,13 @@ def costs_table(sizes: Sizes) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for tail, degrees in TAILS.items():
         for deviation in DEVIATIONS:
-            nights = [n for series in _judged(WorldKind(deviation, True, degrees), sizes, 4) for n in series]
+            nights = _quiet(WorldKind(deviation, True, degrees), sizes)
             words = Counter(night.word for night in nights)
             shares = [
                 f"{100 * words[word] / len(nights):.1f}"
                 for word in ("no change", "inconclusive", "bad night", "improvement", "regression")
             ]
-            pairs = sum(night.pairs for night in nights) / len(nights)
-            yield f"| {deviation:.1%} | {tail} | {' | '.join(shares)} | {pairs:.2f} |"
+            yield f"| {deviation:.1%} | {tail} | {' | '.join(shares)} | {_pairs_each(nights):.2f} |"
 
 
 def steps_table(sizes: Sizes) -> Iterator[str]:
@@ -153,15 +177,48 @@ def steps_table(sizes: Sizes) -> Iterator[str]:
     yield "| noise | no effect | 2 % | 5 % | 10 % |"
     yield "|---|---|---|---|---|"
     for deviation in DEVIATIONS:
-        kind = WorldKind(deviation, True)
         cells = []
         for step in (0.0, *SHIFTS):
-            random = _random(kind, 5)
-            world = simulated(kind, sizes.power, HISTORY + 10, random)
-            nights = (stepped_nights(world, i, HISTORY, step, random) for i in range(sizes.power))
+            nights = _gated(WorldKind(deviation, True, driver=step), sizes.power, 10, 5)
             found = [[night.word == "environment step" for night in series] for series in nights]
             cells.append(f"{Share(sum(row[0] for row in found), len(found)).text()} / {found_within(found).text()}")
         yield f"| {deviation:.1%} | {' | '.join(cells)} |"
+
+
+def worlds_table(sizes: Sizes) -> Iterator[str]:
+    """The gate with pairs in worlds that are harsher than the one its thresholds were set in."""
+    yield ""
+    yield "This gate with pairs, noise 1 %, in harsher worlds. A step: an environment step, in nights without a change."
+    yield ""
+    yield "| world | false alarms | steps | pairs | 2 % | 5 % | 10 % |"
+    yield "|---|---|---|---|---|---|---|"
+    rule = _ours(True)
+    for name, kind in WORLDS.items():
+        nights = _quiet(kind, sizes)
+        words = Counter(night.word for night in nights)
+        cells = [Share(words[word], len(nights)).text(2) for word in ("regression", "environment step")]
+        cells.append(f"{_pairs_each(nights):.2f}")
+        cells += [" / ".join(s.text() for s in power(rule, replace(kind, shift=x), sizes)) for x in SHIFTS]
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def fleets_table(sizes: Sizes) -> Iterator[str]:
+    """The exit codes of nights in which all series have a new driver without effect."""
+    yield ""
+    yield f"{sizes.fleet_series} series, a new driver without effect, the first {FLEET_NIGHTS} nights. Red: exit 4."
+    yield ""
+    yield "| red nights, percent | fleets with a red night, percent | pairs in the first night | in a later one |"
+    yield "|---|---|---|---|"
+    red, pairs = [], []
+    for fleet in range(sizes.fleets):
+        random = np.random.default_rng([SEED, 6, fleet])
+        kind = replace(BASE, driver=0.0)
+        reports = list(fleet_reports(simulated(kind, sizes.fleet_series, kind.start + FLEET_NIGHTS, random), random))
+        red.append([exit_code(report.findings) == GateFailed.exit_code for report in reports])
+        pairs.append([sum(finding.pairs for finding in report.findings) for report in reports])
+    nights = Share(sum(map(sum, red)), sum(map(len, red)))
+    first, later = np.mean([each[0] for each in pairs]), np.mean([each[1:] for each in pairs])
+    yield f"| {nights.text()} | {found_within(red).text()} | {first:.0f} | {later:.0f} |"
 
 
 def false_alarms(rule: Alarms, kind: WorldKind, sizes: Sizes) -> Share:
@@ -181,8 +238,8 @@ def found_within(alarms: list[list[bool]]) -> Share:
 
 def _peer(rule: Peer) -> Alarms:
     def alarms(kind: WorldKind, series: int, nights: int, stream: int) -> list[list[bool]]:
-        values = np.exp(simulated(kind, series, HISTORY + nights, _random(kind, stream)).observed)
-        found = [rule(values, night) for night in range(HISTORY, HISTORY + nights)]
+        values = np.exp(simulated(kind, series, kind.start + nights, _random(kind, stream)).observed)
+        found = [rule(values, night) for night in range(kind.start, kind.start + nights)]
         return [[bool(night[i]) for night in found] for i in range(series)]
 
     return alarms
@@ -191,19 +248,25 @@ def _peer(rule: Peer) -> Alarms:
 def _ours(has_pairs: bool) -> Alarms:
     def alarms(kind: WorldKind, series: int, nights: int, stream: int) -> list[list[bool]]:
         found = _gated(kind, series, nights, stream, has_pairs)
-        return [[night.word == "regression" for night in row] for row in found]
+        ran = [[night for night in row if night.word] for row in found]
+        return [[night.word == "regression" for night in row] for row in ran if row]
 
     return alarms
 
 
-def _judged(kind: WorldKind, sizes: Sizes, stream: int) -> list[list[Night]]:
-    return _gated(kind, sizes.quiet_series, sizes.quiet_nights, stream, True)
+def _quiet(kind: WorldKind, sizes: Sizes) -> list[Night]:
+    """Return the nights that had a run, of series without a change in the software."""
+    found = _gated(kind, sizes.quiet_series, sizes.quiet_nights, 4)
+    return [night for series in found for night in series if night.word]
 
 
-def _gated(kind: WorldKind, series: int, nights: int, stream: int, has_pairs: bool) -> list[list[Night]]:
+def _pairs_each(nights: list[Night]) -> float:
+    return sum(night.pairs for night in nights) / len(nights)
+
+
+def _gated(kind: WorldKind, series: int, nights: int, stream: int, has_pairs: bool = True) -> list[list[Night]]:
     random = _random(kind, stream)
-    world = simulated(kind, series, HISTORY + nights, random)
-    return [list(judged_nights(world, i, HISTORY, random, has_pairs)) for i in range(series)]
+    return judged_nights(simulated(kind, series, kind.start + nights, random), random, has_pairs)
 
 
 def _random(kind: WorldKind, stream: int) -> np.random.Generator:

@@ -1,76 +1,119 @@
-"""The gate of this project on simulated nights, by its own code: levelfield.series."""
+"""The gate of this project on simulated nights, by its own code: levelfield.nights.gate and levelfield.series."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date, timedelta
 
 import numpy as np
 from gate_rules.worlds import Nights
-from levelfield.series.examination import NightsBefore, examined
-from levelfield.series.judgement import Pairs, Surroundings, judged_night
+from levelfield.nights.gate import MOST_PAIRS_OF_A_NIGHT, GateReport, compared
+from levelfield.nights.gate_input import GateInput
+from levelfield.nights.stored_nights import RECENT_DAYS
+from levelfield.series.findings import Finding
+from levelfield.series.judgement import Pairs
 from levelfield.series.pairs import MOST_PAIRS
-from levelfield.series.segments import Observation
+from levelfield.series.trigger import MANY
+from levelfield.specs.record import Conditions, Gated, Point
 
-FIGURE = "memory_bytes"  # a figure of which more is worse, as of a step time
-AROUND = Surroundings("series", "series")
+FIGURE: Gated = "memory_bytes"  # a figure of which more is worse, as of a step time
+FLEET_NODES = 10
+_FIRST = date(2026, 1, 1)
+_FORMAT = {"os": "Debian", "processor": "P", "cores": 8, "memory_gib": 64, "engine": None, "variables": {}}
 
 
 @dataclass(frozen=True)
 class Night:
-    """night: its index. word: of the finding. pairs: how many the sequential test used."""
+    """night: its index. word: of the finding; empty where there was no run. pairs: how many the test used."""
 
     night: int
     word: str
     pairs: int
 
 
-def judged_nights(
-    nights: Nights, series: int, first: int, random: np.random.Generator, has_pairs: bool = True
-) -> Iterator[Night]:
-    """Yield the gate's word for every night from `first` on. A bad or changed night enters no level."""
-    history, cleared, changed = [observation(nights, series, night) for night in range(first)], "", set[str]()
-    for night in range(first, nights.observed.shape[1]):
-        tonight = observation(nights, series, night)
+def judged_nights(nights: Nights, random: np.random.Generator, has_pairs: bool = True) -> list[list[Night]]:
+    """Return the gate's word about every series in every night from the kind's start on.
 
-        def confirm(night: int = night) -> Pairs | None:
-            return nights.pairs(series, night, MOST_PAIRS, random) if has_pairs else None
+    Each series has nodes of its own, and few series are judged together: none explains another. Under a new driver each
+    is judged alone.
+    """
+    found: list[list[Night]] = []
+    count, last = nights.observed.shape
+    together = MANY if nights.kind.driver is None else 1
+    for first in range(0, count, together):
+        names = {f"s{i}": i for i in range(first, min(first + together, count))}
+        points = {name: _points(nights, i, f"{name}.") for name, i in names.items()}
+        rows: dict[str, list[Night]] = {name: [] for name in names}
+        for night, report in enumerate(_reports(nights, names, points, random, has_pairs), nights.kind.start):
+            words = {finding.series: finding for finding in report.findings if finding.figure == FIGURE}
+            for name, row in rows.items():
+                finding = words.get(name)
+                row.append(Night(night, finding.word if finding else "", finding.pairs if finding else 0))
+        found += rows.values()
+    assert all(len(row) == last - nights.kind.start for row in found)
+    return found
 
-        finding = judged_night(
-            examined(FIGURE, tonight, NightsBefore(history, cleared=cleared, unaccepted=changed)), AROUND, confirm
+
+def fleet_reports(nights: Nights, random: np.random.Generator) -> Iterator[GateReport]:
+    """Yield the gate's report of every night from the kind's start on, of all series together on shared nodes."""
+    names = {f"s{i}": i for i in range(len(nights.observed))}
+    points = {name: _points(nights, i, f"n{i % (FLEET_NODES // nights.kind.nodes)}.") for name, i in names.items()}
+    return _reports(nights, names, points, random, True, MOST_PAIRS_OF_A_NIGHT)
+
+
+def _reports(
+    nights: Nights, names: dict[str, int], points: dict[str, list[Point]], random: np.random.Generator,
+    has_pairs: bool, most_pairs: int | None = None,
+) -> Iterator[GateReport]:  # fmt: skip
+    past: list[Finding] = []
+    for night in range(nights.kind.start, nights.observed.shape[1]):
+
+        def confirm(series: str, figure: Gated, night: int = night) -> Pairs | None:
+            return nights.pairs(names[series], night, MOST_PAIRS, random) if has_pairs else None
+
+        def nulls(series: str, figure: Gated, night: int = night) -> Pairs:
+            return nights.pairs(names[series], night, MOST_PAIRS, random, is_null=True) if has_pairs else ()
+
+        known = {name: _until(of, night) for name, of in points.items()}
+        given = GateInput(_day(night), known, {}, past=past, conditions=_conditions)
+        report = compared(given, confirm, nulls, most_pairs)
+        yield report
+        past += [finding for finding in report.findings if finding.word != "no change" or finding.pairs]
+
+
+def _until(points: list[Point], night: int) -> list[Point]:
+    """Return what a gate reads of a series: the nights of the last days, up to this one."""
+    first, last = _day(night - RECENT_DAYS), _day(night)
+    return [point for point in points if first <= point.began[:10] <= last]
+
+
+def _points(nights: Nights, series: int, nodes: str) -> list[Point]:
+    kind = nights.kind
+    return [
+        Point(
+            run_id=f"s{series}-{night}",
+            began=f"{_day(night)}T02:00:00Z",
+            purpose="nightly",
+            night=_day(night),
+            node=f"{nodes}{nights.node[series, night]}",
+            conditions="560" if kind.driver is not None and night >= kind.start else "550",
+            subject=f"build{night}",
+            word="valid",
+            evidence="sealed",
+            verdict="aligned",
+            tokens_per_second_per_device=None,
+            memory_bytes=float(np.exp(cost)),
+            joules_per_token=None,
         )
-        yield Night(night, finding.word, finding.pairs)
-        if finding.pairs and finding.word == "no change":
-            cleared = tonight.began
-        if finding.word in ("regression", "improvement"):
-            changed.add(tonight.run_id)
-        if finding.word != "bad night":
-            history.append(tonight)
+        for night, cost in enumerate(nights.observed[series])
+        if not np.isnan(cost)
+    ]
 
 
-def observation(nights: Nights, series: int, night: int) -> Observation:
-    name = f"{night:04d}"
-    return Observation(name, name, str(nights.node[series, night]), name, float(nights.observed[series, night]))
+def _conditions(digest: str) -> Conditions:
+    return Conditions.model_validate({**_FORMAT, "software": {"driver": digest}, "kernel": "6.1"})
 
 
-def stepped_nights(
-    nights: Nights, series: int, first: int, step: float, random: np.random.Generator
-) -> Iterator[Night]:
-    """Yield the gate's word for nights under new conditions, which move every build by `step` from night `first` on."""
-    earlier = [observation(nights, series, night) for night in range(first)]
-    own: list[Observation] = []
-    is_known = False
-    for night in range(first, nights.observed.shape[1]):
-        plain = observation(nights, series, night)
-        tonight = plain._replace(cost=plain.cost + float(np.log1p(step)))
-
-        def confirm(night: int = night) -> Pairs:
-            values = nights.pairs(series, night, MOST_PAIRS, random)
-            return [(a * (1 + step), b * (1 + step)) for a, b in values]
-
-        around = Surroundings("series", "series", ("driver 550 -> 560",), is_known_step=is_known)
-        finding = judged_night(examined(FIGURE, tonight, NightsBefore(own, earlier)), around, confirm)
-        yield Night(night, finding.word, finding.pairs)
-        is_known = is_known or finding.word == "environment step"
-        if finding.word != "bad night":
-            own.append(tonight)
+def _day(night: int) -> str:
+    return (_FIRST + timedelta(days=night)).isoformat()

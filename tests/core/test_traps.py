@@ -52,6 +52,13 @@ def test_platform_is_the_standard_librarys(tmp_path: Path) -> None:
         assert system == os.uname().sysname and not Path(file).is_relative_to(ROOT)
 
 
+def test_git_tracks_no_environment() -> None:
+    """Where a commit has a link of this name, git removes the ignored folder that is there when it checks it out."""
+    argv = ["git", "ls-files", ".venv", ".venvs"]
+    assert subprocess.run(argv, cwd=ROOT, capture_output=True, text=True).stdout == ""
+    assert {".venv", ".venvs"} <= set((ROOT / ".gitignore").read_text().splitlines()), "a link too, not a folder alone"
+
+
 def test_nothing_under_models_shadows_a_framework() -> None:
     found = list((ROOT / "models").rglob("*"))
     assert [p for p in found if p.name == "__init__.py"] == []

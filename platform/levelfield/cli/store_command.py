@@ -13,7 +13,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 from zipfile import is_zipfile
@@ -22,6 +22,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option, opened_store, runs_of, store_option, writing
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, LevelfieldError, UsageError
+from levelfield.node.regular_files import read_regular
 from levelfield.report.escapes import spreadsheet_cell
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
@@ -110,6 +111,7 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="jsonl", metavar="NAME", help="see above (default: jsonl)")
     parser.add_argument("--case", metavar="NAME", help="only runs of this case")
     parser.add_argument("--since", metavar="DATE", help="only runs from this day on, such as 2026-11-01")
+    parser.add_argument("--pairs", action="store_true", help="also the runs of pairs of builds, which jsonl always has")
     parser.add_argument(
         "--output", type=Path, metavar="PATH", help="write to this file instead of stdout; tensorboard: to this folder"
     )
@@ -182,6 +184,10 @@ class _ImportSource:
         from levelfield.specs.record import RunRecord
         from levelfield.store.record_lines import read_lines
 
+        with suppress(OSError):  # read_lines names it
+            if read_regular(path, 1) not in (b"{", b""):
+                said = "found no line of an export; `evidence read` reads the logs of other tools"
+                raise UsageError(f"{path}: {said}")
         with self._terminal.bytes_progress(f"importing {path.name}") as progress:
             for document in read_lines(path, lambda error: self.problems.append(str(error)), progress):
                 if isinstance(document, RunRecord):
@@ -239,7 +245,8 @@ def _export(options: argparse.Namespace) -> int:
     """Write the chosen runs. Raises UsageError for a place that cannot be written."""
 
     with opened_store(options, read_only=True) as store:
-        records = store.records(store.run_ids(options.case, options.since))
+        is_whole = options.format == "jsonl" or options.pairs
+        records = store.records(store.run_ids(options.case, options.since, of_trend=not is_whole))
         if options.format == "tensorboard":
             return _write_folders(options.output, records)
         if options.output is None:

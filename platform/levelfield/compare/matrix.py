@@ -6,14 +6,21 @@ cell is the newest valid and sealed run of its row and column, with its repeats.
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from levelfield.compare.comparability import FIXED, NOTHING, checked, chip_of
-from levelfield.compare.comparison import SideFigure, side_figure
+from levelfield.compare.comparability import FIXED, NOTHING, checked, chip_of, warned
+from levelfield.compare.comparison import (
+    Histories,
+    SideFigure,
+    deciding_command,
+    ratio_values,
+    side_figure,
+    side_ratio,
+    side_values,
+)
+from levelfield.compare.ratios import Ratio, SideValues, mean_ratio
 from levelfield.compare.sides import DIFFERS, RATE, ComparedSide, began, exclusion, newest_group, side_of
 from levelfield.report.sheets import Sheet
 from levelfield.specs.record import RunRecord
@@ -44,13 +51,17 @@ class MatrixRow:
 class MatrixCell:
     """One cell. state: `measured`, `not run`, `not comparable`, or the word of its newest run, such as `oom`.
 
-    detail: why it is empty, or what to know about it; side and rate: of a measured cell.
+    detail: why it is empty, or what to know about it; side, rate, values: of a measured cell. ratio: to the cell of the
+    first column, where both are measured. cautions: what `compare` would name in this side, with its value.
     """
 
     state: str
     detail: str = ""
     side: ComparedSide | None = None
     rate: SideFigure | None = None
+    values: SideValues | None = None
+    ratio: Ratio | None = None
+    cautions: tuple[str, ...] = ()
 
     @property
     def value(self) -> float | None:
@@ -60,11 +71,11 @@ class MatrixCell:
 
 @dataclass(frozen=True)
 class ColumnRatio:
-    """The geometric mean of column over base, over the `rows` that have both. None: they share no row."""
+    """The geometric mean of column over base, over the `rows` that have both."""
 
     column: str
     base: str
-    value: float | None
+    ratio: Ratio
     rows: int
 
 
@@ -81,14 +92,21 @@ class ResultMatrix:
 
 
 def matrix(
-    records: Iterable[RunRecord], dimension: Dimension, expected: Sequence[str] = (), cases: Sequence[str] = ()
+    records: Iterable[RunRecord],
+    dimension: Dimension,
+    expected: Sequence[str] = (),
+    cases: Sequence[str] = (),
+    histories: Histories | None = None,
 ) -> ResultMatrix:
-    """Return the matrix over runs. expected: columns that are shown even without a run; cases: rows likewise."""
+    """Return the matrix over runs. expected: columns that are shown even without a run; cases: rows likewise.
+
+    histories: stored runs of their series, which show the noise of a cell of few runs, as in `compare`.
+    """
     found: dict[tuple[MatrixRow, str], list[RunRecord]] = {}
     for record in records:
         found.setdefault((_row_of(record, dimension), _column_of(record, dimension)), []).append(record)
     rows = tuple(sorted({row for row, _ in found}))
-    latest = {place: _cell(runs) for place, runs in found.items()}
+    latest = {place: newest_cell(runs, histories or {}) for place, runs in found.items()}
     columns = _columns(latest, expected)
     cells = {place: cell for row in rows for place, cell in _row_cells(row, columns, latest).items()}
     ratios = tuple(_ratio(rows, columns, cells, column) for column in columns[1:])
@@ -113,7 +131,7 @@ def _columns(cells: dict[tuple[MatrixRow, str], MatrixCell], expected: Sequence[
     return tuple(sorted(names, key=lambda name: (-counts[name], name)))
 
 
-def _cell(runs: Sequence[RunRecord]) -> MatrixCell:
+def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
     """Return the newest good runs of a cell; without any, why the newest run does not count."""
     ordered = sorted(runs, key=lambda run: (str(began(run) or ""), run.run_id))
     good = [run for run in ordered if _reason(run) is None]
@@ -125,7 +143,7 @@ def _cell(runs: Sequence[RunRecord]) -> MatrixCell:
     if rate.interval is None:
         return MatrixCell("no speed", str(rate.reason), side)
     newer = "" if good[-1] is last else f"a newer run does not count: {last.run_id}: {_reason(last)}"
-    return MatrixCell("measured", newer, side, rate)
+    return MatrixCell("measured", newer, side, rate, side_values(RATE, side, histories))
 
 
 def _word(run: RunRecord) -> str:
@@ -144,18 +162,33 @@ def _row_cells(
 ) -> dict[tuple[MatrixRow, str], MatrixCell]:
     """Return the cells of a row. One that differs from the first measured cell in what must be equal has no ratio."""
     cells = {column: latest.get((row, column), MatrixCell("not run")) for column in columns}
-    base = next((cell.side for cell in cells.values() if cell.state == "measured"), None)
-    return {(row, column): _against(base, cell) for column, cell in cells.items()}
+    base = next((cell for cell in cells.values() if cell.state == "measured"), None)
+    cells = {column: _against(base, cell) for column, cell in cells.items()}
+    first = cells[columns[0]]
+    return {(row, column): _beside(cell, first) for column, cell in cells.items()}
 
 
-def _against(base: ComparedSide | None, cell: MatrixCell) -> MatrixCell:
-    if base is None or cell.side is None or cell.state != "measured" or cell.side is base:
+def _against(base: MatrixCell | None, cell: MatrixCell) -> MatrixCell:
+    if base is None or base.side is None or cell.side is None or cell.state != "measured" or cell is base:
         return cell
-    unequal = checked([base, cell.side], FIXED)[1]
-    if not unequal:
+    said = difference(base.side, cell.side)
+    return replace(cell, state="not comparable", detail=said) if said else cell
+
+
+def difference(base: ComparedSide, side: ComparedSide) -> str:
+    """Return what must be equal and is not, in words; empty where both may be compared."""
+    unequal = checked([base, side], FIXED)[1]
+    return "; ".join(f"{field.name} {field.cells[1]} against {field.cells[0]}" for field in unequal)
+
+
+def _beside(cell: MatrixCell, first: MatrixCell) -> MatrixCell:
+    """Return a measured cell with its ratio to the first one, and with its cautions."""
+    if not cell.value or cell.side is None or cell.values is None:
         return cell
-    said = "; ".join(f"{field.name} {field.cells[1]} against {field.cells[0]}" for field in unequal)
-    return MatrixCell("not comparable", said, cell.side, cell.rate)
+    if cell is first or first.side is None or not first.value or first.values is None:
+        return replace(cell, cautions=tuple(warned([cell.side])))
+    found = side_ratio(RATE, cell.values, first.values)
+    return replace(cell, ratio=found, cautions=tuple(warned([first.side, cell.side])))
 
 
 def _ratio(
@@ -163,9 +196,10 @@ def _ratio(
 ) -> ColumnRatio:
     """Return the geometric mean over the rows in which both columns have a comparable figure."""
     base = columns[0]
-    pairs = [(cells[row, column].value, cells[row, base].value) for row in rows]
-    logs = [math.log(own / other) for own, other in pairs if own is not None and other is not None]
-    return ColumnRatio(column, base, math.exp(statistics.fmean(logs)) if logs else None, len(logs))
+    found = [(cells[row, column], cells[row, base]) for row in rows]
+    both = [(own, other) for own, other in found if own.ratio and own.ratio.value is not None]
+    pairs = [(own.values, other.values) for own, other in both if own.values and other.values]
+    return ColumnRatio(column, base, mean_ratio(pairs), len(pairs))
 
 
 def sheets(found: ResultMatrix) -> Iterator[Sheet]:
@@ -190,42 +224,55 @@ def as_values(found: ResultMatrix) -> dict[str, Any]:
         "dimension": found.dimension,
         "columns": list(found.columns),
         "rows": [
-            {**asdict(row), "cells": {column: _cell_values(found.cells[row, column]) for column in found.columns}}
+            {**asdict(row), "cells": {column: _cell_values(found, row, column) for column in found.columns}}
             for row in found.rows
         ],
         "not_run": list(found.not_run),
         "ratios": [
-            {"column": each.column, "against": each.base, "geometric_mean": each.value, "rows": each.rows}
+            {"column": each.column, "against": each.base, "geometric_mean": each.ratio.value, "rows": each.rows}
+            | {name: getattr(each.ratio, name) for name in ("low", "high", "standing", "reason")}
             for each in found.ratios
         ],
     }
 
 
 def _shown(found: ResultMatrix, row: MatrixRow, column: str) -> str:
-    """Return the cell: its speed and the ratio to the first column, or the word for none; a star for a newer run."""
-    cell, base = found.cells[row, column], found.cells[row, found.columns[0]]
+    """Return the cell: its speed and the ratio to the first column, or the word for none.
+
+    A star is for a newer run, an exclamation mark for caution.
+    """
+    cell = found.cells[row, column]
     if cell.value is None:
         return cell.state
-    ratio = f" ({cell.value / base.value:.3f})" if base.value is not None and base is not cell else ""
-    return RATE.column.shown(cell.value) + ratio + (" *" if cell.detail else "")
+    ratio = f" ({cell.ratio.shown})" if cell.ratio else ""
+    marks = "".join(mark for mark, said in (("*", cell.detail), ("!", cell.cautions)) if said)
+    return " ".join(filter(None, (RATE.column.shown(cell.value) + ratio, marks)))
 
 
 def _ratios(found: ResultMatrix) -> Sheet:
-    header = ("column", "against", "geometric mean", "rows with both")
+    header = ("column", "against", "geometric mean", "95 % interval", "rows with both")
     rows = tuple(
         (
             each.column,
             each.base,
-            NOTHING if each.value is None else f"{each.value:.3f}",
+            each.ratio.shown if each.rows else NOTHING,
+            each.ratio.ends,
             f"{each.rows} of {len(found.rows)}",
         )
         for each in found.ratios
     )
     notes = (
         "over the rows in which both columns have a comparable result; a failed run is in no mean",
-        f"in brackets above: the ratio to {found.columns[0]}; a star: a newer run does not count",
+        "the interval is of the noise of the runs; ~: a difference that is within noise",
+        *dict.fromkeys(f"inconclusive: {r.reason}" for r in _all_ratios(found) if r.standing == "inconclusive"),
+        f"in brackets above: the ratio to {found.columns[0]}; a star: a newer run does not count; !: asks for caution",
     )
     return Sheet("ratio of tokens/s/device between columns", header, rows, notes)
+
+
+def _all_ratios(found: ResultMatrix) -> Iterator[Ratio]:
+    yield from (each.ratio for each in found.ratios)
+    yield from (cell.ratio for cell in found.cells.values() if cell.ratio)
 
 
 def _details(found: ResultMatrix) -> Iterator[tuple[str, str, str]]:
@@ -233,11 +280,24 @@ def _details(found: ResultMatrix) -> Iterator[tuple[str, str, str]]:
     for row in found.rows:
         named = [(column, found.cells[row, column]) for column in found.columns]
         filled = [
-            (column, "; ".join(filter(None, (_origin(cell), cell.detail))))
+            (
+                column,
+                "; ".join(
+                    filter(None, (_origin(cell), cell.detail, *_questions(cell, found.cells[row, found.columns[0]])))
+                ),
+            )
             for column, cell in named
             if cell.state != "not run"
         ]
         yield from (("" if i else row.label, column, note) for i, (column, note) in enumerate(filled))
+
+
+def _questions(cell: MatrixCell, first: MatrixCell) -> Iterator[str]:
+    """Yield what asks for caution in a cell, and what would decide its ratio."""
+    if cell.cautions:
+        yield f"caution: {', '.join(cell.cautions)}"
+    if cell.ratio and cell.ratio.standing == "inconclusive" and cell.side and first.side:
+        yield f"to decide: {deciding_command(cell.side, first.side)}"
 
 
 def _origin(cell: MatrixCell) -> str:
@@ -250,7 +310,8 @@ def _origin(cell: MatrixCell) -> str:
     return f"{first.series.layout} mb{first.series.micro_batch}, {build}, {first.began[:10]}, {runs}"
 
 
-def _cell_values(cell: MatrixCell) -> dict[str, Any]:
+def _cell_values(found: ResultMatrix, row: MatrixRow, column: str) -> dict[str, Any]:
+    cell, first = found.cells[row, column], found.cells[row, found.columns[0]].side
     side, rate = cell.side, cell.rate
     return {
         "state": cell.state,
@@ -259,4 +320,6 @@ def _cell_values(cell: MatrixCell) -> dict[str, Any]:
         "runs": [record.run_id for record in side.counted] if side else [],
         "series": side.first.series.label if side else None,
         "interval": [rate.interval.low, rate.interval.high] if rate and rate.interval else None,
+        "ratio": ratio_values(cell.ratio, side, first) if cell.ratio and side and first else None,
+        "cautions": list(cell.cautions),
     }

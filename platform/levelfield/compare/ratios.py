@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 LEAST_RUNS = 3  # of a side that has to show its own noise
-LEAST_HISTORY = 7  # runs of a series whose history shows its noise
+LEAST_HISTORY = 7  # nights of a series that show its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
 LEAST_DEVIATION = 0.001
 COVERAGE = 0.95
+MOST_MORE = 100  # runs that more_runs looks ahead
+_NAMED = 2  # origins of noise that a sentence names
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
 QUANTILES = {
     1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 7: 2.3646, 8: 2.3060, 9: 2.2622, 10: 2.2281,
@@ -31,10 +33,14 @@ Standing = Literal["higher", "lower", "within noise", "inconclusive", "see align
 
 @dataclass(frozen=True)
 class HistoricNoise:
-    """How far runs of one series differed: the standard deviation of the logarithm over `runs` runs of its history."""
+    """How far runs of one series differed: the standard deviation of the logarithm over `runs`, one of each night.
+
+    origin: which these are, in words.
+    """
 
     deviation: float
     runs: int
+    origin: str = "a stated number"
 
 
 @dataclass(frozen=True)
@@ -58,34 +64,91 @@ class Ratio:
     standing: Standing
     reason: str
 
+    @property
+    def shown(self) -> str:
+        """Return the ratio for a table that has no room for its interval: a word where the noise is not known."""
+        if self.value is None or self.low is None:
+            return self.standing
+        return f"{self.value:.3f}" + ("~" if self.standing == "within noise" else "")
+
+    @property
+    def ends(self) -> str:
+        """Return the interval; empty where there is none."""
+        return "" if self.low is None or self.high is None else f"[{self.low:.3f}, {self.high:.3f}]"
+
 
 @dataclass(frozen=True)
-class _Mean:
-    """The mean of logarithms with its variance; freedom: of that variance."""
+class _Variance:
+    """The variance of a mean of logarithms, or of a difference of two, with its degrees of freedom."""
 
     value: float
-    variance: float
-    freedom: int
+    freedom: float
+
+
+Pair = tuple[SideValues, SideValues]  # a side and its base
 
 
 def ratio(side: SideValues, base: SideValues) -> Ratio:
     """Return side over base. A value that is not a positive number gives no ratio; too few runs give no interval."""
-    for values in (side.values, base.values):
+    return mean_ratio([(side, base)])
+
+
+def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
+    """Return the geometric mean of the ratios of independent pairs. One of them without an interval leaves it without.
+
+    The interval is of the noise of the runs. It says nothing about trainings that are not among the pairs.
+    """
+    for values in (of.values for pair in pairs for of in pair):
         if not values or not all(0 < value < math.inf for value in values):  # NaN fails this too
             return Ratio(None, None, None, "no ratio", f"found {list(values)}, expected positive numbers")
-    difference = statistics.fmean(map(math.log, side.values)) - statistics.fmean(map(math.log, base.values))
-    means = _mean(side), _mean(base)
-    if means[0] is None or means[1] is None:
-        return Ratio(_exp(difference), None, None, "inconclusive", _too_few(side, base))
-    half, freedom = _half_width(means[0], means[1])
+    if not pairs:
+        return Ratio(None, None, None, "no ratio", "found no pair, expected at least one")
+    difference = statistics.fmean(_log_mean(side) - _log_mean(base) for side, base in pairs)
+    known = [(pair, _difference_variance(*pair)) for pair in pairs]
+    variances = [variance for _, variance in known if variance]
+    if few := next((pair for pair, variance in known if not variance), None):
+        return Ratio(_exp(difference), None, None, "inconclusive", _too_few(*few))
+    whole, freedom = sum(v.value for v in variances), int(_freedom(variances) + 1e-9)  # less a rounding error
+    half = _quantile(freedom) * math.sqrt(whole) / len(pairs)
     low, high = _exp(difference - half), _exp(difference + half)
-    return Ratio(_exp(difference), low, high, _standing(low, high), _described(side, base, freedom))
+    return Ratio(_exp(difference), low, high, _standing(low, high), _described(pairs, freedom))
 
 
-def historic_noise(values: Sequence[float]) -> HistoricNoise | None:
-    """Return the noise of a series by the values of its earlier runs; None where they are too few."""
+def own_interval(of: SideValues) -> tuple[float, float] | None:
+    """Return the 95 % interval of a side's geometric mean; None where nothing shows its noise."""
+    found = _variance(of)
+    if not found:
+        return None
+    middle, half = _log_mean(of), _quantile(int(found.freedom)) * math.sqrt(found.value)
+    return _exp(middle - half), _exp(middle + half)
+
+
+def exact(value: float) -> SideValues:
+    """Return a stated number as a side: it has no noise but that of its rounding."""
+    return SideValues((value,), HistoricNoise(0.0, max(QUANTILES) + 1))
+
+
+def more_runs(side: SideValues, base: SideValues, limit: float) -> int | None:
+    """Return how many more runs of each side tell the ratio from the limit, if they come out as those so far.
+
+    None: more than MOST_MORE. Raises ValueError where a value is no positive number.
+    """
+    if lacking := [LEAST_RUNS - len(each.values) for each in (side, base) if not _variance(each)]:
+        return max(lacking)
+    apart = abs(_log_mean(side) - _log_mean(base) - math.log(limit))
+    for more in range(1, MOST_MORE + 1):
+        found = _difference_variance(side, base, more)
+        if found and _quantile(int(found.freedom + 1e-9)) * math.sqrt(found.value) < apart:
+            return more
+    return None
+
+
+def historic_noise(values: Sequence[float], since: str) -> HistoricNoise | None:
+    """Return the noise of a series by a value of each night since a date; None where they are too few."""
     known = [math.log(value) for value in values if 0 < value < math.inf]
-    return HistoricNoise(statistics.stdev(known), len(known)) if len(known) >= LEAST_HISTORY else None
+    if len(known) < LEAST_HISTORY:
+        return None
+    return HistoricNoise(statistics.stdev(known), len(known), f"{len(known)} nights since {since}")
 
 
 def _exp(logarithm: float) -> float:
@@ -93,26 +156,39 @@ def _exp(logarithm: float) -> float:
     return math.exp(max(-700.0, min(logarithm, 700.0)))
 
 
-def _mean(of: SideValues) -> _Mean | None:
-    """Return the mean of the logarithms; None where nothing shows how far runs differ."""
-    logs, runs = [math.log(value) for value in of.values], len(of.values)
-    if runs >= LEAST_RUNS:
-        deviation, known = statistics.stdev(logs), runs
+def _log_mean(of: SideValues) -> float:
+    return statistics.fmean(map(math.log, of.values))
+
+
+def _variance(of: SideValues, more: int = 0) -> _Variance | None:
+    """Return the variance of the mean of the logarithms, as with `more` such runs; None where nothing shows it."""
+    runs = len(of.values) + more
+    if len(of.values) >= LEAST_RUNS:
+        deviation, known = statistics.stdev(map(math.log, of.values)), runs
     elif of.history:
         deviation, known = of.history.deviation, of.history.runs
     else:
         return None
-    return _Mean(statistics.fmean(logs), max(deviation, LEAST_DEVIATION) ** 2 / runs, known - 1)
+    return _Variance(max(deviation, LEAST_DEVIATION) ** 2 / runs, known - 1)
 
 
-def _half_width(side: _Mean, base: _Mean) -> tuple[float, int]:
-    """Return half of the interval of the difference of two means, and its degrees of freedom."""
-    both = side.variance + base.variance
-    freedom = both**2 / (side.variance**2 / side.freedom + base.variance**2 / base.freedom)
-    if side.freedom != base.freedom:
-        freedom = min(freedom, min(side.freedom, base.freedom) + 1)
-    whole = int(freedom + 1e-9)  # equal variances give a whole number, less a rounding error
-    return QUANTILES[max(known for known in QUANTILES if known <= whole)] * math.sqrt(both), whole
+def _difference_variance(side: SideValues, base: SideValues, more: int = 0) -> _Variance | None:
+    both = _variance(side, more), _variance(base, more)
+    if both[0] is None or both[1] is None:
+        return None
+    freedom = _freedom(both)  # type: ignore[arg-type]  # none of both is None
+    if both[0].freedom != both[1].freedom:
+        freedom = min(freedom, min(both[0].freedom, both[1].freedom) + 1)
+    return _Variance(both[0].value + both[1].value, freedom)
+
+
+def _quantile(freedom: int) -> float:
+    return QUANTILES[max(known for known in QUANTILES if known <= freedom)]
+
+
+def _freedom(variances: Sequence[_Variance]) -> float:
+    """Return Satterthwaite's degrees of freedom of a sum. Equal variances give a whole number."""
+    return sum(v.value for v in variances) ** 2 / sum(v.value**2 / v.freedom for v in variances)
 
 
 def _standing(low: float, high: float) -> Standing:
@@ -124,12 +200,15 @@ def _standing(low: float, high: float) -> Standing:
 def _too_few(side: SideValues, base: SideValues) -> str:
     counts = f"{len(base.values)} and {len(side.values)} run(s)"
     return (
-        f"{counts}, expected at least {LEAST_RUNS} of each side, or a stored history of {LEAST_HISTORY} runs of the "
-        "series: one run does not show how far runs differ. Run each with --repeat 3, then compare --repeats"
+        f"{counts}, expected at least {LEAST_RUNS} of each side, or {LEAST_HISTORY} stored nights of the series on the "
+        "same machine: one run does not show how far runs differ"
     )
 
 
-def _described(side: SideValues, base: SideValues, freedom: int) -> str:
-    known = ["their history" if len(each.values) < LEAST_RUNS else "the runs" for each in (base, side)]
-    origin = " and ".join(dict.fromkeys(known))
+def _described(pairs: Sequence[Pair], freedom: int) -> str:
+    each_side = (each for side, base in pairs for each in (base, side))
+    known = dict.fromkeys(
+        each.history.origin if each.history and len(each.values) < LEAST_RUNS else "the runs" for each in each_side
+    )
+    origin = " and ".join(known) if len(known) <= _NAMED else f"the runs and nights of {2 * len(pairs)} sides"
     return f"95 %, Welch on logarithms, {freedom} degrees of freedom, noise of {origin}"

@@ -22,7 +22,7 @@ from levelfield.compare.comparability import (
     window_tokens,
 )
 from levelfield.compare.comparison import SideFigure, side_figure, side_ratio
-from levelfield.compare.ratios import Ratio
+from levelfield.compare.ratios import Ratio, SideValues
 from levelfield.compare.sides import RATE, ComparedSide, at, side_of
 from levelfield.errors import UsageError
 from levelfield.report.sheets import Sheet
@@ -86,7 +86,8 @@ def _row(side: ComparedSide, smallest: ComparedSide, base: SideFigure | None) ->
     devices, rate = side.first.series.devices, side_figure(RATE, side.counted)
     if not side.counted:
         return ScaledRuns(side, devices, rate, None, None, "; ".join(reason for _, reason in side.excluded))
-    efficiency = side_ratio(RATE, rate, base) if base and side is not smallest else None
+    pair = (SideValues(rate.values), SideValues(base.values)) if base and side is not smallest else None
+    efficiency = side_ratio(RATE, *pair) if pair else None
     times = devices / smallest.first.series.devices
     speed_up = efficiency.value * times if efficiency and efficiency.value is not None else None
     own, first = _predicted(side), _predicted(smallest)

@@ -28,7 +28,8 @@ from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.database import rare_collections
 
 HERE = Path(__file__).parent
-ASSETS = ("page.js", "tables.js", "charts.js", "case.js", "run.js", "traces.js", "compare.js", "style.css", "icon.svg")
+_SCRIPTS = ("page", "tables", "saving", "picture", "charts", "case", "run", "traces", "compare")
+ASSETS = (*(f"{name}.js" for name in _SCRIPTS), "style.css", "icon.svg")
 VENDORED = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
 References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of work and corpus: name, losses
 

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,6 +29,7 @@ _WRITABLE = "Mount it for writing (`dmesg` says why it is not)"
 OVER = ("done", "ended")  # phases in which nobody writes to the run any more
 LOOK_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
 _MOST_STATUS = 2**20  # bytes
+_MOST_STATE = 2**25  # of a night
 NEWEST = 50  # runs of a folder whose status is checked when a new one starts
 
 
@@ -72,12 +73,8 @@ def find_run(runs: Path, name: str) -> RunPaths:
         if (given / "plan.json").is_file():
             return RunPaths(given.resolve())
     plans = sorted(runs.glob("*/plan.json"))
-    if name == "latest" and plans:
-        from levelfield.specs.record import first_future_date
-
-        now = first_future_date().timestamp() * 1e9
-        written = {plan: plan.stat().st_mtime_ns for plan in plans}
-        return RunPaths(max(plans, key=lambda plan: (written[plan] < now, written[plan], plan)).parent.resolve())
+    if name == "latest" and (latest := _latest(runs, plans)):
+        return latest
     matching = [
         plan.parent for plan in (*plans, *sorted(runs.glob(f"{PAIRS}/*/plan.json"))) if name in plan.parent.name
     ]
@@ -88,6 +85,24 @@ def find_run(runs: Path, name: str) -> RunPaths:
         known = [plan.parent.name for plan in plans]
         raise UnknownName("run", name, known[-20:], hint=f"Runs are in {runs}; 'latest' is the newest run.")
     return RunPaths(matching[0].resolve())
+
+
+def _latest(runs: Path, plans: Sequence[Path]) -> RunPaths | None:
+    from levelfield.specs.record import first_future_date
+
+    now, paired = first_future_date().timestamp() * 1e9, runs_of_pairs(runs)
+    written = {plan: plan.stat().st_mtime_ns for plan in plans if plan.parent.name not in paired}
+    newest = max(written, key=lambda plan: (written[plan] < now, written[plan], plan), default=None)
+    return RunPaths(newest.parent.resolve()) if newest else None
+
+
+def runs_of_pairs(runs: Path) -> set[str]:
+    """Return the ids that the nights of a folder name as runs of pairs. Earlier versions kept them among other runs."""
+    found = set()
+    for path in runs.glob("nightly_*.json"):
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            found |= {str(each["run_id"]) for each in json.loads(read_regular(path, _MOST_STATE))["confirmations"]}
+    return found
 
 
 def read_plan(paths: RunPaths) -> Plan:

@@ -152,11 +152,12 @@ class Store:
                 found.setdefault(digest, []).append(point_from(values))
         return found
 
-    def run_ids(self, case: str | None = None, since: str | None = None) -> list[str]:
-        """Return the ids of runs in the order of time."""
+    def run_ids(self, case: str | None = None, since: str | None = None, of_trend: bool = False) -> list[str]:
+        """Return the ids of runs in the order of time. of_trend: without runs of pairs."""
         query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).where(HERE).order_by(RUN.c.began, RUN.c.run_id)
         query = query if case is None else query.where(SERIES.c.case_name == case)
         query = query if since is None else query.where(RUN.c.began >= since)
+        query = query.where(RUN.c.purpose.in_(OF_TREND)) if of_trend else query
         with self._reading() as connection:
             return list(connection.execute(query).scalars())
 

@@ -15,7 +15,7 @@ from levelfield.compare.comparison import Histories
 from levelfield.compare.sides import began, exclusion, repeat_number, repeats_around
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
-from levelfield.rundir.directory import finished_run, read_plan, refuse_running
+from levelfield.rundir.directory import finished_run, read_plan, refuse_running, runs_of_pairs
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series, first_future_date
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
@@ -72,7 +72,10 @@ class FolderRuns:
         All repeats of a command have the time of its start in their ids, so their numbers give their order.
         """
         found: dict[str, tuple[Series, list[_Placed]]] = {}
+        paired = runs_of_pairs(self._folder)
         for root in self._roots():
+            if root.name in paired:
+                continue
             try:
                 refuse_running(RunPaths(root))
                 plan = read_plan(RunPaths(root))

@@ -86,7 +86,7 @@ def quiet(record: RunRecord, count: int = NIGHTS) -> list[RunRecord]:
 def test_a_quiet_night_is_green(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run))
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS - 1))
-    assert code == 0 and out.startswith(f"compared 1 of 1 series of night {night(NIGHTS - 1)} with levels")
+    assert code == 0 and f"\ncompared 1 of 1 series of night {night(NIGHTS - 1)} with levels" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -104,6 +104,20 @@ def test_two_slow_nights_fail_and_the_findings_are_stored(command: Command, url:
         assert len(store.findings()) == 2, "the same finding is not stored twice"
 
 
+def test_a_gate_of_a_night_with_pairs_says_what_the_night_said(
+    command: Command, url: str, stored_run: RunRecord
+) -> None:
+    """The pairs are in the store. Without them the same night is only a suspicion, with exit code 0."""
+    pairs = [
+        nightly(stored_run, NIGHTS, 0.9 if arm == "b" else 1.0, run_id=f"pair{number}", content=f"sha256:{number}",
+                began=f"{night(NIGHTS)}T05:{number:02}:00+00:00", purpose=f"confirm-{arm}")
+        for number, arm in enumerate("abbaabba")
+    ]  # fmt: skip
+    fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS, 0.9), *pairs])
+    code, out, _ = command("nightly", "gate", "--night", night(NIGHTS))
+    assert code == 4 and "against the last accepted build, by 3 pairs" in " ".join(out.split())
+
+
 def test_a_series_that_runs_once_a_week_is_read_as_a_whole(command: Command, url: str, stored_run: RunRecord) -> None:
     weeks = [nightly(stored_run, 7 * number) for number in range(20)]
     with Store.open(url) as store:
@@ -119,7 +133,7 @@ def test_days_of_runs_by_hand_are_nights(command: Command, url: str, stored_run:
         store.add([nightly(stored_run, number, **by_hand) for number in range(NIGHTS)])
     for arguments in ((), ("--night", night(NIGHTS - 1))):
         code, out, _ = command("nightly", "gate", *arguments)
-        assert code == 0 and out.startswith(f"compared 1 of 1 series of night {night(NIGHTS - 1)}")
+        assert code == 0 and f"\ncompared 1 of 1 series of night {night(NIGHTS - 1)}" in out
 
 
 def test_every_format_is_written_to_a_file(command: Command, url: str, stored_run: RunRecord, tmp_path: Path) -> None:
@@ -130,7 +144,7 @@ def test_every_format_is_written_to_a_file(command: Command, url: str, stored_ru
     assert (code, out) == (4, "") and err.startswith("compared 1 of 1")
     assert ElementTree.fromstring((tmp_path / "gate").read_text()).find(".//failure") is not None
     assert command(*where, "--format", "markdown", "--advisory")[0] == 0
-    assert (tmp_path / "gate").read_text().startswith("| word |")
+    assert (tmp_path / "gate").read_text().startswith(f"**night {night(NIGHTS + 1)} fails: 1 regression**")
     command(*where, "--format", "json")
     assert json.loads((tmp_path / "gate").read_text())["exit_code"] == 4
 
@@ -138,7 +152,7 @@ def test_every_format_is_written_to_a_file(command: Command, url: str, stored_ru
 def test_a_missing_entry_is_exit_code_3(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run))
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS))
-    assert code == 3 and out.startswith(f"compared 0 of 1 series of night {night(NIGHTS)}") and "missing" in out
+    assert code == 3 and out.startswith(f"night {night(NIGHTS)} is incomplete: 1 missing\ncompared 0 of 1 series")
 
 
 def test_a_suite_is_compared_alone(command: Command, url: str, stored_run: RunRecord) -> None:

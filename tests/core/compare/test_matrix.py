@@ -7,7 +7,10 @@ import math
 
 import pytest
 from compared_records import record, repeats
+from levelfield.compare.comparison import compare
 from levelfield.compare.matrix import MatrixCell, ResultMatrix, as_values, matrix, sheets
+from levelfield.compare.sides import side_of
+from levelfield.pages.results import GivenRuns
 from levelfield.report.sheets import as_markdown, as_text
 from levelfield.specs.record import RunRecord
 
@@ -29,7 +32,7 @@ def test_each_version_of_a_framework_has_a_column_of_its_own() -> None:
     further = record(3, 500, further_version="2.11.0", framework_version="2.11.0")
     found = matrix([record(1, 1000), further], "framework")
     assert (cell(found, "gpt", "torch").value, cell(found, "gpt", "torch_2.11.0").value) == (1000, 500)
-    assert [(ratio.column, ratio.value) for ratio in found.ratios] == [("torch_2.11.0", pytest.approx(0.5))]
+    assert [(ratio.column, ratio.ratio.value) for ratio in found.ratios] == [("torch_2.11.0", pytest.approx(0.5))]
 
 
 def test_a_cell_is_the_median_over_the_newest_repeats() -> None:
@@ -52,7 +55,7 @@ def test_a_newer_run_that_does_not_count_is_named_and_not_shown(bad: dict[str, s
 def test_a_cell_without_a_good_run_says_why() -> None:
     found = matrix([record(1, word="oom", reason="out of memory"), record(2, framework="paddle")], "framework")
     assert cell(found, "gpt", "torch").state == "oom" and "oom: out of memory" in cell(found, "gpt", "torch").detail
-    assert cell(found, "gpt", "torch").value is None and found.ratios[0].value is None
+    assert cell(found, "gpt", "torch").value is None and found.ratios[0].ratio.value is None
 
 
 def test_cells_that_nobody_ran_are_shown() -> None:
@@ -77,7 +80,7 @@ def test_a_cell_of_other_work_is_not_comparable_and_in_no_mean(field: str, chang
     assert {found.cells[found.rows[0], name].state for name in found.columns} == {"measured", "not comparable"}
     assert any(field in cell.detail for cell in found.cells.values())
     (ratio,) = found.ratios
-    assert ratio.rows == 1 and ratio.value == pytest.approx(0.8 if ratio.column == "paddle" else 1.25)
+    assert ratio.rows == 1 and ratio.ratio.value == pytest.approx(0.8 if ratio.column == "paddle" else 1.25)
 
 
 def test_the_geometric_mean_is_over_rows_that_both_columns_have() -> None:
@@ -86,7 +89,7 @@ def test_the_geometric_mean_is_over_rows_that_both_columns_have() -> None:
     found = matrix(runs, "framework")
     (ratio,) = found.ratios
     assert found.columns == ("torch", "paddle") and (ratio.column, ratio.base, ratio.rows) == ("paddle", "torch", 2)
-    assert ratio.value is not None and math.isclose(ratio.value, 1.0)
+    assert ratio.ratio.value is not None and math.isclose(ratio.ratio.value, 1.0)
     failed = [*runs[:-1], record(6, 50, case="b", framework="paddle", word="failed")]
     assert matrix(failed, "framework").ratios[0].rows == 1  # a failure is no speed-up: the count falls
 
@@ -136,3 +139,68 @@ def test_the_newest_run_is_so_by_its_time_and_not_by_its_name() -> None:
     assert cell(matrix([record(1, 1000), old], "framework"), "gpt", "torch").value == 1000
     east = record(9, 900, began="2026-11-22T11:30:00+02:00")  # 09:30 in UTC
     assert cell(matrix([record(1, 1000), east], "framework"), "gpt", "torch").value == 1000
+
+
+# -- a ratio is a number only where `compare` calls it one
+
+
+def three(rates: tuple[float, float, float], first: int, **changes: object) -> list[RunRecord]:
+    return [numbered(run, number) for number, run in enumerate(repeats(*rates, first=first, **changes), start=1)]
+
+
+def test_a_ratio_that_compare_calls_inconclusive_is_no_number_in_the_matrix() -> None:
+    runs = [record(1, 1000.0), record(2, 213.0, framework="paddle")]
+    sides = [side_of("A", runs[:1]), side_of("B", runs[1:])]
+    assert compare(sides).figures[0].ratios[0].standing == "inconclusive"
+    found = matrix(runs, "framework")
+    text = as_text(sheets(found))
+    assert "0.213" not in text and "4.695" not in text and text.count("inconclusive") >= 2
+    assert found.ratios[0].ratio.low is None and as_values(found)["ratios"][0]["standing"] == "inconclusive"
+
+
+def test_repeats_give_the_ratio_of_compare_with_its_interval() -> None:
+    a, b = three((1000, 1002, 998), 1), three((213, 214, 212), 5, framework="paddle")
+    expected = compare([side_of("A", b), side_of("B", a)]).figures[0].ratios[0]
+    found = matrix([*a, *b], "framework")
+    assert found.columns[0] == "paddle" and cell(found, "gpt", "torch").ratio == expected == found.ratios[0].ratio
+    assert f"({expected.value:.3f})" in as_text(sheets(found)) and expected.ends in as_text(sheets(found))
+
+
+def test_the_history_of_a_series_gives_a_cell_of_one_run_its_noise() -> None:
+    nights = [record(n, 1000.0 + n, began=f"2026-11-{n:02}T10:00:00Z") for n in range(1, 11)]
+    other = [record(20 + n, 500.0 + n, began=f"2026-11-{n:02}T11:00:00Z", framework="paddle") for n in range(1, 11)]
+    latest = [nights[-1], other[-1]]
+    points = GivenRuns([*nights, *other]).points()
+    stored = {entry.series.fingerprint(): points[entry.digest] for entry in GivenRuns([*nights, *other]).series()}
+    assert matrix(latest, "framework").ratios[0].ratio.standing == "inconclusive"
+    assert matrix(latest, "framework", histories=stored).ratios[0].ratio.standing == "higher"
+
+
+def test_cautions_stand_at_the_cell_as_in_compare() -> None:
+    """Paddle ran beside other programs and is not aligned; torch ran after it."""
+    used = {"host_in_window": {"value": 1.7}, "host_cores": 2, "devices": []}
+    paddle, torch = record(1, 213, framework="paddle", verdict="unchecked"), record(2)
+    paddle = paddle.model_copy(update={"result": {**paddle.result, "other_use": used}})
+    found = matrix([paddle, torch], "framework")
+    expected = {
+        "paddle": ("alignment unchecked", "other programs up to 1.7 of 2 cores"),
+        "torch": ("run order 11-22 10:00",),
+    }
+    assert {name: cell(found, "gpt", name).cautions for name in found.columns} == expected
+    compared = compare([side_of("A", [paddle]), side_of("B", [torch])]).comparability.with_caution
+    assert {field.name for field in compared} == {"alignment", "other programs", "run order"}
+    said = as_text(sheets(found))
+    assert "213.0 !" in said and "1,000.0 (inconclusive) !" in said and "caution: run order" in " ".join(said.split())
+
+
+def test_an_inconclusive_cell_has_the_command_that_decides_it() -> None:
+    found = matrix([record(1, framework="paddle"), record(2)], "framework")
+    command = "run_benchmarks.py compare --duel gpt:paddle:X1:1:1 gpt:torch:X1:1:1 --scale smoke"
+    assert as_values(found)["rows"][0]["cells"]["torch"]["ratio"]["decided_by"] == command
+    markdown = as_markdown(sheets(found))
+    assert f"to decide: {command}" in markdown.replace("\\_", "_")
+
+
+def test_a_difference_within_noise_has_a_mark() -> None:
+    runs = [*three((1000, 1030, 970), 1), *three((1001, 1031, 971), 5, framework="paddle")]
+    assert "~)" in as_text(sheets(matrix(runs, "framework")))

@@ -13,6 +13,8 @@ from levelfield.compare.ratios import (
     HistoricNoise,
     SideValues,
     historic_noise,
+    mean_ratio,
+    own_interval,
     ratio,
 )
 
@@ -67,7 +69,7 @@ def test_too_few_runs_give_a_ratio_and_no_interval(counts: tuple[int, int]) -> N
 
 
 def test_a_history_shows_the_noise_of_one_run() -> None:
-    noise = historic_noise([100.0, 101.0] * 5)
+    noise = historic_noise([100.0, 101.0] * 5, "2026-10-11")
     assert noise and noise.runs == 10 and noise.deviation == pytest.approx(0.005, rel=0.06)
     assert ratio(of(103.0, history=noise), of(100.0, history=noise)).standing == "higher"
     assert ratio(of(100.5, history=noise), of(100.0, history=noise)).standing == "within noise"
@@ -75,8 +77,8 @@ def test_a_history_shows_the_noise_of_one_run() -> None:
 
 
 def test_a_short_history_shows_no_noise() -> None:
-    assert historic_noise([100.0] * (LEAST_HISTORY - 1)) is None
-    assert historic_noise([100.0] * (LEAST_HISTORY - 1) + [float("nan")]) is None
+    assert historic_noise([100.0] * (LEAST_HISTORY - 1), "2026-10-11") is None
+    assert historic_noise([100.0] * (LEAST_HISTORY - 1) + [float("nan")], "2026-10-11") is None
 
 
 def test_a_wild_history_makes_a_wide_interval() -> None:
@@ -146,7 +148,50 @@ def test_single_runs_with_a_history_are_rarely_called_different() -> None:
     """The noise between nights is in the history, so single runs of different nights are judged by it."""
     random, different = np.random.default_rng(16), 0
     for _ in range(1000):
-        histories = [historic_noise(list(100 * np.exp(random.normal(0, 0.01, 12)))) for _ in range(2)]
+        histories = [historic_noise(list(100 * np.exp(random.normal(0, 0.01, 12))), "2026-10-11") for _ in range(2)]
         side, base = (of(100 * math.exp(random.normal(0, 0.01)), history=noise) for noise in histories)
         different += ratio(side, base).standing != "within noise"
     assert different <= 50 + 2 * math.sqrt(1000 * 0.05 * 0.95)
+
+
+# -- several pairs, and the interval of one side
+
+
+def spread(deviation: float, middle: float = 0.0) -> SideValues:
+    return of(*(math.exp(middle + step * deviation) for step in (-1, 0, 1)))
+
+
+def test_the_mean_of_two_pairs_is_geometric_and_its_interval_that_of_a_sum() -> None:
+    """By hand: four variances of 0.02^2 / 3 have 8 degrees of freedom, and a mean of two has half of the deviation."""
+    pairs = [(spread(0.02, math.log(2)), spread(0.02)), (spread(0.02, math.log(8)), spread(0.02))]
+    found = mean_ratio(pairs)
+    half = 2.3060 * math.sqrt(4 * 0.02**2 / 3) / 2
+    assert (found.value, found.standing) == (pytest.approx(4.0), "higher") and "8 degrees" in found.reason
+    assert (found.low, found.high) == (pytest.approx(4 * math.exp(-half)), pytest.approx(4 * math.exp(half)))
+
+
+def test_one_pair_without_an_interval_leaves_the_mean_without_one() -> None:
+    found = mean_ratio([(spread(0.01, 1), spread(0.01)), (of(50.0), spread(0.01))])
+    assert found.standing == "inconclusive" and found.low is None and found.shown == "inconclusive"
+
+
+def test_a_mean_of_no_pair_or_of_nan_is_no_ratio() -> None:
+    for pairs in ([], [(spread(0.01), spread(0.01)), (of(math.nan, 1.0, 1.0), spread(0.01))]):
+        assert mean_ratio(pairs).standing == "no ratio" == mean_ratio(pairs).shown
+
+
+def test_a_ratio_is_shown_as_a_number_only_where_the_noise_is_known() -> None:
+    cases = {
+        "2.000": (spread(0.001, math.log(2)), spread(0.001)),
+        "1.001~": (spread(0.02, math.log(1.001)), spread(0.02)),
+        "inconclusive": (of(213.0), of(1000.0)),
+    }
+    assert {ratio(*pair).shown for pair in cases.values()} == {*cases}
+
+
+def test_the_interval_of_a_side_is_students_on_logarithms() -> None:
+    half = 4.3027 * 0.02 / math.sqrt(3)
+    assert own_interval(spread(0.02)) == (pytest.approx(math.exp(-half)), pytest.approx(math.exp(half)))
+    assert own_interval(of(100.0)) is None and own_interval(of(100.0, 101.0)) is None
+    low, high = own_interval(of(100.0, history=HistoricNoise(0.01, 8))) or (0, 0)
+    assert (low, high) == (pytest.approx(100 * math.exp(-0.023646)), pytest.approx(100 * math.exp(0.023646)))

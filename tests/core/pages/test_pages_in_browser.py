@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,107 +12,25 @@ from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.page_server import PageServer, opened_server
 from levelfield.pages.results import GivenRuns
+from page_visits import (
+    DESKTOP,
+    GIVEN_UP,
+    PHONE,
+    axe,
+    case_page,
+    first_series,
+    fits,
+    histories,
+    open_case,
+    open_run,
+    rows,
+    run_of,
+    unfold,
+    watched,
+)
 from seeded_nights import SeededNights
 
-CHROMIUM = shutil.which(os.environ.get("LEVELFIELD_CHROMIUM", "chromium"))
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is here: .ci/browser installs it")
 PAGES = ("index.html", "compare.html", "nodes.html", "published.html", "guide.html")
-PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "device_scale_factor": 2, "has_touch": True}
-DESKTOP = {"viewport": {"width": 1280, "height": 900}}
-GIVEN_UP = "net::ERR_ABORTED"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield launched
-        launched.close()
-
-
-@contextmanager
-def watched(browser: Any, **options: Any) -> Iterator[Any]:
-    """A page on which any error, any dialog and any request to the outside fails the test.
-
-    A page that is left while its icon is on the way gives the request up, which is no error.
-    """
-    context = browser.new_context(**({**DESKTOP, **options}))
-    page, faults = context.new_page(), []
-    page.on(
-        "console",
-        lambda message: (
-            faults.append(message.text)
-            if message.type in ("error", "warning") and "willReadFrequently" not in message.text
-            else None
-        ),
-    )
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on(
-        "requestfailed",
-        lambda request: (
-            faults.append(f"failed: {request.url}: {request.failure}") if request.failure != GIVEN_UP else None
-        ),
-    )
-    page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    page.on("request", lambda request: faults.append(f"outside: {request.url}") if is_outside(request.url) else None)
-    yield page
-    context.close()
-    assert faults == []
-
-
-def is_outside(url: str) -> bool:
-    return not url.startswith(("file:///", "http://127.0.0.1:"))
-
-
-def case_page(site: Path) -> Path:
-    return next(site.glob("case-gpt3*.html"))
-
-
-def histories(site: Path) -> list[str]:
-    return sorted(path.stem.removeprefix("history-") for path in (site / "data").glob("history-*.js"))
-
-
-def first_series(site: Path) -> str:
-    return next(slug for slug in histories(site) if slug.startswith("gpt3-6-7b-torch-h100"))
-
-
-def run_of(page: Any, slug: str, place: int) -> str:
-    """The id of a run of a series, by its place in the history."""
-    columns = page.evaluate("async slug => (await levelfield.load(`history-${slug}`)).columns.run", slug)
-    return str(columns[place])
-
-
-def open_run(page: Any, site: Path, place: int = -1, folder: str = "") -> None:
-    page.goto(f"file://{site}/index.html")
-    slug = first_series(site)
-    page.goto(f"file://{site}/{folder}run.html#{slug}/{run_of(page, slug, place)}")
-    page.wait_for_selector("#run[data-drawn]")
-
-
-def open_case(page: Any, site: Path, folder: str = "") -> None:
-    page.goto(f"file://{site / folder / case_page(site).name}#{first_series(site)}")
-    page.wait_for_selector(f"#{first_series(site)}[data-drawn] canvas")
-
-
-def unfold(details: Any) -> None:
-    """Open what is folded and wait for its rows: a browser tells the page of the opening later than of the click."""
-    details.locator("summary").click()
-    details.locator("tbody tr").first.wait_for()
-
-
-def axe(page: Any) -> list[str]:
-    """What axe finds that is serious or critical."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    # Further rows of a table are like the first ones, and axe takes a second for some hundred.
-    page.evaluate("for (const b of document.querySelectorAll('tbody')) [...b.rows].slice(5).forEach(r => r.remove())")
-    # axe itself would fetch the style sheet again, which the policy of the pages forbids. What is right is not listed.
-    found = Axe().run(page, options={"preload": False, "resultTypes": ["violations"]}).response["violations"]
-    return [
-        f"{each['id']}: {each['nodes'][0]['html'][:120]}" for each in found if each["impact"] in ("serious", "critical")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -144,18 +59,6 @@ def test_axe_names_a_planted_fault(browser: Any) -> None:
         page.set_content("<html lang='en'><title>a</title><main><h1>a</h1><button></button></main></html>")
         (found,) = axe(page)
         assert found.startswith("button-name: <button>")
-
-
-def fits(page: Any) -> bool:
-    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
-
-
-def rows(page: Any, table: int = 0) -> list[list[str]]:
-    return page.evaluate(  # type: ignore[no-any-return]
-        "n => [...document.querySelectorAll('table')[n].tBodies[0].rows].filter(r => !r.hidden)"
-        ".map(r => [...r.cells].map(c => c.textContent.trim()))",
-        table,
-    )
 
 
 def test_a_table_sorts_filters_and_copies(browser: Any, seeded_pages: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,17 +12,16 @@ from plans import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from gate_rules.ours import judged_nights
+from gate_rules.ours import fleet_reports, judged_nights
 from gate_rules.peers import PEERS
-from gate_rules.worlds import WorldKind, simulated
-
-HISTORY = 40
+from gate_rules.worlds import Array, Nights, WorldKind, simulated
+from gate_rules.young_levels import NOMINAL, fires
 
 
 def words(kind: WorldKind, series: int, nights: int, has_pairs: bool = True, seed: int = 4) -> list[list[str]]:
     random = np.random.default_rng(seed)
-    world = simulated(kind, series, HISTORY + nights, random)
-    return [[night.word for night in judged_nights(world, i, HISTORY, random, has_pairs)] for i in range(series)]
+    world = simulated(kind, series, kind.start + nights, random)
+    return [[night.word for night in row] for row in judged_nights(world, random, has_pairs)]
 
 
 @pytest.mark.parametrize("tail", [None, 3])
@@ -75,6 +76,65 @@ def test_the_simulation_is_what_it_says() -> None:
     assert changed[39] == 0 and np.exp(changed[40]) == pytest.approx(1.05)
     tails = simulated(WorldKind(0.02, False, 3), 400, 60, random).observed
     assert np.abs(tails).max() > 6 * 0.02, "heavier than normal"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+@pytest.mark.parametrize(("nights", "repeats"), [(7, 1500), (10, 1500), (15, 1200), (30, 800)])
+def test_tonights_rule_fires_as_often_on_young_levels_as_it_says(nights: int, repeats: int, nodes: int) -> None:
+    share = fires(nights, nodes, repeats, np.random.default_rng([nights, nodes])) / repeats
+    assert pytest.approx(0.0124, abs=1e-4) == NOMINAL
+    assert 0.004 < share < 0.025
+
+
+def test_every_harsher_world_is_what_it_says() -> None:
+    random, quiet = np.random.default_rng(3), WorldKind(0.01, False)
+
+    def world(**changes: Any) -> Nights:
+        return simulated(replace(quiet, **changes), 400, 60, random)
+
+    def differences(nights: Nights, night: int = 50, is_null: bool = False) -> Array:
+        pairs = np.log(np.array([nights.pairs(i, night, 7, random, is_null) for i in range(400)]))
+        return pairs[:, :, 1] - pairs[:, :, 0]
+
+    shared = world(memory=0.8).shared
+    assert np.corrcoef(shared[:, 20:-1].ravel(), shared[:, 21:].ravel())[0, 1] == pytest.approx(0.8, abs=0.05)
+    assert np.isnan(world(missing=0.3).observed).mean() == pytest.approx(0.3, abs=0.02)
+    assert set(world(nodes=3).node.ravel()) == {0, 1, 2}
+    tripled = world(noise=3.0)
+    assert tripled.observed[:, :40].std() == pytest.approx(0.01, rel=0.05)
+    assert tripled.observed[:, 40:].std() == pytest.approx(0.03, rel=0.05)
+    assert differences(tripled).std() == pytest.approx(0.03, rel=0.05)
+    assert differences(tripled, 39).std() == pytest.approx(0.01, rel=0.05)
+    outliers = world(outliers=0.05)
+    assert (outliers.observed > 0.045).mean() == pytest.approx(0.05, abs=0.01)
+    assert (np.abs(differences(outliers)) > 0.045).mean() == pytest.approx(0.095, abs=0.02)
+    by_night, by_run = world(states="night"), world(states="run")
+    assert differences(by_night).std() == pytest.approx(0.01, rel=0.05), "both runs of a pair have the night's clock"
+    assert differences(by_run).std() > 0.019
+    for clocks in (by_night, by_run):
+        assert clocks.observed.mean() == pytest.approx(0.3 * np.log(1.03), abs=0.001)
+    driver = world(driver=-0.05, shift=0.05)
+    assert driver.shared[:, 40:].mean() == pytest.approx(np.log(0.95), abs=0.002)
+    assert driver.observed[:, :40].mean() == pytest.approx(0, abs=0.002)
+    assert differences(driver).mean() == pytest.approx(np.log(1.05), abs=0.001), "both builds have the driver"
+    biased = world(arm_bias=0.015, shift=0.05)
+    assert differences(biased).mean() == pytest.approx(np.log(1.015) + np.log(1.05), abs=0.001)
+    assert differences(biased, is_null=True).mean() == pytest.approx(np.log(1.015), abs=0.001)
+    assert biased.observed[:, 40:].mean() == pytest.approx(np.log(1.05), abs=0.002), "nights have no arms"
+    tails = [world(tail=3, is_scaled=scaled).observed for scaled in (True, False)]
+    assert np.median(np.abs(tails[1])) == pytest.approx(3**0.5 * np.median(np.abs(tails[0])), rel=0.05)
+
+
+def test_a_new_driver_is_seen_by_the_gate_and_a_missing_night_is_none() -> None:
+    random = np.random.default_rng(5)
+    kind = WorldKind(0.005, True, driver=0.10, missing=0.3)
+    rows = judged_nights(simulated(kind, 20, 45, random), random)
+    found = [night.word for row in rows for night in row]
+    assert found.count("environment step") > 60 and 15 < found.count("") < 45
+    (report, *_) = fleet_reports(simulated(replace(kind, missing=0.0), 120, 41, random), random)
+    (step,) = [finding for finding in report.findings if finding.word == "environment step"]
+    assert report.compared == 120 and len(step.runs) == 120 and "on 10 nodes" in step.detail
+    assert all(finding.pairs for finding in report.findings if finding.word == "no change"), "those are of the build"
 
 
 def test_the_peers_rules_find_what_they_say_and_no_less() -> None:

@@ -86,6 +86,13 @@
       unit: t(`unit.${name}`),
       x: of(columns.time),
       time: true,
+      file: `${slug}_${name}`,
+      whose: history.label,
+      columns: [
+        { name: t("run"), values: of(columns.run) },
+        { name: t("result"), values: of(columns.word).map((word) => t(`word.${kept.words[word]}`)) },
+        { name: t("node"), values: of(columns.node).map((node) => short(kept.nodes[node])) },
+      ],
       lines: [{ name: t(`figure.${name}`), values, width: 0.6, colour: "faint" }],
       marks: { kinds: of(columns.node), full: of(columns.purpose).map((p) => p === nightly), counts: of(columns.counts) },
       steps: [

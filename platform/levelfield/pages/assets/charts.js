@@ -52,13 +52,19 @@ levelfield.charts = (() => {
     return values ? 18 + 7 * Math.max(...values.map((value) => value.length)) : 50;
   }
 
-  function axes(isTime, spec) {
+  /* Return the axes. What they write is kept for the picture of the chart. */
+  function axes(isTime, spec, state) {
+    const kept = (place, labels) => (u, splits, ...more) => {
+      const texts = labels(u, splits, ...more);
+      state.ticks[place] = splits.map((value, i) => [value, texts[i]]);
+      return texts;
+    };
     const line = { stroke: () => colour("grid"), width: 1 };
     const common = { stroke: () => colour("muted"), grid: line, ticks: line, font: "12px system-ui, sans-serif" };
     const named = isTime ? {} : { ...(spec.ends ? {} : { incrs: WHOLE }), label: spec.below || t("step"), labelSize: 18, labelGap: 0, labelFont: common.font };
     return [
-      { ...common, ...named, values: isTime ? timeLabels : valueLabels, space: isTime ? 70 : 50, size: 30 },
-      { ...common, values: valueLabels, size: axisSize, space: 32 },
+      { ...common, ...named, values: kept(0, isTime ? timeLabels : valueLabels), space: isTime ? 70 : 50, size: 30 },
+      { ...common, values: kept(1, valueLabels), size: axisSize, space: 32 },
     ];
   }
 
@@ -161,7 +167,7 @@ levelfield.charts = (() => {
       legend: { show: false },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       scales: { x: { time: Boolean(spec.time), range: (u, low, high) => (spec.ends && low === spec.x[0] && high === spec.x[spec.x.length - 1] ? apart(...spec.ends) : apart(low, high)) }, y: { range: (u, low, high) => range(spec, state, low, high) } },
-      axes: axes(spec.time, spec),
+      axes: axes(spec.time, spec, state),
       series: [{}, ...lines],
       cursor: { y: false, drag: { x: true, y: false, setScale: true }, points: { size: 9 } },
       padding: [12, 12, 0, 0],
@@ -202,10 +208,11 @@ levelfield.charts = (() => {
     return t(state.fromZero ? "axis-zero" : "axis-part");
   }
 
-  /* Append a chart. spec: name, unit, x, time, lines, and optionally marks, spans, steps, levels, open, describe; below,
-     rest, ends: the name of the axis and the text without a cursor, and where x begins and ends, where x is not the step. */
+  /* Append a chart. spec: name, unit, x, time, lines, file and whose (of the files that it is saved as), and optionally
+     marks, spans, steps, levels, open, describe, columns (more of the CSV); below, rest, ends: the name of the axis and
+     the text without a cursor, and where x begins and ends, where x is not the step. */
   function add(place, spec) {
-    const state = { fromZero: Boolean(spec.fromZero), index: null, reading: null, rest: "" };
+    const state = { fromZero: Boolean(spec.fromZero), index: null, reading: null, rest: "", ticks: [[], []] };
     const keysHelp = spec.open ? t("chart-keys-open") : t("chart-keys");
     const plot = el("div", { class: "plot", tabindex: "0", role: "group", "aria-roledescription": t("chart"),
       "aria-label": `${spec.name}, ${spec.unit}. ${t("chart-values", { count: spec.x.length })} ${keysHelp}` });
@@ -216,7 +223,8 @@ levelfield.charts = (() => {
     const text = el("span", {}, note(spec, state));
     const toggle = el("button", { type: "button", class: "zero", "aria-pressed": String(state.fromZero) }, t("from-zero"));
     const caption = el("figcaption", {}, el("strong", {}, spec.name), " ", el("span", { class: "unit" }, spec.unit), legend(spec));
-    place.append(el("figure", { class: "chart" }, caption, plot, state.reading, el("p", { class: "axis" }, text, " ", toggle)));
+    const below = el("p", { class: "axis" }, text, " ", toggle);
+    place.append(el("figure", { class: "chart" }, caption, plot, state.reading, below));
     const u = new uPlot(options(spec, state, plot.clientWidth || 600), [spec.x, ...spec.lines.map((line) => line.values)], plot);
     toggle.addEventListener("click", () => {
       state.fromZero = !state.fromZero;
@@ -225,6 +233,10 @@ levelfield.charts = (() => {
       u.redraw(false, true);
       u.setScale("x", { min: u.scales.x.min, max: u.scales.x.max });
     });
+    below.append(" ", levelfield.saving.buttons({
+      file: spec.file, name: `${spec.name}, ${spec.unit}`, whose: spec.whose, rows: () => rows(spec),
+      picture: () => levelfield.picture(u, spec, state.ticks, colour, shade, overlay),
+    }));
     plot.addEventListener("keydown", (event) => keys(u, spec, state, event));
     if (spec.open) {
       u.over.addEventListener("click", () => { if (state.index !== null) location.assign(spec.open(state.index)); });
@@ -233,6 +245,14 @@ levelfield.charts = (() => {
     new ResizeObserver(() => { if (plot.clientWidth && plot.clientWidth !== u.width) u.setSize({ width: plot.clientWidth, height: u.height }); }).observe(plot);
     drawn.add(u);
     return u;
+  }
+
+  /* Return the names and the values of a chart: x, its lines, and what else is known of each value. */
+  function rows(spec) {
+    const x = spec.time ? t("when") : spec.below || t("step");
+    const more = spec.columns || [];
+    const names = [x, ...spec.lines.map((line) => `${line.name} (${spec.unit})`), ...more.map((column) => column.name)];
+    return [names, ...spec.x.map((at, i) => [spec.time ? levelfield.when(at) : at, ...spec.lines.map((line) => line.values[i]), ...more.map((column) => column.values[i])])];
   }
 
   /* The lines of a chart by their look, where it has more than one. */

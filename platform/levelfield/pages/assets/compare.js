@@ -143,10 +143,11 @@
     levelfield.tables.add(part, t("figures"), columns, rows);
     part.append(el("p", {}, "A: ", runLink(a.slug, a.found.run), " ", word(a.found.word), " ", foreign(a.found.verdict)));
     part.append(el("p", {}, "B: ", runLink(b.slug, b.found.run), " ", word(b.found.word), " ", foreign(b.found.verdict)));
-    losses(part, a.found.losses, b.found.losses);
+    losses(part, a, b);
   }
 
-  function losses(part, ours, theirs) {
+  function losses(part, a, b) {
+    const [ours, theirs] = [a.found.losses, b.found.losses];
     const count = Math.max(ours.length, theirs.length);
     if (!count) return;
     const x = Array.from({ length: count }, (_, i) => i + 1);
@@ -154,7 +155,7 @@
     const charts = el("div", { class: "charts wide" });
     part.append(charts);
     levelfield.charts.add(charts, {
-      name: t("figure.loss"), unit: t("unit.loss"), x, lines,
+      name: t("figure.loss"), unit: t("unit.loss"), x, lines, file: `${a.found.run}_${b.found.run}_loss`, whose: `A: ${a.found.run}, B: ${b.found.run}`,
       describe: (i) => `${t("step")} ${x[i]}: A ${number(lines[0].values[i], 4)}, B ${number(lines[1].values[i], 4)}`,
     });
     const details = el("details", { class: "figures" }, el("summary", {}, t("table-of-steps", { count })));

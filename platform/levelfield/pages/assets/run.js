@@ -34,7 +34,7 @@
     figures(place, history, index, found, fact);
     curves(place, file, found, fact);
     training(place, fact("alignment"), fact("certificate"), found);
-    telemetry(place, found, fact);
+    telemetry(place, file, found, fact);
     setup(place, file, found, fact);
     surroundings(place, history, index, fact);
     remarks(place, fact);
@@ -118,32 +118,33 @@
     const charts = el("div", { class: "charts wide" });
     part.append(el("p", { class: "note" }, t("window-shaded", { from, to })), charts);
     const spans = [{ from: from - 0.5, to: to + 0.5 }];
-    if (found.losses.length) lossChart(charts, file, found, spans);
-    if (found.steps.length) stepChart(charts, found, spans);
+    const common = { spans, whose: `${file.label}, ${found.run}` };
+    if (found.losses.length) lossChart(charts, file, found, common);
+    if (found.steps.length) stepChart(charts, found, common);
     if (!file.reference) part.append(el("p", { class: "note" }, t("no-reference")));
     const [middle, high] = [fact("median"), fact("p90")];
     if (middle !== null) part.append(el("p", {}, t("step-summary", { median: number(middle * 1000, 1), p90: number(high * 1000, 1) })));
     steps(part, file, found);
-    if (found.traces) levelfield.traces.ranks(part, found.traces, found.window);
+    if (found.traces) levelfield.traces.ranks(part, file, found);
   }
 
-  function lossChart(place, file, found, spans) {
+  function lossChart(place, file, found, common) {
     const reference = file.reference;
     const count = Math.max(found.losses.length, reference ? reference.losses.length : 0);
     const x = Array.from({ length: count }, (_, i) => i + 1);
     const lines = [{ name: t("this-run"), values: x.map((_, i) => found.losses[i] ?? null), points: count <= 60 }];
     if (reference) lines.push({ name: t("reference"), values: x.map((_, i) => reference.losses[i] ?? null), colour: "other", dash: [6, 4] });
     levelfield.charts.add(place, {
-      name: t("figure.loss"), unit: t("unit.loss"), x, lines, spans,
+      ...common, name: t("figure.loss"), unit: t("unit.loss"), file: `${found.run}_loss`, x, lines,
       describe: (i) => `${t("step")} ${x[i]}: ${number(lines[0].values[i], 4)}${reference ? `, ${t("reference")} ${number(lines[1].values[i], 4)}` : ""}`,
     });
   }
 
-  function stepChart(place, found, spans) {
+  function stepChart(place, found, common) {
     const x = found.steps.map((_, i) => i + 1);
     const values = found.steps.map((seconds) => seconds * 1000);
     levelfield.charts.add(place, {
-      name: t("step-time"), unit: "ms", x, spans, fromZero: true, lines: [{ name: t("step-time"), values, points: x.length <= 60 }],
+      ...common, name: t("step-time"), unit: "ms", file: `${found.run}_steps`, x, fromZero: true, lines: [{ name: t("step-time"), values, points: x.length <= 60 }],
       describe: (i) => `${t("step")} ${x[i]}: ${number(values[i], 1)} ms`,
     });
   }
@@ -191,7 +192,7 @@
     return typeof value === "number" ? value.toExponential(1) : "–";
   }
 
-  function telemetry(place, found, fact) {
+  function telemetry(place, file, found, fact) {
     const part = section(place, "telemetry");
     const rows = Object.entries(found.telemetry).map(([name, v]) => [foreign(name), { v, text: number(v, Math.abs(v) < 10 ? 3 : 1) }]);
     const watts = value(fact("mean_watts")), others = value(fact("others"));
@@ -204,9 +205,9 @@
     const peaks = memory.map(([name, bytes, known]) => [name, { v: bytes, text: bytes === null ? "–" : number(bytes / GIB, 2) }, foreign((known && known.reason) || "")]);
     const capacity = fact("capacity");
     if (capacity) peaks.push([t("memory.capacity"), { v: capacity, text: number(capacity / GIB, 2) }, ""]);
-    if (found.traces) levelfield.traces.overTime(part, found.traces, found.steps, found.window);
+    if (found.traces) levelfield.traces.overTime(part, file, found);
     levelfield.tables.add(part, t("memory-peaks"), [t("what"), { name: "GiB", number: true }, t("why-absent")], peaks);
-    if (found.traces) levelfield.traces.memory(part, found.traces);
+    if (found.traces) levelfield.traces.memory(part, file, found);
     else if (found.steps.length) part.append(el("p", { class: "note" }, t("no-traces")));
   }
 

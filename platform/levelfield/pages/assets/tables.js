@@ -42,16 +42,22 @@ levelfield.tables = (() => {
     return count;
   }
 
-  /* Return a cell for a spreadsheet: one line, and never a formula. */
-  function plain(cell) {
-    const text = cell.textContent.replace(/\s+/g, " ").trim();
+  /* Return a text for a spreadsheet: one line, and never a formula. */
+  function inert(value) {
+    const text = value.replace(/\s+/g, " ").trim();
     const isNumber = /^[+\-\u2212]?[\d.,]+( ?%)?$/.test(text);
     return !isNumber && /^[=+\-\u2212@\t]/.test(text) ? `'${text}` : text;
   }
 
-  function asText(table) {
+  /* Return the names and the visible rows. A cell is its text; with `exact`, the number that it sorts by. */
+  function rowsOf(table, exact = true) {
     const rows = [table.tHead.rows[0], ...[...table.tBodies[0].rows].filter((row) => !row.hidden)];
-    return rows.map((row) => [...row.cells].map(plain).join("\t")).join("\n") + "\n";
+    const value = (cell) => (exact && cell.dataset.v !== undefined ? (cell.dataset.v === "" ? null : Number(cell.dataset.v)) : cell.textContent);
+    return rows.map((row) => [...row.cells].map(value));
+  }
+
+  function asText(table) {
+    return rowsOf(table, false).map((row) => row.map(inert).join("\t")).join("\n") + "\n";
   }
 
   function tools(table) {
@@ -115,5 +121,5 @@ levelfield.tables = (() => {
   }
 
   levelfield.ready(() => document.querySelectorAll("table.sortable").forEach(enhance));
-  return { add, enhance };
+  return { add, enhance, inert, rowsOf };
 })();

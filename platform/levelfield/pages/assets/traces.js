@@ -18,8 +18,14 @@ levelfield.traces = (() => {
     return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
   }
 
+  /* What a saved chart says about its run. */
+  function own(file, found, figure) {
+    return { file: `${found.run}_${figure}`, whose: `${file.label}, ${found.run}` };
+  }
+
   /* The step times of the ranks that were kept, and in a table how much each needed in the window. */
-  function ranks(place, traces, window) {
+  function ranks(place, file, found) {
+    const { traces, window } = found;
     const kept = traces.rank_traces || [];
     if (kept.length < 2) return;
     const count = Math.max(...kept.map((rank) => rank.step_microseconds.length));
@@ -31,7 +37,7 @@ levelfield.traces = (() => {
     place.append(charts);
     const lines = kept.map((rank, i) => ({ name: t("rank", { rank: rank.rank }), values: x.map((_, k) => (k in rank.step_microseconds ? rank.step_microseconds[k] / 1000 : null)), ...looks(i) }));
     levelfield.charts.add(charts, {
-      name: t("step-time-by-rank"), unit: "ms", x, lines, spans: [{ from: from - 0.5, to: to + 0.5 }], describe: (i) => `${t("step")} ${x[i]}: ${lines.map((line) => `${line.name} ${number(line.values[i], 1)} ms`).join(", ")}`,
+      ...own(file, found, "steps-by-rank"), name: t("step-time-by-rank"), unit: "ms", x, lines, spans: [{ from: from - 0.5, to: to + 0.5 }], describe: (i) => `${t("step")} ${x[i]}: ${lines.map((line) => `${line.name} ${number(line.values[i], 1)} ms`).join(", ")}`,
     });
     const sums = kept.map((rank) => rank.step_microseconds.slice(from - 1, to).reduce((sum, value) => sum + value, 0) / 1e6);
     const least = Math.min(...sums);
@@ -46,7 +52,8 @@ levelfield.traces = (() => {
   }
 
   /* Step times and every quantity, each a chart over the seconds since step 1 began. */
-  function overTime(place, traces, steps, window) {
+  function overTime(place, file, found) {
+    const { traces, steps, window } = found;
     const devices = traces.device_traces || [];
     if (!devices.length || !(traces.parts > 0) || !(traces.seconds > 0)) return;
     const ends = ending(steps);
@@ -57,13 +64,13 @@ levelfield.traces = (() => {
     const charts = el("div", { class: "charts" });
     place.append(charts);
     if (ends.length) {
-      levelfield.charts.add(charts, { ...common, name: t("step-time"), unit: "ms", x: ends, rest: t("chart-rest-steps", { count: ends.length }), lines: [{ name: t("step-time"), values: steps.map((s) => s * 1000) }],
+      levelfield.charts.add(charts, { ...common, ...own(file, found, "step-times"), name: t("step-time"), unit: "ms", x: ends, rest: t("chart-rest-steps", { count: ends.length }), lines: [{ name: t("step-time"), values: steps.map((s) => s * 1000) }],
         describe: (i) => `${number(ends[i], 1)} s, ${t("step")} ${i + 1}: ${number(steps[i] * 1000, 1)} ms` });
     }
     const x = Array.from({ length: traces.parts }, (_, i) => (i + 0.5) * traces.seconds / traces.parts);
-    const found = Object.keys(QUANTITIES).filter((name) => devices.some((device) => device.values[name]));
-    for (const name of found) quantity(charts, common, name, devices, x);
-    table(place, found, devices);
+    const quantities = Object.keys(QUANTITIES).filter((name) => devices.some((device) => device.values[name]));
+    for (const name of quantities) quantity(charts, { ...common, ...own(file, found, name.replace(/_(watts|mebibytes|celsius)$/, "")) }, name, devices, x);
+    table(place, quantities, devices);
   }
 
   function ending(steps) {
@@ -95,23 +102,24 @@ levelfield.traces = (() => {
     levelfield.tables.add(place, t("readings-by-device"), columns, rows);
   }
 
-  function memory(place, traces) {
+  function memory(place, file, found) {
+    const { traces } = found;
     const peaks = traces.rank_peaks || [];
     if (!peaks.length) return;
     const kinds = ["process", "allocated", "reserved"].filter((kind) => peaks.some((rank) => Number.isFinite(rank[kind])));
     const rows = peaks.map((rank) => [{ v: rank.rank, text: String(rank.rank) }, ...kinds.map((kind) => ({ v: rank[kind] ?? null, text: number(Number.isFinite(rank[kind]) ? rank[kind] / 1024 : null, 2) }))]);
     place.append(el("h3", {}, t("memory-by-rank")));
-    if (peaks.length > 1) memoryChart(place, peaks, kinds);
+    if (peaks.length > 1) memoryChart(place, own(file, found, "memory-by-rank"), peaks, kinds);
     const columns = [{ name: t("rank-number"), number: true }, ...kinds.map((kind) => ({ name: `${t(`memory.${kind}`)} (GiB)`, number: true }))];
     levelfield.tables.add(place, t("memory-of-ranks", { kept: peaks.length, count: traces.ranks }), columns, rows);
   }
 
-  function memoryChart(place, peaks, kinds) {
+  function memoryChart(place, saved, peaks, kinds) {
     const x = peaks.map((rank) => rank.rank);
     const lines = kinds.map((kind, i) => ({ name: t(`memory.${kind}`), values: peaks.map((rank) => (Number.isFinite(rank[kind]) ? rank[kind] / 1024 : null)), points: true, width: 0.6, ...looks(i) }));
     const charts = el("div", { class: "charts wide" });
     place.append(charts);
-    levelfield.charts.add(charts, { name: t("memory-by-rank"), unit: "GiB", x, lines, fromZero: true, below: t("rank-number"), rest: t("chart-rest-ranks", { count: x.length }),
+    levelfield.charts.add(charts, { ...saved, name: t("memory-by-rank"), unit: "GiB", x, lines, fromZero: true, below: t("rank-number"), rest: t("chart-rest-ranks", { count: x.length }),
       describe: (i) => `${t("rank", { rank: x[i] })}: ${lines.map((line) => `${line.name} ${number(line.values[i], 2)} GiB`).join(", ")}` });
   }
 
