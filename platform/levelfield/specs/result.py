@@ -172,6 +172,12 @@ class Memory(Value):
     expectation: MemoryExpectation | None = Field(
         default=None, description="The estimate against the measurement; null where memory is withheld."
     )
+    stage_peaks: Bytes[tuple[int, ...] | None] = Field(
+        default=None,
+        description="The headline of each pipeline stage, first stage first; null without stages, and where that of a "
+        "rank is unknown.",
+        json_schema_extra=LATER,
+    )
 
 
 class Energy(Value):
@@ -373,6 +379,9 @@ class System(Value):
     os: str | None = Field(description="Operating system with its version.")
     kernel: str | None = Field(description="Version of its kernel.")
     processor: str | None = Field(description="Processor of the host.")
+    model: str | None = Field(
+        default=None, description="Maker and name of the machine, by its firmware.", json_schema_extra=LATER
+    )
     network: tuple[str, ...] = Field(
         description="Active InfiniBand ports and physical interfaces of the first node, with their rates."
     )
