@@ -53,9 +53,14 @@ PAGES = """\
 Write pages of all runs of the store, or of the named runs: static files, which
 `report serve` shows, and any web server. docs/pages.md describes them.
 
+--beside writes the named runs and those of the store, into a folder that is
+private: git ignores it, and `report serve` serves it to this machine alone.
+The store, and every other folder of pages, stay as they are.
+
 examples:
   run_benchmarks.py report pages site
   run_benchmarks.py report pages site RUN1 RUN2
+  run_benchmarks.py report pages private RUN --beside --store public.sqlite
 """
 SERVE = """\
 Serve the pages that `report pages DIR` wrote. Only the files of these pages
@@ -207,11 +212,17 @@ def _pages(options: argparse.Namespace) -> int:
     """Write the site and print what it has. Return 0. Raises the error of a named run that is not over, at the end."""
     from levelfield.pages.page_building import build_pages
 
-    if options.store and options.run:
-        raise UsageError("report pages: found --store and runs; runs are read from their own files, leave one out")
+    if options.store and options.run and not options.beside:
+        raise UsageError(
+            "report pages: found --store and runs; runs are read from their own files: leave one out, or give --beside"
+        )
+    if options.beside and not options.run:
+        raise UsageError(
+            "report pages: found --beside without a run, expected the runs to put beside those of the store"
+        )
     named, registry = NamedRuns(options), registry_of(options)
     with _results(options, named) as (results, findings), Terminal().bytes_progress("writing pages") as progress:
-        built = build_pages(results, options.folder, registry, findings, progress)
+        built = build_pages(results, options.folder, registry, findings, progress, private=options.beside)
     print("\n".join(_said(built, options)))
     named.raise_error()
     return 0
@@ -219,7 +230,10 @@ def _pages(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[StoredResults, list[dict[str, object]]]]:
-    """Give the named runs; else the store, which is only read, with the findings of its last night by the gate."""
+    """Give the named runs, with --beside those of the store too; else the store, with findings of its last night.
+
+    The store is only read.
+    """
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import gate_input
     from levelfield.pages.results import GivenRuns
@@ -228,7 +242,15 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[St
         records = list(_records(named))
         if not records:
             named.raise_error()
-        yield GivenRuns(records), []
+        if not options.beside:
+            yield GivenRuns(records), []
+            return
+        with opened_store(options, read_only=True) as store:
+            nights = store.nights()
+            found = {night: store.findings(night) for night in nights}
+            expected = {night: store.expected(night) for night in nights}
+            both = [*store.records(store.run_ids()), *records]
+            yield GivenRuns(both, store.events(), found, expected), []
         return
     with opened_store(options, read_only=True) as store:
         nights = store.nights()
@@ -262,6 +284,7 @@ def _said(built: BuiltPages, options: argparse.Namespace) -> Iterator[str]:
 def _pages_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="write the pages into this folder")
     parser.add_argument("run", nargs="*", metavar="RUN", help=f"{RUN_NAME}; none: all runs of the store")
+    parser.add_argument("--beside", action="store_true", help="the named runs beside those of the store, in private")
     store_option(parser)
 
 
