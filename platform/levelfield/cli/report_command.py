@@ -28,11 +28,13 @@ from levelfield.report.escapes import printable
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import read_plan, write_atomically, write_new
+from levelfield.rundir.raw_files import read_raw
 
 if TYPE_CHECKING:
     from levelfield.pages.page_building import BuiltPages
     from levelfield.pages.results import StoredResults
     from levelfield.specs.paths import RunPaths
+    from levelfield.specs.plan import Plan
     from levelfield.specs.record import RunRecord
     from levelfield.specs.result import Result
 
@@ -86,6 +88,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         help="table, markdown, csv, json; flagperf, oneflow, osdi: the columns of these reports",
     )
     option("--json", dest="format", action="store_const", const="json", help="as --format json")
+    option("--log-interval", type=int, metavar="N", help="with --format oneflow: its table of every N batches, too")
     option("--with-published", action="store_true", help="add published rows of the same case, by one convention")
     prices_option(parser)
     option("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
@@ -138,9 +141,21 @@ def _refuse_together(options: argparse.Namespace) -> None:
     private = [f"--{name}" for name in ("withhold", "bundle") if getattr(options, name)]
     columns = [f"--format {options.format}"] if options.format in FOREIGN else []
     others = [f"--{name}" for name in ("with-published", "prices") if getattr(options, name.replace("-", "_"))]
+    if options.log_interval is not None and (options.format != "oneflow" or options.log_interval < 1):
+        raise UsageError(
+            f"--log-interval: found {options.log_interval} with --format {options.format}, expected a number from 1 "
+            "with --format oneflow"
+        )
     if bool(private) + bool(columns) + len(others) > 1:
         given = ", ".join([*private, *columns, *others])
         raise UsageError(f"report: {given} need different tables; give only one of them")
+
+
+def _logs(interval: int, paths: Sequence[RunPaths], results: Sequence[Result], plans: Sequence[Plan]) -> list[str]:
+    from levelfield.publish.oneflow_log import interval_table
+
+    runs = zip(results, plans, map(read_raw, paths), strict=True)
+    return [interval_table(result, plan, raw, interval) for result, plan, raw in runs]
 
 
 def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
@@ -151,7 +166,9 @@ def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Seque
     from levelfield.report.one_run import result_lines, run_report
 
     if options.format in FOREIGN:
-        return as_report(options.format, runs_of(results, [read_plan(p) for p in paths], registry_of(options)))
+        plans = [read_plan(p) for p in paths]
+        logs = _logs(options.log_interval, paths, results, plans) if options.log_interval is not None else []
+        return "\n".join([as_report(options.format, runs_of(results, plans, registry_of(options))), *logs])
     if options.with_published:
         return beside_published(options.format, results, registry_of(options))
     prices = prices_of(options)
