@@ -13,7 +13,10 @@ from datetime import datetime, timedelta
 from pydantic import JsonValue
 
 from levelfield.errors import UsageError
+from levelfield.measure.cost import Cost, PaidUse, cost
+from levelfield.report.costs import RunCosts
 from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
 from levelfield.specs.vendor import HOST_SHARE
 
@@ -105,12 +108,16 @@ def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
 
 @dataclass(frozen=True)
 class Quantity:
-    """One compared figure. origin: its value and reason in result.json. is_noisy: whether equal runs differ in it."""
+    """One compared figure. origin: its value and reason in result.json. is_noisy: whether equal runs differ in it.
+
+    basis: what has to be equal on all sides for a ratio, such as the level of a time to a loss.
+    """
 
     column: FigureColumn
     read: Callable[[RunRecord], float | None]
     origin: Callable[[RunRecord], tuple[JsonValue, JsonValue]]
     is_noisy: bool = True
+    basis: Callable[[RunRecord], JsonValue] = lambda record: None
 
     def missing(self, record: RunRecord) -> str:
         """Return why the run has no such figure."""
@@ -152,6 +159,10 @@ def _mfu(record: RunRecord) -> tuple[JsonValue, JsonValue]:
     return palm(record).get("value"), palm(record).get("reason")
 
 
+def _number(value: JsonValue) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
 RATE = Quantity(
     FIGURE_COLUMNS["tokens_per_second_per_device"], lambda record: record.tokens_per_second_per_device, _rate
 )
@@ -161,12 +172,33 @@ QUANTITIES = (
     Quantity(FIGURE_COLUMNS["joules_per_token"], lambda record: record.joules_per_token, _energy),
     Quantity(FIGURE_COLUMNS["mfu_palm"], lambda record: record.mfu, _mfu),
     Quantity(
+        FIGURE_COLUMNS["seconds_to_loss"],
+        lambda record: _number(at(record.result, "to_loss", "seconds")),
+        lambda record: (at(record.result, "to_loss", "seconds"), at(record.result, "to_loss", "reason")),
+        basis=lambda record: at(record.result, "to_loss", "level"),
+    ),
+    Quantity(
         FIGURE_COLUMNS["loss_tail_mean"],
         lambda record: record.loss_tail,
         lambda record: (at(record.result, "loss", "tail_mean"), None),
         is_noisy=False,
     ),
 )
+
+
+def cost_quantity(prices: Prices) -> Quantity:
+    """Return the cost of a million tokens at these prices, as a figure of a side."""
+
+    def of(record: RunRecord) -> Cost:
+        energy, why = _energy(record)
+        rate, series = record.tokens_per_second_per_device, record.series
+        whole = None if rate is None else rate * series.devices
+        is_share = series.device_is == HOST_SHARE
+        no_energy = str(why or energy)
+        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, record.joules_per_token, no_energy)
+        return cost(use, prices)
+
+    return Quantity(RunCosts(prices).column, lambda record: of(record).value, lambda record: (None, of(record).reason))
 
 
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
