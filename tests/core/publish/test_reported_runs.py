@@ -361,6 +361,15 @@ def test_a_report_marks_a_reported_run_and_names_its_source(form: str, recorded:
     assert re.search(r"https://example\.org/(<b>|&lt;b>), 2025-11-12", text)
 
 
+def test_a_chip_that_no_vendor_has_keeps_its_name_and_has_no_utilisation(tmp_path: Path) -> None:
+    folder = tmp_path / "configs" / "reported"
+    folder.mkdir(parents=True)
+    given = ["--case", "llama3_8b", "--chip", "Z9", "--devices", "8", "--output", str(folder / "z.json")]
+    assert main(["evidence", "read", str(DATA / "mlperf.txt"), *SOURCE, *given]) == 0
+    (row,) = reported_rows("llama3_8b", Registry([tmp_path]))
+    assert row.hardware == "8x Z9" and row.mfu_high is None and "unknown vendor or chip 'Z9'" in row.mfu_from
+
+
 def test_a_speed_above_the_chips_peak_has_no_utilisation(tmp_path: Path) -> None:
     (tmp_path / "configs" / "reported").mkdir(parents=True)
     row = row_of(DATA / "mlperf.txt", devices=1, case="llama3_8b", chip="H100-SXM5-80GB", precision="bf16")
