@@ -88,10 +88,15 @@ def judged_night(found: Examination, around: Surroundings, ruling: PairRuling | 
         )  # fmt: skip
     if isinstance(ruling, PairRuling):
         return _by_pairs(found, around, level, ruling)
-    found = found.less_build(around.build_excess)
+    found = found.less_build(build_excess(around, ruling))
     if _is_step(found, around) and not (found.suspicion and not found.is_young and found.runs_two_nights):
         return _of_step(found, around, level)
     return _by_nights(found, around, level, ruling)
+
+
+def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> float:
+    """Return how much worse tonight's build is than the accepted one, as a cost, by the last pairs that decided."""
+    return ruling.shown if isinstance(ruling, PairRuling) and ruling.is_decided else around.build_excess
 
 
 def ruling_of(found: Examination, pairs: Pairs, nulls: Iterable[Pair] = ()) -> PairRuling:
@@ -106,7 +111,7 @@ def _is_step(found: Examination, around: Surroundings) -> bool:
 
 def _by_pairs(found: Examination, around: Surroundings, level: Level, ruling: PairRuling) -> Finding:
     """Return what the pairs show: B against A is the build, A against its level the conditions, and both can be."""
-    found = found.less_build(ruling.shown)
+    found = found.less_build(build_excess(around, ruling))
     if found.step is None or ruling.build == "regression":
         return _of_build(found, around, level, ruling.word, ruling)
     if _is_step(found, around):
@@ -207,7 +212,7 @@ def _finding(
         level=value_of(level.cost, found.figure), level_since=level.since, nights=level.n,
         detectable=abs(change_of(detectable(level), found.figure)), run_id=found.tonight.run_id, detail=detail,
         fields=fields, node=found.tonight.node, pairs=ruling.pairs if ruling else 0,
-        build_change=change_of(ruling.shown, found.figure) if ruling else None,
+        build_change=change_of(ruling.shown, found.figure) if ruling and ruling.is_decided else None,
         conditions_change=_conditions_change(found, ruling),
     )  # fmt: skip
 
