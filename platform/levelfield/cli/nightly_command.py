@@ -231,7 +231,8 @@ def _named(path: Path) -> Iterator[None]:
 def _gate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--night", metavar="N", help="the night, such as 2026-11-22 (default: the newest)")
     parser.add_argument("--suite", metavar="NAME", help="only the entries of this suite")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    says = f"{', '.join(FORMATS)} (default: text)"
+    parser.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT", help=says)
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to FILE, and the first line to stderr")
     _page_url(parser)
     _strictness(parser)
