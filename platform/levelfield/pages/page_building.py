@@ -13,6 +13,7 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
+from levelfield.pages.badge import badge_files
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.node_view import nodes_view
@@ -194,6 +195,8 @@ def write_pages(
     for case in cases:
         writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
     writer.write("data/site.js", data_script("site", _site(content)))
+    for name, text in badge_files(first).items():
+        writer.write(name, text)
 
 
 def _site(content: PagesContent) -> dict[str, Any]:
