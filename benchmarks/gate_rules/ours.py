@@ -8,7 +8,7 @@ from datetime import date, timedelta
 
 import numpy as np
 from gate_rules.worlds import Nights
-from levelfield.nights.gate import GateReport, compared
+from levelfield.nights.gate import MOST_PAIRS_OF_A_NIGHT, GateReport, compared
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.stored_nights import RECENT_DAYS
 from levelfield.series.findings import Finding
@@ -35,12 +35,14 @@ class Night:
 def judged_nights(nights: Nights, random: np.random.Generator, has_pairs: bool = True) -> list[list[Night]]:
     """Return the gate's word about every series in every night from the kind's start on.
 
-    Each series has nodes of its own, and few series are judged together: none explains another.
+    Each series has nodes of its own, and few series are judged together: none explains another. Under a new driver each
+    is judged alone.
     """
     found: list[list[Night]] = []
     count, last = nights.observed.shape
-    for first in range(0, count, MANY):
-        names = {f"s{i}": i for i in range(first, min(first + MANY, count))}
+    together = MANY if nights.kind.driver is None else 1
+    for first in range(0, count, together):
+        names = {f"s{i}": i for i in range(first, min(first + together, count))}
         points = {name: _points(nights, i, f"{name}.") for name, i in names.items()}
         rows: dict[str, list[Night]] = {name: [] for name in names}
         for night, report in enumerate(_reports(nights, names, points, random, has_pairs), nights.kind.start):
@@ -57,20 +59,25 @@ def fleet_reports(nights: Nights, random: np.random.Generator) -> Iterator[GateR
     """Yield the gate's report of every night from the kind's start on, of all series together on shared nodes."""
     names = {f"s{i}": i for i in range(len(nights.observed))}
     points = {name: _points(nights, i, f"n{i % (FLEET_NODES // nights.kind.nodes)}.") for name, i in names.items()}
-    return _reports(nights, names, points, random, True)
+    return _reports(nights, names, points, random, True, MOST_PAIRS_OF_A_NIGHT)
 
 
 def _reports(
-    nights: Nights, names: dict[str, int], points: dict[str, list[Point]], random: np.random.Generator, has_pairs: bool
-) -> Iterator[GateReport]:
+    nights: Nights, names: dict[str, int], points: dict[str, list[Point]], random: np.random.Generator,
+    has_pairs: bool, most_pairs: int | None = None,
+) -> Iterator[GateReport]:  # fmt: skip
     past: list[Finding] = []
     for night in range(nights.kind.start, nights.observed.shape[1]):
 
         def confirm(series: str, figure: Gated, night: int = night) -> Pairs | None:
             return nights.pairs(names[series], night, MOST_PAIRS, random) if has_pairs else None
 
+        def nulls(series: str, figure: Gated, night: int = night) -> Pairs:
+            return nights.pairs(names[series], night, MOST_PAIRS, random, is_null=True) if has_pairs else ()
+
         known = {name: _until(of, night) for name, of in points.items()}
-        report = compared(GateInput(_day(night), known, {}, past=past, conditions=_conditions), confirm)
+        given = GateInput(_day(night), known, {}, past=past, conditions=_conditions)
+        report = compared(given, confirm, nulls, most_pairs)
         yield report
         past += [finding for finding in report.findings if finding.word != "no change" or finding.pairs]
 

@@ -49,8 +49,12 @@ class Nights(ClonedProject):
     def speed(self, name: str, *more: str) -> tuple[int, dict[str, Any]]:
         """The night's exit code and its finding about tokens/s."""
         code, findings, _err = self.night(name, *more)
-        (found,) = [f for f in findings if f["figure"] == "tokens_per_second_per_device"]
-        return code, found
+        return code, of_speed(findings)
+
+
+def of_speed(findings: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = [f for f in findings if f["figure"] == "tokens_per_second_per_device"]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +78,14 @@ def slower(project: Nights) -> tuple[str, str]:
 
 
 def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(project: Nights, slower: tuple[str, str]) -> None:
-    code, found = project.speed("2026-01-20")
+    code, findings, _err = project.night("2026-01-20", "--page-url", "https://ci.example.org")
+    found = of_speed(findings)
     assert (code, found["word"]) == (4, "regression"), found
-    assert project.run("nightly", "gate", "--night", "2026-01-20", "--suite", "one")[1].startswith(
-        "compared 1 of 1 series"
-    )
+    ticket = found["ticket"]
+    assert {slower[1], project.git("rev-parse", "HEAD")} <= {each["commit"] for each in ticket["commits"]}
+    assert ticket["packages"] == [] and ticket["page"].startswith("https://ci.example.org/case-tiny-"), ticket
+    code, out, _err = project.run("nightly", "gate", "--night", "2026-01-20", "--suite", "one")
+    assert code == 4 and out.startswith("night 2026-01-20 fails: ") and "\ncompared 1 of 1 series" in out, out
     pairs = [p for p in runs_of(project) if p["purpose"].startswith("confirm")]
     assert found["pairs"] >= 3 and found["change"] == pytest.approx(change_of(pairs), abs=1e-4), found
     assert [p["purpose"] for p in pairs][:4] == ["confirm-a", "confirm-b", "confirm-b", "confirm-a"]
@@ -99,6 +106,9 @@ def test_bisection_names_the_commit(project: Nights, slower: tuple[str, str]) ->
     case = ["--case", "tiny:fake:F1", "--scale", "smoke"]
     code, out, err = project.run("nightly", "bisect", quiet, "HEAD", *case, *plugins)
     assert code == 0 and f"first bad  {slow[:12]}" in out and f"last good  {quiet[:12]}" in out, out + err
+    code, found = project.speed("2026-01-20", "--bisect-budget", "20m")
+    searched = found["ticket"]["bisection"]
+    assert (searched["first_bad"]["commit"], searched["last_good"]) == (slow, quiet), found
 
 
 def test_a_killed_night_goes_on_where_it_was(project: Nights) -> None:

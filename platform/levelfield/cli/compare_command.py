@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import registry_of, runs_of, store_option
+from levelfield.cli.options import prices_of, prices_option, registry_of, runs_of, store_option
 from levelfield.errors import GateFailed, UsageError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     table("--case", metavar="CASE", help="with --matrix: only this case")
     table("--suite", metavar="NAME", help="with --matrix: only the cases of this suite")
     output = parser.add_argument_group("where from and how")
+    prices_option(output)
     store_option(output, "look only in ")
     output.add_argument(
         "--format",
@@ -87,6 +88,8 @@ def _refuse_together(options: argparse.Namespace) -> None:
         raise UsageError("compare --matrix: found sides or --scaling; a matrix takes the latest run of every series")
     if not options.matrix and (options.case or options.suite):
         raise UsageError("compare: found --case or --suite without --matrix; give sides instead")
+    if options.prices and (options.matrix or options.scaling):
+        raise UsageError("compare: found --prices with --matrix or --scaling; costs are compared between sides")
     if options.case and options.suite:
         raise UsageError("compare --matrix: found --case and --suite; give one of them")
     if not options.matrix and not options.side:
@@ -105,7 +108,8 @@ def _compared(options: argparse.Namespace, places: RunPlaces) -> Shown:
         return list(scaling.sheets(found)), scaling.as_values(found), not found.unequal
     sides = [side_of(_name(i), places.runs(text, options.repeats)) for i, text in enumerate(options.side)]
     few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]  # they do not show their noise
-    compared = comparison.compare(sides, places.histories(few) if few else {}, options.across == "precision")
+    histories, prices = places.histories(few) if few else {}, prices_of(options)
+    compared = comparison.compare(sides, histories, options.across == "precision", prices)
     return list(comparison.sheets(compared)), comparison.as_values(compared), compared.comparability.holds
 
 

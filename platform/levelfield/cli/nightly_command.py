@@ -123,7 +123,11 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     chips_option(parser)
     parser.add_argument("--no-control", action="store_true", help="do not measure first whether the machine is in line")
     parser.add_argument("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
+    parser.add_argument(
+        "--bisect-budget", type=_duration, metavar="TIME", help="search the commits of a regression, as long as this"
+    )
     parser.add_argument("--html", type=Path, metavar="DIR", help="write the pages there")
+    _page_url(parser)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the findings for a merge request")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the findings for a CI system")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -134,6 +138,10 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 def _strictness(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="4 also for what is open: inconclusive, new, improved")
     parser.add_argument("--advisory", action="store_true", help="report everything and end with 0")
+
+
+def _page_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--page-url", metavar="URL", help="where these pages are published: findings link to them")
 
 
 def _duration(text: str) -> float:
@@ -153,8 +161,10 @@ def _night(text: str) -> str:
 def _run(options: argparse.Namespace) -> int:
     """Run the night, print its findings and return the gate's exit code, or that of an interrupted command."""
     from levelfield.nights.night_session import NightRequest, NightSession
+    from levelfield.nights.tickets import night_tickets
     from levelfield.plan.request import UserRequest
-    from levelfield.series.findings import FindingPage, written
+    from levelfield.series.finding_forms import written
+    from levelfield.series.findings import FindingPage
 
     asked = NightRequest(
         suite=options.suite,
@@ -173,7 +183,10 @@ def _run(options: argparse.Namespace) -> int:
             print(f"levelfield: interrupted; start it again with --night {night}: it goes on", file=sys.stderr)
             return INTERRUPTED
         report = session.judged()
-        page = FindingPage(report.first_line, night, report.findings, options.strict, options.advisory)
+        found = night_tickets(session, report, options.page_url, options.bisect_budget)
+        page = FindingPage(
+            report.first_line, night, report.findings, options.strict, options.advisory, found, _link(options)
+        )
         for form, path in (("markdown", options.markdown), ("junit", options.junit)):
             if path:
                 with _named(path):
@@ -200,6 +213,7 @@ def _gate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", metavar="NAME", help="only the entries of this suite")
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to FILE, and the first line to stderr")
+    _page_url(parser)
     _strictness(parser)
     store_option(parser)
 
@@ -208,20 +222,29 @@ def _gate(options: argparse.Namespace) -> int:
     """Return the exit code of the night's findings, which the store keeps."""
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import chosen_night, gate_input
-    from levelfield.series.findings import FindingPage, written
+    from levelfield.nights.tickets import NightTickets
+    from levelfield.series.finding_forms import written
+    from levelfield.series.findings import FindingPage
 
     with opened_store(options) as store:
         given = gate_input(store, chosen_night(store, options.night), options.suite)
         found = compared(given, given.stored_pairs)
         for finding in _new(found.findings, given.past):
             store.add_finding(found.night, finding.model_dump(mode="json"))
-    page = FindingPage(found.first_line, found.night, found.findings, options.strict, options.advisory)
+        tickets = NightTickets(store, given, runs_of(options), options.page_url).all(found.findings)
+    page = FindingPage(
+        found.first_line, found.night, found.findings, options.strict, options.advisory, tickets, _link(options)
+    )
     if options.output:
         write_atomically(options.output, written(page, options.format))
         print(page.first_line, file=sys.stderr)
     else:
         print(written(page, options.format), end="")
     return page.exit_code
+
+
+def _link(options: argparse.Namespace) -> str | None:
+    return f"{options.page_url.rstrip('/')}/index.html" if options.page_url else None
 
 
 def _new(findings: Sequence[Finding], past: Sequence[Finding]) -> list[Finding]:

@@ -23,6 +23,7 @@ from levelfield.user_folders import config_folder
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
+    from levelfield.specs.prices import Prices
     from levelfield.specs.site import Host, LaunchPlan, Site
     from levelfield.store.database import Store
 
@@ -105,6 +106,19 @@ def store_option(parser: Options, before: str = "") -> None:
         help=f"{before}the store of results: a file, or postgresql://... (default: LEVELFIELD_STORE, else "
         "results.sqlite in your data folder)",
     )
+
+
+def prices_option(parser: Options) -> None:
+    says = "your own prices (docs/cost.md): adds the cost of a million tokens"
+    parser.add_argument("--prices", type=Path, metavar="FILE", help=says)
+
+
+def prices_of(options: argparse.Namespace) -> Prices | None:
+    """Return the prices of --prices; None without it."""
+    from levelfield.specs.base import load
+    from levelfield.specs.prices import Prices
+
+    return load(Prices, options.prices) if options.prices else None
 
 
 def opened_store(options: argparse.Namespace, read_only: bool = False) -> Store:

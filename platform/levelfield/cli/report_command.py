@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, NamedRuns, opened_store, registry_of, store_option, writing
+from levelfield.cli.options import (
+    RUN_NAME,
+    NamedRuns,
+    opened_store,
+    prices_of,
+    prices_option,
+    registry_of,
+    store_option,
+    writing,
+)
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.report.escapes import printable
@@ -73,6 +82,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     )
     option("--json", dest="format", action="store_const", const="json", help="as --format json")
     option("--with-published", action="store_true", help="add published rows of the same case, by one convention")
+    prices_option(parser)
     option("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
     private = parser.add_argument_group("to publish a part of the figures").add_argument
     private("--withhold", metavar="FIELDS", help="such as mfu,peak: print 'withheld' instead")
@@ -122,9 +132,9 @@ def _refuse_together(options: argparse.Namespace) -> None:
     """Raises UsageError for options that need different tables."""
     private = [f"--{name}" for name in ("withhold", "bundle") if getattr(options, name)]
     columns = [f"--format {options.format}"] if options.format in FOREIGN else []
-    beside = ["--with-published"] if options.with_published else []
-    if sum(map(bool, (private, columns, beside))) > 1:
-        given = ", ".join([*private, *columns, *beside])
+    others = [f"--{name}" for name in ("with-published", "prices") if getattr(options, name.replace("-", "_"))]
+    if bool(private) + bool(columns) + len(others) > 1:
+        given = ", ".join([*private, *columns, *others])
         raise UsageError(f"report: {given} need different tables; give only one of them")
 
 
@@ -132,23 +142,21 @@ def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Seque
     from levelfield.publish.foreign_columns import as_report
     from levelfield.publish.foreign_tables import runs_of
     from levelfield.publish.published_rows import beside_published
-    from levelfield.report import repeats
+    from levelfield.report.costs import RunCosts, listed
     from levelfield.report.one_run import result_lines, run_report
-    from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
 
     if options.format in FOREIGN:
         return as_report(options.format, runs_of(results, [read_plan(p) for p in paths], registry_of(options)))
     if options.with_published:
         return beside_published(options.format, results, registry_of(options))
-    if options.format in ("csv", "json"):
-        return {"csv": as_csv, "json": as_json}[options.format](results)
-    if len(results) > 1:
-        if options.format == "markdown":
-            return as_markdown(results) + repeats.as_markdown(results)
-        return as_text(results) + "".join(f"{line}\n" for line in repeats.as_lines(results))
+    prices = prices_of(options)
+    costs = RunCosts(prices) if prices else None
+    if len(results) > 1 or options.format in ("csv", "json"):
+        return listed(options.format, results, costs)
+    rows = [("cost", *costs.explained(results[0]))] if costs else []
     if options.format == "markdown":
-        return run_report(results[0], read_plan(paths[0]))
-    return "\n".join([*result_lines(results[0]), ""])
+        return run_report(results[0], read_plan(paths[0]), rows)
+    return "\n".join([*result_lines(results[0], rows), ""])
 
 
 def _published(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:

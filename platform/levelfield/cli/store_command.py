@@ -13,7 +13,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 from zipfile import is_zipfile
@@ -22,6 +22,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option, opened_store, runs_of, store_option, writing
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, LevelfieldError, UsageError
+from levelfield.node.regular_files import read_regular
 from levelfield.report.escapes import spreadsheet_cell
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
@@ -183,6 +184,10 @@ class _ImportSource:
         from levelfield.specs.record import RunRecord
         from levelfield.store.record_lines import read_lines
 
+        with suppress(OSError):  # read_lines names it
+            if read_regular(path, 1) not in (b"{", b""):
+                said = "found no line of an export; `evidence read` reads the logs of other tools"
+                raise UsageError(f"{path}: {said}")
         with self._terminal.bytes_progress(f"importing {path.name}") as progress:
             for document in read_lines(path, lambda error: self.problems.append(str(error)), progress):
                 if isinstance(document, RunRecord):

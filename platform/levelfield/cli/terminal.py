@@ -163,18 +163,12 @@ def announcement(plan: Plan) -> list[str]:
 
 
 def progress_line(progress: Progress) -> str:
-    left = words.NONE if progress.seconds_left is None else duration(progress.seconds_left)
+    left = words.NONE if progress.seconds_left is None else words.duration(progress.seconds_left)
     return (
         f"step {progress.step}/{progress.steps}  loss {words.number(progress.loss, 4)}  "
         f"{words.number(progress.tokens_per_second_per_device, 0)} tokens/s/device  "
         f"{words.gib(progress.memory_bytes)}  {left} left"
     )
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 _CONTINUED = " \\\n           "

@@ -7,14 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from levelfield.compare.comparability import NOTHING, WHY, Comparability, ComparedField, comparability, shortened
-from levelfield.compare.ratios import HistoricNoise, Ratio, SideValues, historic_noise, ratio
-from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity
+from levelfield.compare.ratios import LEAST_RUNS, HistoricNoise, Ratio, SideValues, historic_noise, ratio
+from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
+from levelfield.report.costs import described
 from levelfield.report.sheets import Sheet
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 
-NEWEST = 30  # runs of a history whose noise is taken
+NEWEST = 45  # nights of a history whose noise is taken
 Histories = Mapping[str, Sequence[Point]]  # by the digest of a series
 
 SCHEMA = "levelfield.comparison/1"
@@ -45,17 +47,22 @@ class Comparison:
     sides: tuple[ComparedSide, ...]
     comparability: Comparability
     figures: tuple[ComparedFigure, ...]
+    prices: Prices | None = None
 
 
 def compare(
-    sides: Sequence[ComparedSide], histories: Histories | None = None, across_precision: bool = False
+    sides: Sequence[ComparedSide],
+    histories: Histories | None = None,
+    across_precision: bool = False,
+    prices: Prices | None = None,
 ) -> Comparison:
     """Compare sides with the first. histories: stored runs of their series. Raises UsageError below two sides."""
     if len(sides) < 2:
         raise UsageError(f"compare: found {len(sides)} side, expected at least 2: compare A B")
     found = comparability(sides, across_precision)
-    figures = tuple(_compared(q, sides, histories or {}) for q in QUANTITIES) if found.holds else ()
-    return Comparison(tuple(sides), found, figures)
+    quantities = (*QUANTITIES, cost_quantity(prices)) if prices else QUANTITIES
+    figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if found.holds else ()
+    return Comparison(tuple(sides), found, figures, prices)
 
 
 def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
@@ -85,6 +92,15 @@ def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:
     return Ratio(found.value, None, None, "see alignment", why)
 
 
+def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
+    """Return the command that tells two sides apart: a duel where one machine has both, else repeats of each."""
+    (own, node), (other, place) = ((each.first.series, each.first.node) for each in (side, base))
+    scale = f" --scale {own.scale}" if own.scale != "full" else ""
+    if (own.chip, node) == (other.chip, place):
+        return f"run_benchmarks.py compare --duel {other.target} {own.target}{scale}"
+    return f"run_benchmarks.py --case {own.target} --repeat {LEAST_RUNS}{scale}"
+
+
 def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:
     base, *others = [side_values(quantity, side, histories) for side in sides]
     ratios = tuple(side_ratio(quantity, side, base) for side in others)
@@ -92,19 +108,27 @@ def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Hist
 
 
 def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> HistoricNoise | None:
-    """Return the noise of the side's series: its newest accepted runs on the same node, under the same conditions."""
+    """Return the noise of the side's series: its newest good nights on the same node, under the same conditions.
+
+    A night counts once, by its last run: the repeats of one night do not show how far nights differ. A change of level
+    within these nights makes the noise larger.
+    """
     record, own = side.counted[0], {run.run_id for run in side.runs}
     conditions = record.conditions.fingerprint()
-    kept = [
-        value
-        for p in points
-        if p.run_id not in own
-        and (p.node, p.conditions) == (record.node, conditions)
-        and p.is_comparable
-        and p.is_of_trend
-        and (value := getattr(p, quantity.column.name, None)) is not None
-    ]
-    return historic_noise(kept[-NEWEST:])
+    nights: dict[str, tuple[str, float]] = {}
+    for p in points:
+        is_like = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_of_trend
+        value = quantity.read(_as_run(record, p))
+        if is_like and p.run_id not in own and value is not None:
+            nights[p.night or p.began[:10]] = p.began[:10], value
+    newest = list(nights.values())[-NEWEST:]
+    return historic_noise([value for _, value in newest], newest[0][0]) if newest else None
+
+
+def _as_run(record: RunRecord, point: Point) -> RunRecord:
+    """Return the record with the figures of another run of its series."""
+    names = ("tokens_per_second_per_device", "memory_bytes", "joules_per_token", "mfu", "loss_tail")
+    return record.model_copy(update={name: getattr(point, name) for name in names})
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
@@ -123,6 +147,9 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
     if comparison.figures:
         yield _figures(comparison)
         yield _ratios(comparison)
+    if comparison.figures and comparison.prices:
+        chips = [side.first.series.chip for side in comparison.sides]
+        yield Sheet(f"prices, {comparison.prices.currency}", notes=tuple(described(comparison.prices, chips)))
 
 
 def as_values(comparison: Comparison) -> dict[str, Any]:
@@ -137,6 +164,7 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
         "on_purpose": _field_values(found.on_purpose, sides),
         "with_caution": _field_values(found.with_caution, sides),
         "figures": [_figure_values(figure, sides) for figure in comparison.figures],
+        **({"prices": comparison.prices.model_dump(mode="json")} if comparison.prices else {}),
     }
 
 
@@ -197,6 +225,8 @@ def _ratios(comparison: Comparison) -> Sheet:
         for side, found in zip(others, figure.ratios, strict=True):
             rows.append((_name(figure), f"{side.name}/{base.name}", *_cells(found, figure.quantity.is_noisy)))
             reasons.append(f"{found.standing}: {found.reason}" if found.low is None else found.reason)
+            if found.standing == "inconclusive":
+                reasons.append(f"{side.name}/{base.name}, to decide: {deciding_command(side, base)}")
     header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
     return Sheet(f"against {base.name}", header, tuple(rows), tuple(dict.fromkeys(reasons)))
 
@@ -231,6 +261,12 @@ def _field_values(fields: Iterable[ComparedField], sides: Sequence[ComparedSide]
     return {f.name: {name: list(values) for name, values in zip(names, f.values, strict=True)} for f in fields}
 
 
+def ratio_values(found: Ratio, side: ComparedSide, base: ComparedSide) -> dict[str, Any]:
+    """Return a ratio as JSON; an inconclusive one with the command that decides it."""
+    command = {"decided_by": deciding_command(side, base)} if found.standing == "inconclusive" else {}
+    return asdict(found) | command
+
+
 def _figure_values(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dict[str, Any]:
     base, *others = sides
     column = figure.quantity.column
@@ -246,7 +282,7 @@ def _figure_values(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dic
             for side, found in zip(sides, figure.sides, strict=True)
         },
         "ratios": {
-            side.name: {"against": base.name, **asdict(found)}
+            side.name: {"against": base.name, **ratio_values(found, side, base)}
             for side, found in zip(others, figure.ratios, strict=True)
         },
     }

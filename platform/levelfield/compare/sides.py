@@ -13,7 +13,10 @@ from datetime import datetime, timedelta
 from pydantic import JsonValue
 
 from levelfield.errors import UsageError
+from levelfield.measure.cost import Cost, PaidUse, cost
+from levelfield.report.costs import RunCosts
 from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
 from levelfield.specs.vendor import HOST_SHARE
 
@@ -167,6 +170,21 @@ QUANTITIES = (
         is_noisy=False,
     ),
 )
+
+
+def cost_quantity(prices: Prices) -> Quantity:
+    """Return the cost of a million tokens at these prices, as a figure of a side."""
+
+    def of(record: RunRecord) -> Cost:
+        energy, why = _energy(record)
+        rate, series = record.tokens_per_second_per_device, record.series
+        whole = None if rate is None else rate * series.devices
+        is_share = series.device_is == HOST_SHARE
+        no_energy = str(why or energy)
+        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, record.joules_per_token, no_energy)
+        return cost(use, prices)
+
+    return Quantity(RunCosts(prices).column, lambda record: of(record).value, lambda record: (None, of(record).reason))
 
 
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:

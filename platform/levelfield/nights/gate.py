@@ -6,23 +6,37 @@ compared: what is missing is a finding of its own, and the first line counts it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from itertools import chain
+from itertools import chain, islice, product
 
 from levelfield.errors import RunFailed
 from levelfield.nights.gate_input import GateInput, examinations, expected_series, findings_about_runs, missing_findings
+from levelfield.series.causes import families, is_under_change, moved, suspiciousness
 from levelfield.series.examination import Examination
-from levelfield.series.findings import COMPARED, Finding, in_order, short
-from levelfield.series.judgement import Judged, NodeGroup, Pairs, judged_night, node_groups, wants_pairs
-from levelfield.series.pairs import PairedTest, judged_pairs
+from levelfield.series.findings import COMPARED, FIGURES, Finding, in_order, short
+from levelfield.series.judgement import (
+    Judged,
+    NodeGroup,
+    NoPairs,
+    Pair,
+    Pairs,
+    build_excess,
+    judged_night,
+    node_groups,
+    ruling_of,
+    wants_pairs,
+)
+from levelfield.series.pairs import MOST_PAIRS, ArmBias, PairedTest, PairRuling, arm_bias
 from levelfield.series.segments import change_of
-from levelfield.series.trigger import Z, kept_of_many
+from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
 from levelfield.specs.record import Gated, RunRecord
 
-ConfirmingPairs = Callable[[str, Gated], "Pairs | None"]
+ConfirmingPairs = Callable[[str, Gated], "Pairs | str | None"]
+NullPairs = Callable[[str, Gated], Iterable[Pair]]
 
+MOST_PAIRS_OF_A_NIGHT = 100
 # The figures of a series share its pairs: a run has all of them.
 RecordPair = tuple[RunRecord, RunRecord]  # of the accepted build and of tonight's
 
@@ -47,71 +61,208 @@ class GateReport:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A figure whose night has to be confirmed by pairs. size: how far beyond its threshold, the largest first."""
+    """A figure whose night has to be confirmed by pairs. chance: the probability of such a night without a cause."""
 
     series: str
     figure: Gated
-    node: str
-    size: float
+    chance: float
     examination: Examination
 
 
-def compared(given: GateInput, pairs: ConfirmingPairs = lambda series, figure: None) -> GateReport:
-    """Return the findings of the night. pairs: of a series' figure, or None; `suspects` says which are needed."""
-    judged, pairs = _marked(list(examinations(given))), cache(pairs)
-    found, grouped = _of_groups(judged, pairs)
-    for around, examination in judged:
-        if (around.series, examination.figure) not in grouped:
-            found.append(judged_night(examination, around, partial(pairs, around.series, examination.figure)))
-    done = {f.series for f in found if f.series and f.word in COMPARED} | {series for series, _ in grouped}
-    found += [*findings_about_runs(given), *missing_findings(given)]
+def compared(
+    given: GateInput,
+    pairs: ConfirmingPairs = lambda series, figure: None,
+    nulls: NullPairs = lambda series, figure: (),
+    most_pairs: int | None = None,
+) -> GateReport:
+    """Return the findings of the night. pairs: of a series' figure, or why there are none; `suspects` says of which.
+
+    nulls: runs further null pairs of a series, one after another. most_pairs: of the night; after as many no
+    confirmation begins.
+    """
+    spending = _Spending(given, pairs, nulls, most_pairs)
+    judged = _marked(list(examinations(given)))
+    found, grouped = _of_groups([member for member in judged if not is_under_change(member)], spending)
+    for member, _ in _in_order(judged):
+        if _name(member) not in grouped:
+            spending.ruling(member)
+    judged, of_causes = _of_causes(judged, spending)
+    for member in judged:
+        ruling = spending.rulings.get(_name(member))
+        if _name(member) not in grouped and (isinstance(ruling, PairRuling) or not member[0].is_of_group):
+            found.append(judged_night(member[1], member[0], ruling))
+    done = {f.series for f in found if f.series and f.word in COMPARED}
+    done |= {series for series, _ in grouped} | {around.series for around, _ in judged if around.is_of_group}
+    found += [*of_causes, *spending.findings_about_arms(), *findings_about_runs(given), *missing_findings(given)]
     named = tuple(f.model_copy(update={"night": given.night}) for f in in_order(found))
     return GateReport(given.night, named, len(done), len(expected_series(given) | done))
 
 
 def suspects(given: GateInput) -> list[Suspect]:
-    """Return what pairs should confirm, the largest first. `compared` with their values then gives the findings."""
-    found = []
-    for around, examination in _marked(list(examinations(given))):
-        level, night = examination.level, examination.tonight
-        if level is not None and wants_pairs(examination, around):
-            size = abs(night.cost - level.cost) / level.threshold(Z)
-            found.append(Suspect(around.series, examination.figure, night.node, size, examination))
-    return sorted(found, key=lambda suspect: -suspect.size)
+    """Return what pairs should confirm, the likeliest first. `compared` with their values then gives the findings."""
+    found = _in_order(_marked(list(examinations(given))))
+    return [Suspect(around.series, each.figure, chance, each) for (around, each), chance in found]
+
+
+def _in_order(judged: Sequence[Judged]) -> list[tuple[Judged, float]]:
+    """Return what pairs should confirm, the likeliest first, with its probability by chance."""
+    chances = suspiciousness(judged)
+    found = [(member, chances.get(_name(member), 1.0)) for member in judged if wants_pairs(member[1], member[0])]
+    return sorted(found, key=lambda each: each[1])
+
+
+def _name(member: Judged) -> tuple[str, Gated]:
+    return member[0].series, member[1].figure
 
 
 def _marked(judged: list[Judged]) -> list[Judged]:
     """Return the same with the mark of those that many looks explain."""
-    kept = iter(kept_of_many([found.suspicion for _, found in judged if found.suspicion], len(judged)))
+    if len(judged) <= MANY:
+        return judged
+    chances = [found.suspicion.p for _, found in judged if found.suspicion]
+    kept = iter(kept_of_many(chances, len(judged), FALSE_SHARE))
     return [(replace(around, is_chance=bool(found.suspicion) and not next(kept)), found) for around, found in judged]
 
 
-def _of_groups(judged: Sequence[Judged], pairs: ConfirmingPairs) -> tuple[list[Finding], set[tuple[str, Gated]]]:
+@dataclass
+class _Spending:
+    """The pairs of a night, in the order in which they are called for, and what they show.
+
+    rulings: of each figure that was called for; the reason where no pairs were run; None where they cannot be.
+    """
+
+    given: GateInput
+    pairs: ConfirmingPairs
+    nulls: NullPairs
+    most: int | None
+    rulings: dict[tuple[str, Gated], PairRuling | NoPairs | None] = field(default_factory=dict)
+    _nulls_run: dict[tuple[str, Gated], list[Pair]] = field(default_factory=dict)
+
+    def ruling(self, member: Judged) -> PairRuling | NoPairs | None:
+        """Return what pairs show about a figure, or why none were run. The first call runs them."""
+        if _name(member) not in self.rulings:
+            self.rulings[_name(member)] = self._ruling(member)
+        return self.rulings[_name(member)]
+
+    def _ruling(self, member: Judged) -> PairRuling | NoPairs | None:
+        around, found = member
+        spent = self._spent()
+        if self.most is not None and sum(spent.values()) >= self.most and around.series not in spent:
+            return NoPairs(f"the night's {self.most} pairs were spent on likelier suspicions", is_put_off=True)
+        pairs = self.pairs(*_name(member))
+        if pairs is None or isinstance(pairs, str):
+            return NoPairs(pairs) if pairs else None
+        return ruling_of(found, pairs, self._null_pairs(around.series, found))
+
+    def _spent(self) -> Counter[str]:
+        """Return the pairs by series. Its figures share them: a run has all figures."""
+        spent: Counter[str] = Counter()
+        for (series, figure), ruling in self.rulings.items():
+            if isinstance(ruling, PairRuling):
+                run = ruling.pairs + len(self._nulls_run.get((series, figure), ()))
+                spent[series] = max(spent[series], run)
+        return spent
+
+    def _null_pairs(self, series: str, found: Examination) -> Iterator[Pair]:
+        """Return the series' null pairs of the last weeks, then new ones, at most as many as a ruling needs."""
+        stored = self.given.null_pairs(series, found.tonight.node, found.figure)[-MOST_PAIRS:]
+        yield from stored
+        run = self._nulls_run.setdefault((series, found.figure), [])
+        for pair in islice(self.nulls(series, found.figure), MOST_PAIRS - len(stored)):
+            run.append(pair)
+            yield pair
+
+    def findings_about_arms(self) -> Iterator[Finding]:
+        """Return one finding for each node and figure whose arms differ with the same build in both."""
+        nodes = {point.node for points in self.given.tonights.values() for point in points}
+        for node, figure in product(sorted(nodes), FIGURES):
+            pairs = [
+                pair
+                for series in self.given.points
+                for pair in (
+                    *self.given.null_pairs(series, node, figure),
+                    *(self._nulls_run.get((series, figure), ()) if self._is_on(series, node) else ()),
+                )
+            ]
+            bias = arm_bias(pairs, figure)
+            if bias is not None and bias.is_a_fault:
+                yield _of_arms(node, figure, bias)
+
+    def _is_on(self, series: str, node: str) -> bool:
+        return any(point.node == node for point in self.given.tonight(series))
+
+
+def _of_arms(node: str, figure: Gated, bias: ArmBias) -> Finding:
+    low, high = sorted(change_of(bias.excess + side * bias.reach, figure) for side in (-1, 1))
+    detail = (
+        f"the same build in both arms of {bias.pairs} null pairs: the checkouts or their caches differ, "
+        "so pairs show changes that no build has, or hide some"
+    )
+    return Finding(
+        series="", label=f"pairs on node {short(node)}", figure=figure, word="biased arms",
+        change=change_of(bias.excess, figure), low=low, high=high, detail=detail, node=node,
+    )  # fmt: skip
+
+
+def _of_groups(judged: Sequence[Judged], spending: _Spending) -> tuple[list[Finding], set[tuple[str, Gated]]]:
     """Return one finding for each node on which many series moved alike, and the figures that it stands for."""
-    found = [(group, finding) for group in node_groups(judged) if (finding := _of_group(group, pairs))]
+    found = [(group, finding) for group in node_groups(judged) if (finding := _of_group(group, spending))]
     grouped = {(around.series, group.figure) for group, _ in found for around, _ in group.members}
     return [finding for _, finding in found], grouped
 
 
-def _of_group(group: NodeGroup, pairs: ConfirmingPairs) -> Finding | None:
+def _of_group(group: NodeGroup, spending: _Spending) -> Finding | None:
     """Return the finding about the node; None where its build, or an unknown cause, moved the series."""
-    around, clearest = group.clearest
-    values = pairs(around.series, group.figure)
-    if values is None:
+    ruling = spending.ruling(group.clearest)
+    if isinstance(ruling, PairRuling):
+        if ruling.word != "bad night":
+            return None
+        reason = f"the accepted build of {group.clearest[0].label} is off its level too, by {ruling.pairs} pairs"
+    else:
         if not group.is_alone:
             return None
         reason = "series on other nodes did not move"
-    else:
-        ruling = judged_pairs(list(values), group.figure, clearest.direction, clearest.expected_first)
-        if ruling.word != "bad night":
-            return None
-        reason = f"the accepted build of {around.label} is off its level too, by {ruling.pairs} pairs"
     detail = f"{len(group.members)} of {group.of} series on node {short(group.node)} moved alike; {reason}"
     return Finding(
         series="", label=f"node {short(group.node)}", figure=group.figure, word="bad night",
         change=change_of(group.excess, group.figure), detail=detail, node=group.node,
         runs=tuple(member.tonight.run_id for _, member in group.members),
     )  # fmt: skip
+
+
+def _of_causes(judged: Sequence[Judged], spending: _Spending) -> tuple[list[Judged], list[Finding]]:
+    """Return the series with what their changes of conditions mean for them, and the findings about these changes."""
+    steps = [
+        (around, each.less_build(build_excess(around, spending.rulings.get(_name((around, each))))))
+        for around, each in judged
+    ]
+    groups = [group for family in families(steps).values() for group in moved(family)]
+    moved_ones = {_name(member): len(group.members) > 1 for group in groups for member in group.members}
+    found = []
+    for (around, each), (_, step) in zip(judged, steps, strict=True):
+        is_moved, name = _name((around, each)) in moved_ones, (around.series, each.figure)
+        is_chance = around.is_chance or (step.has_stepped and not is_moved)
+        found.append((replace(around, is_chance=is_chance, is_of_group=moved_ones.get(name, False)), each))
+    shared = [group.finding() for group in groups if len(group.members) > 1]
+    return found, [*shared, *_not_compared(judged, spending)]
+
+
+def _not_compared(judged: Sequence[Judged], spending: _Spending) -> Iterator[Finding]:
+    """Return a finding for each change of conditions under which pairs of some series could not be run tonight."""
+    by_cause: dict[tuple[str, ...], dict[str, str]] = {}
+    reached: dict[tuple[str, ...], set[str]] = {}
+    for around, each in judged:
+        if each.step is not None:
+            reached.setdefault(around.cause, set()).add(around.series)
+            ruling = spending.rulings.get((around.series, each.figure))
+            if around.is_due and isinstance(ruling, NoPairs):
+                by_cause.setdefault(around.cause, {})[around.label] = ruling.reason
+    names = {around.cause: around.change for around, _ in judged}
+    for cause, reasons in by_cause.items():
+        label, reason = next(iter(reasons.items()))
+        which = label if len(reasons) == 1 else f"{len(reasons)} of {len(reached[cause])} series"
+        detail = f"a slower build may hide behind it: {which} not compared with the accepted build yet; {reason}"
+        yield Finding(series="", label=names[cause], figure=None, word="inconclusive", detail=detail)
 
 
 @dataclass
@@ -127,43 +278,46 @@ class Confirmation:
     left: Callable[[str], bool]
     say: Callable[[str], None]
     _known: dict[str, list[RecordPair]] = field(default_factory=dict)
-    _running: dict[str, Iterator[RecordPair] | None] = field(default_factory=dict)
+    _running: dict[str, Iterator[RecordPair] | str] = field(default_factory=dict)
+    _ended: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, series: str, figure: Gated) -> Pairs | None:
-        """Return the values of both builds, pair by pair, as many as the test needs; None where none can be run."""
+    def __call__(self, series: str, figure: Gated) -> Pairs | str | None:
+        """Return the values of both builds, pair by pair, as many as the test needs; or why none can be run."""
         suspect = self.suspects.get((series, figure))
-        if suspect is None or not self._can_start(suspect):
+        if suspect is None:
             return None
+        running = self._started(suspect)
+        if isinstance(running, str):
+            return running
         test = PairedTest(figure, suspect.examination.direction, suspect.examination.expected_first)
-        values: list[tuple[float | None, float | None]] = []
+        values: list[Pair] = []
         known = self._known.setdefault(series, [])
         for accepted, tonight in chain(list(known), self._more(series, known)):
             values.append((getattr(accepted, figure), getattr(tonight, figure)))
             if test.add(*values[-1]).is_final:
                 break
-        return values or None
+        return values or self._ended.get(series, "no pair gave figures")
 
-    def _can_start(self, suspect: Suspect) -> bool:
-        series = suspect.series
-        if series not in self._running:
-            started = self.start(suspect)
+    def _started(self, suspect: Suspect) -> Iterator[RecordPair] | str:
+        if suspect.series not in self._running:
+            started = self._running[suspect.series] = self.start(suspect)
             if isinstance(started, str):
                 self.say(f"no pairs: {started}")
-            self._running[series] = None if isinstance(started, str) else started
-        return self._running[series] is not None
+        return self._running[suspect.series]
 
     def _more(self, series: str, known: list[RecordPair]) -> Iterator[RecordPair]:
         """Run further pairs. A run that fails, and a budget that is used up, end them."""
         running = self._running[series]
-        while running is not None:
+        while not isinstance(running, str) and series not in self._ended:
             if not self.left(series):
-                self.say("the budget holds no further pair")
-                return
-            try:
-                known.append(next(running))
-            except StopIteration:
-                return
-            except RunFailed as error:
-                self.say(f"the pairs end: {error}")
-                return
-            yield known[-1]
+                self._ended[series] = "the budget of the night holds no further pair"
+            else:
+                try:
+                    known.append(next(running))
+                    yield known[-1]
+                    continue
+                except StopIteration:
+                    return
+                except RunFailed as error:
+                    self._ended[series] = f"the pairs end: {error}"
+            self.say(self._ended[series])

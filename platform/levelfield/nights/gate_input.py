@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from levelfield.series.examination import Era, Examination, era_of, examined, holds, nights_before
 from levelfield.series.findings import FIGURES, Finding, FindingWord, short
-from levelfield.series.judgement import Judged, Pairs, Surroundings
+from levelfield.series.judgement import Judged, Pair, Pairs, Surroundings
 from levelfield.series.segments import (
     Segment,
     condition_changes,
     days_between,
+    excess_of,
     in_history,
     is_evidence,
     night_of,
     observations,
     segments_of,
 )
-from levelfield.specs.record import Conditions, Gated, Point, Series, StoreEvent
+from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, Series, StoreEvent
 
 _CHANGED: frozenset[FindingWord] = frozenset({"regression", "improvement"})
 _STILL_THERE = 14  # days: without a list of the night, a series that ran within them is expected
 _OFTEN = 7  # nights that had a figure before it counts as missing
+NULL_DAYS = 21  # null pairs say how far the arms differ for so long
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,30 @@ class GateInput:
     def tonight(self, series: str) -> list[Point]:
         return self.tonights.get(series, [])
 
+    def null_pairs(self, series: str, node: str, figure: Gated) -> list[Pair]:
+        """Return the figures of the series' null pairs on the node in the last weeks, in order of time."""
+        found: list[Pair] = []
+        waiting: Point | None = None
+        for point in self._null_runs.get((series, node), ()):
+            if waiting is None or waiting.purpose == point.purpose:  # its other run failed
+                waiting = point
+            else:
+                a, b = sorted((waiting, point), key=lambda each: each.purpose)
+                found.append((getattr(a, figure), getattr(b, figure)))
+                waiting = None
+        return found
+
+    @cached_property
+    def _null_runs(self) -> dict[tuple[str, str], list[Point]]:
+        """The runs of null pairs that are not too old, by series and node, in order of time."""
+        found: dict[tuple[str, str], list[Point]] = defaultdict(list)
+        for series, points in self.points.items():
+            for point in sorted(points, key=lambda each: each.began):
+                age = days_between(night_of(point), self.night)
+                if point.purpose in OF_NULLS and point.is_comparable and age is not None and 0 <= age <= NULL_DAYS:
+                    found[series, point.node].append(point)
+        return found
+
     def label(self, series: str) -> str:
         return self.series[series].label if series in self.series else short(series)
 
@@ -129,19 +155,22 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
     events = given.events_by_series.get(nights.series, [])
     evidence = {run for event in events if event.kind == "baseline" for run in event.runs}
     segments = nights.without({run for finding in past for run in finding.bad_runs} - evidence)
+    # Where a node was slow all of its series were, so that such a night is not taken for one of this series alone.
+    alone = {run for finding in past if finding.series for run in finding.bad_runs} - evidence
+    bad = [point for point in nights.history if point.run_id in alone]
     changed = {f.run_id for f in past if f.word in _CHANGED and not f.fields and f.run_id} - evidence
     cleared = {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id}
     found: list[tuple[Era, Examination]] = []
     for night in observations(nights.tonight, figure):
         place = place_of(segments, night.run_id)
         era = era_of(segments, place, events, night.began, night.run_id)
-        found.append((era, examined(figure, night, nights_before(era, figure, night, cleared, changed))))
+        found.append((era, examined(figure, night, nights_before(era, figure, night, cleared, changed, bad))))
     if not found:
         return None
     # Of several nodes in a night the worst one is judged: the one farthest above its level.
     far = (each.tonight.cost - each.level.cost if each.level else float("-inf") for _, each in found)
     _, (era, worst) = max(zip(far, found, strict=True), key=lambda pair: pair[0])
-    return _surroundings(given, nights.series, era, past), worst
+    return _surroundings(given, nights, era, worst, past), worst
 
 
 def place_of(segments: Sequence[Segment], run_id: str) -> int:
@@ -149,15 +178,29 @@ def place_of(segments: Sequence[Segment], run_id: str) -> int:
     return next(i for i in reversed(range(len(segments))) if any(p.run_id == run_id for p in segments[i].points))
 
 
-def _surroundings(given: GateInput, series: str, era: Era, past: Sequence[Finding]) -> Surroundings:
-    fields: tuple[str, ...] = ()
-    if len(era.segments) > 1:
-        before, after = (given.conditions(segment.conditions) for segment in era.segments[-2:])
-        fields = condition_changes(before, after)
+def _surroundings(
+    given: GateInput, nights: _SeriesNights, era: Era, found: Examination, past: Sequence[Finding]
+) -> Surroundings:
+    plain = Surroundings(nights.series, given.label(nights.series))
+    if len(era.segments) == 1:
+        return plain
+    digests = tuple(segment.conditions for segment in era.segments[-2:])
+    fields = condition_changes(*(given.conditions(digest) for digest in digests))
     here = {point.run_id for point in era.tonight.points}
-    steps = (f for f in past if f.word == "environment step" or (f.word == "improvement" and f.fields))
-    is_known = any(f.run_id in here for f in steps)
-    return Surroundings(series, given.label(series), fields, is_known)
+    by_pairs = [f for f in past if f.pairs and f.run_id in here]
+    decided = next((f for f in reversed(by_pairs) if f.build_change is not None), None)
+    is_worse = decided is not None and decided.word == "regression"
+    builds = {point.run_id: point.subject for point in nights.history}
+    accepted = builds.get(found.accepted.build) if found.accepted else None
+    is_other = accepted != builds[found.tonight.run_id]
+    return replace(
+        plain,
+        fields=fields,
+        cause=fields or digests,
+        is_due=found.step is not None and is_other and (not by_pairs or is_worse),
+        is_known_worse=is_worse,
+        build_excess=excess_of(decided.build_change or 0.0, found.figure) if decided else 0.0,
+    )
 
 
 def _past_by_series(given: GateInput) -> dict[str, list[Finding]]:

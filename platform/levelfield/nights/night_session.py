@@ -19,7 +19,7 @@ from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
-from levelfield.nights.build_pairs import arms_of, paired_records, shared_python
+from levelfield.nights.build_pairs import PairProgress, arms_of, paired_records, shared_python
 from levelfield.nights.gate import Confirmation, GateReport, RecordPair, Suspect, compared, suspects
 from levelfield.nights.machine_control import control_file, keep_control, out_of_line, read_controls
 from levelfield.nights.nightly import (
@@ -206,7 +206,7 @@ class NightSession:
         figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
         done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
-        keep = partial(self._keep_arm, suspect.series)
+        keep = PairProgress(suspect.figure, self.output.say).keeping(partial(self._keep_arm, suspect.series), done)
         return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
 
     def _keep_arm(self, series: str, arm: str, paths: RunPaths) -> RunRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -13,11 +13,14 @@ from levelfield.report.sheets import LabelledText, labelled
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 
+ExplainedText = tuple[str, str, str]  # what, how much, and how it is known
 
-def result_lines(result: Result) -> list[str]:
-    """Return one result in lines of at most 80 columns."""
+
+def result_lines(result: Result, more: Iterable[ExplainedText] = ()) -> list[str]:
+    """Return one result in lines of at most 80 columns. more: rows behind it."""
     title = f"{result.case} ({result.scale})  {result.framework} {result.framework_version}  {result.layout}"
-    return [words.wrapped(title, 9), *(labelled(*row, 9) for row in _rows(result))]
+    rows = [*_rows(result), *((name, text) for label, value, how in more for name, text in ((label, value), ("", how)))]
+    return [words.wrapped(title, 9), *(labelled(*row, 9) for row in rows)]
 
 
 def _rows(result: Result) -> Iterator[LabelledText]:
@@ -57,11 +60,12 @@ def _rows(result: Result) -> Iterator[LabelledText]:
         yield "", f"next: `align diagnose {result.run_id}` names the first step and tensor that differ"
 
 
-def run_report(result: Result, plan: Plan) -> str:
-    """Return report.md: every figure with its origin, or the reason why it is missing."""
+def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -> str:
+    """Return report.md: every figure with its origin, or the reason why it is missing. more: rows behind them."""
     return _template().render(
         r=result,
         plan=plan,
+        more=tuple(more),
         number=words.number,
         gib=words.gib,
         percent=words.percent,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.escapes import Markdown, markdown, table
 from levelfield.report.sheets import padded
-from levelfield.report.words import GIB, headline_memory, number, utilisation
+from levelfield.report.words import GIB, headline_memory, number, significant, utilisation
 from levelfield.specs.result import Result
 
 SCHEMA = "levelfield.repeats/1"
@@ -21,18 +21,22 @@ _OF_ONE_RUN = {
 
 @dataclass(frozen=True)
 class FigureColumn:
-    """One figure of a result: its name and unit in JSON; its heading, divisor and digits in a table."""
+    """One figure of a result: its name and unit in JSON; its heading, divisor and decimals in a table.
+
+    digits: None for a figure of any size, which is shown with four significant digits.
+    """
 
     name: str
     unit: str
     read: Callable[[Result], float | None]
     heading: str
     divisor: float = 1
-    digits: int = 1
+    digits: int | None = 1
 
     def shown(self, value: float | None) -> str:
         """Return the value as a table shows it."""
-        return number(None if value is None else value / self.divisor, self.digits)
+        scaled = None if value is None else value / self.divisor
+        return significant(scaled) if self.digits is None else number(scaled, self.digits)
 
     def ends(self, interval: Interval) -> str:
         """Return both ends of an interval as a table shows them; empty where there is none."""
@@ -84,7 +88,7 @@ def _mfu(result: Result) -> float | None:
     return found.value if found else None
 
 
-_ALL = (
+ALL = (
     FigureColumn("tokens_per_second_per_device", "1/s", _rate, "tokens/s/device"),
     FigureColumn("step_seconds_median", "s", _step, "step, ms", 1e-3),
     FigureColumn("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2),
@@ -92,21 +96,22 @@ _ALL = (
     FigureColumn("joules_per_token", "J/token", lambda r: r.energy.joules_per_token.value, "J/token", 1, 4),
     FigureColumn("loss_tail_mean", "nats/token", lambda r: r.loss.tail_mean, "loss", 1, 5),
 )
-FIGURE_COLUMNS = {column.name: column for column in _ALL}
+FIGURE_COLUMNS = {column.name: column for column in ALL}
+Columns = Sequence[FigureColumn]
 
 
-def repeats_of(results: Sequence[Result]) -> list[Repeats]:
+def repeats_of(results: Sequence[Result], columns: Columns = ALL) -> list[Repeats]:
     """The groups of at least two runs of one plan, in the order of their first run."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(result.model_dump_json(exclude=_OF_ONE_RUN), []).append(result)
-    return [Repeats(tuple(group), tuple(_figures(group))) for group in groups.values() if len(group) > 1]
+    return [Repeats(tuple(group), tuple(_figures(group, columns))) for group in groups.values() if len(group) > 1]
 
 
-def as_lines(results: Sequence[Result]) -> list[str]:
+def as_lines(results: Sequence[Result], columns: Columns = ALL) -> list[str]:
     """Lines of a terminal, one a figure; none without repeats."""
     lines = []
-    for repeats in repeats_of(results):
+    for repeats in repeats_of(results, columns):
         lines += ["", f"over repeats: {repeats.title}"]
         lines += [
             padded((f"  {name}", median, f" {ends}"), (17, -12), " ")
@@ -116,10 +121,10 @@ def as_lines(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def as_markdown(results: Sequence[Result]) -> str:
+def as_markdown(results: Sequence[Result], columns: Columns = ALL) -> str:
     """A table for each group of repeats, with a heading; empty without repeats."""
     parts = []
-    for repeats in repeats_of(results):
+    for repeats in repeats_of(results, columns):
         parts += ["", f"Over repeats: {markdown(repeats.title)}", ""]
         numbers = (map(Markdown, _cells(figure)) for figure in repeats.figures)  # and the platform's own headings
         parts += table(("figure", "median", "interval"), numbers)
@@ -127,7 +132,7 @@ def as_markdown(results: Sequence[Result]) -> str:
     return "\n".join([*parts, ""]) if parts else ""
 
 
-def as_values(results: Sequence[Result]) -> list[dict[str, object]]:
+def as_values(results: Sequence[Result], columns: Columns = ALL) -> list[dict[str, object]]:
     """JSON objects of schema `levelfield.repeats/1`, one for each group of repeats, in full precision."""
     return [
         {
@@ -137,13 +142,13 @@ def as_values(results: Sequence[Result]) -> list[dict[str, object]]:
             "valid": repeats.valid,
             "figures": {f.column.name: {"unit": f.column.unit, **asdict(f.interval)} for f in repeats.figures},
         }
-        for repeats in repeats_of(results)
+        for repeats in repeats_of(results, columns)
     ]
 
 
-def _figures(results: Sequence[Result]) -> Iterator[RepeatedFigure]:
+def _figures(results: Sequence[Result], columns: Columns) -> Iterator[RepeatedFigure]:
     valid = [result for result in results if result.status.word == "valid"]
-    for column in FIGURE_COLUMNS.values():
+    for column in columns:
         values = [value for value in map(column.read, valid) if value is not None]
         if len(values) > 1:
             yield RepeatedFigure(column, over_repeats(values))

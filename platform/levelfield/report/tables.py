@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from levelfield.report import repeats
 from levelfield.report.escapes import markdown, one_line, spreadsheet_cell, table
+from levelfield.report.repeats import FigureColumn
 from levelfield.report.sheets import aligned, widths_of
 from levelfield.report.words import COLUMNS, GIB, NONE, WIDTH, number, status, worst_memory, wrapped
 from levelfield.specs.plan import Plan
@@ -29,18 +30,17 @@ _RAN: Cells = ("entry", "result", "aligned", "tokens/s/device", "memory, GiB")
 _FITS = {True: "yes", False: "NO", None: "unknown"}
 
 
-def as_json(results: Sequence[Result], more: Sequence[Mapping[str, object]] = ()) -> str:
+def as_json(
+    results: Sequence[Result],
+    more: Sequence[Mapping[str, object]] = (),
+    figures: Sequence[FigureColumn] = repeats.ALL,
+) -> str:
     """Return every figure of every result as JSON, in full precision, with a summary of each group of repeats.
 
-    more: objects behind them, each with its schema.
+    more: objects behind them, each with its schema. figures: those of the summaries.
     """
     rows = [{"schema": r.schema_name(), **r.model_dump(mode="json")} for r in results]
-    return json.dumps([*rows, *repeats.as_values(results), *more], indent=2, ensure_ascii=False) + "\n"
-
-
-def as_csv(results: Sequence[Result]) -> str:
-    """Return one CSV row per run for programs: raw numbers without rounding, units in the names."""
-    return csv_text([plain(r) for r in results])
+    return json.dumps([*rows, *repeats.as_values(results, figures), *more], indent=2, ensure_ascii=False) + "\n"
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
@@ -97,7 +97,7 @@ def _markdown_group(heading: str, results: Sequence[Result], columns: Columns) -
 
 
 def _text_group(heading: str, results: Sequence[Result], width: int, columns: Columns) -> str:
-    names = [name for name in (*_NARROW, "peak") if name in columns]
+    names = [*_NARROW, *_more(columns)]
     rows = [names, *([one_line(columns[name](r)) for name in names] for r in results)]
     lines = aligned(rows) if results else [""]
     if results and sum(widths_of(rows)) + 2 * len(names) > width:
@@ -109,12 +109,17 @@ def _text_group(heading: str, results: Sequence[Result], width: int, columns: Co
 
 def _two_lines(result: Result, columns: Columns) -> list[str]:
     said = {name: write(result) for name, write in columns.items()}
-    peak = f"peak {said['peak']}  " if "peak" in said else ""
+    more = "".join(f"{name} {said[name]}  " for name in _more(columns))
     return [
         f"{said['case']} ({said['scale']})  {said['framework']}  {said['chip']}  {said['layout']}",
-        f"  {said['status']}  {said['tokens/s/device']} tokens/s/device  MFU {said['MFU (palm)']}  {peak}"
+        f"  {said['status']}  {said['tokens/s/device']} tokens/s/device  MFU {said['MFU (palm)']}  {more}"
         f"{said['memory']}  loss {said['loss']}",
     ]
+
+
+def _more(columns: Columns) -> list[str]:
+    """Return the columns beyond the usual ones."""
+    return [name for name in columns if name not in COLUMNS]
 
 
 def _notes(results: Sequence[Result]) -> list[str]:

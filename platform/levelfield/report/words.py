@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable
@@ -29,8 +30,22 @@ def wrapped(line: str, indent: int) -> str:
     )
 
 
+def duration(seconds: float) -> str:
+    """Return such as 0:07, 12:30 or 2:05:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def number(value: float | None, digits: int = 1) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
+
+
+def significant(value: float | None, digits: int = 4) -> str:
+    """Return a number with so many significant digits, and never with an exponent."""
+    if value is None or value == 0:
+        return NONE if value is None else "0"
+    return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
 def parameters_in_words(total: int, active: int) -> str:

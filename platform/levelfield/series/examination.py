@@ -95,12 +95,20 @@ def _is_open(event: StoreEvent, when: str) -> bool:
 
 @dataclass(frozen=True)
 class EnvironmentStep:
-    """How far the nights under the new conditions are from the level before. excess: as a cost; nights: of them."""
+    """How far the nights under the new conditions are from the level before. excess: as a cost; nights: of them.
+
+    error: of the excess, by chance. history: the nights before the change, those found bad too: they may come again.
+    """
 
     excess: float
-    limit: float
+    error: float
     before: Level
     nights: int
+    history: tuple[Observation, ...] = ()
+
+    @property
+    def limit(self) -> float:
+        return max(FLOOR, t_quantile(normal_tail(_Z_OF_STEP), self.before.freedom) * self.error)
 
     @property
     def is_beyond(self) -> bool:
@@ -131,10 +139,17 @@ class Examination:
 
     @property
     def direction(self) -> int:
-        """What pairs test: 1 where tonight looked worse, -1 where it looked better."""
-        if self.suspicion is not None:
-            return self.suspicion.direction
-        return -1 if self.step is not None and self.step.excess < 0 else 1
+        """What pairs test: 1 where tonight looked worse, -1 where it looked better.
+
+        Under new conditions always 1: those that make all builds better may hide one that is worse.
+        """
+        return -1 if self.step is None and self.suspicion and self.suspicion.direction < 0 else 1
+
+    def less_build(self, excess: float) -> Examination:
+        """Return the same with the step of the conditions alone. excess: how much worse the build is, as a cost."""
+        if self.step is None or abs(excess) <= FLOOR:
+            return self
+        return replace(self, step=replace(self.step, excess=self.step.excess - excess))
 
     @property
     def expected_first(self) -> Level | None:
@@ -168,6 +183,7 @@ class NightsBefore:
 
     baseline: what somebody accepted; replaced: nights before it, which still show how far nights scatter. cleared: when
     the last night began that pairs found unchanged. unaccepted: runs that were found changed; no level rests on them.
+    bad: earlier nights that were found bad.
     """
 
     own: Sequence[Observation]
@@ -176,18 +192,22 @@ class NightsBefore:
     replaced: Sequence[Observation] = ()
     cleared: str = ""
     unaccepted: Collection[str] = ()
+    bad: Sequence[Observation] = ()
 
     def of_level(self, nights: Iterable[Observation]) -> list[Observation]:
         return [night for night in nights if night.run_id not in self.unaccepted]
 
 
 def nights_before(
-    era: Era, figure: Gated, tonight: Observation, cleared: Collection[str], unaccepted: Collection[str]
-) -> NightsBefore:
-    """Return the nights of the era, without those of tonight. cleared: runs that pairs found unchanged."""
+    era: Era, figure: Gated, tonight: Observation, cleared: Collection[str], unaccepted: Collection[str],
+    bad: Iterable[Point] = (),
+) -> NightsBefore:  # fmt: skip
+    """Return the nights of the era, without those of tonight. cleared: runs that pairs found unchanged. bad: runs."""
     own = [night for night in era.own(figure, tonight.began) if night.night != tonight.night]
     last = max((night.began for night in own if night.run_id in cleared), default="")
-    return NightsBefore(own, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted)
+    former = {point.conditions for segment in era.segments[:-1] for point in segment.points}
+    slow = observations((p for p in bad if p.conditions in former and is_since(era.baseline, p)), figure)
+    return NightsBefore(own, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted, slow)
 
 
 def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
@@ -197,9 +217,10 @@ def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Exami
     accepted = accepted_level(joined, figure, before.baseline)
     is_young = len(own) < FEWEST
     level = level_of(joined if is_young else own, tonight.node)
+    stated = None
     if level is None and accepted is not None and before.baseline is not None:
-        level = _level_of_baseline(accepted, joined, before.replaced, tonight.node)
-    step = _step(earlier, own, tonight) if earlier else None
+        level = stated = _level_of_baseline(accepted, joined, before.replaced, tonight.node)
+    step = _step(earlier, own, tonight, stated, before.bad) if earlier else None
     suspicion = None
     if level is not None:
         drifts_from = None if step and step.is_beyond else accepted
@@ -219,14 +240,20 @@ def _level_of_baseline(
     return replace(before, cost=cost, n=max(accepted.n, len(since)), since=accepted.since, last=last)
 
 
-def _step(earlier: Sequence[Observation], own: Sequence[Observation], tonight: Observation) -> EnvironmentStep | None:
-    """Return the step from the earlier nights to those under tonight's conditions; None where they have no level."""
+def _step(
+    earlier: Sequence[Observation], own: Sequence[Observation], tonight: Observation, stated: Level | None,
+    bad: Sequence[Observation],
+) -> EnvironmentStep | None:  # fmt: skip
+    """Return the step from the earlier nights to those under tonight's conditions; None where they have no level.
+
+    stated: the level of a baseline, where the nights since it are too few.
+    """
     nights = (*own, tonight)
     levels = {node: level_of(earlier, node) for node in {night.node for night in nights}}
-    before = levels[tonight.node]
+    before = levels[tonight.node] or stated
     if before is None:
         return None
     excess = median(night.cost - (levels[night.node] or before).cost for night in nights)
     spread = math.sqrt(min(1.0, CORRELATION * MEDIAN_VARIANCE / len(nights)) + MEDIAN_VARIANCE / before.n)
-    limit = max(FLOOR, t_quantile(normal_tail(_Z_OF_STEP), before.freedom) * before.scale * spread)
-    return EnvironmentStep(excess, limit, before, len(nights))
+    history = sorted((*earlier, *bad), key=lambda night: night.began)
+    return EnvironmentStep(excess, before.scale * spread, before, len(nights), tuple(history))

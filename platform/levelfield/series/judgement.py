@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from levelfield.measure.student import t_quantile
 from levelfield.series.examination import Examination
-from levelfield.series.findings import Finding, FindingWord, short
+from levelfield.series.findings import Finding, FindingWord, percent_change, short
 from levelfield.series.level import FEWEST, MEDIAN_VARIANCE, Level
-from levelfield.series.pairs import PairRuling, judged_pairs
+from levelfield.series.pairs import ArmBias, PairRuling, PairWord, checked_by_nulls, judged_pairs
 from levelfield.series.segments import change_of, days_between, value_of
 from levelfield.series.trigger import DRIFT_NIGHTS, Rule, Suspicion, detectable
 from levelfield.specs.record import Gated
@@ -23,7 +23,8 @@ _SEEN_BY: dict[Rule, str] = {
     "sum of nights": "the nights together are beyond the accepted level",
     "drift": "the last nights have drifted from the accepted level",
 }
-Pairs = Sequence[tuple[float | None, float | None]]
+Pair = tuple[float | None, float | None]
+Pairs = Sequence[Pair]
 Judged = tuple["Surroundings", Examination]
 FEWEST_ALIKE = 3
 ALIKE = (0.5, 1.5)  # of the median excess
@@ -33,82 +34,135 @@ ALIKE = (0.5, 1.5)  # of the median excess
 class Surroundings:
     """What a judgement knows beside the nights. fields: of the conditions that changed, such as `driver 550 -> 560`.
 
-    is_known_step: an earlier night was judged to be after this step, so no pairs are spent on it again. is_chance: as
-    much is expected by chance among so many series.
+    cause: these, or the digests of the conditions where those are not known: the same for all series with the change.
+    is_due: no pairs have compared the builds under the new conditions yet, or they found the new one worse, which is
+    is_known_worse. build_excess: what they found, as a cost. is_chance: as much is expected by chance among so many
+    series. is_of_group: one finding about the change stands for this series and others.
     """
 
     series: str
     label: str
     fields: tuple[str, ...] = ()
-    is_known_step: bool = False
+    cause: tuple[str, ...] = ()
+    is_due: bool = False
+    is_known_worse: bool = False
+    build_excess: float = 0.0
     is_chance: bool = False
+    is_of_group: bool = False
+
+    @property
+    def change(self) -> str:
+        return ", ".join(self.fields) or "the new conditions"
 
 
 def wants_pairs(found: Examination, around: Surroundings) -> bool:
-    """Whether to spend runs on a confirmation. A gain is no alarm, so further nights confirm it."""
-    if found.level is None or around.is_chance:
+    """Whether to spend runs on a confirmation. A gain is no alarm, so further nights confirm it.
+
+    A change of conditions may hide one of the build, so both builds run under the new ones, once.
+    """
+    if found.level is None:
         return False
-    if found.has_stepped and found.is_young:
-        return not around.is_known_step
+    if around.is_due:
+        return True
+    if around.is_chance or (found.has_stepped and found.is_young):
+        return False
     return found.suspicion is not None and found.suspicion.direction > 0
 
 
-def judged_night(found: Examination, around: Surroundings, source: Callable[[], Pairs | None]) -> Finding:
-    """Return the finding about one figure, after a confirmation where one is needed.
+@dataclass(frozen=True)
+class NoPairs:
+    """Why pairs that were wanted did not run. is_put_off: they can run another night: nights alone decide nothing."""
 
-    source: runs pairs and returns the values of A and B; None where none can be run.
-    """
-    if found.level is None:
+    reason: str
+    is_put_off: bool = False
+
+
+def judged_night(found: Examination, around: Surroundings, ruling: PairRuling | NoPairs | None = None) -> Finding:
+    """Return the finding about one figure. ruling: of pairs, or why there are none; None: none were wanted."""
+    level = found.level
+    if level is None:
         detail = f"{len(found.history)} of {FEWEST} nights before this one"
         return Finding(
             series=around.series, label=around.label, figure=found.figure, word="new series", detail=detail,
             nights=len(found.history), run_id=found.tonight.run_id, node=found.tonight.node,
         )  # fmt: skip
-    pairs = source() if wants_pairs(found, around) else None
-    if pairs is not None:
-        return _by_pairs(found, around, found.level, pairs)
-    if found.has_stepped and not (found.suspicion and not found.is_young and found.runs_two_nights):
-        return _of_step(found, around, found.level)
-    return _by_nights(found, around, found.level)
-
-
-def _by_pairs(found: Examination, around: Surroundings, level: Level, pairs: Pairs) -> Finding:
-    ruling = judged_pairs(list(pairs), found.figure, found.direction, found.expected_first)
-    if found.has_stepped and ruling.word in ("no change", "bad night", "inconclusive"):
+    if isinstance(ruling, PairRuling):
+        return _by_pairs(found, around, level, ruling)
+    found = found.less_build(build_excess(around, ruling))
+    if _is_step(found, around) and not (found.suspicion and not found.is_young and found.runs_two_nights):
         return _of_step(found, around, level)
-    if found.step is not None and found.is_young and ruling.word == "bad night":
-        detail = f"{_pairs_detail(found, ruling)}: a bad night, or {', '.join(around.fields) or 'the new conditions'}"
-        return _finding(found, around, level, "inconclusive", detail, fields=around.fields, pairs=ruling.pairs)
-    word: FindingWord = "inconclusive" if ruling.word == "more pairs" else ruling.word
-    if word == "inconclusive" or ruling.excess is None or word == "bad night":
-        return _finding(found, around, level, word, _pairs_detail(found, ruling), pairs=ruling.pairs)
-    low, high = ruling.low or 0.0, ruling.high or 0.0
-    low, high = sorted((change_of(low, found.figure), change_of(high, found.figure)))
-    return _finding(
-        found, around, level, word, _pairs_detail(found, ruling),
-        change=change_of(ruling.excess, found.figure), low=low, high=high, pairs=ruling.pairs,
-    )  # fmt: skip
+    return _by_nights(found, around, level, ruling)
 
 
-def _of_step(found: Examination, around: Surroundings, level: Level) -> Finding:
+def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> float:
+    """Return how much worse tonight's build is than the accepted one, as a cost, by the last pairs that decided."""
+    return ruling.shown if isinstance(ruling, PairRuling) and ruling.is_decided else around.build_excess
+
+
+def ruling_of(found: Examination, pairs: Pairs, nulls: Iterable[Pair] = ()) -> PairRuling:
+    """Return what the pairs of a night show, and the null pairs of its arms where they show a regression."""
+    ruling = judged_pairs(list(pairs), found.figure, found.direction, found.expected_first)
+    return checked_by_nulls(ruling, nulls, found.figure)
+
+
+def _is_step(found: Examination, around: Surroundings) -> bool:
+    return found.has_stepped and not around.is_chance
+
+
+def _by_pairs(found: Examination, around: Surroundings, level: Level, ruling: PairRuling) -> Finding:
+    """Return what the pairs show: B against A is the build, A against its level the conditions, and both can be."""
+    found = found.less_build(build_excess(around, ruling))
+    if found.step is None or ruling.build == "regression":
+        return _of_build(found, around, level, ruling.word, ruling)
+    if _is_step(found, around):
+        if around.is_of_group:
+            return _of_build(found, around, level, ruling.build, ruling)
+        return _of_step(found, around, level, ruling)
+    if found.is_young and ruling.word == "bad night":
+        detail = f"{_pairs_detail(found, around, ruling)}: a bad night, or {around.change}"
+        return _finding(found, around, level, "inconclusive", detail, fields=around.fields, ruling=ruling)
+    return _of_build(found, around, level, ruling.word, ruling)
+
+
+def _of_build(found: Examination, around: Surroundings, level: Level, word: PairWord, ruling: PairRuling) -> Finding:
+    """Return the finding about the build, with the figures of the pairs where they decide."""
+    is_open = word in ("inconclusive", "more pairs")
+    detail, excess = _pairs_detail(found, around, ruling), None if is_open or word == "bad night" else ruling.excess
+    if excess is None:
+        return _finding(found, around, level, "inconclusive" if is_open else word, detail, ruling=ruling)  # type: ignore[arg-type]
+    low, high = sorted(change_of(each or 0.0, found.figure) for each in (ruling.low, ruling.high))
+    change = change_of(excess, found.figure)
+    return _finding(found, around, level, word, detail, change, low, high, ruling=ruling)  # type: ignore[arg-type]
+
+
+def _of_step(found: Examination, around: Surroundings, level: Level, ruling: PairRuling | None = None) -> Finding:
     """Return the finding about a change of conditions that moved the figure. A gain has to be accepted too."""
     step = found.step
     assert step is not None
     word: FindingWord = "environment step" if step.excess > 0 else "improvement"
     nights = f"{step.nights} night{'s' * (step.nights > 1)} under the new conditions"
     only = "; a bad night looks the same" if step.nights == 1 else ""
-    detail = f"{', '.join(around.fields) or 'the conditions changed'}; {nights}{only}"
+    build = f"; the build: {_pairs_detail(found, around, ruling)}" if ruling else ""
     half = step.limit
     low, high = sorted(change_of(step.excess + side * half, found.figure) for side in (-1, 1))
     return _finding(
-        found, around, step.before, word, detail, change=change_of(step.excess, found.figure), low=low, high=high,
-        fields=around.fields,
+        found, around, step.before, word, f"{around.change}; {nights}{only}{build}",
+        change=change_of(step.excess, found.figure), low=low, high=high, fields=around.fields, ruling=ruling,
     )  # fmt: skip
 
 
-def _by_nights(found: Examination, around: Surroundings, level: Level) -> Finding:
-    """Return the finding where no pairs were run: two nights running decide."""
+def _by_nights(found: Examination, around: Surroundings, level: Level, missing: NoPairs | None) -> Finding:
+    """Return the finding where no pairs were run: two nights running decide, unless pairs were only put off."""
     suspicion = found.suspicion
+    if around.is_known_worse and suspicion is None:
+        reason = missing.reason if missing else "none ran tonight"
+        detail = f"pairs found a regression under {around.change}; {reason}"
+        return _finding(found, around, level, "inconclusive", detail)
+    if found.has_stepped and around.is_chance:
+        assert found.step is not None
+        off = percent_change(change_of(found.step.excess, found.figure))
+        detail = f"{off} since {around.change}: as much is expected by chance among the series that share it"
+        return _finding(found, around, level, "inconclusive", detail)
     if suspicion is None or around.is_chance:
         age = days_between(level.last, found.tonight.began) or 0
         if age > STALE_DAYS:
@@ -116,11 +170,12 @@ def _by_nights(found: Examination, around: Surroundings, level: Level) -> Findin
         detail = "beyond its level, as is expected by chance among so many series" if suspicion else ""
         return _finding(found, around, level, "no change", detail)
     word: FindingWord = "regression" if suspicion.direction > 0 else "improvement"
-    if suspicion.rule == "drift" and suspicion.is_clear:
-        return _of_drift(found, around, word, suspicion)
-    if suspicion.rule == "tonight" and found.runs_two_nights:
-        return _finding(found, around, level, word, "two nights running, without pairs")
-    detail = f"{_SEEN_BY[suspicion.rule]}; further nights or pairs decide"
+    if missing is None or not missing.is_put_off:
+        if suspicion.rule == "drift" and suspicion.is_clear:
+            return _of_drift(found, around, word, suspicion)
+        if suspicion.rule == "tonight" and found.runs_two_nights:
+            return _finding(found, around, level, word, "two nights running, without pairs")
+    detail = f"{_SEEN_BY[suspicion.rule]}; {missing.reason if missing else 'further nights or pairs decide'}"
     return _finding(found, around, level, "inconclusive", detail)
 
 
@@ -145,7 +200,7 @@ def _finding(
     low: float | None = None,
     high: float | None = None,
     fields: tuple[str, ...] = (),
-    pairs: int = 0,
+    ruling: PairRuling | None = None,
 ) -> Finding:
     excess = found.tonight.cost - level.cost
     if change is None:
@@ -156,20 +211,44 @@ def _finding(
         series=around.series, label=around.label, figure=found.figure, word=word, change=change, low=low, high=high,
         level=value_of(level.cost, found.figure), level_since=level.since, nights=level.n,
         detectable=abs(change_of(detectable(level), found.figure)), run_id=found.tonight.run_id, detail=detail,
-        fields=fields, node=found.tonight.node, pairs=pairs,
+        fields=fields, node=found.tonight.node, pairs=ruling.pairs if ruling else 0,
+        build_change=change_of(ruling.shown, found.figure) if ruling and ruling.is_decided else None,
+        conditions_change=_conditions_change(found, ruling),
     )  # fmt: skip
 
 
-def _pairs_detail(found: Examination, ruling: PairRuling) -> str:
-    counted = f"{ruling.pairs} pairs"
+def _conditions_change(found: Examination, ruling: PairRuling | None) -> float | None:
+    """Return how far the accepted build is off its level under new conditions; None where they did not change."""
+    expected = found.expected_first
+    if found.step is None or expected is None or ruling is None or ruling.first is None:
+        return None
+    return change_of(ruling.first - expected.cost, found.figure)
+
+
+def _pairs_detail(found: Examination, around: Surroundings, ruling: PairRuling) -> str:
+    """Return what the pairs say of the build, of its arms, and of the conditions where these changed."""
+    text = f"against the last accepted build, by {ruling.pairs} pairs"
+    if ruling.build in ("inconclusive", "more pairs"):
+        text = f"about {ruling.more} more pairs, after {ruling.pairs}"
+        if (ruling.more or 0) > MOST_NAMED:
+            text = f"too noisy: 1 % would need more than {MOST_NAMED} further pairs, after {ruling.pairs}"
+    if ruling.bias is not None:
+        text += f", {'less' if ruling.is_less_bias else 'beside'} {bias_text(ruling.bias, found.figure)}"
+    off = _conditions_change(found, ruling)
+    if off is not None:
+        return f"{text}; the accepted build is {percent_change(off)} off its level since {around.change}"
     if ruling.word == "bad night" and ruling.first is not None and found.expected_first is not None:
         off = change_of(ruling.first - found.expected_first.cost, found.figure)
-        return f"node {short(found.tonight.node)}: the accepted build is {off:+.1%} off its level too, by {counted}"
-    if ruling.word in ("inconclusive", "more pairs"):
-        if (ruling.more or 0) > MOST_NAMED:
-            return f"too noisy: 1 % would need more than {MOST_NAMED} further pairs, after {ruling.pairs}"
-        return f"about {ruling.more} more pairs, after {ruling.pairs}"
-    return f"against the last accepted build, by {counted}"
+        build = f"the accepted build is {off:+.1%} off its level too"
+        return f"node {short(found.tonight.node)}: {build}, by {ruling.pairs} pairs"
+    return text
+
+
+def bias_text(bias: ArmBias, figure: Gated) -> str:
+    """Return the arms' bias with its interval and its null pairs."""
+    low, high = sorted(change_of(bias.excess + side * bias.reach, figure) for side in (-1, 1))
+    change, interval = percent_change(change_of(bias.excess, figure)), f"{percent_change(low)}, {percent_change(high)}"
+    return f"the arms' bias of {change} [{interval}] by {bias.pairs} null pairs"
 
 
 @dataclass(frozen=True)

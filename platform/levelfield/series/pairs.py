@@ -4,6 +4,10 @@ Pairs share the night and the node, so neither explains their difference. The or
 the machine cancels. After three to seven pairs a one-sided t test on the differences of costs decides. Its error of
 .001 is spread over the five looks (Bonferroni), with most at the last one.
 
+What is proven may still be the arms: a checkout or a cache that makes B's side slower whatever its build. Null pairs
+have one build on both sides, so their mean is the arms' bias. A regression stands where the difference less the bias is
+above the floor, and its one-sided bound excludes 0 (Welch, 1947); the error is .005 at each look.
+
 A bisection knows the difference of both ends. So a build only has to be told from the middle between them, by a t test
 after each pair from the second on. Its error of .01 at each look is small beside that of a wrong end, because the last
 good and the first bad build are both tried.
@@ -13,7 +17,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from levelfield.measure.student import t_quantile
@@ -27,6 +32,7 @@ ALPHA = {3: 0.00001, 4: 0.00003, 5: 0.00006, 6: 0.0001, 7: 0.0008}  # in all .00
 NO_CHANGE_TAIL = 0.05
 _POWER = 0.9
 FEWEST_HALFWAY, ALPHA_HALFWAY = 2, 0.01
+ALPHA_OF_ARMS = 0.005
 LEAST_ERROR = 1e-4  # of a mean: equal differences are rounding
 
 PairWord = Literal["regression", "improvement", "no change", "bad night", "inconclusive", "more pairs"]
@@ -35,9 +41,10 @@ Side = Literal["good", "bad", "unknown"]
 
 @dataclass(frozen=True)
 class PairRuling:
-    """excess, low, high: mean of B - A with its 95 % interval, as costs. first: the mean cost of A.
+    """excess, low, high: mean of B - A with its 95 % interval, as costs; error: of the mean. first: the mean cost of A.
 
-    pairs: how many counted; more: about how many more are needed. None before there are two pairs.
+    pairs: how many counted; more: about how many more are needed. None before there are two pairs. build: the word
+    whatever A's level is. bias: of the arms, by null pairs; is_less_bias: whether excess and interval are less that.
     """
 
     word: PairWord
@@ -47,6 +54,23 @@ class PairRuling:
     high: float | None = None
     more: int | None = None
     first: float | None = None
+    error: float | None = None
+    bias: ArmBias | None = None
+    is_less_bias: bool = False
+    build: PairWord = "more pairs"
+
+    @property
+    def shown(self) -> float:
+        """How much worse B is, as a cost, where the pairs prove that it is worse or better; else 0."""
+        if self.excess is None or self.error is None or self.pairs < FEWEST_PAIRS:
+            return 0.0
+        reach = t_quantile(ALPHA[min(self.pairs, MOST_PAIRS)], self.pairs - 1) * self.error
+        return self.excess if abs(self.excess) > max(FLOOR, reach) else 0.0
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it says which build is worse, or that neither is."""
+        return self.build not in ("inconclusive", "more pairs")
 
     @property
     def is_final(self) -> bool:
@@ -72,21 +96,22 @@ class PairedTest:
         """Return what the pairs show. is_last: no more pairs can be run, so it is not `more pairs`."""
         n = len(self._pairs)
         if n < 2:
-            return PairRuling("inconclusive" if is_last else "more pairs", n, more=FEWEST_PAIRS - n)
+            open_word: PairWord = "inconclusive" if is_last else "more pairs"
+            return PairRuling(open_word, n, more=FEWEST_PAIRS - n, build=open_word)
         differences = [self._direction * (b - a) for a, b in self._pairs]
         mean, error = statistics.fmean(differences), _error(differences)
-        word = _word(mean, error, n, is_last)
+        word = build = _word(mean, error, n, is_last)
         first = statistics.fmean(a for a, _ in self._pairs)
         level = self._level
         is_bad = level is not None and level.is_own and abs(first - level.cost) > level.threshold(Z)
         if word in ("no change", "inconclusive") and is_bad:
             word = "bad night"
         elif word == "regression" and self._direction < 0:
-            word = "improvement"
+            word = build = "improvement"
         half = t_quantile(0.025, n - 1) * error
         low, high = sorted((self._direction * (mean - half), self._direction * (mean + half)))
-        more = _more(error, n) if word in ("inconclusive", "more pairs") else None
-        return PairRuling(word, n, self._direction * mean, low, high, more, first)
+        more = _more(error, n) if build in ("inconclusive", "more pairs") else None
+        return PairRuling(word, n, self._direction * mean, low, high, more, first, error, build=build)
 
 
 def judged_pairs(
@@ -100,6 +125,77 @@ def judged_pairs(
     if pairs:
         test.add(*pairs[-1])
     return test.ruling(is_last=True)
+
+
+@dataclass(frozen=True)
+class ArmBias:
+    """How much worse the second arm is with one build in both: the mean cost with its 95 % interval, of null pairs."""
+
+    pairs: int
+    excess: float
+    error: float
+
+    @property
+    def reach(self) -> float:
+        """Half of the interval."""
+        return t_quantile(0.025, self.pairs - 1) * self.error
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval excludes 0."""
+        return abs(self.excess) > self.reach
+
+    @property
+    def is_a_fault(self) -> bool:
+        """Whether the bias is beyond the floor, and its 99 % interval excludes 0."""
+        return abs(self.excess) > max(FLOOR, t_quantile(ALPHA_OF_ARMS, self.pairs - 1) * self.error)
+
+
+def arm_bias(pairs: Iterable[tuple[float | None, float | None]], figure: Gated) -> ArmBias | None:
+    """Return the bias that null pairs show; None below FEWEST_PAIRS. Only a pair of positive numbers counts."""
+    differences = [b - a for pair in pairs for a, b in _costs(*pair, figure)]
+    if len(differences) < FEWEST_PAIRS:
+        return None
+    return ArmBias(len(differences), statistics.fmean(differences), _error(differences))
+
+
+def checked_by_nulls(
+    ruling: PairRuling, nulls: Iterable[tuple[float | None, float | None]], figure: Gated
+) -> PairRuling:
+    """Return a regression that stands against the arms' bias, or what is left of it; another ruling as it is.
+
+    nulls: pairs of one build in both arms, one after another: no more are taken than are needed.
+    """
+    if ruling.word != "regression":
+        return ruling
+    taken: list[tuple[float | None, float | None]] = []
+    found = ruling
+    for pair in nulls:
+        taken.append(pair)
+        bias = arm_bias(taken, figure)
+        found = ruling if bias is None else _less(ruling, bias)
+        if bias is not None and found.word == "regression":
+            break
+    return found
+
+
+def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
+    """Return the ruling on the difference less the bias. A bias that is not shown changes no figure."""
+    assert ruling.excess is not None and ruling.error is not None
+    excess, error = ruling.excess - bias.excess, math.hypot(ruling.error, bias.error)
+    parts = ((ruling.error, ruling.pairs), (bias.error, bias.pairs))
+    freedom = max(1, int(error**4 / sum(part**4 / (n - 1) for part, n in parts)))
+    if excess > FLOOR and excess - t_quantile(ALPHA_OF_ARMS, freedom) * error > 0:
+        word: PairWord = "regression"
+    else:
+        word = "no change" if excess + t_quantile(NO_CHANGE_TAIL, freedom) * error < FLOOR else "inconclusive"
+    if word == "regression" and not bias.is_shown:
+        return replace(ruling, bias=bias)
+    half = t_quantile(0.025, freedom) * error
+    return replace(
+        ruling, word=word, build=word, excess=excess, low=excess - half, high=excess + half, error=error, bias=bias,
+        is_less_bias=True, more=_more(ruling.error, ruling.pairs) if word == "inconclusive" else None,
+    )  # fmt: skip
 
 
 def _word(mean: float, error: float, n: int, is_last: bool) -> PairWord:

@@ -93,6 +93,11 @@ def change_of(excess: float, figure: Gated) -> float:
     return math.expm1(WORSE[figure] * excess)
 
 
+def excess_of(change: float, figure: Gated) -> float:
+    """Return the cost above the level for a relative change of the figure."""
+    return WORSE[figure] * math.log1p(change)
+
+
 def observations(points: Iterable[Point], figure: Gated) -> list[Observation]:
     """Return the nights of one figure, in order of time. Several runs of a node in a night count once."""
     nights: dict[tuple[str, str], list[tuple[Point, float]]] = {}

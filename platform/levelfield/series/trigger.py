@@ -82,16 +82,13 @@ def detectable_in_three(level: Level) -> float:
     return level.threshold(Z) + _SEEN_IN_THREE * level.scale
 
 
-def kept_of_many(suspicions: Sequence[Suspicion], looks: int) -> list[bool]:
-    """Return which suspicions are worth pairs among many series (Benjamini and Hochberg, 1995); all up to MANY looks.
+def kept_of_many(chances: Sequence[float], looks: int, false_share: float) -> list[bool]:
+    """Return which findings to keep of many looks, by their probability by chance (Benjamini and Hochberg, 1995).
 
-    At most FALSE_SHARE of those kept are expected to be chance.
+    At most false_share of those kept are expected to be chance.
     """
-    if looks <= MANY:
-        return [True] * len(suspicions)
-    ordered = sorted(suspicion.p for suspicion in suspicions)
-    passing = [p for rank, p in enumerate(ordered, 1) if p <= FALSE_SHARE * rank / looks]
-    return [suspicion.p <= max(passing, default=-1.0) for suspicion in suspicions]
+    passing = [p for rank, p in enumerate(sorted(chances), 1) if p <= false_share * rank / looks]
+    return [p <= max(passing, default=-1.0) for p in chances]
 
 
 def _by_nights(

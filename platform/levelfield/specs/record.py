@@ -18,8 +18,9 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.result import Word
 from levelfield.specs.selector import labelled
 
-Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b"]
+Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b", "null-a", "null-b"]
 OF_TREND: tuple[Purpose, ...] = ("manual", "nightly")
+OF_NULLS: tuple[Purpose, ...] = ("null-a", "null-b")
 Evidence = Literal["sealed", "unsealed", "tampered", "reported"]
 Gated = Literal["tokens_per_second_per_device", "memory_bytes", "joules_per_token"]
 Quantity = Literal["power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"]
@@ -107,10 +108,14 @@ class Series(Value):
         return labelled(self.framework, self.further_version)
 
     @property
+    def target(self) -> str:
+        """The case string that runs it, such as `gpt3_6.7B:torch:cpu:1:2`."""
+        return f"{self.case}:{self.framework_label}:{self.chip}:{self.nodes}:{self.devices // self.nodes}"
+
+    @property
     def label(self) -> str:
         """Return the series in a line, such as `gpt3_6.7B:torch:cpu:1:2 smoke fp32 DP1TP2PP1 mb8`."""
-        target = f"{self.case}:{self.framework_label}:{self.chip}:{self.nodes}:{self.devices // self.nodes}"
-        return f"{target} {self.scale} {self.precision} {self.layout} mb{self.micro_batch}"
+        return f"{self.target} {self.scale} {self.precision} {self.layout} mb{self.micro_batch}"
 
 
 class Conditions(Value):
@@ -232,7 +237,7 @@ class Point(Value):
         """Whether the run is a point of its series' trend and may be its latest.
 
         A run of a pair is neither: it was made for one difference, half of the pairs' runs are of an older build, and
-        after an even number of pairs such a run is the newest.
+        after an even number of pairs such a run is the newest. Nor is one of a null pair, whose arms have one build.
         """
         return self.purpose in OF_TREND
 

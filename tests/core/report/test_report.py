@@ -7,11 +7,12 @@ import io
 import json
 
 import pytest
-from levelfield.cli.terminal import duration
 from levelfield.judge.collector import collect
 from levelfield.report import words
+from levelfield.report.costs import listed
 from levelfield.report.one_run import result_lines, run_report
-from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
+from levelfield.report.tables import as_json, as_markdown, as_text
+from levelfield.report.words import duration
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
@@ -108,7 +109,7 @@ def test_an_interrupted_run_says_so_and_shows_no_speed(interrupted: Result) -> N
 
 def test_no_results_are_no_fault() -> None:
     assert as_text([]) == "\n" and json.loads(as_json([])) == []
-    assert list(csv.DictReader(io.StringIO(as_csv([])))) == []
+    assert list(csv.DictReader(io.StringIO(listed("csv", [])))) == []
 
 
 def test_json_holds_every_figure_in_full(valid: Result, interrupted: Result) -> None:
@@ -119,7 +120,7 @@ def test_json_holds_every_figure_in_full(valid: Result, interrupted: Result) -> 
 
 
 def test_csv_has_units_in_its_names_and_nothing_for_what_is_missing(valid: Result, interrupted: Result) -> None:
-    first, second = csv.DictReader(io.StringIO(as_csv([valid, interrupted])))
+    first, second = csv.DictReader(io.StringIO(listed("csv", [valid, interrupted])))
     assert float(first["tokens_per_second_per_device"]) == 64 and float(first["step_seconds_median"]) == 0.5
     assert float(first["joules_per_token"]) == pytest.approx(1.5625)
     assert (
@@ -133,7 +134,7 @@ def test_csv_columns_do_not_depend_on_which_run_comes_first(
     valid: Result, interrupted: Result, order: tuple[int, int]
 ) -> None:
     results = [(valid, interrupted)[i] for i in order]
-    rows = list(csv.DictReader(io.StringIO(as_csv(results))))
+    rows = list(csv.DictReader(io.StringIO(listed("csv", results))))
     assert [row["status"] for row in rows] == [r.status.word for r in results]
     assert next(row for row in rows if row["status"] == "valid")["mfu_palm/1"] != ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -17,35 +16,8 @@ from levelfield.testing import LauncherConformance, launcher_subject
 from levelfield.testing.findings import NotOk
 from levelfield.testing.launcher_conformance import LAUNCHER_CHECKS
 from levelfield.testing.launcher_subject import LauncherSubject
+from planted_pbs import example, planted, stand_ins
 from simulated_cluster import Kubelet, SimulatedCluster, served
-
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "writing-a-launcher.md"
-STAND_INS = {
-    "qsub": "cd {folder}; echo 127.0.0.1 > nodes; echo 127.0.0.1 >> nodes; export PBS_NODEFILE={folder}/nodes\n"
-    'setsid bash "$3" > /dev/null 2>&1 & echo $! > {folder}/job; echo 7.pbs',
-    "qstat": 'kill -0 $(cat {folder}/job) 2>/dev/null && echo "    job_state = R" || echo "    job_state = F"',
-    "qdel": "kill -TERM -- -$(cat {folder}/job)",
-    "pbsdsh": 'shift; n=0; for host in $(cat "$PBS_NODEFILE"); do PBS_NODENUM=$n "$@" & n=$((n + 1)); done; wait',
-}
-
-
-def example() -> str:
-    """The code of the page."""
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
-
-
-def planted(folder: Path, text: str) -> Path:
-    """A folder of plugins whose launcher has this text."""
-    (folder / "launchers" / "pbs").mkdir(parents=True)
-    (folder / "launchers" / "pbs" / "launcher.py").write_text(text)
-    return folder
-
-
-def stand_ins(folder: Path) -> None:
-    folder.mkdir()
-    for name, body in STAND_INS.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body.replace('{folder}', str(folder))}\n")
-        (folder / name).chmod(0o755)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,7 +17,8 @@ from levelfield.judge.promotion import reference_from, with_noise
 from levelfield.publish.foreign_tables import ReportedRun, notes
 from levelfield.publish.published_rows import measured
 from levelfield.report import repeats
-from levelfield.report.tables import as_csv, as_json, as_markdown, as_text
+from levelfield.report.costs import listed
+from levelfield.report.tables import as_json, as_markdown, as_text
 from levelfield.run import runner
 from levelfield.rundir import directory
 from levelfield.rundir.directory import read_plan, write_json, write_status
@@ -194,7 +195,7 @@ def doubtful(request: pytest.FixtureRequest, run: RunPaths) -> RunPaths:
 def test_every_table_shows_the_word_in_place_of_valid(doubtful: RunPaths) -> None:
     result = collect(doubtful)
     word = result.status.word
-    for text in (as_text([result, result]), as_markdown([result]), as_csv([result]), as_json([result])):
+    for text in (as_text([result, result]), as_markdown([result]), listed("csv", [result]), as_json([result])):
         assert word in text and "valid" not in text.replace("invalid", "")
     assert notes([ReportedRun(result, read_plan(doubtful), {})])[1].endswith(f": {word}")
 

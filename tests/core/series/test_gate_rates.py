@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from gate_rules.ours import fleet_reports, judged_nights
 from gate_rules.peers import PEERS
 from gate_rules.worlds import Array, Nights, WorldKind, simulated
+from gate_rules.young_levels import NOMINAL, fires
 
 
 def words(kind: WorldKind, series: int, nights: int, has_pairs: bool = True, seed: int = 4) -> list[list[str]]:
@@ -77,6 +78,14 @@ def test_the_simulation_is_what_it_says() -> None:
     assert np.abs(tails).max() > 6 * 0.02, "heavier than normal"
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+@pytest.mark.parametrize(("nights", "repeats"), [(7, 1500), (10, 1500), (15, 1200), (30, 800)])
+def test_tonights_rule_fires_as_often_on_young_levels_as_it_says(nights: int, repeats: int, nodes: int) -> None:
+    share = fires(nights, nodes, repeats, np.random.default_rng([nights, nodes])) / repeats
+    assert pytest.approx(0.0124, abs=1e-4) == NOMINAL
+    assert 0.004 < share < 0.025
+
+
 def test_every_harsher_world_is_what_it_says() -> None:
     random, quiet = np.random.default_rng(3), WorldKind(0.01, False)
 
@@ -123,8 +132,9 @@ def test_a_new_driver_is_seen_by_the_gate_and_a_missing_night_is_none() -> None:
     found = [night.word for row in rows for night in row]
     assert found.count("environment step") > 60 and 15 < found.count("") < 45
     (report, *_) = fleet_reports(simulated(replace(kind, missing=0.0), 120, 41, random), random)
-    assert report.compared == 120 and len({finding.node for finding in report.findings if finding.node}) == 10
-    assert not any(finding.word == "no change" and finding.node for finding in report.findings)
+    (step,) = [finding for finding in report.findings if finding.word == "environment step"]
+    assert report.compared == 120 and len(step.runs) == 120 and "on 10 nodes" in step.detail
+    assert all(finding.pairs for finding in report.findings if finding.word == "no change"), "those are of the build"
 
 
 def test_the_peers_rules_find_what_they_say_and_no_less() -> None:

@@ -6,6 +6,9 @@ kernel ends it), `unsupported`, `truncate` (empties the corpus), `die` or `stop`
 
 FAKE_CLOCK gives the times of the heartbeat's file another clock: seconds that are added in turn, as in `60,-60`.
 
+FAKE_PACE=0.1: step k ends k times 0.1 s after the begin, by a clock that shows just that, so that equal runs are equal.
+FAKE_SLOW=2: rank 2 works twice as long as the others by itself, and all ranks record it.
+
 FAKE_FP32_ERROR=0.01 makes the losses of trainings in fp32 wrong by 1 %.
 """
 
@@ -33,9 +36,10 @@ def main(job, recorder):
     )
     if os.environ.get("FAKE_FAULT") == "clock" and job.rank == job.world_size - 1:
         events.time = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() // 2)
+    pace = Pace(float(os.environ["FAKE_PACE"])) if "FAKE_PACE" in os.environ else None
     recorder.begin()
     for batch in Batches(job, place.data):
-        time.sleep(STEP_SECONDS)
+        pace.end(batch.step) if pace else time.sleep(STEP_SECONDS)
         meet(job, batch.step)
         loss = break_on_purpose(job, batch.step) or 4.0 * 0.9**batch.step * (1 + error(job))
         if batch.step in job.gradient_steps:
@@ -49,7 +53,25 @@ def main(job, recorder):
             learning_rate=learning_rate(job.training.schedule, batch.step),
             tokens_checksum=batch.checksum,
             memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
+            before_exchange_seconds=own_work(job),
         )
+
+
+class Pace:
+    """A clock that stands at the end of a step, and begins with the training."""
+
+    def __init__(self, seconds):
+        self.seconds, self.begin_ns, self.now_ns = seconds, time.monotonic_ns(), time.monotonic_ns()
+        events.time = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
+
+    def end(self, step):
+        self.now_ns = self.begin_ns + round(step * self.seconds * 1e9)
+        time.sleep(max(0, self.now_ns - time.monotonic_ns()) / 1e9)
+
+
+def own_work(job):
+    slow = os.environ.get("FAKE_SLOW")
+    return None if slow is None else STEP_SECONDS * (2 if int(slow) == job.rank else 1)
 
 
 def error(job):

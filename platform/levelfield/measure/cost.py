@@ -1,0 +1,79 @@
+"""The cost of a million tokens, from a run's speed and energy and the user's own prices.
+
+    cost = 1e6 (H U / (3600 R) + J P E / 3.6e6)
+
+H: the rent; of an owned machine capital / (years * 8766 * utilisation). Currency per hour and unit.
+U: the units that are paid for, the devices of the run or its nodes.
+R: tokens per second of all devices.
+J: energy of all devices for one token, in joules; only of an owned machine.
+P: price of power, currency per kWh (3.6e6 J).
+E: PUE, power of the whole site over that of its computers.
+
+J covers the chips alone. So the power of hosts and network is not in the cost, nor are people, storage, software,
+loans, failed runs and the time before the window.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from levelfield.specs.prices import ChipPrice, Prices
+
+TOKENS = 1e6
+_SECONDS_OF_HOUR, _HOURS_OF_YEAR = 3600.0, 8766.0  # a year of 365.25 days
+_JOULES_OF_KWH = 3.6e6
+
+
+@dataclass(frozen=True)
+class PaidUse:
+    """What a run used. tokens_per_second: of all devices. no_energy: why joules_per_token is None."""
+
+    chip: str
+    is_host_share: bool
+    nodes: int
+    devices: int
+    tokens_per_second: float | None
+    joules_per_token: float | None
+    no_energy: str | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a million tokens: machine is its rent or capital, power is None where the rent includes it.
+
+    value: the sum; None with the reason.
+    """
+
+    value: float | None
+    machine: float | None = None
+    power: float | None = None
+    reason: str | None = None
+
+
+def cost(use: PaidUse, prices: Prices) -> Cost:
+    """Return the cost of a million tokens, in the currency of the prices."""
+    price = prices.chips.get(use.chip)
+    if price is None:
+        return Cost(None, reason=f"found no price of chip '{use.chip}' among {', '.join(sorted(prices.chips))}")
+    if use.is_host_share and price.per == "device":
+        return Cost(None, reason=f"a device of '{use.chip}' is any share of a host; give its price per node")
+    rate = use.tokens_per_second
+    if rate is None or not 0 < rate < math.inf:
+        return Cost(None, reason="the run has no speed")
+    units = use.devices if price.per == "device" else use.nodes
+    machine = TOKENS * per_hour(price) * units / (_SECONDS_OF_HOUR * rate)
+    if price.own is None:
+        return Cost(machine, machine)
+    joules = use.joules_per_token
+    if joules is None or not 0 < joules < math.inf:
+        return Cost(None, machine, reason=f"the run has no energy, so its power has no cost: {use.no_energy}")
+    power = TOKENS * joules * price.own.power_per_kwh * price.own.pue / _JOULES_OF_KWH
+    return Cost(machine + power, machine, power)
+
+
+def per_hour(price: ChipPrice) -> float:
+    """Return what an hour of a device or of a node costs, without the power of an owned one."""
+    if price.own is None:
+        return price.rent or math.nan  # the document has one of both
+    return price.own.capital / (price.own.years * _HOURS_OF_YEAR * price.own.utilisation)

@@ -1,0 +1,109 @@
+"""What a run's tokens cost at a user's prices, as a column, a line and a JSON object; measure/cost.py computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from levelfield.measure.cost import Cost, PaidUse, cost
+from levelfield.report import repeats, tables
+from levelfield.report.escapes import markdown
+from levelfield.report.repeats import FigureColumn
+from levelfield.report.words import COLUMNS, NONE, significant, wrapped
+from levelfield.specs.prices import ChipPrice, Prices
+from levelfield.specs.result import Result
+from levelfield.specs.vendor import HOST_SHARE
+
+SCHEMA = "levelfield.costs/1"
+NAME = "cost_per_million_tokens"
+
+
+@dataclass(frozen=True)
+class RunCosts:
+    """The costs of runs at these prices."""
+
+    prices: Prices
+
+    @property
+    def column(self) -> FigureColumn:
+        currency = self.prices.currency
+        return FigureColumn(
+            NAME, f"{currency}/1e6 tokens", lambda r: self.of(r).value, f"{currency}/M tokens", digits=None
+        )
+
+    def of(self, result: Result) -> Cost:
+        """Return the cost of a run; none for one that is not valid."""
+        if result.status.word != "valid" or result.throughput is None:
+            return Cost(None, reason=f"the run is {result.status.word}")
+        energy = result.energy.joules_per_token
+        rate = result.throughput.tokens_per_second
+        is_share = result.device_is == HOST_SHARE
+        use = PaidUse(result.chip, is_share, result.nodes, result.devices, rate, energy.value, energy.reason)
+        return cost(use, self.prices)
+
+    def explained(self, result: Result) -> tuple[str, str]:
+        """Return the cost of one run, and its parts or why there is none."""
+        found, currency = self.of(result), self.prices.currency
+        if found.reason:
+            return NONE, found.reason
+        return f"{significant(found.value)} {currency} per million tokens", self._parts(result.chip, found)
+
+    def notes(self, results: Sequence[Result]) -> list[str]:
+        """Return what the prices are for each chip, and why runs have no cost; equal reasons once."""
+        reasons = dict.fromkeys(f"none: {found.reason}" for found in map(self.of, results) if found.reason)
+        said = (*described(self.prices, [result.chip for result in results]), *reasons)
+        return [f"{self.column.heading}: {each}" for each in said]
+
+    def _parts(self, chip: str, found: Cost) -> str:
+        paid = in_words(self.prices.chips[chip], self.prices.currency)
+        if found.power is None:
+            return paid
+        return f"{significant(found.machine)} for the machine, {significant(found.power)} for its power ({paid})"
+
+    def plain(self, result: Result) -> dict[str, object]:
+        """Return the cells of a CSV row."""
+        found = self.of(result)
+        return {NAME: found.value, "cost_currency": self.prices.currency, "cost_reason": found.reason}
+
+    def as_values(self, results: Sequence[Result]) -> dict[str, object]:
+        """Return the JSON object of schema `levelfield.costs/1`, in full precision."""
+        runs = [{"run_id": result.run_id, **asdict(self.of(result))} for result in results]
+        return {"schema": SCHEMA, "unit": self.column.unit, "prices": self.prices.model_dump(mode="json"), "runs": runs}
+
+
+def listed(form: str, results: Sequence[Result], costs: RunCosts | None = None) -> str:
+    """Return results as `table`, `markdown`, `csv` or `json`; with costs as a further column.
+
+    csv: a row for each run, raw numbers without rounding, units in the names.
+    """
+    added = costs.column if costs else None
+    figures = (*repeats.ALL, added) if added else repeats.ALL
+    columns = {**COLUMNS, added.heading: lambda r: added.shown(added.read(r))} if added else COLUMNS
+    if form == "json":
+        return tables.as_json(results, [costs.as_values(results)] if costs else (), figures)
+    if form == "csv":
+        return tables.csv_text([tables.plain(r) | (costs.plain(r) if costs else {}) for r in results])
+    notes = costs.notes(results) if costs else []
+    if form == "markdown":
+        said = tables.as_markdown(results, columns) + repeats.as_markdown(results, figures)
+        return said + "".join(f"\n{markdown(note)}\n" for note in notes)
+    lines = [*repeats.as_lines(results, figures), *([""] if notes else []), *(wrapped(note, 2) for note in notes)]
+    return tables.as_text(results, columns=columns) + "".join(f"{line}\n" for line in lines)
+
+
+def described(prices: Prices, chips: Iterable[str]) -> Iterator[str]:
+    """Yield the price of each of these chips that has one, in words."""
+    for chip in dict.fromkeys(chips):
+        if chip in prices.chips:
+            yield f"{chip}: {in_words(prices.chips[chip], prices.currency)}"
+
+
+def in_words(price: ChipPrice, currency: str) -> str:
+    """Return a price in words."""
+    if price.own is None:
+        return f"rent of {price.rent:,g} {currency} an hour per {price.per}, with power"
+    own = price.own
+    return (
+        f"{own.capital:,g} {currency} per {price.per} over {own.years:g} years, in use for {own.utilisation:.0%} of "
+        f"them; the chips' power at {own.power_per_kwh:g} {currency}/kWh and PUE {own.pue:g}"
+    )

@@ -1,0 +1,135 @@
+"""Changes of conditions over all series that share one: which of them it moved, and how likely each build is to blame.
+
+One driver on three hundred series is three hundred chances of a false step, in every night until somebody accepts it.
+So the series of a change are one family, with a bound on the false discovery rate (Benjamini and Hochberg, 1995). Under
+a change without effect each finding is false, so that this rate is the family-wise one: the probability of any finding
+in a night. Under one with an effect, those that moved are not hidden by the number of those that did not.
+
+The probability of a step is at least the share of as large ones among the same series' nights before, had the
+conditions changed then: outliers, heavy tails and slow nights count as often as they happen here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from levelfield.measure.student import tail_probability
+from levelfield.series.examination import EnvironmentStep, Examination
+from levelfield.series.findings import Finding, FindingWord, percent_change, short
+from levelfield.series.judgement import FEWEST_ALIKE, Judged
+from levelfield.series.level import FEWEST, LONGEST, node_medians
+from levelfield.series.segments import change_of
+from levelfield.series.trigger import kept_of_many
+from levelfield.specs.record import Gated
+
+MARGIN = 1.25  # a step counts where it is that much above others: weeks of nights have not seen the largest
+FALSE_STEPS = 0.03  # of the series that are said to be moved; all of them where the change has no effect
+
+
+@dataclass(frozen=True)
+class MovedSeries:
+    """The series of one figure that a change of conditions moved in one direction. of: how many series it reached."""
+
+    figure: Gated
+    members: tuple[Judged, ...]
+    of: int
+
+    @property
+    def word(self) -> FindingWord:
+        return "environment step" if _excess(self.members[0][1]) > 0 else "improvement"
+
+    def finding(self) -> Finding:
+        """Return the one finding about the change, which stands for all of these series."""
+        steps = sorted(change_of(_excess(found), self.figure) for _, found in self.members)
+        around = max(self.members, key=lambda member: abs(_excess(member[1])))[0]
+        nights = max(_step(found).nights for _, found in self.members)
+        nodes = sorted({found.tonight.node for _, found in self.members})
+        detail = (
+            f"moved {len(self.members)} of {self.of} series on {len(nodes)} node{'s' * (len(nodes) > 1)}, from "
+            f"{percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; "
+            f"the most: {around.label}; `nightly accept-step {short(around.series)} --everywhere` accepts it"
+        )
+        return Finding(
+            series="", label=around.change, figure=self.figure, word=self.word, change=median(steps), detail=detail,
+            fields=around.fields, node=nodes[0] if len(nodes) == 1 else None,
+            runs=tuple(found.tonight.run_id for _, found in self.members),
+        )  # fmt: skip
+
+
+def is_under_change(member: Judged) -> bool:
+    """Whether the series is held against other conditions: it has no level under tonight's yet."""
+    return member[1].step is not None and member[1].is_young
+
+
+def families(examined: Iterable[Judged]) -> dict[tuple[tuple[str, ...], Gated], list[Judged]]:
+    """Return the series that are held against the level before a change, by change and figure."""
+    found = defaultdict(list)
+    for around, each in examined:
+        if each.step is not None:
+            found[around.cause, each.figure].append((around, each))
+    return dict(found)
+
+
+def moved(family: Sequence[Judged]) -> list[MovedSeries]:
+    """Return the members of a family that have moved, the worse direction first.
+
+    In a family of fewer than FEWEST_ALIKE the limit of each step alone decides.
+    """
+    found = []
+    for direction in (1, -1):
+        candidates = [m for m in family if m[1].has_stepped and direction * _excess(m[1]) > 0]
+        if candidates and len(family) >= FEWEST_ALIKE:
+            before = sorted(direction * each for member in family for each in _pretended(_step(member[1])))
+            chances = [_chance(_step(m[1]), direction, before) for m in candidates]
+            kept = kept_of_many(chances, len(family), FALSE_STEPS)
+            candidates = [m for m, is_kept in zip(candidates, kept, strict=True) if is_kept]
+        if candidates:
+            found.append(MovedSeries(candidates[0][1].figure, tuple(candidates), len(family)))
+    return found
+
+
+def suspiciousness(examined: Sequence[Judged]) -> dict[tuple[str, Gated], float]:
+    """Return how likely each series' night is by chance, the conditions apart: the smaller, the sooner it gets pairs.
+
+    A series whose conditions changed is held against the median of all that changed alike: a driver that makes all
+    faster hides a slower build in each of them, but not beside the others.
+    """
+    found = {(a.series, e.figure): e.suspicion.p for a, e in examined if e.suspicion and e.suspicion.direction > 0}
+    for family in families(examined).values():
+        common = median(_excess(each) for _, each in family) if len(family) >= FEWEST_ALIKE else 0.0
+        for around, each in family:
+            step = _step(each)
+            if around.is_due:
+                chance = tail_probability((step.excess - common) / step.error, step.before.freedom)
+                found[around.series, each.figure] = -1.0 if around.is_known_worse else chance
+    return found
+
+
+def _chance(step: EnvironmentStep, direction: int, before: Sequence[float]) -> float:
+    """Return the probability of such a step by chance. before: in errors, of nights without a change, in order."""
+    size = direction * step.excess / step.error
+    share = sum(MARGIN * each >= size for each in before) / len(before) if before else 0.0
+    return max(tail_probability(size, step.before.freedom), share)
+
+
+def _pretended(step: EnvironmentStep) -> list[float]:
+    """Return the steps, in errors, that as many nights before the change show against the nights before those."""
+    medians = node_medians(step.history)
+    overall = median(night.cost for night in step.history)
+    costs = [night.cost - medians.get(night.node, overall) for night in step.history][-2 * LONGEST :]
+    return [
+        (median(costs[first : first + step.nights]) - median(costs[max(0, first - LONGEST) : first])) / step.error
+        for first in range(FEWEST, len(costs) - step.nights + 1)
+    ]
+
+
+def _step(found: Examination) -> EnvironmentStep:
+    assert found.step is not None
+    return found.step
+
+
+def _excess(found: Examination) -> float:
+    return _step(found).excess

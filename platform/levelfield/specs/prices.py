@@ -1,0 +1,60 @@
+"""What a user pays for machines, in one currency: the file of `--prices`. Levelfield ships no price."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from levelfield.specs.base import Document, Value
+
+_MOST_YEARS, _MOST_PUE = 30, 5  # above them a file has months, or per cent
+
+
+class OwnedMachine(Value):
+    """A machine that was bought. capital: its price. years: how long it is used, and for which part of them.
+
+    power_per_kwh: the price of a kilowatt-hour. pue: power of the whole site over that of its computers.
+    """
+
+    capital: float = Field(gt=0)
+    years: float = Field(gt=0, le=_MOST_YEARS)
+    utilisation: float = Field(gt=0, le=1)
+    power_per_kwh: float = Field(ge=0)
+    pue: float = Field(ge=1, le=_MOST_PUE)
+
+
+class ChipPrice(Value):
+    """The price of a device or of a whole node, with the devices that a run leaves idle. rent: of an hour.
+
+    A rent includes power. An owned machine has its capital and its power.
+    """
+
+    per: Literal["device", "node"]
+    rent: float | None = Field(default=None, gt=0)
+    own: OwnedMachine | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_currency(cls, found: Any) -> Any:
+        if isinstance(found, dict) and "currency" in found:
+            raise ValueError(
+                f"found a currency of its own, {found['currency']!r}; expected the one of the file: convert this price"
+            )
+        return found
+
+    @model_validator(mode="after")
+    def _is_rented_or_owned(self) -> ChipPrice:
+        if (self.rent is None) == (self.own is None):
+            word = "neither" if self.rent is None else "both"
+            raise ValueError(f"found {word} of rent and own, expected one of them")
+        return self
+
+
+class Prices(Document):
+    """Prices by chip, under the name that `show chips` prints. currency: a word for it, such as EUR."""
+
+    KIND: ClassVar[str] = "prices"
+
+    currency: str = Field(pattern=r"^[A-Za-z]{2,12}$")
+    chips: dict[str, ChipPrice] = Field(min_length=1)
