@@ -3,9 +3,7 @@
 (() => {
   const { el, t, load, when, figure, figureName, word, runLink, number } = levelfield;
   const NAMES = ["tokens", "mfu", "memory", "energy", "loss"];
-  // The gate's words that a mark gets a ring for, with the colour of the ring.
-  const RINGS = { regression: "bad", "training differs": "bad", "environment step": "step", "bad night": "note", improvement: "level" };
-  const GATED = { tokens: "tokens_per_second_per_device", memory: "memory_bytes", energy: "joules_per_token" };
+  const { GATED, RINGS } = levelfield.pairs;
 
   function start() {
     const sections = [...document.querySelectorAll("section[data-series]")];
@@ -63,7 +61,7 @@
     const columns = history.columns;
     const charts = el("div", { class: "charts" });
     place.append(nodes(history), charts);
-    pairs(place, slug, history, stated);
+    levelfield.pairs.add(place, slug, history, stated);
     const absent = [];
     for (const name of NAMES) {
       if (columns[name].some((value) => value !== null)) chart(charts, slug, history, stated, name);
@@ -138,49 +136,6 @@
     const [first, ...others] = segment.fields.map(([name]) => name.split(".").pop());
     const name = levelfield.shown(first === undefined ? t("conditions") : first.slice(0, 24));
     return t("field-changed", { name: others.length ? `${name} +${others.length}` : name });
-  }
-
-  /* Pairs of builds, in the order in which they ran: B against A in percent, with the ruling of each night. */
-  function pairs(place, slug, history, stated) {
-    if (!history.pairs.length) return;
-    const { columns } = history;
-    const part = el("div", { class: "pairs" }, el("h3", {}, t("pairs")), el("p", { class: "note" }, t("pairs-note")));
-    const charts = el("div", { class: "charts" });
-    place.append(part);
-    part.append(charts);
-    const nights = [...new Set(history.pairs.map((pair) => pair.night))].map((night) => ({
-      night, first: history.pairs.findIndex((pair) => pair.night === night) + 1, count: history.pairs.filter((pair) => pair.night === night).length,
-    }));
-    const names = Object.keys(GATED).filter((name) => stated.findings.some((finding) => finding.pairs && finding.figure === GATED[name]));
-    const change = (name, { a, b }) => (columns[name][a] && columns[name][b] ? (columns[name][b] / columns[name][a] - 1) * 100 : null);
-    for (const name of names.length ? names : ["tokens"]) pairChart(charts, slug, history, stated, name, nights, history.pairs.map((pair) => change(name, pair)));
-    const rows = history.pairs.map((pair, i) => [
-      { v: i + 1, text: String(i + 1) }, pair.night || "–", runLink(slug, columns.run[pair.a], figure("tokens", columns.tokens[pair.a])),
-      runLink(slug, columns.run[pair.b], figure("tokens", columns.tokens[pair.b])),
-      ...Object.keys(GATED).map((name) => { const value = change(name, pair); return { v: value, text: levelfield.signedPercent(value === null ? null : value / 100, 2) }; }),
-    ]);
-    const heads = [{ name: t("pair"), number: true }, t("night"), `A ${t("unit.tokens")}`, `B ${t("unit.tokens")}`, ...Object.keys(GATED).map((name) => ({ name: `${t(`figure.${name}`)}, B / A`, number: true }))];
-    levelfield.tables.add(part, t("pairs-caption", { count: rows.length }), heads, rows);
-  }
-
-  function pairChart(place, slug, history, stated, name, nights, values) {
-    const ruled = nights.map((each) => ({ ...each, ruling: stated.findings.find((f) => f.night === each.night && f.figure === GATED[name] && f.pairs) }));
-    const proven = ruled.filter(({ ruling }) => ruling && ruling.change !== null && ruling.low !== null);
-    const ends = ({ first, count }) => ({ from: first - 0.4, to: first + count - 0.6 });
-    levelfield.charts.add(place, {
-      name: t("pairs-of", { name: t(`figure.${name}`) }), unit: "%", below: t("pair"), file: `${slug}_${name}_pairs`, whose: history.label,
-      x: history.pairs.map((pair, i) => i + 1), ends: [0.5, history.pairs.length + 0.5], rest: t("pairs-rest", { count: values.length }),
-      lines: [{ name: t("pairs-of", { name: t(`figure.${name}`) }), values, width: 0 }],
-      marks: { kinds: values.map(() => 0), full: values.map(() => true), counts: values.map(() => true) },
-      steps: ruled.map(({ night, first, ruling }) => ({ x: first - 0.5, label: `${(night || "").slice(5)} ${ruling ? t(`word.${ruling.word}`) : ""}`.trim(), colour: ruling && RINGS[ruling.word] || "step" })),
-      spans: proven.map((each) => ({ ...ends(each), low: each.ruling.low * 100, high: each.ruling.high * 100 })),
-      levels: [{ from: 0.5, to: history.pairs.length + 0.5, value: 0, colour: "muted" }, ...proven.map((each) => ({ ...ends(each), value: each.ruling.change * 100 }))],
-      columns: [{ name: t("night"), values: history.pairs.map((pair) => pair.night) },
-        ...["a", "b"].map((side) => ({ name: side.toUpperCase(), values: history.pairs.map((pair) => history.columns.run[pair[side]]) })),
-        { name: t("gate"), values: history.pairs.map((pair) => (ruled.find((each) => each.night === pair.night).ruling || {}).word || "") }],
-      open: (i) => `run.html#${slug}/${encodeURIComponent(history.columns.run[history.pairs[i].b])}`,
-      describe: (i) => `${t("pair")} ${i + 1}, ${history.pairs[i].night || "–"}: B / A ${levelfield.signedPercent(values[i] === null ? null : values[i] / 100, 2)}`,
-    });
   }
 
   /* Accepted levels: each holds until the next one, or until it ended. Without one, the level that the gate used. */

@@ -62,7 +62,7 @@ levelfield.charts = (() => {
     };
     const line = { stroke: () => colour("grid"), width: 1 };
     const common = { stroke: () => colour("muted"), grid: line, ticks: line, font: "12px system-ui, sans-serif" };
-    const named = isTime ? {} : { ...(spec.ends ? {} : { incrs: WHOLE }), label: spec.below || t("step"), labelSize: 18, labelGap: 0, labelFont: common.font };
+    const named = isTime ? {} : { ...(spec.axis === "seconds" ? {} : { incrs: WHOLE }), label: spec.below || t("step"), labelSize: 18, labelGap: 0, labelFont: common.font };
     return [
       { ...common, ...named, values: kept(0, isTime ? timeLabels : valueLabels), space: isTime ? 70 : 50, size: 30 },
       { ...common, values: kept(1, valueLabels), size: axisSize, space: 32 },
@@ -203,7 +203,7 @@ levelfield.charts = (() => {
       height: spec.height || 210,
       legend: { show: false },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      scales: { x: { time: Boolean(spec.time), range: (u, low, high) => (spec.ends && low === spec.x[0] && high === spec.x[spec.x.length - 1] ? apart(...spec.ends) : apart(low, high)) }, y: { range: (u, low, high) => range(spec, state, low, high) } },
+      scales: { x: { time: Boolean(spec.time), range: (u, low, high) => [low, high] }, y: { range: (u, low, high) => range(spec, state, low, high) } },
       axes: axes(spec.time, spec, state),
       series: [{}, ...lines],
       cursor: {
@@ -348,7 +348,7 @@ levelfield.charts = (() => {
     }
     new ResizeObserver(() => { if (plot.clientWidth && plot.clientWidth !== u.width) u.setSize({ width: plot.clientWidth, height: u.height }); }).observe(plot);
     drawn.set(u, { spec, state, plot });
-    if (enlarged(spec.axis)) fit(u, spec, state);
+    fit(u, spec, state);
     return u;
   }
 
