@@ -14,6 +14,7 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.compare.ranking import METRICS, TOKENS
+from levelfield.pages.badge import badge_files
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
@@ -30,7 +31,7 @@ from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.database import rare_collections
 
 HERE = Path(__file__).parent
-_SCRIPTS = ("page", "tables", "saving", "picture", "charts", "case", "run", "traces", "compare")
+_SCRIPTS = ("page", "tables", "saving", "picture", "charts", "groups", "pairs", "case", "run", "traces", "compare")
 ASSETS = (*(f"{name}.js" for name in _SCRIPTS), "style.css", "icon.svg")
 VENDORED = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
 References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of work and corpus: name, losses
@@ -203,6 +204,8 @@ def write_pages(
     for case in cases:
         writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
     writer.write("data/site.js", data_script("site", _site(content)))
+    for name, text in badge_files(night).items():
+        writer.write(name, text)
 
 
 def _first_views(content: PagesContent, results: StoredResults) -> list[FirstView]:

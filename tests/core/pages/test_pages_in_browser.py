@@ -165,7 +165,7 @@ def test_the_axis_says_where_it_starts(browser: Any, seeded_pages: Path) -> None
     with watched(browser) as page:
         open_case(page, seeded_pages)
         chart = page.locator(f"#{first_series(seeded_pages)} .chart").first
-        low = f"""[...levelfield.charts.drawn].find(u =>
+        low = f"""[...levelfield.charts.drawn.keys()].find(u =>
             u.root.closest('section').id === '{first_series(seeded_pages)}').scales.y.min"""
         assert "does not start at zero" in (chart.locator(".axis").text_content() or "") and page.evaluate(low) > 100
         chart.locator(".zero").click()
@@ -249,7 +249,7 @@ def test_charts_over_time_have_one_axis(browser: Any, seeded_pages: Path) -> Non
     with watched(browser) as page:
         open_run(page, seeded_pages)
         ranges = page.evaluate(
-            "[...levelfield.charts.drawn].slice(3, 6).map((u) => [u.scales.x.min, u.scales.x.max].join())"
+            "[...levelfield.charts.drawn.keys()].slice(3, 6).map((u) => [u.scales.x.min, u.scales.x.max].join())"
         )
         assert len(ranges) == 3 and len(set(ranges)) == 1
 
