@@ -14,8 +14,9 @@ from levelfield.compare.comparability import NOTHING, WHY, cautions, chip_of
 from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
 from levelfield.compare.matrix import MatrixCell, difference
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, mean_ratio, own_interval
-from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity
+from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity
 from levelfield.compare.trust import TrustPart, trust
+from levelfield.specs.prices import Prices
 
 _BY_NAME = {quantity.column.name: quantity for quantity in QUANTITIES}
 
@@ -34,7 +35,12 @@ class Metric:
 
 
 TOKENS = Metric("tokens", RATE)
-METRICS = (TOKENS, Metric("mfu", _BY_NAME["mfu_palm"]), Metric("energy", _BY_NAME["joules_per_token"], True))
+_METRICS = (TOKENS, Metric("mfu", _BY_NAME["mfu_palm"]), Metric("energy", _BY_NAME["joules_per_token"], True))
+
+
+def metrics(prices: Prices | None = None) -> tuple[Metric, ...]:
+    """Return what sides are ranked by, throughput first. With the user's prices also the cost of a token."""
+    return (*_METRICS, Metric("cost", cost_quantity(prices), True)) if prices else _METRICS
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
-from levelfield.compare.ranking import METRICS, TOKENS
+from levelfield.compare.ranking import TOKENS, metrics
 from levelfield.pages.badge import badge_files
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
@@ -26,6 +26,7 @@ from levelfield.pages.results import StoredResults
 from levelfield.pages.run_details import month_file
 from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, history, month_of, summary_of
 from levelfield.pages.site_files import PagesWriter, data_script
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.database import rare_collections
@@ -89,11 +90,12 @@ def build_pages(
     judged: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
     private: bool = False,
+    prices: Prices | None = None,
 ) -> BuiltPages:
     """Write the site. Raises UsageError for the folder.
 
     judged: findings of the last night, as `gathered` takes them. progress: called with the number of months done and of
-    all. private: whether the results hold runs that are not to be published.
+    all. private: whether the results hold runs that are not to be published. prices: for the cost of a token.
     """
     writer, content, references = PagesWriter(folder, private), gathered(results, judged), stored_references(registry)
     surroundings = SurroundingDocuments(results)
@@ -107,7 +109,7 @@ def build_pages(
                 progress(done, len(months))
     for name in (*ASSETS, *VENDORED):
         writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
-    write_pages(writer, content, results, registry, datetime.now(timezone.utc), surroundings)
+    write_pages(writer, content, results, registry, datetime.now(timezone.utc), surroundings, prices)
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
     return BuiltPages(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
@@ -175,17 +177,18 @@ def write_pages(
     registry: Registry,
     made: datetime,
     documents: SurroundingDocuments,
+    prices: Prices | None = None,
 ) -> None:
     """Write every page and the data that they share."""
     summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
-    night, views = night_view(content), _first_views(content, results)
-    metrics = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
+    night, views = night_view(content), _first_views(content, results, prices)
+    switches = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
         *(
-            (_file(view), "index", {"v": view, "o": night, "metrics": metrics})
+            (_file(view), "index", {"v": view, "o": night, "metrics": switches})
             for view in views
-            if metrics[view.metric.name]
+            if switches[view.metric.name]
         ),
         ("nights.html", "nights", {"o": night}),
         ("run.html", "run", {}),
@@ -196,6 +199,7 @@ def write_pages(
         *((f"case-{case.slug}.html", "case", {"c": case}) for case in cases),
     ]
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__, "private": writer.private}
+    shared["currency"] = prices.currency if prices else ""
     for language in LANGUAGES:
         renderer, folder = PageRenderer(language, shared), folder_of(language)
         for name, template, more in pages:
@@ -208,10 +212,10 @@ def write_pages(
         writer.write(name, text)
 
 
-def _first_views(content: PagesContent, results: StoredResults) -> list[FirstView]:
+def _first_views(content: PagesContent, results: StoredResults, prices: Prices | None) -> list[FirstView]:
     """Return the first page by each metric; by throughput first."""
     trainings, histories = ranked_trainings(content, results), {d: runs.points for d, runs in content.series.items()}
-    return [first_view(trainings, metric, histories) for metric in METRICS]
+    return [first_view(trainings, metric, histories) for metric in metrics(prices)]
 
 
 def _file(view: FirstView) -> str:

@@ -11,16 +11,17 @@ import pytest
 from compared_records import record, repeats
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import compare
-from levelfield.compare.ranking import METRICS, TOKENS, Metric
+from levelfield.compare.ranking import TOKENS, Metric, metrics
 from levelfield.compare.sides import side_of
 from levelfield.pages.content import gathered
 from levelfield.pages.first_view import MOST_BARS, DrawnBar, FirstView, first_view, inverse, ranked_trainings
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.results import GivenRuns
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
 from seeded_nights import SeededNights
 
-MFU, ENERGY = METRICS[1:]
+MFU, ENERGY = metrics()[1:]
 QUIET = {
     "other_use": {"devices": [], "host_in_window": {"value": 0.1}, "host_cores": 64},
     "certificate": {"holds": True},
@@ -252,6 +253,28 @@ def test_the_page_says_the_answer_in_both_languages(tmp_path: Path) -> None:
     assert "acme X1 的训练速度是 acme Z9 的 2.00 倍" in chinese
     assert "acme X1 needs" in (tmp_path / "by-energy.html").read_text() or "cannot be told" in (
         tmp_path / "by-energy.html").read_text()  # fmt: skip
+
+
+def test_the_cost_is_a_switch_only_with_prices(tmp_path: Path) -> None:
+    """By hand: 2 an hour at 500 tokens/s are 2 / 3600 / 500 * 1e6 = 1.1111; at 3.6 and 1000 tokens/s exactly 1."""
+    rents = {"X1": {"per": "device", "rent": 3.6}, "Z9": {"per": "device", "rent": 2.0}}
+    prices = Prices.model_validate({"currency": "EUR", "chips": rents})
+    seen = view([*FAST, *SLOW], metrics(prices)[-1])
+    assert [bar.bar.value for bar in bars(seen).values()] == [pytest.approx(1.0), pytest.approx(1.1111, rel=1e-4)]
+    assert seen.lead and seen.lead.value == pytest.approx(0.9) and seen.is_told
+    build_pages(GivenRuns([*FAST, *SLOW]), tmp_path / "without", Registry())
+    assert not (tmp_path / "without/by-cost.html").exists()
+    assert "by-cost" not in (tmp_path / "without/index.html").read_text()
+    build_pages(GivenRuns([*FAST, *SLOW]), tmp_path / "with", Registry(), prices=prices)
+    page = (tmp_path / "with/by-cost.html").read_text()
+    assert "acme X1 costs 0.90 times what acme Z9 costs" in page and "EUR/M tokens" in page and "1.111 " in page
+
+
+def test_a_chip_without_a_price_has_no_bar() -> None:
+    prices = Prices.model_validate({"currency": "EUR", "chips": {"X1": {"per": "device", "rent": 3.6}}})
+    seen = view([*FAST, *SLOW], metrics(prices)[-1])
+    (unranked,) = seen.trainings[0].ranking.unranked
+    assert [*bars(seen)] == ["acme X1"] and "Z9" in unranked.why and seen.lead is None
 
 
 def test_a_metric_that_no_run_has_is_no_link(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 from levelfield.compare.comparability import WHY
-from levelfield.compare.ranking import METRICS
+from levelfield.compare.ranking import metrics
 from levelfield.compare.trust import PARTS
 from levelfield.pages.first_view import OF_TRUST
 from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
@@ -19,6 +19,7 @@ from levelfield.specs.result import Word
 PAGES = Path(__file__).resolve().parents[3] / "platform/levelfield/pages"
 TEMPLATES = "".join(path.read_text() for path in (PAGES / "templates").glob("*.j2"))
 SCRIPTS = "".join(path.read_text() for path in (PAGES / "assets").glob("*.js"))
+RANKED = (*(metric.name for metric in metrics()), "cost")
 # Keys that are put together from a part and a name that is not known before.
 FAMILIES = {
     "word.": (*WORDS, *get_args(Word), "reported"),
@@ -30,11 +31,11 @@ FAMILIES = {
     "trust.": PARTS,
     "lacks.": PARTS,
     "caution.": sorted(set(WHY) - set(OF_TRUST)),
-    "answer.": [metric.name for metric in METRICS],
-    "by.": [metric.name for metric in METRICS],
+    "answer.": RANKED,
+    "by.": RANKED,
     "standing.": ("within noise", "inconclusive", "no ratio"),
-    "figure.": ("tokens", "mfu", "memory", "energy", "loss"),
-    "unit.": ("tokens", "mfu", "memory", "energy", "loss"),
+    "figure.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
+    "unit.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "js.evidence.": get_args(Evidence),
     "js.memory.": ("device_used", "reserved", "allocated", "process", "capacity"),
     "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
