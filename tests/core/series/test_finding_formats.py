@@ -156,6 +156,19 @@ def test_a_ticket_is_in_every_format() -> None:
     assert row["ticket"]["commits"][0]["author"] == "Ann" and row["ticket"]["all_commits"] == 7
 
 
+def test_findings_of_the_same_builds_share_their_commits() -> None:
+    both = (finding("regression"), finding("regression", figure="memory_bytes", level=2.0**30))
+    other = finding("regression", series="T", label="other")
+    tickets = {("S", f.figure): TICKET for f in both} | {
+        ("T", TOKENS): TICKET.model_copy(update={"accepted": "e" * 40})
+    }
+    found = FindingPage("c", "n", (*both, other), tickets=tickets)
+    assert as_text(found).count("Faster kernels") == 2 and as_text(found).count("aaaaaaaaaaaa, as above") == 1
+    assert as_text(found).count("page: ") == 3
+    comment = as_markdown(found)
+    assert comment.count("Faster kernels") == 2 and "tokens/s/device and 1 more</summary>" in comment
+
+
 def test_a_shell_takes_the_command_of_a_ticket_as_one() -> None:
     hostile = TICKET.model_copy(update={"command": ("echo", "a b", "$(touch x)", "l" * 70, "c", "\n;ls")})
     done = subprocess.run(["sh", "-c", command_text(hostile)], capture_output=True, text=True, check=True)
