@@ -63,9 +63,13 @@ CONTROLS, CONTROL_PAUSE_SECONDS = 4, 10.0
 
 
 class NightOutput(Protocol):
-    """What shows a night while it runs: its sentences, its steps, and the progress of its pages."""
+    """What shows a night while it runs: its sentences, its steps, and the progress of its pages.
+
+    note: a sentence that has to be known in the morning, too.
+    """
 
     def say(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
     def listener(self) -> Listener: ...
     def announced(self, jobs: Iterator[scheduler.Job]) -> Iterator[scheduler.Job]: ...
     def finished(self, result: Result, runs: Path) -> None: ...
@@ -136,7 +140,7 @@ class NightSession:
         """Return the findings of the night, after pairs for what is suspicious, and store them."""
         given = gate_input(self.store, self.asked.night, self.suite)
         wanted = {(found.series, found.figure): found for found in suspects(given)}
-        confirm = Confirmation(wanted, self._pairs, self._holds_pair, self.output.say)
+        confirm = Confirmation(wanted, self._pairs, self._holds_pair, self.output.note)
         report = compared(given, confirm) if self.asked.has_pairs else compared(given)
         for finding in report.findings:
             self.store.add_finding(self.asked.night, finding.model_dump(mode="json"))
@@ -147,7 +151,6 @@ class NightSession:
         with self.output.bytes_progress("writing pages") as progress:
             judged = [finding.model_dump(mode="json") for finding in report.findings]
             build_pages(self.store, folder, self.registry, judged, progress)
-        self.output.say(f"pages: {folder / 'index.html'}")
 
     def _start(self, job: scheduler.Job) -> Result:
         listener, reference = self.output.listener(), partial(reference_of, self.registry)
@@ -176,7 +179,7 @@ class NightSession:
         why = out_of_line(earlier, rates)
         keep_control(path, rates)
         if why:
-            self.output.say(f"quarantine for this night: {why}")
+            self.output.note(f"quarantine for this night: {why}")
         return why
 
     def _holds_pair(self, series: str) -> bool:
@@ -226,7 +229,7 @@ def _work(registry: Registry, store: Store, asked: NightRequest, output: NightOu
     planned = {}
     for job in jobs:
         if job.plan.refusal:
-            output.say(f"not expected here: {_name(job.plan)}: {' '.join(job.plan.refusal.split())}")
+            output.note(f"not expected here: {_name(job.plan)}: {' '.join(job.plan.refusal.split())}")
         else:
             planned[_name(job.plan)] = job
     if not planned:

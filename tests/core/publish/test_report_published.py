@@ -16,12 +16,15 @@ import pytest
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
+from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
 from levelfield.publish.foreign_columns import FLAGPERF_GPT, FLAGPERF_LLAMA, FORMATS, ONEFLOW, OSDI, as_report
 from levelfield.publish.foreign_tables import ReportedRun, changed, constants_of, runs_of
+from levelfield.publish.oneflow_log import interval_table
 from levelfield.publish.published_rows import beside, beside_published, rate, remarks
 from levelfield.rundir.directory import read_plan
+from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -451,3 +454,41 @@ def test_options_that_make_different_tables_are_refused_together(
 ) -> None:
     assert main(["report", str(run.root), *options]) == 2
     assert "need different tables; give only one of them" in capsys.readouterr().err
+
+
+# -- OneFlow's table of intervals
+
+
+def test_a_row_for_every_interval_has_its_means_and_its_last_loss(recorded: Path) -> None:
+    paths = RunPaths(recorded)
+    result, plan, raw = collect(paths), read_plan(paths), read_raw(paths)
+    lines = interval_table(result, plan, raw, 2).splitlines()
+    assert lines[0] == result.run_id
+    assert lines[2] == "| batches | micro_batches | samples | throughput | latency | loss |"
+    rows = [[float(cell) for cell in line.strip("| ").split(" | ")] for line in lines[4:]]
+    steps, batch = plan.work.training.steps, plan.work.training.global_batch
+    assert [row[:3] for row in rows] == [[n, n * plan.accumulation, n * batch] for n in range(2, steps + 1, 2)]
+    ends = {record.step: record.end_ns for record in raw.steps if record.rank == 0}
+    latency = (ends[4] - ends[2]) / 2e9
+    assert rows[1][4] == pytest.approx(latency, abs=1e-5) and rows[1][3] == pytest.approx(batch / latency, rel=1e-4)
+    losses = {record.step: record.loss for record in raw.steps if record.loss is not None}
+    assert rows[1][5] == pytest.approx(losses[4], abs=1e-5)
+
+
+def test_a_run_without_a_whole_interval_or_not_valid_has_no_row(recorded: Path) -> None:
+    paths = RunPaths(recorded)
+    result, plan, raw = collect(paths), read_plan(paths), read_raw(paths)
+    with pytest.raises(UsageError, match="found fewer than 1000 batches"):
+        interval_table(result, plan, raw, 1000)
+    tampered = result.model_copy(update={"status": Status(word="tampered", reasons=("x",))})
+    with pytest.raises(UsageError, match="found tampered"):
+        interval_table(tampered, plan, raw, 2)
+
+
+@pytest.mark.parametrize("given", [("--format", "oneflow", "--log-interval", "0"), ("--log-interval", "10")])
+def test_an_interval_needs_oneflows_format(given: tuple[str, ...], recorded: Path, capsys: Any) -> None:
+    runs = ["--runs", str(recorded.parent)]
+    assert main(["report", recorded.name, *runs, *given]) == 2
+    assert "expected a number from 1 with --format oneflow" in " ".join(capsys.readouterr().err.split())
+    assert main(["report", recorded.name, *runs, "--format", "oneflow", "--log-interval", "5"]) == 0
+    assert "| 5 | " in capsys.readouterr().out
