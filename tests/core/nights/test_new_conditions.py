@@ -72,6 +72,7 @@ def of_causes(report: GateReport) -> list[Finding]:
         (-0.05, 0.05, "regression"),
         (-0.05, -0.06, "regression"),
         (-0.05, 0.0, "regression"),
+        (-0.03, 0.10, "regression"),
         (0.0, -0.06, "environment step"),
         (0.06, -0.06, "environment step"),
         (0.0, 0.06, "improvement"),
