@@ -2,8 +2,8 @@
 
 A plugin is imported or parsed at its first use. One name in two folders is an error that names both.
 A folder of plugins has the structure of the checkout: vendors/<name>/, models/<name>/, configs/cases/<name>.yaml,
-configs/suites/<name>.yaml, configs/published/<name>.yaml. An installed package names such a folder by an entry point
-of group `levelfield.plugins`. The entry point is a module; the folder is the folder of that module.
+configs/suites/<name>.yaml, configs/published/<name>.yaml, configs/reported/<name>.json. An installed package names such
+a folder by an entry point of group `levelfield.plugins`. The entry point is a module; the folder is that of the module.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from levelfield.user_folders import config_folder
 if TYPE_CHECKING:
     from levelfield.specs.figures import FigureSet
     from levelfield.specs.reference import Reference
+    from levelfield.specs.reported import ReportedSet
     from levelfield.specs.suite import Suite
 
 ENTRY_POINT_GROUP = "levelfield.plugins"
@@ -114,6 +115,10 @@ class Registry:
     @cached_property
     def published(self) -> dict[str, Path]:
         return self._collect("published set", "configs/published/*.yaml", lambda p: p.stem)
+
+    @cached_property
+    def reported(self) -> dict[str, Path]:
+        return self._collect("reported set", "configs/reported/*.json", lambda p: p.stem)
 
     @cached_property
     def constants_files(self) -> dict[str, Path]:
@@ -209,6 +214,13 @@ class Registry:
         path = self._path("published set", name, self.published)
         found = self.files.document(FigureSet, path)
         return _named(found, found.name, name, path)
+
+    def reported_set(self, name: str) -> ReportedSet:
+        """Return a set of runs that others logged."""
+        from levelfield.specs.reported import ReportedSet
+
+        path = self._path("reported set", name, self.reported)
+        return _named(found := self.files.document(ReportedSet, path), found.name, name, path)
 
     def implementation(self, name: str, version: str | None = None) -> tuple[ImplementationFile, Path]:
         """Return a framework's manifest for one of its versions, and its folder. None: the default version."""

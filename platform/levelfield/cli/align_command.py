@@ -40,7 +40,7 @@ Files with the same curve count as one run. With --from-step the default tail
 is judged too, and both answers are printed.
 
 A file is a table (CSV or TSV with a step and a loss), JSON or JSON lines, a
-log of Megatron, FlagPerf or PaddleNLP, or a TensorBoard event file.
+log that `evidence read` reads, such as Megatron's, or a TensorBoard event file.
 Exit code 4 unless the answer is `within the margin`.
 
 examples:

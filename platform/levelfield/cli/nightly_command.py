@@ -28,9 +28,10 @@ from levelfield.cli.options import (
     runs_of,
     store_option,
 )
-from levelfield.cli.terminal import Terminal
+from levelfield.cli.terminal import NoteTaker, Terminal
 from levelfield.errors import INTERRUPTED, UsageError
 from levelfield.report.sheets import labelled
+from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_atomically
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ too: it may hide a slower build. What --pairs does not hold is inconclusive. A
 nightly that was killed goes on when it is started again: no run that has ended
 is made again. docs/nightly.md has templates for GitHub Actions, GitLab CI,
 cron, systemd and Slurm.
+
+Without a terminal nothing is printed before the end, so that a mail begins with
+the verdict; --progress prints it all. LEVELFIELD_WEBHOOK, or the file of
+--webhook-file, has a URL that gets the end as JSON.
 
 Exit code: that of `nightly gate`, or 130 when interrupted.
 
@@ -104,7 +109,7 @@ examples:
   run_benchmarks.py nightly bisect --package jax jaxlib \\
       --versions 0.10.1 0.10.2 --case gpt3_6.7B:jax:cpu:1:1 --figure memory
 """
-FORMATS = ("text", "markdown", "junit", "json")
+FORMATS = ("text", "markdown", "junit", "json", "webhook")
 FIGURES: dict[str, Gated] = {
     "speed": "tokens_per_second_per_device",
     "memory": "memory_bytes",
@@ -128,17 +133,29 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         "--pairs", type=_count, default=100, metavar="N", help="pairs of the night, likeliest first (default: 100)"
     )
     parser.add_argument("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
+    parser.add_argument(
+        "--bisect-budget", type=_duration, metavar="TIME", help="search the commits of a regression, as long as this"
+    )
     parser.add_argument("--html", type=Path, metavar="DIR", help="write the pages there")
+    _page_url(parser)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the findings for a merge request")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the findings for a CI system")
+    parser.add_argument(
+        "--webhook-file", type=Path, metavar="FILE", help="send the end as JSON to the URL in this file (a secret)"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument("--quiet", action="store_true", help="print only the findings")
+    parser.add_argument("--progress", action="store_true", help="print what is done also without a terminal")
+    parser.add_argument("--quiet", action="store_true", help="print nothing before the end")
     _strictness(parser)
 
 
 def _strictness(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="4 also for what is open: inconclusive, new, improved")
     parser.add_argument("--advisory", action="store_true", help="report everything and end with 0")
+
+
+def _page_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--page-url", metavar="URL", help="where these pages are published: findings link to them")
 
 
 def _duration(text: str) -> float:
@@ -164,8 +181,11 @@ def _night(text: str) -> str:
 def _run(options: argparse.Namespace) -> int:
     """Run the night, print its findings and return the gate's exit code, or that of an interrupted command."""
     from levelfield.nights.night_session import NightRequest, NightSession
+    from levelfield.nights.tickets import night_tickets
+    from levelfield.nights.webhook import delivered, webhook_url
     from levelfield.plan.request import UserRequest
-    from levelfield.series.findings import FindingPage, written
+    from levelfield.series.finding_forms import written
+    from levelfield.series.findings import FindingPage
 
     asked = NightRequest(
         suite=options.suite,
@@ -179,21 +199,34 @@ def _run(options: argparse.Namespace) -> int:
         has_pairs=not options.no_confirm,
         most_pairs=options.pairs,
     )
-    night, output = asked.night, Terminal(quiet=options.quiet or options.json)
+    night, output, url = asked.night, _output(options), webhook_url(options.webhook_file)
     with NightSession.opened(asked, registry_of(options), output) as session:
         if not session.run_entries():
             print(f"levelfield: interrupted; start it again with --night {night}: it goes on", file=sys.stderr)
             return INTERRUPTED
         report = session.judged()
-        page = FindingPage(report.first_line, night, report.findings, options.strict, options.advisory)
+        found = night_tickets(session, report, options.page_url, options.bisect_budget)
+        page = FindingPage(
+            report.first_line, night, report.findings, options.strict, options.advisory, found, _link(options),
+            session.suite, str(options.html / "index.html") if options.html else None, getattr(output, "notes", ()),
+        )  # fmt: skip
         for form, path in (("markdown", options.markdown), ("junit", options.junit)):
             if path:
                 with _named(path):
                     write_atomically(path, written(page, form))
         if options.html:
             session.write_pages(options.html, report)
-    print(written(page, "json" if options.json else "text"), end="")
+    print(written(page, "json" if options.json else "text"), end="", flush=True)
+    if url and (why := delivered(url, written(page, "webhook"))):
+        print(wrapped(f"levelfield: the webhook did not take the night: {why}", 12), file=sys.stderr)
     return page.exit_code
+
+
+def _output(options: argparse.Namespace) -> Terminal:
+    """Return a terminal for people who watch, else one for those who read the end in the morning."""
+    if options.progress:
+        return Terminal()
+    return Terminal() if sys.stderr.isatty() and not (options.quiet or options.json) else NoteTaker()
 
 
 @contextmanager
@@ -210,8 +243,10 @@ def _named(path: Path) -> Iterator[None]:
 def _gate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--night", metavar="N", help="the night, such as 2026-11-22 (default: the newest)")
     parser.add_argument("--suite", metavar="NAME", help="only the entries of this suite")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    says = f"{', '.join(FORMATS)} (default: text)"
+    parser.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT", help=says)
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to FILE, and the first line to stderr")
+    _page_url(parser)
     _strictness(parser)
     store_option(parser)
 
@@ -220,20 +255,36 @@ def _gate(options: argparse.Namespace) -> int:
     """Return the exit code of the night's findings, which the store keeps."""
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import chosen_night, gate_input
-    from levelfield.series.findings import FindingPage, written
+    from levelfield.nights.tickets import NightTickets
+    from levelfield.series.finding_forms import written
+    from levelfield.series.findings import FindingPage
 
     with opened_store(options) as store:
         given = gate_input(store, chosen_night(store, options.night), options.suite)
         found = compared(given, given.stored_pairs)
         for finding in _new(found.findings, given.past):
             store.add_finding(found.night, finding.model_dump(mode="json"))
-    page = FindingPage(found.first_line, found.night, found.findings, options.strict, options.advisory)
+        tickets = NightTickets(store, given, runs_of(options), options.page_url).all(found.findings)
+    page = FindingPage(
+        found.first_line,
+        found.night,
+        found.findings,
+        options.strict,
+        options.advisory,
+        tickets,
+        _link(options),
+        options.suite,
+    )
     if options.output:
         write_atomically(options.output, written(page, options.format))
         print(page.first_line, file=sys.stderr)
     else:
         print(written(page, options.format), end="")
     return page.exit_code
+
+
+def _link(options: argparse.Namespace) -> str | None:
+    return f"{options.page_url.rstrip('/')}/index.html" if options.page_url else None
 
 
 def _new(findings: Sequence[Finding], past: Sequence[Finding]) -> list[Finding]:

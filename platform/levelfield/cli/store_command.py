@@ -13,7 +13,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 from zipfile import is_zipfile
@@ -22,6 +22,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option, opened_store, runs_of, store_option, writing
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, LevelfieldError, UsageError
+from levelfield.node.regular_files import read_regular
 from levelfield.report.escapes import spreadsheet_cell
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
@@ -183,6 +184,10 @@ class _ImportSource:
         from levelfield.specs.record import RunRecord
         from levelfield.store.record_lines import read_lines
 
+        with suppress(OSError):  # read_lines names it
+            if read_regular(path, 1) not in (b"{", b""):
+                said = "found no line of an export; `evidence read` reads the logs of other tools"
+                raise UsageError(f"{path}: {said}")
         with self._terminal.bytes_progress(f"importing {path.name}") as progress:
             for document in read_lines(path, lambda error: self.problems.append(str(error)), progress):
                 if isinstance(document, RunRecord):
@@ -191,18 +196,12 @@ class _ImportSource:
                     self.statements.append(document)
 
     def _of_bundle(self, path: Path) -> Iterator[RunRecord]:
-        from levelfield.judge.collector import collect
-        from levelfield.judge.verdict import Redaction
-        from levelfield.rundir.bundle_reader import read_bundle, written
-        from levelfield.rundir.raw_files import read_raw
-        from levelfield.store.run_record import record_of, storable
+        from levelfield.rundir.bundle_reader import read_bundle
+        from levelfield.studies.results_repository import recorded
 
         for run in read_bundle(path).runs:
             with self._kept_problem(f"{path}: "):
-                with written(run) as paths:
-                    raw, redaction = read_raw(paths), Redaction(run.seal, run.listed.software)
-                    made = record_of(paths, result=collect(paths, raw, redaction), raw=raw)
-                yield storable(made, made.run_id)
+                yield recorded(run)[1]
 
     def _of_runs(self, path: Path) -> Iterator[RunRecord]:
         """Yield the run of a name, or all runs of a folder. Raises UsageError for a folder without runs."""

@@ -57,6 +57,10 @@ class Terminal:
             self._end_line()
             print(words.wrapped(f"levelfield: {text}", 12), file=sys.stderr, flush=True)
 
+    def note(self, text: str) -> None:
+        """Say what a person has to know also when the command is over."""
+        self.say(text)
+
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Return the same jobs, and print for each what will run and why at this scale."""
         for job in jobs:
@@ -147,6 +151,21 @@ class Terminal:
             self._open_line = False
 
 
+class NoteTaker(Terminal):
+    """Without progress, for a mail that is read in the morning: notes are kept, to be printed at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(one_line(text))
+
+    def finished(self, result: Result, runs: Path) -> None:
+        if result.status.evidence:
+            self.note(f"{words.status(result)}: {result.status.evidence}")
+
+
 def announcement(plan: Plan) -> list[str]:
     """Return sentences about what will run, with every deviation from the request."""
     hardware = plan.hardware
@@ -163,18 +182,12 @@ def announcement(plan: Plan) -> list[str]:
 
 
 def progress_line(progress: Progress) -> str:
-    left = words.NONE if progress.seconds_left is None else duration(progress.seconds_left)
+    left = words.NONE if progress.seconds_left is None else words.duration(progress.seconds_left)
     return (
         f"step {progress.step}/{progress.steps}  loss {words.number(progress.loss, 4)}  "
         f"{words.number(progress.tokens_per_second_per_device, 0)} tokens/s/device  "
         f"{words.gib(progress.memory_bytes)}  {left} left"
     )
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 _CONTINUED = " \\\n           "

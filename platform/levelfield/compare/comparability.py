@@ -14,6 +14,8 @@ from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.vendor import HOST_SHARE
 
 _HOLDS, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"
+_PEAK = "peak of MFU"
+_HARMLESS = {"alignment": "aligned", "source": "as committed"}
 NOTHING = "-"
 Reader = Callable[[RunRecord], object]
 _DIGEST = 12  # characters of a digest that a table shows
@@ -28,7 +30,7 @@ WHY = {
     "source": "changed files are in no commit, so nobody can repeat exactly this run",
     "other programs": "what they used of the machine while a run was measured makes it slower",
     "run order": "the sides ran one after another, so a change of the machine meanwhile looks like a difference",
-    "peak of MFU": "each MFU refers to its own peak, so the ratio of MFU is not the ratio of speed",
+    _PEAK: "each MFU refers to its own peak, so the ratio of MFU is not the ratio of speed",
     "date": "the runs are more than 30 days apart, or a date is not known",
 }
 _OF_ONE_FRAMEWORK: dict[str, Reader] = {  # another framework has another of each
@@ -203,7 +205,7 @@ _ALWAYS: dict[str, Reader] = {
     "cores": lambda r: r.conditions.cores,
     "memory, GiB": lambda r: r.conditions.memory_gib,
     "engine": lambda r: r.conditions.engine,
-    "peak of MFU": lambda r: _peak(r),
+    _PEAK: lambda r: _peak(r),
 }
 
 
@@ -214,6 +216,14 @@ def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     yield from _other_use(sides)
     yield from (each for each in fields_of(sides, _surroundings(sides)) if not each.is_equal)
     yield from _times(sides)
+
+
+def warned(sides: Sequence[ComparedSide]) -> Iterator[str]:
+    """Yield what a table of speeds must say of the last side: each field of WHY that asks for caution in it."""
+    for field in cautions(sides):
+        own = field.cells[-1]
+        if field.name in WHY and field.name != _PEAK and own not in (NOTHING, _HARMLESS.get(field.name)):
+            yield f"{field.name} {own}"
 
 
 def _of_runs(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:

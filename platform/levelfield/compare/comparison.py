@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from levelfield.compare.comparability import NOTHING, WHY, Comparability, ComparedField, comparability, shortened
-from levelfield.compare.ratios import HistoricNoise, Ratio, SideValues, historic_noise, ratio
+from levelfield.compare.ratios import LEAST_RUNS, HistoricNoise, Ratio, SideValues, historic_noise, ratio
 from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
@@ -16,7 +16,7 @@ from levelfield.report.sheets import Sheet
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 
-NEWEST = 30  # runs of a history whose noise is taken
+NEWEST = 45  # nights of a history whose noise is taken
 Histories = Mapping[str, Sequence[Point]]  # by the digest of a series
 
 SCHEMA = "levelfield.comparison/1"
@@ -92,26 +92,48 @@ def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:
     return Ratio(found.value, None, None, "see alignment", why)
 
 
+def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
+    """Return the command that tells two sides apart: a duel where one machine has both, else repeats of each."""
+    (own, node), (other, place) = ((each.first.series, each.first.node) for each in (side, base))
+    scale = f" --scale {own.scale}" if own.scale != "full" else ""
+    if (own.chip, node) == (other.chip, place):
+        return f"run_benchmarks.py compare --duel {other.target} {own.target}{scale}"
+    return f"run_benchmarks.py --case {own.target} --repeat {LEAST_RUNS}{scale}"
+
+
 def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:
     base, *others = [side_values(quantity, side, histories) for side in sides]
-    ratios = tuple(side_ratio(quantity, side, base) for side in others)
+    bases = dict.fromkeys(str(quantity.basis(run)) for side in sides for run in side.counted)
+    if len(bases) > 1:
+        none = Ratio(None, None, None, "no ratio", f"the runs have different levels: {', '.join(bases)}")
+        ratios = tuple(none for _ in others)
+    else:
+        ratios = tuple(side_ratio(quantity, side, base) for side in others)
     return ComparedFigure(quantity, tuple(side_figure(quantity, side.counted) for side in sides), ratios)
 
 
 def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> HistoricNoise | None:
-    """Return the noise of the side's series: its newest accepted runs on the same node, under the same conditions."""
+    """Return the noise of the side's series: its newest good nights on the same node, under the same conditions.
+
+    A night counts once, by its last run: the repeats of one night do not show how far nights differ. A change of level
+    within these nights makes the noise larger.
+    """
     record, own = side.counted[0], {run.run_id for run in side.runs}
     conditions = record.conditions.fingerprint()
-    kept = [
-        value
-        for p in points
-        if p.run_id not in own
-        and (p.node, p.conditions) == (record.node, conditions)
-        and p.is_comparable
-        and p.is_of_trend
-        and (value := getattr(p, quantity.column.name, None)) is not None
-    ]
-    return historic_noise(kept[-NEWEST:])
+    nights: dict[str, tuple[str, float]] = {}
+    for p in points:
+        is_like = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_of_trend
+        value = quantity.read(_as_run(record, p))
+        if is_like and p.run_id not in own and value is not None:
+            nights[p.night or p.began[:10]] = p.began[:10], value
+    newest = list(nights.values())[-NEWEST:]
+    return historic_noise([value for _, value in newest], newest[0][0]) if newest else None
+
+
+def _as_run(record: RunRecord, point: Point) -> RunRecord:
+    """Return the record with the figures of another run of its series."""
+    names = ("tokens_per_second_per_device", "memory_bytes", "joules_per_token", "mfu", "loss_tail")
+    return record.model_copy(update={name: getattr(point, name) for name in names})
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
@@ -208,6 +230,8 @@ def _ratios(comparison: Comparison) -> Sheet:
         for side, found in zip(others, figure.ratios, strict=True):
             rows.append((_name(figure), f"{side.name}/{base.name}", *_cells(found, figure.quantity.is_noisy)))
             reasons.append(f"{found.standing}: {found.reason}" if found.low is None else found.reason)
+            if found.standing == "inconclusive":
+                reasons.append(f"{side.name}/{base.name}, to decide: {deciding_command(side, base)}")
     header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
     return Sheet(f"against {base.name}", header, tuple(rows), tuple(dict.fromkeys(reasons)))
 
@@ -242,6 +266,12 @@ def _field_values(fields: Iterable[ComparedField], sides: Sequence[ComparedSide]
     return {f.name: {name: list(values) for name, values in zip(names, f.values, strict=True)} for f in fields}
 
 
+def ratio_values(found: Ratio, side: ComparedSide, base: ComparedSide) -> dict[str, Any]:
+    """Return a ratio as JSON; an inconclusive one with the command that decides it."""
+    command = {"decided_by": deciding_command(side, base)} if found.standing == "inconclusive" else {}
+    return asdict(found) | command
+
+
 def _figure_values(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dict[str, Any]:
     base, *others = sides
     column = figure.quantity.column
@@ -257,7 +287,7 @@ def _figure_values(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dic
             for side, found in zip(sides, figure.sides, strict=True)
         },
         "ratios": {
-            side.name: {"against": base.name, **asdict(found)}
+            side.name: {"against": base.name, **ratio_values(found, side, base)}
             for side, found in zip(others, figure.ratios, strict=True)
         },
     }

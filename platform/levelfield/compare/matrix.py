@@ -10,8 +10,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from levelfield.compare.comparability import FIXED, NOTHING, checked, chip_of
-from levelfield.compare.comparison import Histories, SideFigure, side_figure, side_ratio, side_values
+from levelfield.compare.comparability import FIXED, NOTHING, checked, chip_of, warned
+from levelfield.compare.comparison import (
+    Histories,
+    SideFigure,
+    deciding_command,
+    ratio_values,
+    side_figure,
+    side_ratio,
+    side_values,
+)
 from levelfield.compare.ratios import Ratio, SideValues, mean_ratio
 from levelfield.compare.sides import DIFFERS, RATE, ComparedSide, began, exclusion, newest_group, side_of
 from levelfield.report.sheets import Sheet
@@ -44,7 +52,7 @@ class MatrixCell:
     """One cell. state: `measured`, `not run`, `not comparable`, or the word of its newest run, such as `oom`.
 
     detail: why it is empty, or what to know about it; side, rate, values: of a measured cell. ratio: to the cell of the
-    first column, where both are measured.
+    first column, where both are measured. cautions: what `compare` would name in this side, with its value.
     """
 
     state: str
@@ -53,6 +61,7 @@ class MatrixCell:
     rate: SideFigure | None = None
     values: SideValues | None = None
     ratio: Ratio | None = None
+    cautions: tuple[str, ...] = ()
 
     @property
     def value(self) -> float | None:
@@ -156,7 +165,7 @@ def _row_cells(
     base = next((cell for cell in cells.values() if cell.state == "measured"), None)
     cells = {column: _against(base, cell) for column, cell in cells.items()}
     first = cells[columns[0]]
-    return {(row, column): cell if cell is first else _with_ratio(cell, first) for column, cell in cells.items()}
+    return {(row, column): _beside(cell, first) for column, cell in cells.items()}
 
 
 def _against(base: MatrixCell | None, cell: MatrixCell) -> MatrixCell:
@@ -172,10 +181,14 @@ def difference(base: ComparedSide, side: ComparedSide) -> str:
     return "; ".join(f"{field.name} {field.cells[1]} against {field.cells[0]}" for field in unequal)
 
 
-def _with_ratio(cell: MatrixCell, first: MatrixCell) -> MatrixCell:
-    if not (cell.value and first.value and cell.values and first.values):
+def _beside(cell: MatrixCell, first: MatrixCell) -> MatrixCell:
+    """Return a measured cell with its ratio to the first one, and with its cautions."""
+    if not cell.value or cell.side is None or cell.values is None:
         return cell
-    return replace(cell, ratio=side_ratio(RATE, cell.values, first.values))
+    if cell is first or first.side is None or not first.value or first.values is None:
+        return replace(cell, cautions=tuple(warned([cell.side])))
+    found = side_ratio(RATE, cell.values, first.values)
+    return replace(cell, ratio=found, cautions=tuple(warned([first.side, cell.side])))
 
 
 def _ratio(
@@ -211,7 +224,7 @@ def as_values(found: ResultMatrix) -> dict[str, Any]:
         "dimension": found.dimension,
         "columns": list(found.columns),
         "rows": [
-            {**asdict(row), "cells": {column: _cell_values(found.cells[row, column]) for column in found.columns}}
+            {**asdict(row), "cells": {column: _cell_values(found, row, column) for column in found.columns}}
             for row in found.rows
         ],
         "not_run": list(found.not_run),
@@ -224,12 +237,16 @@ def as_values(found: ResultMatrix) -> dict[str, Any]:
 
 
 def _shown(found: ResultMatrix, row: MatrixRow, column: str) -> str:
-    """Return the cell: its speed and the ratio to the first column, or the word for none; a star for a newer run."""
+    """Return the cell: its speed and the ratio to the first column, or the word for none.
+
+    A star is for a newer run, an exclamation mark for caution.
+    """
     cell = found.cells[row, column]
     if cell.value is None:
         return cell.state
     ratio = f" ({cell.ratio.shown})" if cell.ratio else ""
-    return RATE.column.shown(cell.value) + ratio + (" *" if cell.detail else "")
+    marks = "".join(mark for mark, said in (("*", cell.detail), ("!", cell.cautions)) if said)
+    return " ".join(filter(None, (RATE.column.shown(cell.value) + ratio, marks)))
 
 
 def _ratios(found: ResultMatrix) -> Sheet:
@@ -248,7 +265,7 @@ def _ratios(found: ResultMatrix) -> Sheet:
         "over the rows in which both columns have a comparable result; a failed run is in no mean",
         "the interval is of the noise of the runs; ~: a difference that is within noise",
         *dict.fromkeys(f"inconclusive: {r.reason}" for r in _all_ratios(found) if r.standing == "inconclusive"),
-        f"in brackets above: the ratio to {found.columns[0]}; a star: a newer run does not count",
+        f"in brackets above: the ratio to {found.columns[0]}; a star: a newer run does not count; !: asks for caution",
     )
     return Sheet("ratio of tokens/s/device between columns", header, rows, notes)
 
@@ -263,11 +280,24 @@ def _details(found: ResultMatrix) -> Iterator[tuple[str, str, str]]:
     for row in found.rows:
         named = [(column, found.cells[row, column]) for column in found.columns]
         filled = [
-            (column, "; ".join(filter(None, (_origin(cell), cell.detail))))
+            (
+                column,
+                "; ".join(
+                    filter(None, (_origin(cell), cell.detail, *_questions(cell, found.cells[row, found.columns[0]])))
+                ),
+            )
             for column, cell in named
             if cell.state != "not run"
         ]
         yield from (("" if i else row.label, column, note) for i, (column, note) in enumerate(filled))
+
+
+def _questions(cell: MatrixCell, first: MatrixCell) -> Iterator[str]:
+    """Yield what asks for caution in a cell, and what would decide its ratio."""
+    if cell.cautions:
+        yield f"caution: {', '.join(cell.cautions)}"
+    if cell.ratio and cell.ratio.standing == "inconclusive" and cell.side and first.side:
+        yield f"to decide: {deciding_command(cell.side, first.side)}"
 
 
 def _origin(cell: MatrixCell) -> str:
@@ -280,7 +310,8 @@ def _origin(cell: MatrixCell) -> str:
     return f"{first.series.layout} mb{first.series.micro_batch}, {build}, {first.began[:10]}, {runs}"
 
 
-def _cell_values(cell: MatrixCell) -> dict[str, Any]:
+def _cell_values(found: ResultMatrix, row: MatrixRow, column: str) -> dict[str, Any]:
+    cell, first = found.cells[row, column], found.cells[row, found.columns[0]].side
     side, rate = cell.side, cell.rate
     return {
         "state": cell.state,
@@ -289,5 +320,6 @@ def _cell_values(cell: MatrixCell) -> dict[str, Any]:
         "runs": [record.run_id for record in side.counted] if side else [],
         "series": side.first.series.label if side else None,
         "interval": [rate.interval.low, rate.interval.high] if rate and rate.interval else None,
-        "ratio": asdict(cell.ratio) if cell.ratio else None,
+        "ratio": ratio_values(cell.ratio, side, first) if cell.ratio and side and first else None,
+        "cautions": list(cell.cautions),
     }

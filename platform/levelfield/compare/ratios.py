@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 LEAST_RUNS = 3  # of a side that has to show its own noise
-LEAST_HISTORY = 7  # runs of a series whose history shows its noise
+LEAST_HISTORY = 7  # nights of a series that show its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
 LEAST_DEVIATION = 0.001
 COVERAGE = 0.95
 MOST_MORE = 100  # runs that more_runs looks ahead
+_NAMED = 2  # origins of noise that a sentence names
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
 QUANTILES = {
     1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 7: 2.3646, 8: 2.3060, 9: 2.2622, 10: 2.2281,
@@ -32,10 +33,14 @@ Standing = Literal["higher", "lower", "within noise", "inconclusive", "see align
 
 @dataclass(frozen=True)
 class HistoricNoise:
-    """How far runs of one series differed: the standard deviation of the logarithm over `runs` runs of its history."""
+    """How far runs of one series differed: the standard deviation of the logarithm over `runs`, one of each night.
+
+    origin: which these are, in words.
+    """
 
     deviation: float
     runs: int
+    origin: str = "a stated number"
 
 
 @dataclass(frozen=True)
@@ -138,10 +143,12 @@ def more_runs(side: SideValues, base: SideValues, limit: float) -> int | None:
     return None
 
 
-def historic_noise(values: Sequence[float]) -> HistoricNoise | None:
-    """Return the noise of a series by the values of its earlier runs; None where they are too few."""
+def historic_noise(values: Sequence[float], since: str) -> HistoricNoise | None:
+    """Return the noise of a series by a value of each night since a date; None where they are too few."""
     known = [math.log(value) for value in values if 0 < value < math.inf]
-    return HistoricNoise(statistics.stdev(known), len(known)) if len(known) >= LEAST_HISTORY else None
+    if len(known) < LEAST_HISTORY:
+        return None
+    return HistoricNoise(statistics.stdev(known), len(known), f"{len(known)} nights since {since}")
 
 
 def _exp(logarithm: float) -> float:
@@ -193,13 +200,15 @@ def _standing(low: float, high: float) -> Standing:
 def _too_few(side: SideValues, base: SideValues) -> str:
     counts = f"{len(base.values)} and {len(side.values)} run(s)"
     return (
-        f"{counts}, expected at least {LEAST_RUNS} of each side, or a stored history of {LEAST_HISTORY} runs of the "
-        "series: one run does not show how far runs differ. Run each with --repeat 3, then compare --repeats"
+        f"{counts}, expected at least {LEAST_RUNS} of each side, or {LEAST_HISTORY} stored nights of the series on the "
+        "same machine: one run does not show how far runs differ"
     )
 
 
 def _described(pairs: Sequence[Pair], freedom: int) -> str:
     each_side = (each for side, base in pairs for each in (base, side))
-    known = ["their history" if len(each.values) < LEAST_RUNS else "the runs" for each in each_side]
-    origin = " and ".join(dict.fromkeys(known))
+    known = dict.fromkeys(
+        each.history.origin if each.history and len(each.values) < LEAST_RUNS else "the runs" for each in each_side
+    )
+    origin = " and ".join(known) if len(known) <= _NAMED else f"the runs and nights of {2 * len(pairs)} sides"
     return f"95 %, Welch on logarithms, {freedom} degrees of freedom, noise of {origin}"

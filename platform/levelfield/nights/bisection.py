@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from levelfield.errors import DocumentError, RunFailed
-from levelfield.nights.build_pairs import ArmFailed, arms_of, paired_records
+from levelfield.nights.build_pairs import ArmFailed, PairProgress, arms_of, paired_records
 from levelfield.plan.environment import environment_of
 from levelfield.run.builds import CommitBuild
 from levelfield.run.runtimes.environments import environment_in_use
-from levelfield.series.pairs import MOST_PAIRS, HalfwayTest, PairedTest, Side
+from levelfield.series.pairs import FEWEST_HALFWAY, FEWEST_PAIRS, MOST_PAIRS, HalfwayTest, PairedTest, Side
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import Plan
@@ -121,8 +121,11 @@ class BuildTrials:
 
     def _pairs(self, build: CommitBuild) -> Iterator[tuple[float | None, float | None]]:
         arms = arms_of(self.plan, self.good, build, self._python(build), self.plugins)
-        series = series_of(self.plan)
-        for a, b in paired_records(arms, MOST_PAIRS, self.runs, series, lambda arm, paths: record_of(paths)):
+        series, words = series_of(self.plan), {"a": f"good build {self.good}", "b": f"build {build}"}
+        fewest = FEWEST_PAIRS if self.effect is None else FEWEST_HALFWAY
+        progress = PairProgress(self.figure, self.say, fewest, words=words)
+        keep = progress.keeping(lambda arm, paths: record_of(paths))
+        for a, b in paired_records(arms, MOST_PAIRS, self.runs, series, keep):
             yield getattr(a, self.figure), getattr(b, self.figure)
 
     def _python(self, build: CommitBuild) -> str | None:

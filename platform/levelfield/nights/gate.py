@@ -22,6 +22,7 @@ from levelfield.series.judgement import (
     NoPairs,
     Pair,
     Pairs,
+    build_excess,
     judged_night,
     node_groups,
     ruling_of,
@@ -236,7 +237,10 @@ def _of_group(group: NodeGroup, spending: _Spending) -> Finding | None:
 
 def _of_causes(judged: Sequence[Judged], spending: _Spending) -> tuple[list[Judged], list[Finding]]:
     """Return the series with what their changes of conditions mean for them, and the findings about these changes."""
-    steps = [(around, each.less_build(_build_excess((around, each), spending))) for around, each in judged]
+    steps = [
+        (around, each.less_build(build_excess(around, spending.rulings.get(_name((around, each))))))
+        for around, each in judged
+    ]
     groups = [group for family in families(steps).values() for group in moved(family)]
     moved_ones = {_name(member): len(group.members) > 1 for group in groups for member in group.members}
     found = []
@@ -246,12 +250,6 @@ def _of_causes(judged: Sequence[Judged], spending: _Spending) -> tuple[list[Judg
         found.append((replace(around, is_chance=is_chance, is_of_group=moved_ones.get(name, False)), each))
     shared = [group.finding() for group in groups if len(group.members) > 1]
     return found, [*shared, *_not_compared(judged, spending)]
-
-
-def _build_excess(member: Judged, spending: _Spending) -> float:
-    """Return how much worse tonight's build is than the accepted one, as pairs of this night or an earlier one say."""
-    ruling = spending.rulings.get(_name(member))
-    return ruling.shown if isinstance(ruling, PairRuling) else member[0].build_excess
 
 
 def _not_compared(judged: Sequence[Judged], spending: _Spending) -> Iterator[Finding]:

@@ -193,8 +193,9 @@ def _surroundings(
     digests = tuple(segment.conditions for segment in era.segments[-2:])
     fields = condition_changes(*(given.conditions(digest) for digest in digests))
     here = {point.run_id for point in era.tonight.points}
-    last = next((f for f in reversed(past) if f.pairs and f.run_id in here), None)
-    is_worse = last is not None and last.word == "regression"
+    by_pairs = [f for f in past if f.pairs and f.run_id in here]
+    decided = next((f for f in reversed(by_pairs) if f.build_change is not None), None)
+    is_worse = decided is not None and decided.word == "regression"
     builds = {point.run_id: point.subject for point in nights.history}
     accepted = builds.get(found.accepted.build) if found.accepted else None
     is_other = accepted != builds[found.tonight.run_id]
@@ -202,9 +203,9 @@ def _surroundings(
         plain,
         fields=fields,
         cause=fields or digests,
-        is_due=found.step is not None and is_other and (last is None or is_worse),
+        is_due=found.step is not None and is_other and (not by_pairs or is_worse),
         is_known_worse=is_worse,
-        build_excess=excess_of(last.build_change, found.figure) if last and last.build_change else 0.0,
+        build_excess=excess_of(decided.build_change or 0.0, found.figure) if decided else 0.0,
     )
 
 

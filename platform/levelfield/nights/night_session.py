@@ -21,7 +21,7 @@ from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
-from levelfield.nights.build_pairs import arms_of, paired_records, shared_python
+from levelfield.nights.build_pairs import PairProgress, arms_of, paired_records, shared_python
 from levelfield.nights.gate import (
     MOST_PAIRS_OF_A_NIGHT,
     Confirmation,
@@ -79,9 +79,13 @@ PURPOSES: dict[tuple[str, str], Purpose] = {
 
 
 class NightOutput(Protocol):
-    """What shows a night while it runs: its sentences, its steps, and the progress of its pages."""
+    """What shows a night while it runs: its sentences, its steps, and the progress of its pages.
+
+    note: a sentence that has to be known in the morning, too.
+    """
 
     def say(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
     def listener(self) -> Listener: ...
     def announced(self, jobs: Iterator[scheduler.Job]) -> Iterator[scheduler.Job]: ...
     def finished(self, result: Result, runs: Path) -> None: ...
@@ -164,8 +168,8 @@ class NightSession:
         """Return the findings after pairs, and the null pairs of the week, within the budgets."""
         wanted = suspects(given)
         first = {found.series: found for found in reversed(wanted)}  # of a series' figures the likeliest
-        pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.say)
-        nulls = PairRuns(self._null_pairs, self._holds_pair, self.output.say, "null pairs")
+        pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
+        nulls = PairRuns(self._null_pairs, self._holds_pair, self.output.note, "null pairs")
         seconds = {entry.series: entry.seconds for entry in self.state.entries if entry.series and entry.seconds}
         if series := weekly_series(given, seconds):
             deque(islice(nulls.of(series), WEEKLY_PAIRS), 0)
@@ -182,7 +186,6 @@ class NightSession:
         with self.output.bytes_progress("writing pages") as progress:
             judged = [finding.model_dump(mode="json") for finding in report.findings]
             build_pages(self.store, folder, self.registry, judged, progress)
-        self.output.say(f"pages: {folder / 'index.html'}")
 
     def _start(self, job: scheduler.Job) -> Result:
         listener, reference = self.output.listener(), partial(reference_of, self.registry)
@@ -211,7 +214,7 @@ class NightSession:
         why = out_of_line(earlier, rates)
         keep_control(path, rates)
         if why:
-            self.output.say(f"quarantine for this night: {why}")
+            self.output.note(f"quarantine for this night: {why}")
         return why
 
     def _holds_pair(self, series: str) -> bool:
@@ -241,7 +244,8 @@ class NightSession:
         figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
         done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
-        keep = partial(self._keep_arm, suspect.series, "confirm")
+        kept = partial(self._keep_arm, suspect.series, "confirm")
+        keep = PairProgress(suspect.figure, self.output.say).keeping(kept, done)
         return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
 
     def _null_pairs(self, series: str) -> Iterator[RecordPair] | str:
@@ -253,7 +257,9 @@ class NightSession:
         if isinstance(arms, str):
             return arms
         self.output.say(f"null pairs of {run.name}: tonight's build on both sides")
-        keep = partial(self._keep_arm, series, "null")
+        sides = {"a": "first side", "b": "second side"}
+        progress = PairProgress("tokens_per_second_per_device", self.output.say, words=sides)
+        keep = progress.keeping(partial(self._keep_arm, series, "null"))
         return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep)
 
     def _keep_arm(self, series: str, kind: Literal["confirm", "null"], arm: str, paths: RunPaths) -> RunRecord:
@@ -275,7 +281,7 @@ def _work(registry: Registry, store: Store, asked: NightRequest, output: NightOu
     planned = {}
     for job in jobs:
         if job.plan.refusal:
-            output.say(f"not expected here: {_name(job.plan)}: {' '.join(job.plan.refusal.split())}")
+            output.note(f"not expected here: {_name(job.plan)}: {' '.join(job.plan.refusal.split())}")
         else:
             planned[_name(job.plan)] = job
     if not planned:

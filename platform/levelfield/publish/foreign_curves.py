@@ -1,7 +1,7 @@
 """Loss curves that others wrote: tables, logs of trainings and TensorBoard's event files, read as step -> loss.
 
-The format is found in the content, not in the name of the file. Sources of the formats: Megatron-LM's `training_log`,
-FlagPerf's `perf_logger`, the trainer of PaddleNLP, the log history of transformers, TensorBoard's `Event` message.
+The format is found in the content, not in the name of the file. Sources of the formats: those of foreign_logs.py, the
+log history of transformers, TensorBoard's `Event` message.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import math
-import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +17,13 @@ from typing import Any
 
 from levelfield.errors import DocumentError
 from levelfield.node.regular_files import read_regular
+from levelfield.publish.foreign_logs import TOOLS, find_log
 from levelfield.specs.bounded_reading import MOST_BYTES
 
 Points = Iterator[tuple[int, float]]
 STEP_NAMES = ("step", "steps", "iteration", "iter", "global_step", "global_steps")
 LOSS_NAMES = ("loss", "lm loss", "lm_loss", "train_loss", "train/loss", "value")
-_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|NaN|inf|-inf)"
-LOG_LINES = (
-    re.compile(rf"iteration\s+(?P<step>\d+)/\s*\d+ \|.*?\blm loss: (?P<loss>{_NUMBER})"),  # Megatron-LM
-    re.compile(rf"\bloss: (?P<loss>{_NUMBER}),.*?\bglobal_step: (?P<step>\d+)\b"),  # PaddleNLP
-)
-FLAGPERF = "[PerfLog] "
-EXPECTED = "a table with a step and a loss, JSON, a log of Megatron, FlagPerf or PaddleNLP, or a TensorBoard event file"
+EXPECTED = f"a table with a step and a loss, JSON, a log of {TOOLS}, or a TensorBoard event file"
 
 # A record is its length (8 bytes), a checksum of it (4), the message and its checksum (4). Of `Event` these fields are
 # read: 2 step, 5 summary; of a summary's value: 1 tag, 2 simple_value, 8 tensor (4 tensor_content, 5 float_val).
@@ -79,8 +73,9 @@ def _curve(points: list[tuple[int, float]]) -> dict[int, float]:
 def _points(text: str, tag: str | None) -> Points:
     if text.lstrip()[:1] in ("[", "{") and (found := _json(text)) is not None:
         return _of_values(found, tag)
-    logged = list(_logged(text))
-    return iter(logged) if logged else _tabled(text, tag)
+    if log := find_log(io.StringIO(text, newline=None)):
+        return ((each.step, each.figures["loss"]) for each in log.steps if "loss" in each.figures)
+    return _tabled(text, tag)
 
 
 def _json(text: str) -> Any:
@@ -119,24 +114,6 @@ def _of_row(row: dict[str, Any], tag: str | None) -> Points:
     loss = next((fields[name] for name in losses if fields.get(name) not in (None, "")), None)
     if step is not None and loss is not None:
         yield int(float(step)), float(loss)
-
-
-def _logged(text: str) -> Points:
-    for line in text.splitlines():
-        if FLAGPERF in line:
-            yield from _perf_event(line.split(FLAGPERF, 1)[1])
-        elif found := next((m for pattern in LOG_LINES if (m := pattern.search(line))), None):
-            yield int(found["step"]), float(found["loss"])
-
-
-def _perf_event(text: str) -> Points:
-    """Yield the point of one event of FlagPerf's log. Other events, and a line that was cut off, give none."""
-    try:
-        event = json.loads(text)
-    except json.JSONDecodeError:
-        return
-    if isinstance(event, dict) and event.get("event") == "STEP_END" and isinstance(event.get("value"), dict):
-        yield from _of_row(event["value"], "loss")
 
 
 def _tabled(text: str, tag: str | None) -> Points:

@@ -1,8 +1,8 @@
-"""Measured results beside published rows of the same case, by one convention. Each figure has its origin.
+"""Measured results beside published rows and reported runs of the same case, by one convention, each with its origin.
 
 Published tokens/s are converted to tokens/s per device. MFU is computed from them by `palm` with the case's own
 parameters and Levelfield's peak of the chip. Memory is that of one device in bytes. A figure that cannot be converted
-is absent, with the reason.
+is absent, with the reason. A reported run is a log that `evidence read` read; its case is the reader's word.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UnknownName
 from levelfield.measure.utilisation import mfu, peak_range
+from levelfield.publish.reported_runs import RATE, differences
 from levelfield.report import words
 from levelfield.report.escapes import markdown, table
 from levelfield.report.sheets import padded
 from levelfield.report.tables import csv_text
 from levelfield.report.words import gib, number, wrapped
-from levelfield.specs.case import Work
-from levelfield.specs.figures import PublishedRow
+from levelfield.specs.case import Precision, Work
+from levelfield.specs.figures import FigureSet, PublishedRow
+from levelfield.specs.reported import ReportedFigure, ReportedRow, ReportedSet
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import Chip
 
@@ -34,13 +36,15 @@ _CONVENTION = (
     "parameters and Levelfield's peak of the chip, memory of one device in GiB."
 )
 _INDENT = 11
+NO_CHIP = "the log's chip is not stated"
 
 
 @dataclass(frozen=True)
 class FigureRow:
     """One row, measured or published. mfu_low, mfu_high: fractions of the peak; they differ only for mixed fp8.
 
-    *_from: the origin of the figure, or the reason why it is absent.
+    *_from: the origin of the figure, or the reason why it is absent. source: the public place, of a reported run with
+    its day; empty for a measured row.
     """
 
     origin: str
@@ -49,9 +53,10 @@ class FigureRow:
     framework: str
     hardware: str
     layout: str
-    micro_batch: int
+    micro_batch: int | None
     precision: str
     status: str
+    source: str
     tokens_per_second_per_device: float | None
     tokens_from: str
     mfu_low: float | None
@@ -79,13 +84,13 @@ class FigureRow:
 
 
 def beside(results: Sequence[Result], registry: Registry) -> list[FigureRow]:
-    """Return the lines of each case: measured ones, then published ones."""
+    """Return the lines of each case: measured ones, then published ones, then reported ones."""
     lines: list[FigureRow] = []
     for case in dict.fromkeys(result.case for result in results):
         own = [result for result in results if result.case == case]
         lines += [measured(result) for result in own]
         if any(result.scale == "full" for result in own):
-            lines += published(case, registry)
+            lines += [*published(case, registry), *reported(case, registry)]
     return lines
 
 
@@ -94,7 +99,7 @@ def remarks(results: Sequence[Result], lines: Sequence[FigureRow]) -> Iterator[s
     for case in dict.fromkeys(result.case for result in results):
         if all(result.scale == "smoke" for result in results if result.case == case):
             yield f"{case}: measured at smoke scale; published rows are full-scale work, so none is shown"
-        elif not any(line.case == case and line.origin == "published" for line in lines):
+        elif not any(line.case == case and line.origin != "measured" for line in lines):
             yield f"{case}: found no published row of this case"
 
 
@@ -113,6 +118,7 @@ def measured(result: Result) -> FigureRow:
         micro_batch=result.micro_batch,
         precision=result.precision,
         status=words.status(result),
+        source="",
         tokens_per_second_per_device=speed.tokens_per_second_per_device if speed else None,
         tokens_from="measured" if speed else f"the run is {words.status(result)}",
         mfu_low=found.low if found else None,
@@ -126,12 +132,46 @@ def measured(result: Result) -> FigureRow:
 def published(case: str, registry: Registry) -> list[FigureRow]:
     """Return the published rows of this case in all sets, converted."""
     sets = [registry.figures(name) for name in sorted(registry.published)]
-    rows = [(figures.name, row) for figures in sets for row in figures.rows if row.setting.case == case]
+    rows = [(figures, row) for figures in sets for row in figures.rows if row.setting.case == case]
     if not rows:
         return []
     work = registry.case(case).work("full")
     chips = {row.setting.chip: _chip(row.setting.chip, registry) for _, row in rows}
-    return [_published(name, row, work, chips[row.setting.chip]) for name, row in rows]
+    return [_published(figures, row, work, chips[row.setting.chip]) for figures, row in rows]
+
+
+def reported(case: str, registry: Registry) -> list[FigureRow]:
+    """Return the reported runs that their readers take for this case, with what they did otherwise."""
+    sets = [registry.reported_set(name) for name in sorted(registry.reported)]
+    rows = [(found, row) for found in sets for row in found.rows if row.case == case]
+    work = registry.case(case).work("full") if rows else None
+    return [_reported(found, row, work, _chip(row.chip, registry)) for found, row in rows if work]
+
+
+def _reported(found: ReportedSet, row: ReportedRow, work: Work, chip: Chip | str) -> FigureRow:
+    figures = {name: row.figures.get(name) for name in (RATE, "memory_bytes")}
+    tokens, memory = (figure or ReportedFigure(value=None, how="not in the document") for figure in figures.values())
+    length = row.sequence_length or work.training.sequence_length
+    low, high, mfu_from = _utilisation(tokens.value, row.precision, length, work, chip if row.chip else NO_CHIP)
+    return FigureRow(
+        origin="reported",
+        name=f"{found.name}: {row.name}",
+        case=row.case or "",
+        framework=row.framework or row.format,
+        hardware=f"{row.devices or words.NONE}x {row.chip or 'chip not stated'}",
+        layout=row.layout or words.NONE,
+        micro_batch=row.micro_batch,
+        precision=row.precision or words.NONE,
+        status="; ".join(["reported", *differences(row, work)]),
+        source=found.source,
+        tokens_per_second_per_device=tokens.value,
+        tokens_from=tokens.how,
+        mfu_low=low,
+        mfu_high=high,
+        mfu_from=mfu_from,
+        memory_bytes=memory.value,
+        memory_from=memory.how,
+    )
 
 
 def _chip(name: str | None, registry: Registry) -> Chip | str:
@@ -144,14 +184,14 @@ def _chip(name: str | None, registry: Registry) -> Chip | str:
         return str(problem)
 
 
-def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> FigureRow:
+def _published(figures: FigureSet, row: PublishedRow, work: Work, chip: Chip | str) -> FigureRow:
     s, (tokens, tokens_from) = row.setting, rate(row)
-    low, high, mfu_from = _utilisation(tokens, row, work, chip)
+    low, high, mfu_from = _utilisation(tokens, s.precision, s.sequence_length, work, chip)
     memory = row.values("memory_bytes")
     printed = f"printed: the fullest of {len(memory)} pipeline stages" if len(memory) > 1 else "printed"
     return FigureRow(
         origin="published",
-        name=f"{name}: {row.name}",
+        name=f"{figures.name}: {row.name}",
         case=s.case or "",
         framework=f"{s.framework} {s.framework_version or ''}".strip(),
         hardware=f"{s.nodes}x{s.devices_per_node} {s.chip or 'withheld'}",
@@ -159,6 +199,7 @@ def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> Fi
         micro_batch=s.micro_batch,
         precision=s.precision,
         status=row.status,
+        source=", ".join(source.where for source in figures.sources.values()),
         tokens_per_second_per_device=tokens,
         tokens_from=tokens_from,
         mfu_low=low,
@@ -170,15 +211,16 @@ def _published(name: str, row: PublishedRow, work: Work, chip: Chip | str) -> Fi
 
 
 def _utilisation(
-    tokens: float | None, row: PublishedRow, work: Work, chip: Chip | str
+    tokens: float | None, precision: Precision | None, length: int, work: Work, chip: Chip | str
 ) -> tuple[float | None, float | None, str]:
-    """Return (low, high, origin): MFU by `palm` from published tokens/s, or None with the reason."""
+    """Return (low, high, origin): MFU by `palm` from others' tokens/s, or None with the reason."""
     if tokens is None:
         return None, None, "no tokens/s to convert"
     if isinstance(chip, str):
         return None, None, chip
-    peaks = peak_range(row.setting.precision, chip.peaks)
-    found = mfu("palm", work.model, work.training.sequence_length, tokens, peaks)
+    if precision is None:
+        return None, None, "the log does not print the precision"
+    found = mfu("palm", work.model, length, tokens, peak_range(precision, chip.peaks))
     if found.high is None:
         return None, None, str(found.reason)
     return found.low, found.high, f"converted: {found.formula} of {found.peak_tflops:g} TFLOP/s, {found.peak_source}"
@@ -227,8 +269,11 @@ def as_text(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
 def _parts(line: FigureRow) -> Iterator[str]:
     blank = " " * _INDENT
     yield padded((line.origin, line.name), (_INDENT,), gap="")
-    hardware = f"{line.framework} on {line.hardware}, {line.layout}, micro-batch {line.micro_batch}, {line.precision}"
+    micro_batch = line.micro_batch or words.NONE
+    hardware = f"{line.framework} on {line.hardware}, {line.layout}, micro-batch {micro_batch}, {line.precision}"
     yield f"{blank}{hardware}{'' if line.status in ('published', 'valid') else f', {line.status}'}"
+    if line.origin == "reported":
+        yield f"{blank}source: {line.source}"
     tokens = f"{number(line.tokens_per_second_per_device)} tokens/s/device{_converted(line, line.tokens_from)}"
     if len(line.absent) < FIGURES:
         yield f"{blank}{tokens}, {gib(line.memory_bytes)}"
@@ -242,7 +287,9 @@ def _absent(line: FigureRow) -> list[str]:
 
 def _converted(line: FigureRow, how: str) -> str:
     return (
-        f" ({how.partition(':')[0]})" if line.origin == "published" and how.startswith(("converted", "printed")) else ""
+        f" ({how.partition(':')[0]})"
+        if line.origin != "measured" and how.startswith(("converted", "computed", "printed"))
+        else ""
     )
 
 
@@ -252,13 +299,14 @@ def as_markdown(lines: Sequence[FigureRow], said: Sequence[str]) -> str:
     figures = ("tokens/s/device", "MFU (palm)", "memory")
     rows = table((*names, *figures), map(_row, lines))
     absent = [f"{line.name}: {reason}" for line in lines for reason in _absent(line)]
+    absent += [f"{line.name}: from {line.source}" for line in lines if line.origin == "reported"]
     return "\n".join([*rows, "", _CONVENTION, "", *(f"- {markdown(text)}" for text in (*absent, *said))]) + "\n"
 
 
 def _row(line: FigureRow) -> tuple[str, ...]:
     named = ("origin", "name", "framework", "hardware", "layout", "micro_batch", "precision", "status")
     return (
-        *(str(getattr(line, name)) for name in named),
+        *(str(getattr(line, name) or words.NONE) for name in named),
         f"{number(line.tokens_per_second_per_device)}{_converted(line, line.tokens_from)}",
         f"{line.mfu}{_converted(line, line.mfu_from)}",
         gib(line.memory_bytes),

@@ -26,6 +26,7 @@ from levelfield.user_folders import own_cache
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 GIT_SECONDS = 300.0
+_BETWEEN = "\x1f"  # the fields of a commit; no author or subject has one
 NO_STORE = {"LEVELFIELD_STORE": "none"}  # the nightly itself records the runs of a build
 Say = Callable[[str], None]
 
@@ -78,6 +79,27 @@ def commits_between(good: str, bad: str) -> list[str]:
             f"bisect {good} {bad}: found no commits between them; expected a good commit before the bad one"
         )
     return [first, *listed]
+
+
+class LoggedCommit(NamedTuple):
+    commit: str
+    author: str
+    subject: str
+
+
+def commit_log(first: str, last: str, most: int) -> tuple[list[LoggedCommit], int]:
+    """Return the newest commits that `last` has and `first` has not, and how many there are. Raises RunFailed."""
+    for commit in (first, last):
+        if not _COMMIT.fullmatch(commit):
+            raise RunFailed(f"found '{commit[:80]}', expected a full commit")
+    try:
+        _git("cat-file", "-e", f"{first}^{{commit}}")
+    except RunFailed:
+        why = "its history was changed" if _git("rev-parse", "--is-shallow-repository") == "false" else "it is shallow"
+        raise RunFailed(f"the checkout has no commit {first[:12]}: {why}; `git fetch --unshallow` gets more") from None
+    log = _git("log", f"--max-count={most}", f"--format=%H{_BETWEEN}%an{_BETWEEN}%s", f"{first}..{last}")
+    count = int(_git("rev-list", "--count", f"{first}..{last}"))
+    return [LoggedCommit(*line.split(_BETWEEN, 2)) for line in log.splitlines()], count
 
 
 def _pinned(folder: Path, pin: Pin) -> None:

@@ -97,6 +97,11 @@ def judged_night(found: Examination, around: Surroundings, ruling: PairRuling | 
     return _by_nights(found, around, level, ruling)
 
 
+def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> float:
+    """Return how much worse tonight's build is than the accepted one, as a cost, by the last pairs that decided."""
+    return ruling.shown if isinstance(ruling, PairRuling) and ruling.is_decided else around.build_excess
+
+
 def ruling_of(found: Examination, pairs: Pairs, nulls: Pairs = (), more: Iterable[Pair] = ()) -> PairRuling:
     """Return what the pairs of a night show, held against null pairs where they show a regression."""
     ruling = judged_pairs(list(pairs), found.figure, found.direction, found.expected_first)
@@ -109,7 +114,7 @@ def _is_step(found: Examination, around: Surroundings) -> bool:
 
 def _by_pairs(found: Examination, around: Surroundings, level: Level, ruling: PairRuling) -> Finding:
     """Return what the pairs show: B against A is the build, A against its level the conditions, and both can be."""
-    found = found.less_build(ruling.shown)
+    found = found.less_build(build_excess(around, ruling))
     if found.step is None or ruling.build == "regression":
         return _of_build(found, around, level, ruling.word, ruling)
     if _is_step(found, around):
@@ -206,7 +211,7 @@ def _finding(
         level=value_of(level.cost, found.figure), level_since=level.since, nights=level.n,
         detectable=abs(change_of(detectable(level), found.figure)), run_id=found.tonight.run_id, detail=detail,
         fields=fields, node=found.tonight.node, pairs=ruling.pairs if ruling else 0,
-        build_change=change_of(ruling.shown, found.figure) if ruling else None,
+        build_change=change_of(ruling.shown, found.figure) if ruling and ruling.is_decided else None,
         conditions_change=_conditions_change(found, ruling),
     )  # fmt: skip
 

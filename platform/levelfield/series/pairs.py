@@ -68,6 +68,11 @@ class PairRuling:
         return self.excess if abs(self.excess) > max(FLOOR, reach) else 0.0
 
     @property
+    def is_decided(self) -> bool:
+        """Whether it says which build is worse, or that neither is."""
+        return self.build not in ("inconclusive", "more pairs")
+
+    @property
     def is_final(self) -> bool:
         return self.word != "more pairs"
 

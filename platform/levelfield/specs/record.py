@@ -108,10 +108,14 @@ class Series(Value):
         return labelled(self.framework, self.further_version)
 
     @property
+    def target(self) -> str:
+        """The case string that runs it, such as `gpt3_6.7B:torch:cpu:1:2`."""
+        return f"{self.case}:{self.framework_label}:{self.chip}:{self.nodes}:{self.devices // self.nodes}"
+
+    @property
     def label(self) -> str:
         """Return the series in a line, such as `gpt3_6.7B:torch:cpu:1:2 smoke fp32 DP1TP2PP1 mb8`."""
-        target = f"{self.case}:{self.framework_label}:{self.chip}:{self.nodes}:{self.devices // self.nodes}"
-        return f"{target} {self.scale} {self.precision} {self.layout} mb{self.micro_batch}"
+        return f"{self.target} {self.scale} {self.precision} {self.layout} mb{self.micro_batch}"
 
 
 class Conditions(Value):

@@ -75,11 +75,12 @@ def test_sides_that_are_not_comparable_end_with_4(compared: Compared, capsys: py
 def test_one_run_a_side_takes_the_noise_from_the_store(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(BOTH, "T100001Z", "T100010Z") == 0
     assert "inconclusive" in capsys.readouterr().out
-    older = repeats(*(999.0 + i for i in range(8)), first=30)
-    older += repeats(*(399.0 + i / 2 for i in range(8)), first=40, framework="paddle")
+    nights = [f"2026-11-{day:02}T03:00:00+00:00" for day in range(1, 9)]
+    older = [record(30 + i, 999.0 + i, began=began) for i, began in enumerate(nights)]
+    older += [record(40 + i, 399.0 + i / 2, began=began, framework="paddle") for i, began in enumerate(nights)]
     assert compared(older, "T100001Z", "T100010Z") == 0
-    text = capsys.readouterr().out
-    assert "noise of their history" in text and "lower" in text
+    text = " ".join(capsys.readouterr().out.split())
+    assert "noise of 9 nights since 2026-11-01" in text and "lower" in text
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def quiet(record: RunRecord, count: int = NIGHTS) -> list[RunRecord]:
 def test_a_quiet_night_is_green(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run))
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS - 1))
-    assert code == 0 and out.startswith(f"compared 1 of 1 series of night {night(NIGHTS - 1)} with levels")
+    assert code == 0 and f"\ncompared 1 of 1 series of night {night(NIGHTS - 1)} with levels" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -133,7 +133,7 @@ def test_days_of_runs_by_hand_are_nights(command: Command, url: str, stored_run:
         store.add([nightly(stored_run, number, **by_hand) for number in range(NIGHTS)])
     for arguments in ((), ("--night", night(NIGHTS - 1))):
         code, out, _ = command("nightly", "gate", *arguments)
-        assert code == 0 and out.startswith(f"compared 1 of 1 series of night {night(NIGHTS - 1)}")
+        assert code == 0 and f"\ncompared 1 of 1 series of night {night(NIGHTS - 1)}" in out
 
 
 def test_every_format_is_written_to_a_file(command: Command, url: str, stored_run: RunRecord, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_every_format_is_written_to_a_file(command: Command, url: str, stored_ru
     assert (code, out) == (4, "") and err.startswith("compared 1 of 1")
     assert ElementTree.fromstring((tmp_path / "gate").read_text()).find(".//failure") is not None
     assert command(*where, "--format", "markdown", "--advisory")[0] == 0
-    assert (tmp_path / "gate").read_text().startswith("| word |")
+    assert (tmp_path / "gate").read_text().startswith(f"**night {night(NIGHTS + 1)} fails: 1 regression**")
     command(*where, "--format", "json")
     assert json.loads((tmp_path / "gate").read_text())["exit_code"] == 4
 
@@ -152,7 +152,7 @@ def test_every_format_is_written_to_a_file(command: Command, url: str, stored_ru
 def test_a_missing_entry_is_exit_code_3(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run))
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS))
-    assert code == 3 and out.startswith(f"compared 0 of 1 series of night {night(NIGHTS)}") and "missing" in out
+    assert code == 3 and out.startswith(f"night {night(NIGHTS)} is incomplete: 1 missing\ncompared 0 of 1 series")
 
 
 def test_a_suite_is_compared_alone(command: Command, url: str, stored_run: RunRecord) -> None:
@@ -179,6 +179,77 @@ def test_accepting_a_level_ends_the_regression(command: Command, url: str, store
     assert event["kind"] == "baseline" and event["level"]["tokens_per_second_per_device"] == pytest.approx(
         900, rel=0.02
     )
+
+
+class TestAcceptAll:
+    """Three series: ten quiet nights, two nights, and ten of which the last two are slower."""
+
+    @pytest.fixture
+    def filled(self, url: str, stored_run: RunRecord) -> dict[str, str]:
+        records = [
+            nightly(stored_run, number, 0.9 if case == "worse" and number >= 8 else 1.0, series={"case": case},
+                    run_id=f"{case}{number}", content=f"sha256:{case}{number}")
+            for case, numbers in (("calm", range(10)), ("young", range(8, 10)), ("worse", range(10)))
+            for number in numbers
+        ]  # fmt: skip
+        with Store.open(url) as store:
+            store.add(records)
+            return {found.series.case: found.digest for found in store.series()}
+
+    def accepted(self, command: Command, *more: str) -> tuple[int, dict[str, str], dict[str, str]]:
+        code, out, _ = command("nightly", "accept", "--all", "--why", "first levels", "--who", "ann", "--json", *more)
+        found = json.loads(out)
+        refused = {each["label"].split(":")[0]: each["why"] for each in found["refused"]}
+        return code, {event["series"]: event["why"] for event in found["accepted"]}, refused
+
+    def test_every_series_whose_evidence_suffices_is_accepted_for_one_reason(
+        self, command: Command, url: str, filled: dict[str, str]
+    ) -> None:
+        command("nightly", "gate", "--night", night(8))
+        command("nightly", "gate", "--night", night(9))
+        dry = self.accepted(command, "--dry-run")
+        assert command("nightly", "levels")[1] == "no events; `nightly accept` makes one\n"
+        code, accepted, refused = self.accepted(command)
+        assert (code, accepted, refused) == dry and code == 0
+        assert accepted == {filled["calm"]: "first levels"}
+        assert refused["young"].startswith("found 2 valid nights, expected at least 3")
+        assert refused["worse"] == "regression in this night; accept it alone, or add --worse"
+        with Store.open(url) as store:
+            (event,) = store.events()
+        assert (event.series, event.kind, event.who) == (filled["calm"], "baseline", "ann")
+
+    def test_what_the_night_found_worse_is_accepted_by_its_own_rule(
+        self, command: Command, filled: dict[str, str]
+    ) -> None:
+        """One changed night is no level yet."""
+        command("nightly", "gate", "--night", night(8))
+        command("nightly", "gate", "--night", night(9))
+        assert self.accepted(command, "--worse")[2]["worse"].startswith("found 1 valid nights")
+
+    def test_it_is_readable_and_says_what_was_not_accepted(self, command: Command, filled: dict[str, str]) -> None:
+        code, out, _ = command("nightly", "accept", "--all", "--why", "first levels", "--night", night(9))
+        assert code == 0 and max(map(len, out.splitlines())) <= 80 and "not accepted: found 2 valid nights" in out
+        assert out.count("no pairs can run this build") == 1 and out.endswith("\n1 accepted, 2 not\n")
+
+    def test_none_that_could_be_accepted_is_exit_code_2(
+        self, command: Command, url: str, stored_run: RunRecord
+    ) -> None:
+        fill(url, [nightly(stored_run, NIGHTS)])
+        code, out, _ = command("nightly", "accept", "--all", "--why", "x", "--night", night(NIGHTS))
+        assert code == 2 and out.endswith("0 accepted, 1 not\n")
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (("--all", "tiny"), "found also a series or --run"),
+            (("--all", "--run", "x"), "found also a series or --run"),
+            ((), "found no series without --all"),
+            (("tiny", "--dry-run"), "found --dry-run without --all"),
+        ],
+    )
+    def test_options_that_do_not_go_together(self, command: Command, arguments: tuple[str, ...], says: str) -> None:
+        code, _, err = command("nightly", "accept", *arguments, "--why", "x")
+        assert code == 2 and says in " ".join(err.split())
 
 
 def test_a_driver_that_costs_is_a_step_until_it_is_accepted(command: Command, url: str, stored_run: RunRecord) -> None:

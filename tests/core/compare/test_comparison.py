@@ -103,14 +103,20 @@ def test_steps_of_one_run_are_never_taken_for_runs() -> None:
 class TestOneRunWithAHistory:
     SIDES = ([record(1, 1000)], [record(2, 900, framework="paddle")])
 
-    def histories(self, **changes: Any) -> dict[str, list[Point]]:
+    def histories(self, nights: int = 10, **changes: Any) -> dict[str, list[Point]]:
         return {
             run.series.fingerprint(): [
-                point(run, run_id=f"old{i}", tokens_per_second_per_device=rate * (1 + 0.001 * (-1) ** i), **changes)
-                for i in range(10)
+                point(
+                    run, **(self.night(i) | {"tokens_per_second_per_device": rate * (1 + 0.001 * (-1) ** i)} | changes)
+                )
+                for i in range(nights)
             ]
             for (run,), rate in zip(self.SIDES, (1000, 900), strict=True)
         }
+
+    @staticmethod
+    def night(number: int) -> dict[str, str]:
+        return {"run_id": f"old{number}", "began": f"2026-11-{number + 1:02}T03:00:00+00:00"}
 
     def standing(self, histories: dict[str, list[Point]]) -> str:
         found = figure(of(*self.SIDES, histories=histories), "tokens_per_second_per_device")
@@ -118,6 +124,42 @@ class TestOneRunWithAHistory:
 
     def test_the_history_of_both_series_shows_the_noise(self) -> None:
         assert self.standing(self.histories()) == "lower"
+
+    def test_the_source_of_the_interval_is_said(self) -> None:
+        found = of(*self.SIDES, histories=self.histories())
+        said = " ".join(as_text(sheets(found)).split())
+        assert "noise of 10 nights since 2026-11-01" in said and "to decide" not in said
+
+    def test_many_runs_of_one_night_are_one_night(self) -> None:
+        assert self.standing(self.histories(began="2026-11-01T03:00:00+00:00")) == "inconclusive"
+        assert self.standing(self.histories(night="2026-11-01")) == "inconclusive"
+
+    def test_the_newest_45_nights_count(self) -> None:
+        """Sixty nights, of which the first fifteen were ten times slower: with one of them the noise is wide."""
+        histories = self.histories(30)
+        digest, points = next(iter(histories.items()))
+        later = [p.model_copy(update={"run_id": f"new{i}", "night": f"{i}"}) for i, p in enumerate(points)]
+        for slow, standing in ((15, "lower"), (16, "within noise")):
+            first = [p.model_copy(update={"tokens_per_second_per_device": 100.0}) for p in points[:slow]]
+            assert self.standing(histories | {digest: [*first, *points[slow:], *later]}) == standing
+
+    def test_the_utilisation_of_nights_shows_its_noise_too(self) -> None:
+        found = figure(of(*self.SIDES, histories=self.histories(mfu=0.4)), "mfu_palm")
+        assert found.ratios[0].standing == "within noise"
+
+    @pytest.mark.parametrize(
+        ("other", "command"),
+        [
+            ({}, "compare --duel gpt:torch:X1:1:1 gpt:paddle:X1:1:1 --scale smoke"),
+            ({"node": "node-2"}, "run_benchmarks.py --case gpt:paddle:X1:1:1 --repeat 3 --scale smoke"),
+            ({"chip": "X2"}, "run_benchmarks.py --case gpt:paddle:X2:1:1 --repeat 3 --scale smoke"),
+        ],
+    )
+    def test_without_one_the_deciding_command_is_said(self, other: dict[str, str], command: str) -> None:
+        """A duel needs one machine with both sides."""
+        found = of([record(1, 1000)], [record(2, 900, framework="paddle", **other)])
+        assert command in " ".join(as_text(sheets(found)).split())
+        assert as_values(found)["figures"][0]["ratios"]["B"]["decided_by"].endswith(command)
 
     def test_the_history_of_one_does_not(self) -> None:
         both = self.histories()
@@ -171,3 +213,20 @@ def test_what_a_run_says_is_harmless() -> None:
 def test_one_side_is_no_comparison() -> None:
     with pytest.raises(UsageError, match="found 1 side, expected at least 2"):
         of(repeats(*A))
+
+
+def to_loss(runs: list[RunRecord], level: float, *seconds: float | None) -> list[RunRecord]:
+    return [
+        run.model_copy(update={"result": {**run.result, "to_loss": {"level": level, "seconds": each, "reason": "x"}}})
+        for run, each in zip(runs, seconds, strict=True)
+    ]
+
+
+def test_times_to_a_loss_are_compared_at_one_level_only() -> None:
+    one = to_loss(repeats(*A), 2.66, 10.0, 10.1, 9.9)
+    same = figure(of(one, to_loss(repeats(*B, first=10), 2.66, 20.0, 20.2, 19.8)), "seconds_to_loss")
+    assert same.ratios[0].value == pytest.approx(2.0) and same.ratios[0].standing == "higher"
+    other = figure(of(one, to_loss(repeats(*B, first=10), 2.67, 20.0, 20.2, 19.8)), "seconds_to_loss")
+    assert other.ratios[0].value is None and "different levels: 2.66, 2.67" in other.ratios[0].reason
+    none = figure(of(one, to_loss(repeats(*B, first=10), 2.66, None, None, None)), "seconds_to_loss")
+    assert none.ratios[0].standing == "no ratio" and none.sides[1].reason == "x"

@@ -176,6 +176,31 @@ def test_the_history_of_a_series_gives_a_cell_of_one_run_its_noise() -> None:
     assert matrix(latest, "framework", histories=stored).ratios[0].ratio.standing == "higher"
 
 
+def test_cautions_stand_at_the_cell_as_in_compare() -> None:
+    """Paddle ran beside other programs and is not aligned; torch ran after it."""
+    used = {"host_in_window": {"value": 1.7}, "host_cores": 2, "devices": []}
+    paddle, torch = record(1, 213, framework="paddle", verdict="unchecked"), record(2)
+    paddle = paddle.model_copy(update={"result": {**paddle.result, "other_use": used}})
+    found = matrix([paddle, torch], "framework")
+    expected = {
+        "paddle": ("alignment unchecked", "other programs up to 1.7 of 2 cores"),
+        "torch": ("run order 11-22 10:00",),
+    }
+    assert {name: cell(found, "gpt", name).cautions for name in found.columns} == expected
+    compared = compare([side_of("A", [paddle]), side_of("B", [torch])]).comparability.with_caution
+    assert {field.name for field in compared} == {"alignment", "other programs", "run order"}
+    said = as_text(sheets(found))
+    assert "213.0 !" in said and "1,000.0 (inconclusive) !" in said and "caution: run order" in " ".join(said.split())
+
+
+def test_an_inconclusive_cell_has_the_command_that_decides_it() -> None:
+    found = matrix([record(1, framework="paddle"), record(2)], "framework")
+    command = "run_benchmarks.py compare --duel gpt:paddle:X1:1:1 gpt:torch:X1:1:1 --scale smoke"
+    assert as_values(found)["rows"][0]["cells"]["torch"]["ratio"]["decided_by"] == command
+    markdown = as_markdown(sheets(found))
+    assert f"to decide: {command}" in markdown.replace("\\_", "_")
+
+
 def test_a_difference_within_noise_has_a_mark() -> None:
     runs = [*three((1000, 1030, 970), 1), *three((1001, 1031, 971), 5, framework="paddle")]
     assert "~)" in as_text(sheets(matrix(runs, "framework")))

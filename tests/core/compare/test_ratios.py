@@ -69,7 +69,7 @@ def test_too_few_runs_give_a_ratio_and_no_interval(counts: tuple[int, int]) -> N
 
 
 def test_a_history_shows_the_noise_of_one_run() -> None:
-    noise = historic_noise([100.0, 101.0] * 5)
+    noise = historic_noise([100.0, 101.0] * 5, "2026-10-11")
     assert noise and noise.runs == 10 and noise.deviation == pytest.approx(0.005, rel=0.06)
     assert ratio(of(103.0, history=noise), of(100.0, history=noise)).standing == "higher"
     assert ratio(of(100.5, history=noise), of(100.0, history=noise)).standing == "within noise"
@@ -77,8 +77,8 @@ def test_a_history_shows_the_noise_of_one_run() -> None:
 
 
 def test_a_short_history_shows_no_noise() -> None:
-    assert historic_noise([100.0] * (LEAST_HISTORY - 1)) is None
-    assert historic_noise([100.0] * (LEAST_HISTORY - 1) + [float("nan")]) is None
+    assert historic_noise([100.0] * (LEAST_HISTORY - 1), "2026-10-11") is None
+    assert historic_noise([100.0] * (LEAST_HISTORY - 1) + [float("nan")], "2026-10-11") is None
 
 
 def test_a_wild_history_makes_a_wide_interval() -> None:
@@ -148,7 +148,7 @@ def test_single_runs_with_a_history_are_rarely_called_different() -> None:
     """The noise between nights is in the history, so single runs of different nights are judged by it."""
     random, different = np.random.default_rng(16), 0
     for _ in range(1000):
-        histories = [historic_noise(list(100 * np.exp(random.normal(0, 0.01, 12)))) for _ in range(2)]
+        histories = [historic_noise(list(100 * np.exp(random.normal(0, 0.01, 12))), "2026-10-11") for _ in range(2)]
         side, base = (of(100 * math.exp(random.normal(0, 0.01)), history=noise) for noise in histories)
         different += ratio(side, base).standing != "within noise"
     assert different <= 50 + 2 * math.sqrt(1000 * 0.05 * 0.95)

@@ -1,10 +1,16 @@
-"""The arms of pairs plan the same containers again."""
+"""The arms of pairs plan the same containers again, and each of their runs is said with what it leaves to do."""
 
 from __future__ import annotations
 
+from itertools import chain
+from pathlib import Path
+
 import pytest
+from compared_records import record
 from levelfield.catalog.registry import Registry
-from levelfield.nights.build_pairs import case_arguments
+from levelfield.nights.build_pairs import PairProgress, abba, case_arguments
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.record import RunRecord
 from plans import make_plan
 
 
@@ -26,3 +32,37 @@ def test_the_arms_take_the_image_that_the_user_names_and_no_other(image: str | N
 def test_arms_without_containers_name_none() -> None:
     words = case_arguments(make_plan(Registry(), "gpt3_6.7B:torch:cpu:1:1", scale="smoke"))
     assert not {"--base-image", "--runtime"} & set(words)
+
+
+def said_of(rates: dict[str, float], done: int = 0, **more: object) -> list[str]:
+    """The lines of four pairs of these rates, each run of 30 s; `done` runs were made by an earlier start."""
+    lines: list[str] = []
+    now = iter(range(0, 10**6, 30))
+    arms = list(chain.from_iterable(abba(4)))
+    records = {
+        arm: record(rate=rate or 1.0, **{"tokens_per_second_per_device": rate or None, **more})
+        for arm, rate in rates.items()
+    }  # type: ignore[arg-type]
+    progress = PairProgress("tokens_per_second_per_device", lines.append, clock=lambda: float(next(now)))
+    keep = progress.keeping(lambda arm, paths: records[arm], [records[arm] for arm in arms[:done]])
+    for arm in arms[done:]:
+        found: RunRecord = keep(arm, RunPaths(Path("x")))
+        assert found is records[arm]
+    return lines
+
+
+def test_each_run_of_a_pair_is_said_with_the_difference_so_far_and_the_time_left() -> None:
+    lines = said_of({"a": 1000.0, "b": 800.0})
+    assert lines[0] == "run 1 of 6 to 14, accepted build: 1,000.0 tokens/s/device; 2:30 to 6:30 left"
+    assert lines[1].startswith("run 2 of 6 to 14, tonight's build: 800.0 tokens/s/device; mean difference -20.0 % of 1")
+    assert lines[5].endswith("mean difference -20.0 % of 3 pairs; at most 4:00 left") and len(lines) == 8
+
+
+def test_the_runs_of_an_earlier_start_count_and_take_no_time() -> None:
+    lines = said_of({"a": 1000.0, "b": 800.0}, done=3)
+    assert lines[0].startswith("run 4 of 6 to 14, accepted build") and "of 2 pairs; 1:00 to 5:00 left" in lines[0]
+
+
+def test_a_run_without_a_figure_is_said_by_its_word_and_is_in_no_mean() -> None:
+    (first, *_), last = said_of({"a": 0.0, "b": 800.0}, word="failed")[:2], said_of({"a": 0.0, "b": 800.0})[-1]
+    assert "accepted build: failed; " in first and "mean difference" not in last

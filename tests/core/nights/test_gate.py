@@ -479,7 +479,7 @@ def test_one_node_alone_does_not_say_whether_it_or_the_build_is_slow() -> None:
 
 def test_beyond_a_hundred_series_a_small_excess_is_chance_and_a_large_one_is_not() -> None:
     quiet = {f"X{i}": [*nights(NIGHT, seed=i), point(NIGHT, 1000.0)] for i in range(120)}
-    small = {**quiet, "S": shifted(-0.0235)}
+    small = {**quiet, "S": shifted(-0.026)}
     assert word(compared(GateInput(day(NIGHT), {"S": small["S"]}, {}))) == "inconclusive"
     (finding,) = [
         f for f in compared(GateInput(day(NIGHT), small, {})).findings if (f.series, f.figure) == ("S", TOKENS)

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from levelfield.cli.main import main
 from levelfield.publish.foreign_curves import scalars
+from levelfield.publish.log_files import read_log_file
+from levelfield.publish.reported_runs import reported
 from levelfield.publish.tool_logs import mllog_lines, write_scalars
 from levelfield.store.database import Store
 from plans import ROOT
@@ -155,3 +157,13 @@ def test_a_failed_export_keeps_the_file_that_was_there(record, tmp_path, monkeyp
     monkeypatch.setattr("levelfield.store.record_lines.row_of", lambda record: 1 / 0)
     assert main(["store", "export", "--format", "csv", "--store", store, "--output", str(file)]) == 5
     assert file.read_text() == "before"
+
+
+def test_our_own_lines_of_mlperf_are_read_as_others_are(record, tmp_path):
+    path = tmp_path / "own.log"
+    path.write_text("".join(mllog_lines(record)))
+    (file,) = read_log_file(path)
+    row = reported(file, {})
+    assert row.format == "MLPerf"
+    assert row.figures["tokens_per_second_per_device"].value == record.tokens_per_second_per_device
+    assert row.figures["last_loss"].value == pytest.approx(record.losses[-1])

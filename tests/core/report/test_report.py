@@ -7,12 +7,12 @@ import io
 import json
 
 import pytest
-from levelfield.cli.terminal import duration
 from levelfield.judge.collector import collect
 from levelfield.report import words
 from levelfield.report.costs import listed
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.tables import as_json, as_markdown, as_text
+from levelfield.report.words import duration
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from levelfield.series.findings import FORMATS, Finding, FindingPage, as_junit, as_markdown, as_text, in_order, written
+from levelfield.series.finding_forms import FORMATS, as_junit, as_markdown, as_text, written
+from levelfield.series.findings import Finding, FindingPage, in_order
+from levelfield.series.ticket import Bisection, Ticket, TicketCommit, command_text, ticket_lines
 
 HOSTILE = 'x\x1b[31m\x00\ufffe|`<img onerror=alert(1)>"@everyone\n# heading ]]> &'
 TOKENS = "tokens_per_second_per_device"
@@ -26,6 +30,15 @@ def page(*findings: Finding, **more: bool) -> FindingPage:
     return FindingPage("compared 38 of 40 series of night 2026-11-22", "2026-11-22", tuple(in_order(findings)), **more)
 
 
+TICKET = Ticket(
+    accepted="a" * 40, tonight="b" * 40, all_commits=7, packages=("torch 2.12.0 -> 2.13.0",),
+    commits=tuple(
+        TicketCommit(commit="b" * 40, author="Ann", subject=subject)
+        for subject in ("Faster kernels", "Merge #12 by @bob", "x " * 150, "Two", "Three", "Four")
+    ),
+    command=("python", "run_benchmarks.py", "nightly", "bisect", "a" * 12, "b" * 12, "--case", "gpt3_6.7B:torch:cpu"),
+    page="https://ci.example.org/case-x.html#s",
+)  # fmt: skip
 MIXED = (
     finding("no change", change=0.001, detail=""),
     finding("missing", figure=None, change=None, low=None, high=None, level=None, detail="expected, not run"),
@@ -35,10 +48,10 @@ MIXED = (
 )
 
 
-def test_the_worst_word_comes_first_and_the_first_line_before_all() -> None:
+def test_the_verdict_comes_first_then_the_counts_then_the_worst_word() -> None:
     lines = as_text(page(*MIXED)).splitlines()
-    assert lines[0].startswith("compared 38 of 40")
-    assert lines[1].startswith("findings: 1 regression, 1 missing, 1 invalid run")
+    assert lines[0] == "night 2026-11-22 fails: 1 regression" and lines[1].startswith("compared 38 of 40")
+    assert lines[2].startswith("findings: 1 regression, 1 missing, 1 invalid run")
     text = "\n".join(lines)
     assert text.index("\nregression") < text.index("\nmissing") < text.index("\ninconclusive")
     assert "tokens/s/device -6.2 % [-7.1 %, -5.3 %] of 5,165.2, the level of 30" in " ".join(text.split())
@@ -52,11 +65,43 @@ def test_a_terminal_shows_some_findings_of_a_word_and_counts_the_others() -> Non
     assert as_markdown(page(*(finding("stale", label=f"series {i}") for i in range(20)))).count("| stale") == 20
 
 
-def test_markdown_has_its_table_first() -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("no change", "regression", "training differs", "missing"), "fails: 1 regression, 1 training differs"),
+        (("no change", "missing", "stale"), "is incomplete: 1 missing"),
+        (("no change", "stale", "stale", "inconclusive"), "passes: 1 inconclusive, 2 stale"),
+        (("no change",), "passes: no change"),
+        (("new series",), "passes: 1 new series"),
+        ((), "passes: no run"),
+    ],
+)
+def test_the_verdict_names_what_the_exit_code_is_for(words: tuple[str, ...], said: str) -> None:
+    assert page(*map(finding, words)).verdict == f"night 2026-11-22 {said}"
+
+
+def test_a_strict_verdict_counts_what_is_open_and_advice_changes_no_verdict() -> None:
+    found = (finding("stale"), finding("regression"))
+    assert page(*found, strict=True).verdict.endswith("fails: 1 regression, 1 stale")
+    assert page(*found, advisory=True).verdict.endswith("fails: 1 regression")
+
+
+def test_markdown_has_its_verdict_and_table_first_and_folds_what_did_not_change() -> None:
     lines = as_markdown(page(*MIXED)).splitlines()
-    assert lines[0].startswith("| word | series |") and lines[2].startswith("| regression |")
-    assert "compared 38 of 40 series of night 2026-11-22" in lines
-    assert as_markdown(page(MIXED[0])).startswith("No change.\n")
+    assert lines[0] == "**night 2026-11-22 fails: 1 regression**" and "compared 38 of 40" in lines[2]
+    assert lines[4].startswith("| word | series |") and lines[6].startswith("| regression |")
+    assert lines.index("<details><summary>Without a change: 1 figures</summary>") > 8
+    assert "Without a change" not in as_markdown(page(*MIXED[1:]))
+
+
+@pytest.mark.parametrize("word", ["regression", "no change"])
+def test_a_comment_is_bounded_however_many_findings_there_are(word: str) -> None:
+    many = [finding(word, label=f"{HOSTILE} {number}", series=f"S{number}", detail="@" * 300) for number in range(2000)]
+    tickets = {(f.series, f.figure): TICKET for f in many}
+    text = as_markdown(FindingPage("compared", "n", tuple(many), tickets=tickets, link="https://x/index.html"))
+    assert 10_000 < len(text) < 65_536
+    assert re.search(r"^\d{3,4} more; `nightly gate --format json` has all", text, re.M)
+    assert text.count("<details>") == text.count("</details>") and "@" not in text
 
 
 @pytest.mark.parametrize("word", ["regression", "missing", "no change"])
@@ -89,6 +134,45 @@ def test_strict_and_advisory_change_the_outcome_and_not_the_words() -> None:
     assert set(tags(page(*MIXED, advisory=True))) == {"skipped"}
     assert page(*MIXED).exit_code == 4 and page(*MIXED, advisory=True).exit_code == 0
     assert "the exit code would be 4" in as_text(page(*MIXED, advisory=True))
+
+
+def test_a_ticket_is_in_every_format() -> None:
+    found = FindingPage("c", "n", (finding("regression"),), tickets={("S", TOKENS): TICKET})
+    text = as_text(found)
+    assert max(len(line) for line in text.splitlines() if "http" not in line) <= 80
+    said = " ".join(text.replace("\\\n", "").split())
+    for part in ("7 commits since the accepted build aaaaaaaaaaaa", "bbbbbbbbbbbb Ann: Faster kernels", "2 more",
+                 "packages: torch 2.12.0 -> 2.13.0", "page: https://ci.example.org/case-x.html#s",
+                 "to find it: python run_benchmarks.py nightly bisect aaaaaaaaaaaa bbbbbbbbbbbb"):  # fmt: skip
+        assert part in said, part
+    comment = as_markdown(found)
+    assert "[gpt3_6.7B:torch:cpu:1:2 smoke" in comment and "](https://ci.example.org/case-x.html#s)" in comment
+    assert "Merge &#35;12 by &#64;bob" in comment and "- torch" not in comment
+    failure = ElementTree.fromstring(as_junit(found)).find(".//failure")
+    assert failure is not None and "bbbbbbbbbbbb Ann: Faster kernels" in (failure.text or "")
+    (row,) = json.loads(written(found, "json"))["findings"]
+    assert row["ticket"]["commits"][0]["author"] == "Ann" and row["ticket"]["all_commits"] == 7
+
+
+def test_a_shell_takes_the_command_of_a_ticket_as_one() -> None:
+    hostile = TICKET.model_copy(update={"command": ("echo", "a b", "$(touch x)", "l" * 70, "c", "\n;ls")})
+    done = subprocess.run(["sh", "-c", command_text(hostile)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"a b $(touch x) {'l' * 70} c ;ls\n"
+
+
+def test_what_a_search_found_replaces_the_command() -> None:
+    bad = TicketCommit(commit="c" * 40, author="Eve", subject="Wait longer")
+    for search, said, has_command in (
+        (
+            Bisection(first_bad=bad, last_good="d" * 40),
+            "first bad cccccccccccc Eve: Wait longer; last good dddd",
+            False,
+        ),
+        (Bisection(first_bad=bad, last_good="d" * 40, undecided=2), "; 2 undecided between them", True),
+        (Bisection(why_not="the budget holds no search"), "bisection: the budget holds no search", True),
+    ):
+        lines = "\n".join(ticket_lines(TICKET.model_copy(update={"bisection": search})))
+        assert said in " ".join(lines.split()) and ("to find it" in lines) == has_command, said
 
 
 @pytest.mark.parametrize("form", FORMATS)

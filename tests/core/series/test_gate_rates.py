@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from gate_rules.ours import fleet_reports, judged_nights
 from gate_rules.peers import PEERS
 from gate_rules.worlds import Array, Nights, WorldKind, simulated
+from gate_rules.young_levels import NOMINAL, fires
 
 
 def words(kind: WorldKind, series: int, nights: int, has_pairs: bool = True, seed: int = 4) -> list[list[str]]:
@@ -75,6 +76,14 @@ def test_the_simulation_is_what_it_says() -> None:
     assert changed[39] == 0 and np.exp(changed[40]) == pytest.approx(1.05)
     tails = simulated(WorldKind(0.02, False, 3), 400, 60, random).observed
     assert np.abs(tails).max() > 6 * 0.02, "heavier than normal"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+@pytest.mark.parametrize(("nights", "repeats"), [(7, 1500), (10, 1500), (15, 1200), (30, 800)])
+def test_tonights_rule_fires_as_often_on_young_levels_as_it_says(nights: int, repeats: int, nodes: int) -> None:
+    share = fires(nights, nodes, repeats, np.random.default_rng([nights, nodes])) / repeats
+    assert pytest.approx(0.0124, abs=1e-4) == NOMINAL
+    assert 0.004 < share < 0.025
 
 
 def test_every_harsher_world_is_what_it_says() -> None:

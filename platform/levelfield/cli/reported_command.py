@@ -1,0 +1,141 @@
+"""`evidence read`: read others' logs as reported runs, to stand beside results"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import chips_option, json_option, registry_of, writing
+from levelfield.errors import DocumentError
+from levelfield.report.sheets import labelled
+from levelfield.rundir.directory import write_new
+
+if TYPE_CHECKING:
+    from levelfield.specs.case import Work
+    from levelfield.specs.reported import ReportedRow, ReportedSet
+
+READ = """\
+Read logs that other tools wrote: Megatron, NeMo, torchtitan, FlagPerf,
+PaddleNLP, OneFlow, MLPerf (`:::MLLOG`), and archives of them, such as those of
+dgxc-benchmarking. Each figure is printed in the log, or computed from what is
+printed there or given here; else it is absent, with the reason. Two figures
+that contradict each other give none.
+
+Such a run is *reported*: `report --with-published` and the pages show it beside
+results, in no ranking, and with its source and day. They find the file of
+--output in DIR/configs/reported/ of --plugins DIR.
+
+examples:
+  run_benchmarks.py evidence read run.log --source URL --date 2025-11-12
+  run_benchmarks.py evidence read run.log --source URL --date 2025-11-12 \\
+      --case llama3_8b --chip H100 --devices 8 --output theirs.json
+"""
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
+GIVEN = ("case", "chip", "devices", "global_batch", "sequence_length", "precision")
+_FIGURES = {  # of the text: name, unit, and the unit's value
+    "tokens_per_second_per_device": ("speed", "tokens/s/device", 1.0),
+    "samples_per_second": ("", "samples/s", 1.0),
+    "step_seconds": ("", "s of a step", 1.0),
+    "flops_per_second": ("", "TFLOP/s", 1e12),
+    "memory_bytes": ("memory", "GiB", 2**30),
+    "first_loss": ("loss", "at first", 1.0),
+    "last_loss": ("", "at last", 1.0),
+}
+_WIDTH = 9
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option("log", nargs="+", type=Path, metavar="FILE", help="a log, or an archive of logs")
+    option("--source", required=True, metavar="TEXT", help="where it was published: an address, or a document's title")
+    option("--date", required=True, metavar="DAY", help="when it was published, such as 2025-11-12")
+    option("--output", type=Path, metavar="NAME.json", help="write the reported runs to this new file")
+    json_option(parser)
+    chips_option(parser)
+    given = parser.add_argument_group("by your word, where the log does not print it").add_argument
+    given("--case", metavar="NAME", help="the case whose model was trained")
+    given("--chip", metavar="NAME", help="the chip")
+    given("--devices", type=int, metavar="N", help="the devices of all nodes together")
+    given("--global-batch", type=int, metavar="N", help="the sequences of a step")
+    given("--sequence-length", type=int, metavar="N", help="the tokens of a sequence")
+    given("--precision", choices=PRECISIONS, help="the precision of its multiplications")
+
+
+def _read(options: argparse.Namespace) -> int:
+    """Print the runs of the logs, and write them where --output is given. Return 0."""
+    from levelfield.specs.base import dump
+
+    found, work = _found(options)
+    if options.output:
+        with writing(options.output):
+            write_new(options.output, dump(found).encode())
+    print(dump(found) if options.json else "\n".join(_lines(found, options.output, work)))
+    return 0
+
+
+def _found(options: argparse.Namespace) -> tuple[ReportedSet, Work | None]:
+    from levelfield.catalog.lookup import find_chip
+    from levelfield.publish.log_files import read_log_file
+    from levelfield.publish.reported_runs import reported
+    from levelfield.specs.base import parse
+    from levelfield.specs.reported import ReportedSet
+
+    registry = registry_of(options)
+    given: dict[str, Any] = {name: value for name in GIVEN if (value := getattr(options, name)) is not None}
+    work = None
+    if options.case:
+        work, given["case"] = registry.case(options.case).work("full"), registry.spelled(options.case)
+    if options.chip:
+        given["chip"] = find_chip(registry, options.chip)[1].name
+    content: dict[str, Any] = {
+        "schema": ReportedSet.schema_name(),
+        "name": options.output.stem if options.output else "reported",
+        "where": options.source,
+        "date": options.date,
+        "rows": [],
+    }
+    for path in options.log:
+        for each in read_log_file(path):
+            try:
+                content["rows"].append(reported(each, given, work).model_dump(mode="json"))
+            except ValueError as error:
+                raise DocumentError(f"{path}: {each.name}: {error}") from None
+    return parse(ReportedSet, content, "evidence read"), work
+
+
+def _lines(found: ReportedSet, output: Path | None, work: Work | None) -> Iterator[str]:
+    for row in found.rows:
+        yield from (labelled(*line, _WIDTH) for line in _of_row(row, work))
+    yield labelled("source", found.source, _WIDTH)
+    if output:
+        yield labelled("written", f"{output}: {len(found.rows)} reported run(s)", _WIDTH)
+
+
+def _of_row(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]:
+    from levelfield.publish.reported_runs import NOT_PRINTED, differences
+
+    yield (
+        "log",
+        f"{row.name}: {row.format}; the speed is of {row.lines} line(s), steps {row.steps[0]} to {row.steps[1]}",
+    )
+    shown = ("case", "chip", "devices", "layout", "micro_batch", "global_batch", "sequence_length", "precision")
+    said = [f"{name.replace('_', ' ')} {getattr(row, name)}" for name in shown if getattr(row, name) is not None]
+    yield "work", ", ".join(said) or "the log does not print it"
+    if row.given:
+        yield "given", f"by your word: {', '.join(name.replace('_', ' ') for name in row.given)}"
+    for name, figure in row.figures.items():
+        label, unit, scale = _FIGURES[name]
+        if figure.value is not None:
+            yield label, f"{figure.value / scale:,.6g} {unit}, {figure.how}"
+        elif figure.how != NOT_PRINTED:
+            yield label, f"no {unit}: {figure.how}"
+    for difference in differences(row, work) if work else ():
+        yield "differs", difference
+    for note in row.notes:
+        yield "note", note
+
+
+COMMANDS = {"evidence read": Command(READ, _options, _read)}

@@ -1,0 +1,257 @@
+"""The tickets of a night: for each finding that the build may have caused what changed, and what a bisection found.
+
+A bisection is stored as a note of its series. So a night that is started again does not search again, the next nights
+know what was found, and `nightly gate` says it. Series whose builds differ by the same commits share the answer.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from levelfield.errors import LevelfieldError, RunFailed
+from levelfield.nights.bisection import BuildTrials, first_bad
+from levelfield.nights.gate_input import GateInput, examinations
+from levelfield.nights.stored_nights import gate_input
+from levelfield.node.regular_files import read_regular
+from levelfield.pages.site_files import slug
+from levelfield.run.builds import build_of, commit_log, commits_between
+from levelfield.rundir.directory import find_run, utc_now
+from levelfield.rundir.event_lines import mapping, strict_json
+from levelfield.series.findings import Finding
+from levelfield.series.pairs import FEWEST_HALFWAY, Side
+from levelfield.series.segments import cost_of
+from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
+from levelfield.specs.plan import Plan
+from levelfield.specs.record import Gated, Series, StoreEvent, Subject
+from levelfield.store.database import Store
+
+if TYPE_CHECKING:
+    from levelfield.nights.gate import GateReport
+    from levelfield.nights.night_session import NightSession
+
+OF_BUILDS = ("regression", "training differs")  # words that a change of the build explains
+MOST_COMMITS, MOST_TICKETS = 20, 50
+_MOST_BYTES = 2**26
+FIGURE_OPTIONS: dict[Gated, str] = {  # of `nightly bisect --figure`
+    "tokens_per_second_per_device": "speed",
+    "memory_bytes": "memory",
+    "joules_per_token": "energy",
+}
+Say = Callable[[str], None]
+
+
+@dataclass
+class NightTickets:
+    """What the tickets of a night are made from. page_url: where the pages will be. more: options of a search."""
+
+    store: Store
+    given: GateInput
+    runs: Path
+    page_url: str | None = None
+    more: tuple[str, ...] = ()
+    _known: dict[tuple[str, str], Ticket] = field(default_factory=dict)
+
+    def all(self, findings: Iterable[Finding]) -> dict[TicketKey, Ticket]:
+        """Return the tickets of findings that the build may have caused, by series and figure."""
+        named = [f for f in findings if f.word in OF_BUILDS and f.series in self.given.series]
+        return {(f.series, f.figure): self.ticket(f) for f in named[:MOST_TICKETS]}
+
+    def ticket(self, finding: Finding) -> Ticket:
+        series = self.given.series[finding.series]
+        page = page_of(self.page_url, series, finding.series) if self.page_url else None
+        accepted = self.accepted(finding)
+        if accepted is None or finding.run_id is None:
+            unknown = "the night has no accepted build to compare with"
+            return Ticket(commits_unknown=unknown, packages_unknown=unknown, page=page)
+        try:
+            own = self._between(accepted, finding.run_id)
+        except LevelfieldError as error:
+            return Ticket(commits_unknown=str(error), packages_unknown=str(error), page=page)
+        command = self._command(own, series, finding.figure) if finding.word == "regression" else ()
+        return own.model_copy(update={"command": command, "bisection": self._found(own, finding), "page": page})
+
+    def accepted(self, finding: Finding) -> str | None:
+        """Return the run of the build that tonight's is compared with: accepted, or the last whose training agreed."""
+        if finding.figure is not None:
+            return self._accepted.get((finding.series, finding.figure))
+        earlier = [
+            p for p in self.given.points[finding.series] if p.is_comparable and p.is_of_trend
+            and p.night != self.given.night
+        ]  # fmt: skip
+        return max(earlier, key=lambda p: p.began).run_id if earlier else None
+
+    @cached_property
+    def _accepted(self) -> dict[TicketKey, str]:
+        judged = examinations(self.given)
+        return {(a.series, e.figure): e.accepted.build for a, e in judged if e.accepted and e.accepted.build}
+
+    def _between(self, accepted: str, tonight: str) -> Ticket:
+        """Return what differs between the builds of two runs. Raises LevelfieldError for a run that is not stored."""
+        if (accepted, tonight) not in self._known:
+            before, after = (self.store.record(run_id).subject for run_id in (accepted, tonight))
+            packages = self._packages(before, after, accepted, tonight)
+            self._known[accepted, tonight] = Ticket.model_validate({**_commits(before, after), **packages})
+        return self._known[accepted, tonight]
+
+    def _packages(self, before: Subject, after: Subject, accepted: str, tonight: str) -> dict[str, Any]:
+        if before.packages == after.packages and before.packages is not None:
+            return {}
+        try:
+            old, new = (_listed(self.runs, run_id) for run_id in (accepted, tonight))
+        except (LevelfieldError, OSError, ValueError) as error:
+            return {"packages_unknown": f"a run's list cannot be read: {error}"}
+        names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+        return {"packages": tuple(f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names)}
+
+    def _command(self, own: Ticket, series: Series, figure: Gated | None) -> tuple[str, ...]:
+        """Return the command that searches the commits; nothing where there is nothing between the builds."""
+        if own.accepted is None or own.tonight is None or not own.all_commits or figure is None:
+            return ()
+        given = ("--case", series.target, "--scale", series.scale, "--figure", FIGURE_OPTIONS[figure])
+        how = ("--runtime", series.runtime) if series.runtime == "docker" else ()
+        builds = (own.accepted[:12], own.tonight[:12])
+        return ("python", "run_benchmarks.py", "nightly", "bisect", *builds, *given, *how, *self.more)
+
+    def _found(self, own: Ticket, finding: Finding) -> Bisection | None:
+        """Return what a search found: of this series or another one, tonight or in a night since the accepted build."""
+        notes = [e.data for e in self.store.events() if e.kind == "note" and "bisection" in e.data]
+        alike = [n for n in notes if (n.get("accepted"), n.get("figure")) == (own.accepted, finding.figure)]
+        for note in reversed(alike):
+            is_own, is_now = note.get("series") == finding.series, note.get("tonight") == own.tonight
+            found = _bisection(note)
+            if found and ((is_own and is_now) or (found.first_bad and (is_own or is_now))):
+                return found
+        return None
+
+
+def _bisection(note: Mapping[str, Any]) -> Bisection | None:
+    try:
+        return Bisection.model_validate(note["bisection"])
+    except ValueError:
+        return None
+
+
+def page_of(base: str, series: Series, digest: str) -> str:
+    """Return the link of a series on pages below a base."""
+    return f"{base.rstrip('/')}/case-{slug(series.case)}.html#{slug(f'{series.label} {digest}')}"
+
+
+def _commits(before: Subject, after: Subject) -> dict[str, Any]:
+    """Return the fields of a ticket that name the commits between two builds."""
+    for subject, which in ((before, "the accepted build"), (after, "tonight's build")):
+        if subject.commit is None or subject.is_dirty is not False:
+            return {"commits_unknown": f"{which} had files that no commit has"}
+    assert before.commit and after.commit
+    builds = {"accepted": before.commit, "tonight": after.commit}
+    try:
+        log, count = commit_log(before.commit, after.commit, MOST_COMMITS)
+    except RunFailed as error:
+        return {**builds, "commits_unknown": str(error)}
+    return {**builds, "commits": tuple(TicketCommit(**each._asdict()) for each in log), "all_commits": count}
+
+
+def _listed(runs: Path, run_id: str) -> dict[str, str]:
+    """Return the packages that a run listed. Raises LevelfieldError, OSError or ValueError."""
+    content = mapping(strict_json(read_regular(find_run(runs, run_id).provenance, _MOST_BYTES)))
+    packages = content.get("environment_packages")
+    if not isinstance(packages, dict):
+        raise ValueError(f"{run_id} listed no packages")
+    return {str(name): str(version) for name, version in packages.items()}
+
+
+@dataclass
+class NightBisection:
+    """The searches of a night, the worst finding first, until the budget is used up.
+
+    plans: by series. run_seconds: what a run of a series takes. budget: in seconds.
+    """
+
+    tickets: NightTickets
+    plans: Mapping[str, Plan]
+    run_seconds: Mapping[str, float]
+    plugins: Sequence[Path]
+    budget: float
+    clock: Callable[[], float]
+    say: Say
+
+    def run(self, findings: Iterable[Finding]) -> None:
+        """Search the commits of each regression once, and store what was found."""
+        until = self.clock() + self.budget
+        for finding in findings:
+            if finding.word != "regression" or finding.figure is None or finding.series not in self.plans:
+                continue
+            ticket = self.tickets.ticket(finding)
+            if ticket.command and ticket.bisection is None and (ticket.all_commits or 0) > 1:
+                found = self._searched(finding, finding.figure, ticket, until)
+                self.tickets.store.add_event(_note(self.tickets.given.night, finding, ticket, found))
+
+    def _searched(self, finding: Finding, figure: Gated, ticket: Ticket, until: float) -> Bisection:
+        seconds = 2 * FEWEST_HALFWAY * self.run_seconds.get(finding.series, 0.0)
+        if self.clock() + seconds > until:
+            return Bisection(why_not="the budget holds no search; the command below makes it")
+        assert ticket.accepted and ticket.tonight
+        try:
+            commits = commits_between(ticket.accepted, ticket.tonight)
+            return self._halved(finding, figure, commits, lambda: self.clock() + seconds <= until)
+        except RunFailed as error:
+            return Bisection(why_not=str(error))
+
+    def _halved(self, finding: Finding, figure: Gated, commits: Sequence[str], holds: Callable[[], bool]) -> Bisection:
+        """Halve the commits. The night's pairs have shown that the last one is bad, and how much."""
+        plan, runs = self.plans[finding.series], self.tickets.runs
+        trials = BuildTrials(plan, build_of(commits[0], say=self.say), figure, runs, self.plugins, self.say)
+        trials.effect = cost_of(1 + (finding.change or 0.0), figure) if finding.pairs else None
+        tried = 0
+
+        def side(commit: str) -> Side:
+            nonlocal tried
+            if commit == commits[-1] and trials.effect is not None:
+                return "bad"
+            if not holds():
+                return "unknown"
+            tried += 1
+            self.say(f"bisection of {finding.label}: trying {commit[:12]}")
+            return trials.answer(build_of(commit, say=self.say))
+
+        found = first_bad(commits, side)
+        (bad,), _ = commit_log(commits[found.good], commits[found.bad], 1)
+        return Bisection(
+            first_bad=TicketCommit(**bad._asdict()), last_good=commits[found.good], undecided=len(found.undecided),
+            tried=tried,
+        )  # fmt: skip
+
+
+def _note(night: str, finding: Finding, ticket: Ticket, found: Bisection) -> StoreEvent:
+    """Return the note of a series that keeps what a night's search found."""
+    data = {
+        "night": night, "series": finding.series, "figure": finding.figure, "accepted": ticket.accepted,
+        "tonight": ticket.tonight, "bisection": found.model_dump(mode="json"),
+    }  # fmt: skip
+    return StoreEvent.model_validate(
+        {"id": uuid.uuid4().hex, "kind": "note", "series": finding.series, "at": utc_now(), "who": "nightly",
+         "why": f"night {night}: {found}", "data": data}
+    )  # fmt: skip
+
+
+def night_tickets(
+    session: NightSession, report: GateReport, page_url: str | None, bisect_budget: float | None
+) -> dict[TicketKey, Ticket]:
+    """Return the tickets of a night that was judged. bisect_budget: in seconds; first search the commits within it."""
+    asked = session.asked
+    given = gate_input(session.store, asked.night, session.suite)
+    python = ("--python", asked.request.python) if asked.request.python else ()
+    plugins = chain.from_iterable(("--plugins", str(folder)) for folder in asked.plugins)
+    tickets = NightTickets(session.store, given, asked.runs, page_url, (*plugins, *python))
+    if bisect_budget is not None:
+        plans = {run.series: run.job.plan for run in session.work}
+        lasts = {entry.series: entry.seconds or 0.0 for entry in session.state.entries if entry.series}
+        search = NightBisection(tickets, plans, lasts, asked.plugins, bisect_budget, time.monotonic, session.output.say)
+        search.run(report.findings)
+    return tickets.all(report.findings)

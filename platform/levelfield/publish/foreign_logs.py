@@ -1,0 +1,397 @@
+"""Logs of trainings by other tools, line by line: what each step printed, and what the log states about its run.
+
+Sources of the formats: Megatron-LM's `training_log`, NeMo's progress lines, torchtitan's `MetricsProcessor`, FlagPerf's
+`perf_logger`, the trainer of PaddleNLP, OneFlow-Benchmark's table of intervals, and MLPerf's logging rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from levelfield.specs.figures import UNITS
+
+LONGEST = 2**14  # characters of a line that is read; a line of a training has some hundreds
+Figures = dict[str, float]
+Stated = dict[str, str]
+
+# Repetitions are bounded, so that no line takes longer than its length.
+_NUMBER = r"([-+]?(?:\d[\d,]{0,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][-+]?\d{1,3})?(?![\d.])|nan|NaN|inf|-inf)"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
+MLLOG, FLAGPERF = ":::MLLOG ", "[PerfLog] "
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """What a log printed of one step, or of the steps since the line before, in SI units.
+
+    clock: seconds since 1970 by the log's own times. resolution: the smallest difference that they show.
+    """
+
+    step: int
+    figures: Mapping[str, float]
+    clock: float | None = None
+    resolution: float = 1.0
+
+
+@dataclass(frozen=True)
+class ForeignLog:
+    """One log. stated: what it says about the whole run, by the names of `ReportedRow`. notes: what was left out."""
+
+    format: str
+    steps: tuple[LoggedStep, ...]
+    stated: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class LogReading:
+    """What the lines gave so far, by format. A line belongs to the first format that reads it."""
+
+    steps: dict[str, dict[int, LoggedStep]] = field(default_factory=dict)
+    stated: Stated = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def state(self, name: str, value: str) -> None:
+        """Keep a value. Raises ValueError where the log states another one: it holds two runs."""
+        if (known := self.stated.setdefault(name, value)) != value:
+            raise ValueError(f"found {name} {known} and {value}, expected one run in a log")
+
+    def add(self, name: str, found: LoggedStep) -> None:
+        """Keep a step. Several ranks may print it, and several lines may share it; with two losses it is two runs."""
+        steps = self.steps.setdefault(name, {})
+        before = steps.get(found.step)
+        if before is None:
+            steps[found.step] = found
+            return
+        losses = [each.figures["loss"] for each in (before, found) if "loss" in each.figures]
+        if len(losses) > 1 and losses[0] != losses[1] and losses[0] == losses[0]:
+            raise ValueError(
+                f"step {found.step} has the losses {losses[0]:g} and {losses[1]:g}, expected one run in a file"
+            )
+        clock, resolution = before.clock or found.clock, before.resolution
+        steps[found.step] = LoggedStep(found.step, {**found.figures, **before.figures}, clock, resolution)
+
+
+def read_log(lines: Iterable[str]) -> ForeignLog:
+    """Return the log of these lines. Raises ValueError where they are of no format, or of two."""
+    if (found := find_log(lines)) is None:
+        raise ValueError(f"found no line of a step, expected a log of {TOOLS}")
+    return found
+
+
+def find_log(lines: Iterable[str]) -> ForeignLog | None:
+    """Return the log of these lines, each with its end; None where no line is of a step.
+
+    A last line without an end is left out: its last number may have been cut. Raises ValueError as read_log.
+    """
+    reading, readers = LogReading(), [make() for make in READERS]
+    for line in lines:
+        text = _COLOUR.sub("", line) if "\x1b" in line else line
+        if len(line) > LONGEST:
+            reading.notes.append(f"left out a line of more than {LONGEST:,} characters")
+        elif not line.endswith("\n"):
+            reading.notes.append("left out the last line, which has no end")
+        elif not any(reader(text.rstrip(), reading) for reader in readers):
+            _state(text.rstrip(), reading)
+    if len(reading.steps) > 1:
+        names = " and of ".join(reading.steps)
+        raise ValueError(f"found lines of {names}, expected one tool's; write them into two files")
+    for name, steps in reading.steps.items():
+        ordered = tuple(steps[step] for step in sorted(steps))
+        return ForeignLog(name, ordered, reading.stated, tuple(dict.fromkeys(reading.notes)))
+    return None
+
+
+# -- lines with names and numbers
+@dataclass(frozen=True)
+class LineFormat:
+    """A tool whose steps are one line each. mark: a text of every such line, for a fast first look.
+
+    figures: patterns by figure, tried in order: of group 1 the number, of group 2, where there is one, its unit.
+    """
+
+    name: str
+    mark: str
+    step: re.Pattern[str]
+    figures: tuple[tuple[str, re.Pattern[str], float], ...]
+
+    def __call__(self, line: str, reading: LogReading) -> bool:
+        if self.mark not in line or not (found := self.step.search(line)):
+            return False
+        figures: Figures = {}
+        for name, pattern, scale in self.figures:
+            if name not in figures and (match := pattern.search(line)):
+                unit = float(UNITS[match[2]]) if pattern.groups > 1 else 1.0
+                figures[name] = float(match[1].replace(",", "")) * scale * unit
+        if figures:
+            reading.add(self.name, LoggedStep(int(found[1]), figures, *_clock(line)))
+        return bool(figures)
+
+
+def _clock(line: str) -> tuple[float | None, float]:
+    if not (found := _CLOCK.search(line)):
+        return None, 1.0
+    try:
+        whole = datetime.fromisoformat(f"{found[1]}T{found[2]}").replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return None, 1.0
+    return whole + float(f"0.{found[3] or 0}"), 10.0 ** -len(found[3] or "")
+
+
+def _figure(name: str, pattern: str, scale: float = 1.0) -> tuple[str, re.Pattern[str], float]:
+    return name, re.compile(pattern.replace("NUMBER", _NUMBER)), scale
+
+
+_RATE, _FLOPS = "tokens_per_second_per_device", "flops_per_second"
+LINES = (
+    LineFormat(
+        "NeMo",
+        "Training epoch ",
+        re.compile(r"Training epoch \d{1,9}, iteration (\d{1,9})/\d+ \|"),
+        (
+            _figure("loss", r"\breduced_train_loss: NUMBER"),
+            _figure("step_seconds", r"\btrain_step_timing in s: NUMBER"),
+            _figure(_RATE, r"\btokens_per_sec_per_gpu: NUMBER"),
+            _figure(_FLOPS, r"\bTFLOPS_per_GPU: NUMBER", 1e12),
+            _figure("memory_bytes", r"\b(?:max_memory_reserved|peak_memory_usage): NUMBER"),
+            _figure("global_batch", r"\bglobal_batch_size: NUMBER"),
+        ),
+    ),
+    LineFormat(
+        "Megatron-LM",
+        "iteration",
+        re.compile(r"(?<!, )\biteration\s{1,9}(\d{1,9})\s?/\s{0,9}\d{1,9} \|"),
+        (
+            _figure("loss", r"\blm loss:? NUMBER"),
+            _figure("step_seconds", r"\belapsed time per iteration \(ms\): NUMBER", 1e-3),
+            _figure("samples_per_second", r"\bsamples/sec: NUMBER"),
+            _figure(_RATE, r"\b(?:tokens/sec/gpu|tokens per GPU \(tokens/s/GPU\)): NUMBER"),
+            _figure(_FLOPS, r"\bthroughput per GPU \(TFLOP/s/GPU\): NUMBER", 1e12),
+            _figure(_FLOPS, r"NUMBER (?:MODEL_)?TFLOP/s/GPU", 1e12),
+            _figure("global_batch", r"\bglobal batch size:\s{0,9}NUMBER"),
+        ),
+    ),
+    LineFormat(
+        "torchtitan",
+        "step:",
+        re.compile(r"(?<!_)\bstep:\s{0,9}(\d{1,9})\s{1,9}loss:"),
+        (
+            _figure("loss", r"\bloss:\s{0,9}NUMBER"),
+            _figure(_RATE, r"\b[tw]ps:\s{0,9}NUMBER"),  # wps in older versions; both are of one device
+            _figure(_FLOPS, r"\btflops:\s{0,9}NUMBER", 1e12),
+            _figure("memory_bytes", r"\bmemory:\s{0,9}NUMBER(GiB|GB|MiB|MB)\b"),
+        ),
+    ),
+    LineFormat(
+        "PaddleNLP",
+        "global_step:",
+        re.compile(r"\bglobal_step: (\d{1,9})\b"),
+        (
+            _figure("loss", r"\bloss: NUMBER,"),
+            _figure("samples_per_second", r"\binterval_samples_per_second: NUMBER"),
+            _figure(_RATE, r"\binterval_tokens_per_second_per_device: NUMBER"),
+        ),
+    ),
+)
+
+
+# -- lines of JSON, and a table
+def _event(line: str, mark: str) -> dict[str, Any] | None:
+    """Return the object behind the mark; None for a line without, or with anything else, as one that was cut."""
+    _, marked, text = line.partition(mark)
+    try:
+        found = json.loads(text) if marked else None
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _flagperf(line: str, reading: LogReading) -> bool:
+    """Read an event of FlagPerf. Of FINISHED the rate over the whole training is kept, which its steps must fit."""
+    if FLAGPERF not in line:
+        return False
+    event = _event(line, FLAGPERF) or {}
+    value, metadata = event.get("value"), event.get("metadata")
+    if not isinstance(value, dict):
+        return True
+    if event.get("event") == "FINISHED" and (rate := _number(value.get("training_sequences_per_second"))):
+        reading.state("samples_per_second_of_all", repr(rate))
+    step = _number(value.get("global_steps", value.get("global_step", value.get("step"))))
+    if event.get("event") == "STEP_END" and step is not None and step == step:
+        milliseconds = _number(metadata.get("time_ms")) if isinstance(metadata, dict) else None
+        samples = _number(value.get("num_trained_samples"))
+        found = {
+            "loss": _number(value.get("loss")),
+            "samples_per_second": _number(value.get("seq/s")),
+            "global_batch": samples / step if samples and step else None,
+        }
+        clock = None if milliseconds is None else milliseconds / 1000
+        reading.add("FlagPerf", LoggedStep(int(step), _known(found), clock, 0.001))
+    return True
+
+
+def _known(found: Mapping[str, float | None]) -> Figures:
+    return {name: value for name, value in found.items() if value is not None}
+
+
+class _MlperfLines:
+    """MLPerf's log. Between two evaluations it trains a block: its samples over its time are the rate by the clock.
+
+    A step is the number of samples over the global batch.
+    """
+
+    def __init__(self) -> None:
+        self._begun: tuple[float, float] | None = None  # milliseconds and samples at the block's start
+        self._rate: Figures = {}
+        self._step = 0
+
+    def __call__(self, line: str, reading: LogReading) -> bool:
+        if MLLOG not in line:
+            return False
+        event = _event(line, MLLOG) or {}
+        metadata = event.get("metadata")
+        metadata = metadata if isinstance(metadata, dict) else {}
+        key, value = event.get("key"), event.get("value")
+        samples, now = _number(metadata.get("samples_count")), _number(event.get("time_ms"))
+        if key in _MLPERF_FACTS and isinstance(value, (int, str)):
+            reading.state(_MLPERF_FACTS[key], str(value))
+        elif key == "tracked_stats" and isinstance(value, dict):
+            self._keep_rate(_number(value.get("throughput")), metadata.get("unit"))
+        elif key == "train_loss" and samples is not None:
+            self._add(samples, _known({"loss": _number(value)}), reading)
+        elif key == "block_start" and samples is not None and now is not None:
+            self._begun = now, samples
+        elif key == "block_stop" and samples is not None and now is not None:
+            self._add(samples, self._of_block(now, samples), reading)
+        elif key == "run_stop" and self._rate:  # a rate of the whole run
+            self._add(None, self._rate, reading)
+        return True
+
+    def _keep_rate(self, rate: float | None, unit: object) -> None:
+        """Keep a printed rate: samples/s of all devices by MLPerf's rules, unless the line names another unit."""
+        if rate is not None:
+            self._rate = {_RATE if unit == "tokens/s/device" else "samples_per_second": rate}
+
+    def _of_block(self, now: float, samples: float) -> Figures:
+        found, begun = dict(self._rate), self._begun
+        self._rate, self._begun = {}, None
+        if begun and now > begun[0]:
+            found["samples_per_second_by_clock"] = 1000 * (samples - begun[1]) / (now - begun[0])
+        return found
+
+    def _add(self, samples: float | None, figures: Figures, reading: LogReading) -> None:
+        if samples is not None:
+            if "global_batch" not in reading.stated:
+                raise ValueError("found samples_count before global_batch_size, expected the head of the log too")
+            self._step = int(samples / int(reading.stated["global_batch"]))
+        if figures and self._step:
+            reading.add("MLPerf", LoggedStep(self._step, figures))
+
+
+_MLPERF_FACTS = {
+    "global_batch_size": "global_batch",
+    "max_sequence_length": "sequence_length",
+    "micro_batch_size": "micro_batch",
+    "tensor_parallelism": "tensor",
+    "pipeline_parallelism": "pipeline",
+    "context_parallelism": "context",
+    "submission_benchmark": "benchmark",
+    "submission_org": "organisation",
+    "submission_platform": "platform",
+}
+
+
+_TABLE = {"throughput": "samples_per_second", "latency": "step_seconds", "loss": "loss"}
+_MEMORY = re.compile(r"\s{0,9}\d{1,3} %, (\d{1,9}) MiB")
+
+
+class _OneflowTable:
+    """OneFlow's table of intervals. A line is the mean over `log_interval` steps; memory is printed before it."""
+
+    def __init__(self) -> None:
+        self._columns: list[str] = []
+        self._memory: list[float] = []
+
+    def __call__(self, line: str, reading: LogReading) -> bool:
+        if memory := _MEMORY.fullmatch(line):
+            self._memory.append(float(memory[1]) * 2**20)
+            return True
+        if "|" not in line:
+            return False
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if _TABLE.keys() <= set(cells):
+            self._columns = cells
+        elif not self._columns or len(cells) != len(self._columns) or not cells[0].isdigit():
+            return False
+        else:
+            self._add(dict(zip(self._columns, cells, strict=True)), int(cells[0]), reading)
+        return True
+
+    def _add(self, row: Mapping[str, str], step: int, reading: LogReading) -> None:
+        found = {name: float(row[column]) for column, name in _TABLE.items()}
+        memory = {"memory_bytes": max(self._memory)} if self._memory else {}
+        reading.add("OneFlow", LoggedStep(step, {**found, **memory}))
+
+
+# A maker of a reader for each format. MLPerf's lines come first, for a line of theirs may hold anything.
+READERS: tuple[Callable[[], Callable[[str, LogReading], bool]], ...] = (
+    _MlperfLines,
+    lambda: _flagperf,
+    *((lambda each=each: each) for each in LINES),
+    _OneflowTable,
+)
+TOOLS = "Megatron, NeMo, torchtitan, FlagPerf, PaddleNLP, OneFlow or MLPerf"
+
+
+# -- what a log states about the run
+_DUMPED = re.compile(r"\b(\w{1,60}) \.{3,99} (\S{1,60})|^\s{0,20}(\w{1,60}): (\d{1,15})$")
+_FACTS = {
+    "seq_length": "sequence_length",
+    "world_size": "devices",
+    "global_batch_size": "global_batch",
+    "micro_batch_size": "micro_batch",
+    "num_nodes": "nodes",
+    "num_gpus_per_node": "devices_per_node",
+    "data_parallel_size": "data",
+    "tensor_model_parallel_size": "tensor",
+    "pipeline_model_parallel_size": "pipeline",
+    "context_parallel_size": "context",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8": "fp8",
+}
+_TITAN = re.compile(
+    r"Trainer is initialized with local batch size (?P<micro_batch>\d+), global batch size (?P<global_batch>\d+), "
+    r"gradient.accumulation.steps:? \d+, sequence length (?P<sequence_length>\d+)"
+)
+_MESH = re.compile(r"Building device mesh with parallelism: (.*)")
+_DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp)=(\d{1,6})\b")
+_CHIP = re.compile(r"\b(?:CUDA|XPU|HIP) capacity: (.{1,80}?) with ")
+
+
+def _state(text: str, reading: LogReading) -> None:
+    """Keep what a line that is of no step says about the run."""
+    if found := _DUMPED.search(text):
+        name, value = found[1] or found[3], found[2] or found[4]
+        if name in _FACTS:
+            reading.state(_FACTS[name], value)
+    elif found := _TITAN.search(text):
+        for name, value in found.groupdict().items():
+            reading.state(name, value)
+    elif found := _MESH.search(text):
+        devices = 1
+        for _, degree in _DEGREE.findall(found[1]):
+            devices *= int(degree)
+        reading.state("devices", str(devices))
+    elif found := _CHIP.search(text):
+        reading.state("device_name", found[1])

@@ -1,0 +1,151 @@
+"""Files and archives with logs of trainings: plain files, tar files, and dgxc-benchmarking's `llmb-archive-*.tar.zst`.
+
+Nothing is extracted. An archive is read as a stream, and its members' content alone goes to the reader of logs. In an
+archive of dgxc-benchmarking `llmb-config_<job>.yaml` states a job's devices and precision; its logs have the job's
+number in their names.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any, cast
+
+from levelfield.errors import DocumentError, UsageError
+from levelfield.node.regular_files import MOST_BYTES, open_regular
+from levelfield.publish.foreign_logs import LONGEST, ForeignLog, read_log
+from levelfield.specs.case import Precision
+
+_MOST_UNPACKED = 2**34  # bytes of an archive, with what is skipped
+_BLOCK = 512  # of tar, before each member
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_TAR_AT = 257
+_PACKED: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+_CONFIG = re.compile(r"llmb-config_(\d{1,12})\.yaml")
+_SETTING = re.compile(r"^ {1,4}(scale|gpu_type|dtype|framework): *[\"']?([\w.+-]{1,40})", re.MULTILINE)
+_FACTS = {"scale": "devices", "gpu_type": "device_name", "framework": "framework"}
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A log, its name and the digest of its bytes."""
+
+    name: str
+    sha256: str
+    log: ForeignLog
+
+
+def read_log_file(path: Path) -> list[LogFile]:
+    """Return the log of a file, or every log with steps in an archive. Raises DocumentError that names the file."""
+    try:
+        with open_regular(path) as file:
+            head = file.peek(_TAR_AT + 5)
+            if head.startswith((_ZSTD, *_PACKED)) or head[_TAR_AT : _TAR_AT + 5] == b"ustar":
+                with _unpacked(file, path, head) as unpacked:
+                    return _of_archive(unpacked)
+            if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
+                raise ValueError(f"found {size:,} bytes, expected at most {MOST_BYTES:,}")
+            return [_read(path.name, file)]
+    except OSError as error:
+        raise DocumentError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, ArithmeticError, LookupError, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DocumentError(f"{path}: {error}") from None
+
+
+def _read(name: str, file: IO[bytes]) -> LogFile:
+    digest = hashlib.sha256()
+    log = read_log(_lines(file, digest.update))
+    return LogFile(name, digest.hexdigest(), log)
+
+
+def _lines(file: IO[bytes], passed: Callable[[bytes], None]) -> Iterator[str]:
+    """Yield the lines of a file with their ends; of a line that is too long the beginning. A carriage return ends one.
+
+    passed: called with all bytes.
+    """
+    while line := file.readline(LONGEST + 1):
+        rest = line
+        passed(rest)
+        while len(rest) > LONGEST and not rest.endswith(b"\n"):
+            rest = file.readline(LONGEST + 1)
+            passed(rest)
+        yield from io.StringIO(line.decode("utf-8", "replace"), newline=None)
+
+
+@contextmanager
+def _unpacked(file: BufferedReader, path: Path, head: bytes) -> Iterator[IO[bytes]]:
+    """Give the bytes of a tar file. Its own program unpacks zstd, which no Python before 3.14 reads."""
+    opened = next((opened for magic, opened in _PACKED.items() if head.startswith(magic)), None)
+    if opened is not None:
+        with opened(file) as unpacked:
+            yield unpacked
+    elif not head.startswith(_ZSTD):
+        yield file
+    elif not (program := shutil.which("zstd")):
+        raise UsageError(f"{path}: found a zstd archive, expected the program `zstd` on PATH; install it, or unpack it")
+    else:
+        os.lseek(file.fileno(), 0, os.SEEK_SET)  # behind what was peeked
+        argv = [program, "-dcq"]
+        with subprocess.Popen(argv, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            try:
+                yield cast("IO[bytes]", process.stdout)
+                if process.wait():
+                    raise ValueError("found a cut or damaged archive, expected one that zstd unpacks whole")
+            finally:
+                process.kill()
+
+
+def _of_archive(file: IO[bytes]) -> list[LogFile]:
+    found: list[LogFile] = []
+    settings: dict[str, dict[str, str]] = {}
+    skipped = 0
+    for name, content in _members(file):
+        if job := _CONFIG.fullmatch(name):
+            settings[job[1]] = dict(_SETTING.findall(content.read(2**16).decode("utf-8", "replace")))
+        elif name.endswith((".out", ".log", ".txt")):
+            try:
+                found.append(_read(name, content))
+            except ValueError:  # no training's log: of a scheduler, or of a run that never began
+                skipped += 1
+    if not found:
+        raise ValueError(f"found no training's log among {skipped} files, expected *.out, *.log or *.txt with steps")
+    return [_with_settings(each, settings) for each in found]
+
+
+def _members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the regular files of a tar stream with their last names, and read it to its end."""
+    size = 0
+    with tarfile.open(fileobj=file, mode="r|") as archive:
+        for member in archive:
+            size += _BLOCK + member.size
+            content = archive.extractfile(member) if member.isreg() else None
+            if size > _MOST_UNPACKED or (content and member.size > MOST_BYTES):
+                raise ValueError(f"found {member.size:,} bytes of {member.name[:80]}, more than is read")
+            if content is not None:
+                yield member.name.rsplit("/", 1)[-1], content
+    while (rest := file.read(2**20)) and size <= _MOST_UNPACKED:  # a packed file has its checksum at the end
+        size += len(rest)
+
+
+def _with_settings(each: LogFile, settings: dict[str, dict[str, str]]) -> LogFile:
+    """Return the log with what its job's configuration states; the log's own words win."""
+    jobs = [job for job in settings if re.search(rf"(?<!\d){job}(?!\d)", each.name)]
+    said = settings[jobs[0]] if len(jobs) == 1 else {}
+    facts = {_FACTS[name]: value for name, value in said.items() if name in _FACTS}
+    if (precision := said.get("dtype")) in Precision.__args__:  # type: ignore[attr-defined]
+        facts["precision"] = str(precision)
+    return replace(each, log=replace(each.log, stated={**facts, **each.log.stated}))

@@ -1,0 +1,232 @@
+"""A foreign log as a reported run: its figures in SI units, each with its origin, or absent with the reason.
+
+Tokens/s of a device is printed, or computed where all that it takes is printed or given. Two ways to it that disagree
+show a unit mixed up (ms for s, a device for all of them, tokens for samples): then there is none. So does the log's
+clock, and a printed FLOP/s that the case's model cannot have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from levelfield.measure.flops import flops_per_token
+from levelfield.publish.foreign_logs import ForeignLog, LoggedStep
+from levelfield.publish.log_files import LogFile
+from levelfield.specs.base import parse
+from levelfield.specs.case import Work
+from levelfield.specs.reported import FigureName, ReportedFigure, ReportedRow
+
+RATE: FigureName = "tokens_per_second_per_device"
+NOT_PRINTED = "the log prints none"
+APART = 0.05  # printed figures that say the same agree within their rounding; units are apart by 2 and more
+# A step's time by the clock over the printed one. Evaluations and checkpoints lie between two lines.
+_CLOCK = (0.85, 3.0)
+_MODEL = (0.5, 2.0)  # FLOP of a token over the case's by PaLM: tools count attention and recomputation differently
+_DEGREES = (("data", "DP"), ("tensor", "TP"), ("pipeline", "PP"), ("context", "CP"))
+_WHOLE = ("devices", "micro_batch", "global_batch", "sequence_length")
+
+
+def reported(file: LogFile, given: Mapping[str, Any], work: Work | None = None) -> ReportedRow:
+    """Return the run of a log. given: fields that the reader states, where the log does not.
+
+    work: that of the case that the reader names. Raises ValueError where the log prints another value than is given,
+    and DocumentError for a value that cannot be.
+    """
+    log = file.log
+    facts = _facts(log)
+    for name, value in given.items():
+        if facts.get(name, value) != value:
+            raise ValueError(f"found {name} {facts[name]} in the log, expected {value} as given")
+    added = tuple(name for name in given if name not in facts)
+    facts |= given
+    window = log.steps[len(log.steps) // 2 :]
+    facts.setdefault("global_batch", _common_batch(window))
+    known = {name: facts.get(name) for name in ("case", "framework", "chip", *_WHOLE, "precision")}
+    content = {
+        **known,
+        "name": file.name[:200],
+        "format": log.format,
+        "sha256": file.sha256,
+        "layout": _layout(log.stated),
+        "given": added,
+        "steps": (window[0].step, window[-1].step),
+        "lines": len(window),
+        "figures": dict(_figures(log, window, facts, work)),
+        "notes": (*log.notes, *_loss_notes(log)),
+    }
+    return parse(ReportedRow, content, file.name)
+
+
+def differences(row: ReportedRow, work: Work) -> list[str]:
+    """Return what the log states otherwise than the case: the same model then trains other work."""
+    training = work.training
+    pairs = {
+        "global batch": (row.global_batch, training.global_batch),
+        "sequence length": (row.sequence_length, training.sequence_length),
+    }
+    said = [f"{name} {found}, the case has {own}" for name, (found, own) in pairs.items() if found not in (None, own)]
+    unknown = [name for name, (found, _) in pairs.items() if found is None]
+    return [*said, *([f"{' and '.join(unknown)} not printed"] if unknown else [])]
+
+
+def _facts(log: ForeignLog) -> dict[str, Any]:
+    """Return what the log states, as fields of a row."""
+    stated, found = log.stated, dict[str, Any]()
+    for name in (*_WHOLE, "nodes", "devices_per_node"):
+        if name in stated:
+            found[name] = _whole(name, stated[name])
+    nodes, each = found.pop("nodes", None), found.pop("devices_per_node", None)
+    if nodes and each:
+        found.setdefault("devices", nodes * each)
+    framework = stated.get("framework") or (None if log.format == "MLPerf" else log.format)
+    if framework:
+        found["framework"] = framework
+    if precision := stated.get("precision") or _precision(stated):
+        found["precision"] = precision
+    return found
+
+
+def _whole(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) < 10**12):
+        raise ValueError(f"found {name} {text[:40]!r}, expected a whole number above 0")
+    return int(text)
+
+
+def _precision(stated: Mapping[str, str]) -> str | None:
+    """Return the precision by the arguments of Megatron and OneFlow."""
+    is_on = {name: stated.get(name, "None") not in ("None", "False") for name in ("fp8", "bf16", "fp16")}
+    return next((name for name, on in is_on.items() if on), None)
+
+
+def _layout(stated: Mapping[str, str]) -> str | None:
+    degrees = [f"{letters}{stated[name]}" for name, letters in _DEGREES if name in stated]
+    return "".join(degrees)[:60] or None
+
+
+def _common_batch(window: Sequence[LoggedStep]) -> int | None:
+    """Return the global batch that every line prints; None where it changes, as while it is raised."""
+    batches = {step.figures.get("global_batch") for step in window}
+    (batch, *others) = batches
+    return int(batch) if batch and not others and batch == int(batch) else None
+
+
+def _median(window: Sequence[LoggedStep], name: str) -> float | None:
+    """Return the median over the window. None where no line has the figure; NaN where one is not above zero."""
+    values = [step.figures[name] for step in window if name in step.figures]
+    if not all(0 < value < float("inf") for value in values):
+        return float("nan")
+    return median(values) if values else None
+
+
+def _figures(
+    log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], work: Work | None
+) -> Iterator[tuple[FigureName, ReportedFigure]]:
+    found = {name: _median(window, name) for name in ("samples_per_second", "step_seconds", "flops_per_second")}
+    yield RATE, _rate(log, window, facts, work)
+    for name, value in found.items():
+        yield name, _printed(value)  # type: ignore[misc]
+    memory = [step.figures["memory_bytes"] for step in log.steps if "memory_bytes" in step.figures]
+    is_sound = all(0 < each < float("inf") for each in memory)
+    yield "memory_bytes", _printed((max(memory) if is_sound else float("nan")) if memory else None)
+    losses = [step.figures["loss"] for step in log.steps if "loss" in step.figures]
+    for name, at in (("first_loss", 0), ("last_loss", -1)):
+        yield name, _printed(losses[at] if losses else None)  # type: ignore[misc]
+
+
+def _printed(value: float | None) -> ReportedFigure:
+    if value is None:
+        return ReportedFigure(value=None, how=NOT_PRINTED)
+    if not abs(value) < float("inf"):
+        return ReportedFigure(value=None, how="the log prints a value that is no number above zero")
+    return ReportedFigure(value=value, how="printed")
+
+
+def _rate(log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], work: Work | None) -> ReportedFigure:
+    ways = list(_ways(window, facts))
+    if not ways:
+        return ReportedFigure(value=None, how=_missing(window, facts))
+    for value, how in ways:
+        if not 0 < value < float("inf"):
+            return ReportedFigure(value=None, how=f"found {value:g} tokens/s per device ({how}), expected a number")
+    (rate, how), *others = ways
+    for other, other_how in others:
+        if not abs(other / rate - 1) <= APART:
+            said = f"found {rate:,.6g} tokens/s per device ({how}) and {other:,.6g} ({other_how})"
+            return ReportedFigure(value=None, how=f"{said}, {_times(rate / other)} apart: a unit is mixed up")
+    for wrong in (*_by_clock(window, facts, rate), *_by_whole(log, window), *_by_model(window, rate, work)):
+        return ReportedFigure(value=None, how=wrong)
+    return ReportedFigure(value=rate, how=how)
+
+
+def _times(ratio: float) -> str:
+    return f"{max(ratio, 1 / ratio):.4g} times"
+
+
+def _ways(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
+    """Yield tokens/s of a device, with how it is found, in each way that the log allows."""
+    if (printed := _median(window, RATE)) is not None:
+        yield printed, "printed"
+    length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
+    if not (length and devices):
+        return
+    for name, words in (("samples_per_second", "printed"), ("samples_per_second_by_clock", "by the log's clock")):
+        if (samples := _median(window, name)) is not None:
+            how = f"computed: {samples:.6g} samples/s {words} x {length} / {devices} devices"
+            yield samples * length / devices, how
+    seconds = _median(window, "step_seconds")
+    if seconds is not None and batch:
+        yield batch * length / seconds / devices, f"computed: {batch} x {length} / {seconds:.6g} s / {devices} devices"
+
+
+def _missing(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> str:
+    has_samples = any(name.startswith("samples_per_second") for step in window for name in step.figures)
+    has_time = any("step_seconds" in step.figures for step in window)
+    if not (has_samples or has_time):
+        return "the log prints no rate and no step time"
+    needs = ["sequence_length", "devices", *([] if has_samples else ["global_batch"])]
+    return f"the log does not print {', '.join(name for name in needs if not facts.get(name))}"
+
+
+def _by_clock(window: Sequence[LoggedStep], facts: Mapping[str, Any], rate: float) -> Iterator[str]:
+    """Yield what is wrong where the log's own clock gives another time of a step."""
+    timed = [step for step in window if step.clock is not None]
+    length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
+    seconds = _median(window, "step_seconds")
+    if seconds is None and length and devices and batch:
+        seconds = batch * length / devices / rate
+    if len(timed) < 2 or seconds is None:
+        return
+    (first, last), error = (timed[0], timed[-1]), max(step.resolution for step in timed)
+    total = (last.clock or 0) - (first.clock or 0)
+    if total < 10 * error and seconds * (last.step - first.step) < 10 * error:
+        return
+    ratio = total / (last.step - first.step) / seconds
+    if not _CLOCK[0] <= ratio <= _CLOCK[1]:
+        each = total / (last.step - first.step)
+        yield f"found {seconds:.4g} s of a step, and {each:.4g} s by the times of the lines: a unit is mixed up"
+
+
+def _by_whole(log: ForeignLog, window: Sequence[LoggedStep]) -> Iterator[str]:
+    """Yield what is wrong where the rate over the whole training is another one than that of its steps."""
+    whole, samples = log.stated.get("samples_per_second_of_all"), _median(window, "samples_per_second")
+    if whole is not None and samples and not _CLOCK[0] <= samples / float(whole) <= _CLOCK[1]:
+        yield f"found {samples:.4g} samples/s of the last steps and {float(whole):.4g} of all: a unit is mixed up"
+
+
+def _by_model(window: Sequence[LoggedStep], rate: float, work: Work | None) -> Iterator[str]:
+    """Yield what is wrong where a printed FLOP/s is far from what the case's model needs for these tokens."""
+    printed = _median(window, "flops_per_second")
+    if printed is None or work is None:
+        return
+    expected = flops_per_token("palm", work.model, work.training.sequence_length)
+    if not _MODEL[0] <= printed / rate / expected <= _MODEL[1]:
+        found = f"found {printed / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"
+        yield f"{found}: {printed / rate:.3g} FLOP a token, and the case's model needs {expected:.3g}"
+
+
+def _loss_notes(log: ForeignLog) -> Iterator[str]:
+    bad = [step.step for step in log.steps if not abs(step.figures.get("loss", 0.0)) < float("inf")]
+    if bad:
+        yield f"the loss is no number from step {bad[0]} on" if len(bad) > 1 else f"no number as loss of step {bad[0]}"

@@ -1,0 +1,238 @@
+"""Findings as text, Markdown, JUnit and JSON: readable, bounded, and harmless whatever a run is called."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from levelfield.report.escapes import Markdown, markdown, one_line, table, xml_text
+from levelfield.report.words import NONE, wrapped
+from levelfield.series.findings import (
+    ABSENCES,
+    FAILURES,
+    FIGURES,
+    OPEN,
+    WORDS,
+    Finding,
+    FindingPage,
+    counted,
+    exit_code,
+    figure_value,
+    percent_change,
+)
+from levelfield.series.ticket import Ticket, commit_text, ticket_lines, ticket_markdown
+
+FORMATS = ("text", "markdown", "junit", "json", "webhook")
+MOST_SENT = 20  # findings of a webhook; its text has the first lines of five
+_MOST_OF_A_WORD = 12  # in a terminal
+MOST_CHARACTERS = 60_000  # of Markdown: a comment on GitHub has at most 65,536
+_LONGEST = 200  # characters of a text that comes from a run
+_HEADER = ("word", "series", "figure", "change", "95 % interval", "level", "since", "sees", "remark")
+
+
+def written(page: FindingPage, form: str) -> str:
+    """Return the page in one of FORMATS."""
+    forms = {"text": as_text, "markdown": as_markdown, "junit": as_junit, "json": as_json, "webhook": as_webhook}
+    return forms[form](page)
+
+
+def as_text(page: FindingPage) -> str:
+    """Return lines of at most 80 columns: the verdict, the counts, and findings that are not `no change`."""
+    lines = [wrapped(line, 2) for line in (page.verdict, page.first_line, _counts(page.findings))]
+    for word in WORDS[:-1]:
+        of_word = [finding for finding in page.findings if finding.word == word]
+        for finding in of_word[:_MOST_OF_A_WORD]:
+            lines += ["", wrapped(f"{finding.word}  {_short(finding.label)}", 2)]
+            lines += [wrapped(f"  {text}", 4) for text in (_figure_line(finding), _short(finding.detail)) if text]
+            lines += ticket_lines(ticket) if (ticket := page.ticket(finding)) else ()
+        if more := len(of_word[_MOST_OF_A_WORD:]):
+            lines += ["", f"{word}: {more} more; the other formats of --format list all"]
+    if steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]:
+        seen = f"{min(steady):.1%} to {max(steady):.1%}"
+        lines += ["", wrapped(f"no change: {len(steady)} figures; one night shows changes from {seen} on", 2)]
+    lines += ["", f"pages: {page.link or page.folder}"] if page.link or page.folder else []
+    lines += ["", "notes", *(wrapped(f"  {note}", 4) for note in page.notes)] if page.notes else []
+    if page.advisory and (code := exit_code(page.findings, page.strict)):
+        lines += ["", f"advisory: the exit code would be {code}"]
+    return "\n".join(lines) + "\n"
+
+
+def as_markdown(page: FindingPage) -> str:
+    """Return the verdict, tables of what changed, or is missing, and of what did not, and the tickets.
+
+    A comment of a merge request holds it, however many findings there are: GitHub's takes 65,536 characters.
+    """
+    changed = [f for f in page.findings if f.word != "no change"]
+    steady = [f for f in page.findings if f.word == "no change"]
+    lines = [
+        f"**{markdown(page.verdict)}**",
+        "",
+        f"{markdown(page.first_line)}; {markdown(_counts(page.findings))}",
+        "",
+    ]
+    lines += [f"[The pages of the night]({page.link})", ""] if page.link else []
+    room = MOST_CHARACTERS - sum(len(line) + 1 for line in lines)
+    rows = [_row(finding, page.ticket(finding)) for finding in changed]
+    blocks = [*_table("", rows, room // 2), *_details(page, changed, room // 4)]
+    lines += [*blocks, *_table("Without a change", [_row(finding, None) for finding in steady], room // 5)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(folded: str, rows: Sequence[Sequence[str]], room: int) -> Iterator[str]:
+    """Yield a table of as many rows as there is room for. folded: the words of a table that is opened by a click."""
+    shown = list(_within(table(_HEADER, rows)[2:], room))
+    if folded and rows:
+        yield from (f"<details><summary>{folded}: {len(rows)} figures</summary>", "")
+    if rows:
+        yield from (*table(_HEADER, [])[:2], *shown, "")
+    if more := len(rows) - len(shown):
+        yield from (f"{more} more; `nightly gate --format json` has all.", "")
+    if folded and rows:
+        yield from ("</details>", "")
+
+
+def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterator[str]:
+    """Yield what a click on a finding shows: its ticket."""
+    blocks = []
+    for finding in changed:
+        if ticket := page.ticket(finding):
+            name = FIGURES[finding.figure] if finding.figure else "training"
+            summary = _cell(f"{finding.word}: {finding.label}, {name}")
+            lines = (f"<details><summary>{summary}</summary>", "", *ticket_markdown(ticket), "", "</details>", "")
+            blocks.append("\n".join(lines))
+    yield from _within(blocks, room)
+
+
+def _within(blocks: Iterable[str], room: int) -> Iterator[str]:
+    for block in blocks:
+        room -= len(block) + 1
+        if room < 0:
+            return
+        yield block
+
+
+def as_junit(page: FindingPage) -> str:
+    """Return JUnit XML: failure for what failed, error for what is missing, skipped for what is open."""
+    suite = ElementTree.Element("testsuite", name=xml_text(f"gate {page.night}"), tests=str(len(page.findings)))
+    counts = Counter(_outcome(finding, page) for finding in page.findings)
+    for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(name, str(counts[kind]))
+    for finding in page.findings:
+        name = FIGURES[finding.figure] if finding.figure else "run"
+        case = ElementTree.SubElement(suite, "testcase", classname=xml_text(_short(finding.label)), name=name)
+        if outcome := _outcome(finding, page):
+            texts = (finding.word, _figure_line(finding), _short(finding.detail))
+            message = xml_text(one_line(": ".join(filter(None, texts))))
+            ticket = page.ticket(finding)
+            body = "\n".join((message, *map(xml_text, ticket_lines(ticket) if ticket else ())))
+            ElementTree.SubElement(case, outcome, message=message).text = body if outcome != "skipped" else None
+    ElementTree.SubElement(suite, "system-out").text = xml_text(page.first_line)
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def as_json(page: FindingPage) -> str:
+    """Return schema `levelfield.gate/1`: the first line, the exit code, and every finding in full precision."""
+    rows = [{**f.model_dump(mode="json"), "ticket": _ticket_values(page.ticket(f))} for f in page.findings]
+    head = {"schema": "levelfield.gate/1", "night": page.night, "verdict": page.verdict, "first_line": page.first_line}
+    found = {**head, "exit_code": page.exit_code, "notes": list(page.notes), "findings": rows}
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_webhook(page: FindingPage) -> str:
+    """Return schema `levelfield.webhook/1`, which docs/nightly.md describes: all but what did not change."""
+    said = [finding for finding in page.findings if finding.word != "no change"]
+    counts = Counter(finding.word for finding in page.findings)
+    sent = {
+        "schema": "levelfield.webhook/1", "id": f"{page.suite or 'all'}/{page.night}", "night": page.night,
+        "suite": page.suite, "exit_code": page.exit_code, "verdict": page.verdict, "compared": page.first_line,
+        "link": page.link, "text": _plain(page, said), "counts": {word: counts[word] for word in WORDS if counts[word]},
+        "findings": [_sent(finding, page.ticket(finding)) for finding in said[:MOST_SENT]],
+        "more": max(0, len(said) - MOST_SENT),
+    }  # fmt: skip
+    return json.dumps(sent, indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain(page: FindingPage, said: Sequence[Finding]) -> str:
+    """Return some lines for a chat: the verdict, the worst findings, the link."""
+    lines = [page.verdict]
+    for finding in said[:5]:
+        ticket = page.ticket(finding)
+        blamed = f"first bad: {commit_text(ticket.blamed)}" if ticket and ticket.blamed else ""
+        texts = (finding.word, _short(finding.label), _figure_line(finding), blamed)
+        lines.append(one_line(": ".join(filter(None, texts))))
+    lines += [f"{len(said) - 5} more"] if len(said) > 5 else []
+    return "\n".join([*lines, page.link] if page.link else lines)
+
+
+def _sent(finding: Finding, ticket: Ticket | None) -> dict[str, Any]:
+    names = ("word", "series", "figure", "change", "low", "high", "level", "run_id")
+    blamed = ticket.blamed if ticket else None
+    return {
+        **{name: getattr(finding, name) for name in names},
+        "label": _short(finding.label),
+        "detail": _short(finding.detail),
+        "link": ticket.page if ticket else None,
+        "commits": ticket.all_commits if ticket else None,
+        "first_bad": blamed.model_dump(mode="json") if blamed else None,
+    }
+
+
+def _ticket_values(ticket: Ticket | None) -> dict[str, Any] | None:
+    return ticket.model_dump(mode="json") if ticket else None
+
+
+def _counts(findings: Sequence[Finding]) -> str:
+    """Return how many findings have each word. A series has several: one for each figure."""
+    return "findings: " + (counted(findings, WORDS) or "none")
+
+
+def _figure_line(finding: Finding) -> str:
+    """Return figure, change, interval and level; empty where the finding is about the whole run."""
+    if finding.figure is None or finding.change is None:
+        return FIGURES[finding.figure] if finding.figure else ""
+    text = f"{FIGURES[finding.figure]} {percent_change(finding.change)}"
+    text += f" [{_interval(finding)}]" if finding.low is not None else ""
+    if finding.level is not None:
+        level = figure_value(finding.level, finding.figure)
+        text += f" of {level}, the level of {finding.nights} nights since {finding.level_since}"
+    return text
+
+
+def _interval(finding: Finding) -> str:
+    return NONE if finding.low is None else f"{percent_change(finding.low)}, {percent_change(finding.high)}"
+
+
+def _row(finding: Finding, ticket: Ticket | None) -> list[str]:
+    level = figure_value(finding.level, finding.figure) if finding.figure else NONE
+    sees = NONE if finding.detectable is None else f"{finding.detectable:.1%}".replace("%", " %")
+    name = FIGURES[finding.figure] if finding.figure else NONE
+    change = [Markdown(percent_change(finding.change)), Markdown(_interval(finding))]
+    since = finding.level_since or NONE
+    label = _cell(finding.label)
+    label = Markdown(f"[{label}]({ticket.page})") if ticket and ticket.page else label
+    return [finding.word, label, name, *change, level, since, sees, _cell(finding.detail)]
+
+
+def _cell(text: str) -> Markdown:
+    """Return foreign text for a merge request, where `@name` would notify somebody."""
+    return Markdown(markdown(_short(text)).replace("@", "&#64;"))
+
+
+def _outcome(finding: Finding, page: FindingPage) -> str:
+    """Return JUnit's word; empty for a test that passes."""
+    if finding.word in FAILURES or (page.strict and finding.word in OPEN):
+        return "skipped" if page.advisory else "failure"
+    if finding.word in ABSENCES:
+        return "skipped" if page.advisory else "error"
+    return "skipped" if finding.word in OPEN else ""
+
+
+def _short(text: str) -> str:
+    line = one_line(text)
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."

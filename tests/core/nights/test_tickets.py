@@ -1,0 +1,262 @@
+"""Tickets: the commits and packages between two builds, and a search that keeps to its budget and to what is known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from levelfield.cli.nightly_command import FIGURES
+from levelfield.nights import tickets as module
+from levelfield.nights.stored_nights import gate_input
+from levelfield.nights.tickets import FIGURE_OPTIONS, NightBisection, NightTickets
+from levelfield.run import builds
+from levelfield.series.findings import Finding
+from levelfield.series.ticket import Ticket
+from levelfield.specs.record import RunRecord
+from levelfield.store.database import Store
+from stored_records import changed, real_record
+
+TOKENS = "tokens_per_second_per_device"
+SUBJECTS = ("first", "Faster kernels", "Steps wait", "Docs", "More docs")
+
+
+@dataclass
+class Repository:
+    """A repository with one commit for each of SUBJECTS, the oldest first."""
+
+    folder: Path
+    commits: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.git("init", "-q")
+        for number, subject in enumerate(SUBJECTS):
+            self.git("commit", "-q", "--allow-empty", "-m", subject, author=f"Author {number}")
+            self.commits.append(self.git("rev-parse", "HEAD"))
+
+    def git(self, *words: str, author: str = "a") -> str:
+        who = ("-c", f"user.name={author}", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        argv = ["git", *who, "-C", str(self.folder), *words]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    (tmp_path / "repository").mkdir()
+    found = Repository(tmp_path / "repository")
+    monkeypatch.setattr(builds, "checkout", lambda: found.folder)
+    return found
+
+
+@pytest.fixture(scope="module")
+def stored_run(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    return real_record(Path(shutil.copytree(recorded, tmp_path_factory.mktemp("tickets") / recorded.name)))
+
+
+@dataclass
+class Night:
+    """Ten quiet nights of the first commit, and one of the last. runs: the folder of runs."""
+
+    store: Store
+    runs: Path
+    record: RunRecord
+    night: str = ""
+    series: str = ""
+
+    def add(self, number: int, commit: str, **subject: Any) -> RunRecord:
+        own = self.record.subject.model_copy(update={"commit": commit, "is_dirty": False, "packages": None, **subject})
+        made = changed(self.record, number, purpose="nightly", evidence="sealed", verdict="aligned", subject=own,
+                       night=f"2026-01-{number + 2:02}", word="valid", tokens_per_second_per_device=1000.0)  # fmt: skip
+        self.store.add([made])
+        self.night, self.series = made.night or "", made.series.fingerprint()
+        return made
+
+    def finding(self, **more: Any) -> Finding:
+        last = max(self.store.points()[self.series], key=lambda p: p.began).run_id
+        given: dict[str, Any] = {"series": self.series, "label": "tiny", "figure": TOKENS, "word": "regression",
+                                 "change": -0.2, "pairs": 4, "run_id": last, "night": self.night}  # fmt: skip
+        return Finding.model_validate({**given, **more})
+
+    def tickets(self, **more: Any) -> NightTickets:
+        return NightTickets(self.store, gate_input(self.store, self.night, None), self.runs, **more)
+
+    def ticket(self, finding: Finding | None = None, **more: Any) -> Ticket:
+        return self.tickets(**more).ticket(finding or self.finding())
+
+    def listed(self, run_id: str, **packages: str) -> None:
+        """Give a run the packages that it listed."""
+        folder = self.runs / run_id
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text("{}")
+        (folder / "provenance.json").write_text(json.dumps({"environment_packages": packages}))
+
+
+@pytest.fixture
+def night(tmp_path: Path, repository: Repository, stored_run: RunRecord) -> Any:
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        found = Night(store, tmp_path / "runs", stored_run)
+        for number in range(10):
+            found.add(number, repository.commits[0])
+        found.add(10, repository.commits[-1])
+        yield found
+
+
+def test_a_ticket_has_the_commits_with_author_and_subject_the_newest_first(
+    night: Night, repository: Repository
+) -> None:
+    found = night.ticket(page_url="https://ci.example.org/site/")
+    assert (found.accepted, found.tonight) == (repository.commits[0], repository.commits[-1])
+    assert [(each.author, each.subject) for each in found.commits] == [
+        (f"Author {number}", SUBJECTS[number]) for number in (4, 3, 2, 1)
+    ]
+    assert found.all_commits == 4 and found.commits_unknown is None
+    ends = (repository.commits[0][:12], repository.commits[-1][:12])
+    assert found.command[2:] == ("nightly", "bisect", *ends, "--case", "tiny:fake:F1:1:2", "--scale", "smoke",
+                                 "--figure", "speed")  # fmt: skip
+    assert found.page and found.page.startswith("https://ci.example.org/site/case-tiny-") and "#tiny-fake" in found.page
+
+
+def test_the_list_of_commits_is_bounded_and_all_are_counted(
+    night: Night, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_COMMITS", 2)
+    found = night.ticket()
+    assert [each.subject for each in found.commits] == ["More docs", "Docs"] and found.all_commits == 4
+
+
+def test_the_only_commit_needs_no_search(night: Night, repository: Repository) -> None:
+    only = night.ticket().model_copy(update={"all_commits": 1})
+    assert only.blamed == only.commits[0]
+    assert only.model_copy(update={"packages": ("torch 2.12.0 -> 2.13.0",)}).blamed is None, "it may be the package"
+
+
+def test_a_training_that_differs_is_compared_with_the_last_night_that_agreed(
+    night: Night, repository: Repository
+) -> None:
+    found = night.ticket(night.finding(word="training differs", figure=None))
+    assert found.all_commits == 4 and found.command == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"commit": "f" * 40}, "the checkout has no commit ffffffffffff: its history was changed"),
+        ({"is_dirty": True}, "the accepted build had files that no commit has"),
+        ({"commit": None}, "the accepted build had files that no commit has"),
+        ({"commit": "--help"}, "found '--help', expected a full commit"),
+    ],
+)
+def test_commits_that_cannot_be_listed_are_said_with_the_reason(
+    change: dict[str, Any], said: str, tmp_path: Path, repository: Repository, stored_run: RunRecord
+) -> None:
+    with Store.open(str(tmp_path / "other.sqlite")) as store:
+        night = Night(store, tmp_path / "runs", stored_run)
+        for number in range(10):
+            night.add(number, **{"commit": repository.commits[0], **change})
+        night.add(10, repository.commits[-1])
+        found = night.ticket()
+    assert said in (found.commits_unknown or "") and found.command == () and found.commits == ()
+
+
+def test_a_shallow_history_says_so(night: Night, repository: Repository, tmp_path: Path, monkeypatch: Any) -> None:
+    shallow = tmp_path / "shallow"
+    repository.git("clone", "-q", "--depth", "1", f"file://{repository.folder}", str(shallow))
+    monkeypatch.setattr(builds, "checkout", lambda: shallow)
+    assert "it is shallow; `git fetch --unshallow` gets more" in (night.ticket().commits_unknown or "")
+
+
+def test_packages_that_differ_are_named_with_both_versions(night: Night) -> None:
+    points = sorted(night.store.points()[night.series], key=lambda p: p.began)
+    accepted = night.tickets().accepted(night.finding())
+    night.listed(accepted or "", torch="2.12.0", numpy="2.4.6", gone="1")
+    night.listed(points[-1].run_id, torch="2.13.0", numpy="2.4.6", new="3")
+    assert night.ticket().packages == ("gone 1 -> none", "new none -> 3", "torch 2.12.0 -> 2.13.0")
+
+
+def test_packages_are_equal_by_their_digest_and_unknown_without_a_list(night: Night, repository: Repository) -> None:
+    assert "cannot be read" in (night.ticket().packages_unknown or "")
+    with Store.open(str(night.runs.parent / "other.sqlite")) as store:
+        same = Night(store, night.runs, night.record)
+        for number in range(11):
+            same.add(number, repository.commits[number // 10], packages="sha256:p")
+        found = same.ticket()
+    assert found.packages == () and found.packages_unknown is None
+
+
+def test_the_figures_of_a_command_are_those_of_the_command_line() -> None:
+    assert {figure: name for name, figure in FIGURES.items()} == FIGURE_OPTIONS
+
+
+@dataclass
+class Search:
+    """Searches whose pairs find every commit from `bad` on worse. A trial lasts 100 s."""
+
+    bad: str
+    commits: Sequence[str]
+    now: float = 0.0
+    tried: list[str] = field(default_factory=list)
+
+    def answer(self, build: Any) -> str:
+        self.tried.append(build.commit)
+        self.now += 100
+        return "bad" if self.commits.index(build.commit) >= self.commits.index(self.bad) else "good"
+
+    def run(self, night: Night, budget: float, finding: Finding | None = None) -> Ticket:
+        tickets, finding = night.tickets(), finding or night.finding()
+        plans: Any = {night.series: SimpleNamespace()}
+        NightBisection(tickets, plans, {night.series: 25.0}, (), budget, lambda: self.now, str).run([finding])
+        return tickets.ticket(finding)
+
+
+@pytest.fixture
+def search(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Search:
+    found = Search(repository.commits[2], repository.commits)
+    monkeypatch.setattr(module, "build_of", lambda commit, say: SimpleNamespace(commit=commit))
+    monkeypatch.setattr(module, "BuildTrials", lambda *given: SimpleNamespace(effect=None, answer=found.answer))
+    return found
+
+
+def test_a_search_finds_the_commit_and_is_not_made_again(night: Night, search: Search, repository: Repository) -> None:
+    found = search.run(night, 1000.0)
+    assert found.bisection is not None and found.blamed is not None and found.bisection.undecided == 0
+    assert (found.blamed.author, found.blamed.subject) == ("Author 2", "Steps wait")
+    assert found.bisection.last_good == repository.commits[1] and search.tried == [search.commits[2], search.commits[1]]
+    (note,) = night.store.events()
+    assert note.kind == "note" and note.why.startswith(f"night {night.night}: first bad {search.bad[:12]} Author 2")
+    search.run(night, 1000.0)
+    assert len(search.tried) == 2 and len(night.store.events()) == 1
+    night.store.add_finding(night.night, night.finding().model_dump(mode="json"))  # it is no part of a level
+    repository.git("commit", "-q", "--allow-empty", "-m", "one more")
+    night.add(11, repository.git("rev-parse", "HEAD"))
+    again = search.run(night, 1000.0)
+    assert len(search.tried) == 2 and again.blamed == found.blamed, "the next night knows what was found"
+
+
+def test_without_pairs_the_last_build_is_tried_first(night: Night, search: Search) -> None:
+    search.run(night, 1000.0, night.finding(pairs=0))
+    assert search.tried[0] == search.commits[-1]
+
+
+@pytest.mark.parametrize(("budget", "tried", "undecided"), [(50.0, 0, None), (100.0, 1, 1), (250.0, 2, 0)])
+def test_a_search_ends_with_its_budget_and_says_how_far_it_came(
+    budget: float, tried: int, undecided: int | None, night: Night, search: Search
+) -> None:
+    found = search.run(night, budget).bisection
+    assert found is not None and len(search.tried) == tried
+    if undecided is None:
+        assert found.first_bad is None and "the budget holds no search" in (found.why_not or "")
+    else:
+        assert found.first_bad is not None and (found.first_bad.commit, found.undecided) == (search.bad, undecided)
+
+
+def test_a_damaged_note_is_no_answer(night: Night, search: Search) -> None:
+    search.run(night, 1000.0)
+    (note,) = night.store.events()
+    night.store.add_event(note.model_copy(update={"id": "x", "data": {**note.data, "bisection": {"first_bad": 3}}}))
+    assert night.ticket().blamed is not None

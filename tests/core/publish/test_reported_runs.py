@@ -1,0 +1,410 @@
+"""Logs that others published become reported runs, and a log that contradicts itself gives no speed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.cli.main import main
+from levelfield.errors import DocumentError
+from levelfield.judge.collector import collect
+from levelfield.pages.page_building import build_pages
+from levelfield.pages.results import GivenRuns
+from levelfield.publish.foreign_curves import read_curve
+from levelfield.publish.foreign_logs import LONGEST, find_log
+from levelfield.publish.log_files import read_log_file
+from levelfield.publish.published_rows import beside_published
+from levelfield.publish.published_rows import reported as reported_rows
+from levelfield.publish.reported_runs import RATE, reported
+from levelfield.specs.base import dump, load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.reported import ReportedRow, ReportedSet
+
+DATA = Path(__file__).parents[1] / "data" / "reported"
+SOURCE = ["--source", "https://example.org/logs", "--date", "2025-11-12"]
+LLAMA = Registry([]).case("llama3_8b").work("full")
+
+# file, what its reader adds, tokens/s of a device computed by hand from the lines, and where the figure comes from
+SAMPLES: dict[str, tuple[dict[str, int], float | None, str]] = {
+    "mlperf.txt": ({"devices": 8}, 24.97437 * 8192 / 8, "computed: 24.9744 samples/s printed x 8192 / 8 devices"),
+    "megatron.log": (
+        {"devices": 16, "sequence_length": 2048},
+        128 * 2048 / 5.4707 / 16,
+        "computed: 128 x 2048 / 5.4707",
+    ),
+    "torchtitan.log": ({}, 5864.0, "printed"),
+    "flagperf.log": ({"devices": 8}, None, "the log does not print sequence_length"),
+    "oneflow.log": ({}, 39.04432 * 2048 / 32, "computed: 39.0443 samples/s printed x 2048 / 32 devices"),
+    "nemo.out": ({"devices": 64, "sequence_length": 4096}, 389371 / 64, "computed: 256 x 4096 / 2.693 s / 64 devices"),
+    "paddlenlp.log": ({"devices": 1, "sequence_length": 1024}, 889.0448, "printed"),
+}
+
+
+def row_of(path: Path, **given: Any) -> ReportedRow:
+    (file,) = read_log_file(path)
+    return reported(file, given, LLAMA if given.get("case") else None)
+
+
+def changed(tmp_path: Path, name: str, change: Callable[[str], str], **given: Any) -> ReportedRow:
+    path = tmp_path / name
+    path.write_text(change((DATA / name).read_text()))
+    return row_of(path, **{**SAMPLES[name][0], **given})
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_speed_of_a_published_log_follows_from_its_lines(name: str) -> None:
+    given, expected, how = SAMPLES[name]
+    row = row_of(DATA / name, **given)
+    found = row.figures[RATE]
+    assert found.value == (None if expected is None else pytest.approx(expected, rel=1e-5))
+    assert found.how.startswith(how)
+    assert set(row.given) == set(given) and not row.notes
+
+
+def test_what_a_log_states_needs_no_word_of_its_reader() -> None:
+    row = row_of(DATA / "oneflow.log")
+    stated = (row.devices, row.layout, row.micro_batch, row.global_batch, row.sequence_length, row.precision)
+    assert stated == (32, "DP2TP4PP4", 8, 512, 2048, "fp16")
+    assert row.figures["memory_bytes"].value == 11958 * 2**20
+    assert [row.figures[name].value for name in ("first_loss", "last_loss")] == [11.23708, 6.82232]
+    assert row_of(DATA / "torchtitan.log").figures["memory_bytes"].value == 49.66 * 2**30
+    with pytest.raises(ValueError, match="found sequence_length 2048 in the log, expected 1024 as given"):
+        row_of(DATA / "oneflow.log", sequence_length=1024)
+
+
+def test_what_is_neither_printed_nor_given_leaves_the_speed_out() -> None:
+    assert row_of(DATA / "megatron.log").figures[RATE].how == "the log does not print sequence_length, devices"
+    assert row_of(DATA / "mlperf.txt").figures[RATE].how == "the log does not print devices"
+    row = row_of(DATA / "megatron.log", devices=16, sequence_length=2048)
+    assert row.figures["samples_per_second"].value is None and row.given == ("devices", "sequence_length")
+
+
+TITAN_HEAD = (
+    "[titan] 2025-06-16 22:30:00,000 - root - INFO - Building device mesh with parallelism: pp=1, dp_replicate=1, "
+    "dp_shard=8, cp=1, tp=1, ep=1\n"
+    "[titan] 2025-06-16 22:30:00,001 - root - INFO - Trainer is initialized with local batch size 1, "
+    "global batch size 8, gradient accumulation steps 1, sequence length 8192, total steps 1000 (warmup 200)\n"
+)
+FAULTS: dict[str, tuple[str, Callable[[str], str], dict[str, Any], str]] = {
+    "seconds in the place of ms": (
+        "megatron.log",
+        lambda text: re.sub(r"\(ms\): (\d)(\d{3})\.", r"(ms): \1.\2", text),
+        {},
+        "found 0.005471 s of a step, and 6 s by the times of the lines",
+    ),
+    "ms in the place of seconds": (
+        "oneflow.log",
+        lambda text: text.replace("| 13.1", "| 13100.1"),
+        {},
+        "times apart: a unit is mixed up",
+    ),
+    "tokens of all devices as those of one": (
+        "torchtitan.log",
+        lambda text: TITAN_HEAD + text.replace("tps: 5,", "tps: 46,"),
+        {},
+        "s of a step, and 1.398 s by the times of the lines",
+    ),
+    "tokens in the place of samples": (
+        "mlperf.txt",
+        lambda text: text.replace('"throughput": 24.', '"throughput": 204588.'),
+        {},
+        "times apart: a unit is mixed up",
+    ),
+    "samples of a device in the place of all": (
+        "flagperf.log",
+        lambda text: text.replace('"seq/s": 822.455', '"seq/s": 102.8'),
+        {"sequence_length": 512},
+        "found 102.8 samples/s of the last steps and 579.1 of all",
+    ),
+    "tokens of all devices beside a printed FLOP/s": (
+        "torchtitan.log",
+        lambda text: text.replace("tps: 5,", "tps: 46,"),
+        {"case": "llama3_8b"},
+        "FLOP a token, and the case's model needs 6.11e",
+    ),
+    "a NaN as time": (
+        "megatron.log",
+        lambda text: text.replace("(ms): 5470.7", "(ms): nan"),
+        {},
+        r"found nan tokens/s per device .*, expected a number",
+    ),
+    "a time of zero": ("nemo.out", lambda text: text.replace("in s: 2.693", "in s: 0"), {}, "expected a number"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_log_that_contradicts_itself_gives_no_speed(fault: str, tmp_path: Path) -> None:
+    name, change, given, message = FAULTS[fault]
+    assert change((DATA / name).read_text()) != (DATA / name).read_text()
+    found = changed(tmp_path, name, change, **given).figures[RATE]
+    assert found.value is None
+    assert re.search(message, found.how), found.how
+
+
+def test_a_sound_log_keeps_its_speed_with_all_checks(tmp_path: Path) -> None:
+    assert changed(tmp_path, "torchtitan.log", lambda text: TITAN_HEAD + text).figures[RATE].value == 5864.0
+    assert row_of(DATA / "torchtitan.log", case="llama3_8b").figures[RATE].value == 5864.0
+
+
+def test_units_of_memory_are_read_as_printed(tmp_path: Path) -> None:
+    found = changed(tmp_path, "torchtitan.log", lambda text: text.replace("GiB(", "GB("))
+    assert found.figures["memory_bytes"].value == 49.66e9
+    found = changed(tmp_path, "torchtitan.log", lambda text: text.replace("GiB(", "Gb("))
+    assert found.figures["memory_bytes"].value is None
+
+
+def test_a_cut_line_is_left_out_and_named(tmp_path: Path) -> None:
+    text = (DATA / "megatron.log").read_text()
+    whole = row_of(DATA / "megatron.log")
+    cut = text.index("5829.9") + 3  # 582 in the place of 5829.9
+    row = changed(tmp_path, "megatron.log", lambda text: text[:cut])
+    assert row.steps == (45, 72) and whole.steps == (71, 73)
+    assert row.notes == ("left out the last line, which has no end",)
+    assert row.figures["last_loss"].value == 1.820313
+
+
+def test_a_loss_that_is_no_number_is_named(tmp_path: Path) -> None:
+    row = changed(tmp_path, "oneflow.log", lambda text: text.replace("6.82232", "nan    "))
+    assert row.notes == ("no number as loss of step 100",) and row.figures["last_loss"].value is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (("megatron.log", "torchtitan.log"), "found lines of Megatron-LM and of torchtitan, expected one tool's"),
+        (("mlperf.txt", "nemo.out"), "found lines of MLPerf and of NeMo"),
+        (("README.md",), "found no line of a step, expected a log of Megatron"),
+    ],
+)
+def test_two_tools_in_a_log_and_none_are_errors(parts: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("".join((DATA / name).read_text() for name in parts))
+    with pytest.raises(DocumentError, match=message) as error:
+        read_log_file(path)
+    assert str(path) in str(error.value)
+
+
+def test_two_runs_in_a_log_are_an_error(tmp_path: Path) -> None:
+    text = (DATA / "oneflow.log").read_text()
+    for second in (text.replace("6.82232", "6.82233"), text.replace("2048", "1024")):
+        (tmp_path / "two.log").write_text(text + second)
+        with pytest.raises(DocumentError, match="expected one run in a"):
+            read_log_file(tmp_path / "two.log")
+
+
+def test_hostile_lines_change_no_figure_and_stand_in_no_text(tmp_path: Path) -> None:
+    sample = (DATA / "oneflow.log").read_text()
+    hostile = [
+        "iteration " * 100_000,
+        "1" * 1_000_000,
+        "\x1b]0;owned\x07\x00\x9b31m",
+        "step: 1  loss: " + "9" * 10_000,
+        f"seq_{'l' * 10_000} ... 7",
+        f"{'a' * 10_000} ..............",
+        ':::MLLOG {"key": "tracked_stats", "value": ' + "[" * 5_000,
+        '[PerfLog] {"event": "STEP_END", "value": "\x1b[2J", "metadata": 7}',
+        "| 1 | \x1b[2J |",
+        "CUDA capacity: \x1b[2Jchip with 3GiB memory",
+    ]
+    path = tmp_path / "hostile.log"
+    path.write_text("".join(f"{line}\n" for line in hostile) + sample)
+    row = row_of(path)
+    assert row.figures[RATE].value == row_of(DATA / "oneflow.log").figures[RATE].value
+    assert row.notes == (f"left out a line of more than {LONGEST:,} characters",)
+    assert "\\u001b" not in row.to_json() and "\x1b" not in row.to_json()
+
+
+def test_colours_are_no_part_of_a_number() -> None:
+    line = "\x1b[31mstep:  1  \x1b[32mloss:  8.5000  \x1b[33mmemory:  1.00GiB(1.00%)  \x1b[34mtps: 7,282\x1b[39m\n"
+    found = find_log([line])
+    assert found is not None and found.steps[0].figures == {"loss": 8.5, RATE: 7282.0, "memory_bytes": 2**30}
+
+
+def test_a_file_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "large.log"
+    with path.open("wb") as file:
+        file.truncate(2**29 + 1)
+    with pytest.raises(DocumentError, match=r"large\.log: .*found 536,870,913 bytes, expected at most 536,870,912"):
+        read_log_file(path)
+
+
+def test_each_curve_of_a_log_is_read_for_align_too() -> None:
+    curve = read_curve(DATA / "oneflow.log")
+    assert list(curve) == list(range(10, 101, 10)) and curve[100] == 6.82232
+    assert read_curve(DATA / "torchtitan.log")[250] == 5.8383
+    assert read_curve(DATA / "nemo.out") == {49: 12.81}
+
+
+# -- archives
+CONFIG = """\
+job_info:
+  job_id: "3530909"
+model_info:
+  model_name: "nemotron4"
+  dtype: "bf16"
+  scale: 64
+  gpu_type: "h100"
+"""
+
+
+def archived(path: Path, mode: str = "w", **files: str) -> Path:
+    """An archive of dgxc-benchmarking's form: one folder, an experiment, its configuration and its logs."""
+    folder = "llmb-archive-20251001T000000Z/nemotron/experiments/pretrain_nemotron4_15b_bf16_64"
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"{folder}/{name.replace('__', '.')}")
+            member.size = len(content.encode())
+            archive.addfile(member, io.BytesIO(content.encode()))
+    return path
+
+
+LOG = (DATA / "nemo.out").read_text()
+
+
+def test_an_archive_gives_each_log_with_the_settings_of_its_job(tmp_path: Path) -> None:
+    both = {"log-nemotron4_3530909_0__out": LOG, "llmb-config_3530909__yaml": CONFIG, "sbatch__out": "Submitted\n"}
+    path = archived(tmp_path / "a.tar.gz", "w:gz", **both)
+    row = row_of(path, sequence_length=4096)
+    assert (row.devices, row.precision, row.given) == (64, "bf16", ("sequence_length",))
+    assert row.figures[RATE].value == pytest.approx(389371 / 64, rel=1e-5)
+    other = archived(tmp_path / "b.tar", **{"log-x_777_0__out": LOG, "llmb-config_3530909__yaml": CONFIG})
+    assert row_of(other).devices is None  # the configuration is another job's
+
+
+@pytest.mark.skipif(not shutil.which("zstd"), reason="needs the program zstd")
+def test_an_archive_of_zstd_is_read_and_a_cut_one_is_an_error(tmp_path: Path) -> None:
+    path = archived(tmp_path / "a.tar", **{"log-nemotron4_3530909_0__out": LOG, "llmb-config_3530909__yaml": CONFIG})
+    subprocess.run(["zstd", "-q", str(path)], check=True)
+    packed = tmp_path / "a.tar.zst"
+    assert row_of(packed).devices == 64
+    packed.write_bytes(packed.read_bytes()[:-40])
+    with pytest.raises(DocumentError, match=r"a\.tar\.zst"):
+        read_log_file(packed)
+
+
+def test_an_archive_without_a_log_a_cut_one_and_links_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="found no training's log among 1 files"):
+        read_log_file(archived(tmp_path / "none.tar", **{"sbatch__out": "Submitted\n"}))
+    whole = archived(tmp_path / "a.tar.gz", "w:gz", **{"log_1_0__out": LOG}).read_bytes()
+    for cut in (whole[:-4], whole[:-20], whole[: len(whole) // 2], whole[:20]):
+        (tmp_path / "cut.tar.gz").write_bytes(cut)
+        with pytest.raises(DocumentError, match=r"cut\.tar\.gz"):
+            read_log_file(tmp_path / "cut.tar.gz")
+    padded = gzip.compress(gzip.decompress(whole) + bytes(2**20))  # its checksum lies far behind the last member
+    (tmp_path / "cut.tar.gz").write_bytes(padded[:-4])
+    with pytest.raises(DocumentError, match=r"cut\.tar\.gz"):
+        read_log_file(tmp_path / "cut.tar.gz")
+    link = tarfile.TarInfo("x/log_1_0.out")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(tmp_path / "link.tar", "w") as archive:
+        archive.addfile(link)
+    with pytest.raises(DocumentError, match="found no training's log"):
+        read_log_file(tmp_path / "link.tar")
+
+
+# -- the command, and the rows beside results
+def test_the_command_writes_a_set_that_stands_beside_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "configs" / "reported"
+    folder.mkdir(parents=True)
+    arguments = ["evidence", "read", str(DATA / "mlperf.txt"), *SOURCE, "--output", str(folder / "theirs.json")]
+    assert main([*arguments, "--case", "llama3_8b", "--chip", "H100", "--devices", "8", "--precision", "fp8"]) == 0
+    printed = capsys.readouterr().out
+    assert "25,573.8 tokens/s/device" in printed and "by your word: case, chip, devices, precision" in printed
+    assert "https://example.org/logs, 2025-11-12" in printed
+    assert all(len(line) <= 80 for line in printed.splitlines() if str(tmp_path) not in line)
+    (row,) = reported_rows("llama3_8b", Registry([tmp_path]))
+    assert (row.origin, row.source) == ("reported", "https://example.org/logs, 2025-11-12")
+    assert row.status == "reported; global batch 32, the case has 512"
+    assert row.tokens_per_second_per_device == pytest.approx(25573.8, rel=1e-5) and row.mfu_high is not None
+    assert main([*arguments, "--case", "llama3_8b"]) == 2  # the file is there
+    assert "cannot be written: File exists" in capsys.readouterr().err
+
+
+def of_amd(tmp_path: Path) -> Registry:
+    """The plugins with one reported set, of MLPerf's log."""
+    (tmp_path / "configs" / "reported").mkdir(parents=True)
+    row = row_of(DATA / "mlperf.txt", devices=8, case="llama3_8b", chip="H100-SXM5-80GB", precision="fp8")
+    made = ReportedSet(name="amd", where="https://example.org/<b>", date="2025-11-12", rows=(row,))
+    (tmp_path / "configs" / "reported" / "amd.json").write_text(dump(made))
+    return Registry([tmp_path])
+
+
+def test_the_page_has_reported_runs_in_a_table_of_their_own(tmp_path: Path) -> None:
+    build_pages(GivenRuns([]), tmp_path / "site", of_amd(tmp_path))
+    for language in ("", "zh/"):
+        page = (tmp_path / "site" / f"{language}published.html").read_text(encoding="utf-8")
+        published, theirs = (part for part in page.split("<table")[1:])
+        assert "flagperf_gpt3_paddle" in published and "amd: mlperf.txt" not in published
+        assert "amd: mlperf.txt" in theirs and "https://example.org/&lt;b&gt;, 2025-11-12" in theirs
+        assert "global batch 32, the case has 512" in theirs and "flagperf" not in theirs
+    others = [path for path in (tmp_path / "site").rglob("*.*") if path.name != "published.html"]
+    assert not any(b"mlperf.txt" in path.read_bytes() for path in others)  # no chart, matrix or ranking has it
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
+def test_a_report_marks_a_reported_run_and_names_its_source(form: str, recorded: Path, tmp_path: Path) -> None:
+    ours = collect(RunPaths(recorded)).model_copy(update={"case": "llama3_8b", "scale": "full"})
+    text = beside_published(form, [ours], of_amd(tmp_path))
+    assert text.index("measured") < text.index("reported") and "amd: mlperf.txt" in text
+    assert re.search(r"https://example\.org/(<b>|&lt;b>), 2025-11-12", text)
+
+
+def test_a_speed_above_the_chips_peak_has_no_utilisation(tmp_path: Path) -> None:
+    (tmp_path / "configs" / "reported").mkdir(parents=True)
+    row = row_of(DATA / "mlperf.txt", devices=1, case="llama3_8b", chip="H100-SXM5-80GB", precision="bf16")
+    made = ReportedSet(name="one", where="https://example.org", date="2025-11-12", rows=(row,))
+    (tmp_path / "configs" / "reported" / "one.json").write_text(dump(made))
+    (found,) = reported_rows("llama3_8b", Registry([tmp_path]))
+    assert found.mfu_high is None and "the device count or the peak is wrong" in found.mfu_from
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--source", "x", "--date", "2025-11-12"], "key 'where'"),
+        (["--source", "https://example.org\x1b[2J", "--date", "2025-11-12"], "expected an address or the title"),
+        (["--source", "https://example.org", "--date", "last week"], "expected a day such as 2026-01-31"),
+        (["--source", "https://example.org"], "--date"),
+        (["--date", "2025-11-12"], "--source"),
+        ([*SOURCE, "--case", "no_such_case"], "unknown case"),
+        ([*SOURCE, "--devices", "-8"], "mlperf.txt: key 'devices': found -8"),
+        ([*SOURCE, "--sequence-length", "4096"], "mlperf.txt: found sequence_length 8192 in the log, expected 4096"),
+    ],
+)
+def test_no_run_is_reported_without_source_and_day(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(["evidence", "read", str(DATA / "mlperf.txt"), *options])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    assert code == 2
+    assert message in capsys.readouterr().err.replace("\n", " ").replace("  ", " ")
+
+
+def test_a_set_that_somebody_edited_needs_them_too(tmp_path: Path) -> None:
+    made = ReportedSet(name="a", where="https://example.org", date="2025-11-12", rows=(row_of(DATA / "nemo.out"),))
+    whole = json.loads(dump(made))
+    for key in ("where", "date"):
+        path = tmp_path / "a.json"
+        path.write_text(json.dumps({name: value for name, value in whole.items() if name != key}))
+        with pytest.raises(DocumentError, match=f"key '{key}': missing"):
+            load(ReportedSet, path)
+
+
+def test_the_store_names_the_command_for_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = f"sqlite:///{tmp_path / 's.sqlite'}"
+    assert main(["store", "import", str(DATA / "mlperf.txt"), "--store", store]) == 2
+    assert "evidence read" in capsys.readouterr().err
