@@ -181,7 +181,9 @@ class _Spending:
 
     def findings_about_arms(self) -> Iterator[Finding]:
         """Return one finding for each node and figure whose arms differ with one build in both: of a series or all."""
-        nodes = {point.node for points in self.given.tonights.values() for point in points}
+        ran = {series for (series, _), pairs in self._nulls_run.items() if pairs}
+        nodes = self.given.null_nodes & {point.node for points in self.given.tonights.values() for point in points}
+        nodes |= {point.node for series in ran for point in self.given.tonight(series)}
         for node, figure in product(sorted(nodes), FIGURES):
             by_series = {series: self._nulls_on(node, series, figure) for series in self.given.points}
             of_all = [pair for pairs in by_series.values() for pair in pairs]

@@ -202,6 +202,8 @@ def _finding(
     ruling: PairRuling | None = None,
 ) -> Finding:
     excess = found.tonight.cost - level.cost
+    if found.is_provisional:
+        detail += f"; the level is provisional, of a gain since {level.since} that nobody accepted"
     if change is None:
         half = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
         change = change_of(excess, found.figure)
@@ -226,7 +228,8 @@ def _conditions_change(found: Examination, ruling: PairRuling | None) -> float |
 
 def _pairs_detail(found: Examination, around: Surroundings, ruling: PairRuling) -> str:
     """Return what the pairs say of the build, of its arms, and of the conditions where these changed."""
-    text = f"against the last accepted build, by {ruling.pairs} pairs"
+    first = "gain's last build" if found.is_provisional else "last accepted build"
+    text = f"against the {first}, by {ruling.pairs} pairs"
     if ruling.build in ("inconclusive", "more pairs"):
         text = f"about {ruling.more} more pairs, after {ruling.pairs}"
         if (ruling.more or 0) > MOST_NAMED:
@@ -238,7 +241,7 @@ def _pairs_detail(found: Examination, around: Surroundings, ruling: PairRuling) 
         return f"{text}; the accepted build is {percent_change(off)} off its level since {around.change}"
     if ruling.word == "bad night" and ruling.first is not None and found.expected_first is not None:
         off = change_of(ruling.first - found.expected_first.cost, found.figure)
-        build = f"the accepted build is {off:+.1%} off its level too"
+        build = f"the {first} is {off:+.1%} off its level too"
         return f"node {short(found.tonight.node)}: {build}, by {ruling.pairs} pairs"
     return text
 
