@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -15,9 +16,10 @@ import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.compare.ranking import TOKENS, metrics
 from levelfield.pages.badge import badge_files
+from levelfield.pages.case_figures import TrainingFigures, training_figures
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
-from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
+from levelfield.pages.first_view import FirstView, RankedTraining, first_view, ranked_trainings
 from levelfield.pages.night_view import night_view
 from levelfield.pages.node_view import nodes_view
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
@@ -182,7 +184,9 @@ def write_pages(
     """Write every page and the data that they share."""
     summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
-    night, views = night_view(content), _first_views(content, results, prices)
+    trainings, night = ranked_trainings(content, results), night_view(content)
+    views = _first_views(trainings, content, prices)
+    figures = _figures_by_case(trainings, registry)
     switches = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
         *(
@@ -196,7 +200,7 @@ def write_pages(
         ("nodes.html", "nodes", {"n": nodes_view(content, night.quarantined, documents)}),
         ("published.html", "published", {"rows": list(beside_rows(content, summaries, registry))}),
         ("guide.html", "guide", {}),
-        *((f"case-{case.slug}.html", "case", {"c": case}) for case in cases),
+        *((f"case-{case.slug}.html", "case", {"c": case, "figures": figures[case.slug]}) for case in cases),
     ]
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__, "private": writer.private}
     shared["currency"] = prices.currency if prices else ""
@@ -212,10 +216,18 @@ def write_pages(
         writer.write(name, text)
 
 
-def _first_views(content: PagesContent, results: StoredResults, prices: Prices | None) -> list[FirstView]:
+def _first_views(trainings: Sequence[RankedTraining], content: PagesContent, prices: Prices | None) -> list[FirstView]:
     """Return the first page by each metric; by throughput first."""
-    trainings, histories = ranked_trainings(content, results), {d: runs.points for d, runs in content.series.items()}
+    histories = {digest: runs.points for digest, runs in content.series.items()}
     return [first_view(trainings, metric, histories) for metric in metrics(prices)]
+
+
+def _figures_by_case(trainings: Sequence[RankedTraining], registry: Registry) -> dict[str, list[TrainingFigures]]:
+    """Return the charts of each case's trainings, by the case's file."""
+    references, found = stored_references(registry), defaultdict(list)
+    for training in trainings:
+        found[training.first.case_slug].append(training_figures(training, references))
+    return found
 
 
 def _file(view: FirstView) -> str:

@@ -10,6 +10,7 @@ import pytest
 from levelfield.compare.comparability import WHY
 from levelfield.compare.ranking import metrics
 from levelfield.compare.trust import PARTS
+from levelfield.pages import case_figures
 from levelfield.pages.first_view import OF_TRUST
 from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
 from levelfield.series.findings import WORDS
@@ -29,6 +30,7 @@ FAMILIES = {
     "js.gated.": get_args(Gated),
     "js.purpose.": get_args(Purpose),
     "trust.": PARTS,
+    "part.": case_figures.PARTS,
     "lacks.": PARTS,
     "caution.": sorted(set(WHY) - set(OF_TRUST)),
     "answer.": RANKED,
