@@ -7,8 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from statistics import geometric_mean
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ entries:
   - {case: "tiny:fake:F1", name: tiny, scale: smoke}
 """
 QUIET = [f"2026-01-{number:02}" for number in range(1, 8)]
+SECRET = "s3cret-t0ken"
 ARMS = ("confirm-a", "confirm-b")
 COMPARED = ("no change", "inconclusive", "improvement")  # and end with 0
 
@@ -41,10 +45,11 @@ class Nights(ClonedProject):
         how = ["--plugins", plugins, "--python", sys.executable, "--no-control"]
         return ["nightly", "run", "--suite", str(self.suite), "--night", night, *how]
 
-    def night(self, name: str, *more: str) -> tuple[int, list[dict[str, Any]], str]:
-        code, out, err = self.run(*self.nightly_arguments(name), "--json", *more)
-        assert out, err
-        return code, json.loads(out)["findings"], err
+    def night(self, name: str, *more: str, **variables: str) -> tuple[int, list[dict[str, Any]], str]:
+        process = self.start(*self.nightly_arguments(name), "--json", *more, **variables)
+        out, err = process.communicate(timeout=600)
+        assert out and "Traceback" not in err, err
+        return process.returncode, json.loads(out)["findings"], err
 
     def speed(self, name: str, *more: str) -> tuple[int, dict[str, Any]]:
         """The night's exit code and its finding about tokens/s."""
@@ -77,10 +82,42 @@ def slower(project: Nights) -> tuple[str, str]:
     return quiet, slow
 
 
-def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(project: Nights, slower: tuple[str, str]) -> None:
-    code, findings, _err = project.night("2026-01-20", "--page-url", "https://ci.example.org")
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[Any]]]:
+    """A URL on loopback that takes no webhook, and the documents that it got."""
+    got: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_error(403)
+
+        def log_message(self, *given: Any) -> None:
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/{SECRET}", got
+        server.shutdown()
+        thread.join()
+
+
+def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(
+    project: Nights, slower: tuple[str, str], refusing: tuple[str, list[Any]]
+) -> None:
+    url, got = refusing
+    more = ("--page-url", "https://ci.example.org", "--progress")
+    code, findings, err = project.night("2026-01-20", *more, LEVELFIELD_WEBHOOK=url)
     found = of_speed(findings)
     assert (code, found["word"]) == (4, "regression"), found
+    said = " ".join(err.split())
+    assert "run 1 of 6 to 14, accepted build: " in said and "mean difference -" in said
+    assert said.endswith("the webhook did not take the night: the server answered 403")
+    (sent,) = got
+    assert (sent["exit_code"], sent["verdict"]) == (4, sent["text"].splitlines()[0]) and sent["suite"] == "one"
+    assert SECRET not in err and not found_in(project.data, SECRET)
     ticket = found["ticket"]
     assert {slower[1], project.git("rev-parse", "HEAD")} <= {each["commit"] for each in ticket["commits"]}
     assert ticket["packages"] == [] and ticket["page"].startswith("https://ci.example.org/case-tiny-"), ticket
@@ -90,6 +127,10 @@ def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(project: Nights, 
     assert found["pairs"] >= 3 and found["change"] == pytest.approx(change_of(pairs), abs=1e-4), found
     assert [p["purpose"] for p in pairs][:4] == ["confirm-a", "confirm-b", "confirm-b", "confirm-a"]
     assert {p["subject"]["commit"] for p in pairs if p["purpose"] == "confirm-b"} == {project.git("rev-parse", "HEAD")}
+
+
+def found_in(folder: Path, text: str) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
 
 def change_of(pairs: list[dict[str, Any]]) -> float:
@@ -131,6 +172,14 @@ def test_a_killed_night_goes_on_where_it_was(project: Nights) -> None:
     named = [word for run_id in nights for word in ("--run", run_id)]  # a noisy one may have changed the level
     code, out, err = project.run("nightly", "accept", "tiny", "--why", "as it was before", *named)
     assert code == 0 and "is kept for pairs" in out, err
+
+
+def test_without_a_terminal_a_night_begins_with_its_verdict_and_has_no_progress(project: Nights) -> None:
+    """It is what cron mails. The night was run before, so nothing runs."""
+    code, out, err = project.run(*project.nightly_arguments("2026-01-07"), "--html", str(project.data / "site"))
+    assert (code, err) == (0, ""), err
+    assert out.startswith("night 2026-01-07 passes: 3 new series\ncompared 0 of 1 series"), out
+    assert out.endswith(f"\npages: {project.data}/site/index.html\n") and len(out.splitlines()) < 20
 
 
 def test_two_nightlies_of_a_suite_do_not_run_at_once(project: Nights) -> None:

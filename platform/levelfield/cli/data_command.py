@@ -33,6 +33,8 @@ examples:
       --tokenizer tokenizer.json --output PREFIX
   run_benchmarks.py data prepare --input a.txt --tokenizer tokenizer.json \\
       --end-token "<|endoftext|>" --output PREFIX
+  run_benchmarks.py data prepare --input a.txt --tokenizer tokenizer.model \\
+      --output PREFIX
 """
 CHECK = """\
 Read a whole corpus and print its format, size in tokens and digest.
@@ -86,8 +88,8 @@ def _prepare_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--tokenizer",
         required=True,
-        metavar="bytes|TOKENIZER.json",
-        help="bytes: each byte is a token; or a Hugging Face tokenizer file",
+        metavar="bytes|FILE",
+        help="bytes: each byte is a token; a Hugging Face tokenizer.json; or a SentencePiece tokenizer.model",
     )
     option("--output", type=Path, required=True, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
     option("--suffix", action="append", metavar=".txt", help="read only files of DIR with this suffix; may be repeated")

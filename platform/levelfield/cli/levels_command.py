@@ -11,7 +11,7 @@ import argparse
 import getpass
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,9 @@ from levelfield.errors import RunFailed, UsageError
 from levelfield.report.words import wrapped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from levelfield.nights.baselines import AcceptedLevels
     from levelfield.specs.record import StoreEvent
     from levelfield.store.database import Store
 
@@ -29,8 +32,13 @@ Accept the level of a series: of its unchanged nights, or of --run. A
 run that is not valid, not sealed or of a bad night is no evidence. One night
 is enough where a finished comparison by pairs judged it.
 
+With --all every series of the last night whose evidence suffices is accepted,
+for one reason, and the others are listed with theirs. Series that the night
+found worse are left out, unless --worse is given.
+
 examples:
   run_benchmarks.py nightly accept SERIES --why "flash kernels, merge 12"
+  run_benchmarks.py nightly accept --all --why "first levels" --dry-run
   run_benchmarks.py nightly accept SERIES --why "known" --until 2026-12-31
 """
 STEP = """\
@@ -70,21 +78,27 @@ examples:
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-def _why_options(parser: argparse.ArgumentParser) -> None:
-    _series(parser)
+def _why_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    _series(parser, nargs)
     parser.add_argument("--why", required=True, metavar="TEXT", help="the reason; the event stores it")
     parser.add_argument("--who", metavar="NAME", help="who states it (default: the user's name)")
     store_option(parser)
 
 
-def _until_options(parser: argparse.ArgumentParser) -> None:
-    _why_options(parser)
+def _until_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    _why_options(parser, nargs)
     parser.add_argument("--until", metavar="DATE", help="the acceptance ends after this day, such as 2026-12-31")
 
 
 def _accept_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", action="append", default=[], metavar="ID", help="evidence; may be repeated")
-    _until_options(parser)
+    _until_options(parser, nargs="?")
+    many = parser.add_argument_group("many series")
+    many.add_argument("--all", action="store_true", help="every series of the night whose evidence suffices")
+    many.add_argument("--night", metavar="N", help="with --all: of this night (default: the newest)")
+    many.add_argument("--worse", action="store_true", help="with --all: also series that the night found worse")
+    many.add_argument("--dry-run", action="store_true", help="with --all: accept nothing; list what would be")
+    many.add_argument("--json", action="store_true", help="with --all: print JSON")
 
 
 def _step_options(parser: argparse.ArgumentParser) -> None:
@@ -113,9 +127,8 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     """Add the event and print it. Return 0. Raises UsageError where the evidence accepts nothing."""
     from levelfield.nights import baselines
     from levelfield.nights.series_history import event_lines
-    from levelfield.nights.stored_nights import one_series, past_findings
+    from levelfield.nights.stored_nights import level_evidence, one_series
     from levelfield.rundir.directory import utc_now
-    from levelfield.series.examination import held
 
     until = None if kind == "note" else _day(options.until)
     with opened_store(options) as store:
@@ -123,9 +136,8 @@ def _state(options: argparse.Namespace, kind: str) -> int:
         others: list[StoreEvent] = []
         who, at, points = options.who or getpass.getuser(), utc_now(), store.points([found.digest])[found.digest]
         if kind == "level":
-            past = [f for f in past_findings(store) if f.series in ("", found.digest)]
-            baseline = held(store.events(found.digest), at)
-            evidence = baselines.LevelEvidence(found.digest, tuple(points), tuple(past), tuple(options.run), baseline)
+            (evidence,) = level_evidence(store, [found.digest], at)
+            evidence = replace(evidence, runs=tuple(options.run))
             event = baselines.accepted_baseline(evidence, who, options.why, at, until)
         elif kind == "step":
             event = baselines.accepted_step(found.digest, points, who, options.why, at, until)
@@ -138,6 +150,64 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     more = [*kept, *([f"and the same change in {len(others)} other series"] if others else [])]
     print("\n".join([found.series.label, *event_lines([event]), *more]))
     return 0
+
+
+def _accept(options: argparse.Namespace) -> int:
+    """Accept one series or all. Raises UsageError for options that do not go together."""
+    of_all = [name for name in ("night", "worse", "dry_run", "json") if getattr(options, name)]
+    if options.all and (options.series or options.run):
+        raise UsageError("nightly accept --all: found also a series or --run; expected --all alone")
+    if not options.all and (of_all or not options.series):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in of_all) or "no series"
+        raise UsageError(f"nightly accept: found {names} without --all; expected a series, or --all")
+    return _accept_all(options) if options.all else _state(options, "level")
+
+
+def _accept_all(options: argparse.Namespace) -> int:
+    """Accept the series of a night. Return 0, and 2 where none could be accepted."""
+    from levelfield.nights import baselines
+    from levelfield.nights.gate import compared
+    from levelfield.nights.stored_nights import chosen_night, gate_input, level_evidence
+    from levelfield.rundir.directory import utc_now
+    from levelfield.series.findings import FAILURES
+
+    until, who, at = _day(options.until), options.who or getpass.getuser(), utc_now()
+    with opened_store(options) as store:
+        given = gate_input(store, chosen_night(store, options.night), None)
+        night = sorted(given.tonights, key=given.label)
+        runs = {point.run_id: series for series in night for point in given.tonight(series)}
+        failed = [f for f in compared(given, given.stored_pairs).findings if f.word in FAILURES and not options.worse]
+        worse = {runs.get(run or "", f.series): f.word for f in failed for run in (f.run_id, *f.runs)}
+        found = baselines.accepted_baselines(level_evidence(store, night, at), worse, who, options.why, at, until)
+        for event in () if options.dry_run else found.events:
+            store.add_event(event)
+        kept = [] if options.dry_run else _kept_builds(store, found.events)
+    _print_accepted(options, given.label, found, kept)
+    return 0 if found.events else UsageError.exit_code
+
+
+def _kept_builds(store: Store, events: Sequence[StoreEvent]) -> list[str]:
+    """Keep each build once: a night has one for many series."""
+    return list(dict.fromkeys(line for event in events for line in _kept_build(store, event)))
+
+
+def _print_accepted(
+    options: argparse.Namespace, label: Callable[[str], str], found: AcceptedLevels, kept: Sequence[str]
+) -> None:
+    from levelfield.nights.series_history import event_lines
+
+    if options.json:
+        refused = [{"series": series, "label": label(series), "why": why} for series, why in found.refused.items()]
+        events = [event.model_dump(mode="json") for event in found.events]
+        head = {"schema": "levelfield.accepted/1", "dry_run": options.dry_run}
+        print(json.dumps({**head, "accepted": events, "refused": refused}, indent=2))
+        return
+    for event in found.events:
+        print("\n".join([label(event.series or ""), *event_lines([event])]))
+    for series, why in found.refused.items():
+        print("\n".join([label(series), wrapped(f"  not accepted: {why}", 4)]))
+    words = "would be accepted" if options.dry_run else "accepted"
+    print("\n".join([*kept, f"{len(found.events)} {words}, {len(found.refused)} not"]))
 
 
 def _kept_build(store: Store, event: StoreEvent) -> list[str]:
@@ -208,7 +278,7 @@ def _history(options: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "nightly accept": Command(ACCEPT, _accept_options, partial(_state, kind="level")),
+    "nightly accept": Command(ACCEPT, _accept_options, _accept),
     "nightly accept-step": Command(STEP, _step_options, partial(_state, kind="step")),
     "nightly note": Command(NOTE, _why_options, partial(_state, kind="note")),
     "nightly levels": Command(LEVELS, _levels_options, _list),

@@ -28,9 +28,10 @@ from levelfield.cli.options import (
     runs_of,
     store_option,
 )
-from levelfield.cli.terminal import Terminal
+from levelfield.cli.terminal import NoteTaker, Terminal
 from levelfield.errors import INTERRUPTED, UsageError
 from levelfield.report.sheets import labelled
+from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_atomically
 
 if TYPE_CHECKING:
@@ -59,9 +60,15 @@ examples:
 RUN = """\
 Run a suite, store each result, compare each series with its accepted level,
 and confirm a suspicion by pairs of the accepted build and tonight's, before it
-is called a regression. A nightly that was killed goes on when it is started
-again: no run that has ended is made again. docs/nightly.md has templates for
-GitHub Actions, GitLab CI, cron, systemd and Slurm.
+is called a regression. Under a new driver or kernel both builds run in pairs,
+too: it may hide a slower build. What --pairs does not hold is inconclusive. A
+nightly that was killed goes on when it is started again: no run that has ended
+is made again. docs/nightly.md has templates for GitHub Actions, GitLab CI,
+cron, systemd and Slurm.
+
+Without a terminal nothing is printed before the end, so that a mail begins with
+the verdict; --progress prints it all. LEVELFIELD_WEBHOOK, or the file of
+--webhook-file, has a URL that gets the end as JSON.
 
 Exit code: that of `nightly gate`, or 130 when interrupted.
 
@@ -102,7 +109,7 @@ examples:
   run_benchmarks.py nightly bisect --package jax jaxlib \\
       --versions 0.10.1 0.10.2 --case gpt3_6.7B:jax:cpu:1:1 --figure memory
 """
-FORMATS = ("text", "markdown", "junit", "json")
+FORMATS = ("text", "markdown", "junit", "json", "webhook")
 FIGURES: dict[str, Gated] = {
     "speed": "tokens_per_second_per_device",
     "memory": "memory_bytes",
@@ -122,6 +129,9 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     python_option(parser, "train with this Python")
     chips_option(parser)
     parser.add_argument("--no-control", action="store_true", help="do not measure first whether the machine is in line")
+    parser.add_argument(
+        "--pairs", type=_count, default=100, metavar="N", help="pairs of the night, likeliest first (default: 100)"
+    )
     parser.add_argument("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
     parser.add_argument(
         "--bisect-budget", type=_duration, metavar="TIME", help="search the commits of a regression, as long as this"
@@ -130,8 +140,12 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     _page_url(parser)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the findings for a merge request")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the findings for a CI system")
+    parser.add_argument(
+        "--webhook-file", type=Path, metavar="FILE", help="send the end as JSON to the URL in this file (a secret)"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument("--quiet", action="store_true", help="print only the findings")
+    parser.add_argument("--progress", action="store_true", help="print what is done also without a terminal")
+    parser.add_argument("--quiet", action="store_true", help="print nothing before the end")
     _strictness(parser)
 
 
@@ -152,6 +166,12 @@ def _duration(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"found '{text}', expected a whole number from 1 to 10000")
+    return int(text)
+
+
 def _night(text: str) -> str:
     if not _NIGHT.fullmatch(text):
         raise argparse.ArgumentTypeError(f"found '{text}', expected letters, digits, dots and dashes")
@@ -162,6 +182,7 @@ def _run(options: argparse.Namespace) -> int:
     """Run the night, print its findings and return the gate's exit code, or that of an interrupted command."""
     from levelfield.nights.night_session import NightRequest, NightSession
     from levelfield.nights.tickets import night_tickets
+    from levelfield.nights.webhook import delivered, webhook_url
     from levelfield.plan.request import UserRequest
     from levelfield.series.finding_forms import written
     from levelfield.series.findings import FindingPage
@@ -176,8 +197,9 @@ def _run(options: argparse.Namespace) -> int:
         budget=options.budget,
         has_control=not options.no_control,
         has_pairs=not options.no_confirm,
+        most_pairs=options.pairs,
     )
-    night, output = asked.night, Terminal(quiet=options.quiet or options.json)
+    night, output, url = asked.night, _output(options), webhook_url(options.webhook_file)
     with NightSession.opened(asked, registry_of(options), output) as session:
         if not session.run_entries():
             print(f"levelfield: interrupted; start it again with --night {night}: it goes on", file=sys.stderr)
@@ -185,16 +207,26 @@ def _run(options: argparse.Namespace) -> int:
         report = session.judged()
         found = night_tickets(session, report, options.page_url, options.bisect_budget)
         page = FindingPage(
-            report.first_line, night, report.findings, options.strict, options.advisory, found, _link(options)
-        )
+            report.first_line, night, report.findings, options.strict, options.advisory, found, _link(options),
+            session.suite, str(options.html / "index.html") if options.html else None, getattr(output, "notes", ()),
+        )  # fmt: skip
         for form, path in (("markdown", options.markdown), ("junit", options.junit)):
             if path:
                 with _named(path):
                     write_atomically(path, written(page, form))
         if options.html:
             session.write_pages(options.html, report)
-    print(written(page, "json" if options.json else "text"), end="")
+    print(written(page, "json" if options.json else "text"), end="", flush=True)
+    if url and (why := delivered(url, written(page, "webhook"))):
+        print(wrapped(f"levelfield: the webhook did not take the night: {why}", 12), file=sys.stderr)
     return page.exit_code
+
+
+def _output(options: argparse.Namespace) -> Terminal:
+    """Return a terminal for people who watch, else one for those who read the end in the morning."""
+    if options.progress:
+        return Terminal()
+    return Terminal() if sys.stderr.isatty() and not (options.quiet or options.json) else NoteTaker()
 
 
 @contextmanager
@@ -211,7 +243,8 @@ def _named(path: Path) -> Iterator[None]:
 def _gate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--night", metavar="N", help="the night, such as 2026-11-22 (default: the newest)")
     parser.add_argument("--suite", metavar="NAME", help="only the entries of this suite")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    says = f"{', '.join(FORMATS)} (default: text)"
+    parser.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT", help=says)
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to FILE, and the first line to stderr")
     _page_url(parser)
     _strictness(parser)
@@ -233,7 +266,14 @@ def _gate(options: argparse.Namespace) -> int:
             store.add_finding(found.night, finding.model_dump(mode="json"))
         tickets = NightTickets(store, given, runs_of(options), options.page_url).all(found.findings)
     page = FindingPage(
-        found.first_line, found.night, found.findings, options.strict, options.advisory, tickets, _link(options)
+        found.first_line,
+        found.night,
+        found.findings,
+        options.strict,
+        options.advisory,
+        tickets,
+        _link(options),
+        options.suite,
     )
     if options.output:
         write_atomically(options.output, written(page, options.format))

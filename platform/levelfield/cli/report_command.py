@@ -28,11 +28,13 @@ from levelfield.report.escapes import printable
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import read_plan, write_atomically, write_new
+from levelfield.rundir.raw_files import read_raw
 
 if TYPE_CHECKING:
     from levelfield.pages.page_building import BuiltPages
     from levelfield.pages.results import StoredResults
     from levelfield.specs.paths import RunPaths
+    from levelfield.specs.plan import Plan
     from levelfield.specs.record import RunRecord
     from levelfield.specs.result import Result
 
@@ -51,9 +53,14 @@ PAGES = """\
 Write pages of all runs of the store, or of the named runs: static files, which
 `report serve` shows, and any web server. docs/pages.md describes them.
 
+--beside writes the named runs and those of the store, into a folder that is
+private: git ignores it, and `report serve` serves it to this machine alone.
+The store, and every other folder of pages, stay as they are.
+
 examples:
   run_benchmarks.py report pages site
   run_benchmarks.py report pages site RUN1 RUN2
+  run_benchmarks.py report pages private RUN --beside --store public.sqlite
 """
 SERVE = """\
 Serve the pages that `report pages DIR` wrote. Only the files of these pages
@@ -81,6 +88,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         help="table, markdown, csv, json; flagperf, oneflow, osdi: the columns of these reports",
     )
     option("--json", dest="format", action="store_const", const="json", help="as --format json")
+    option("--log-interval", type=int, metavar="N", help="with --format oneflow: its table of every N batches, too")
     option("--with-published", action="store_true", help="add published rows of the same case, by one convention")
     prices_option(parser)
     option("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
@@ -133,9 +141,21 @@ def _refuse_together(options: argparse.Namespace) -> None:
     private = [f"--{name}" for name in ("withhold", "bundle") if getattr(options, name)]
     columns = [f"--format {options.format}"] if options.format in FOREIGN else []
     others = [f"--{name}" for name in ("with-published", "prices") if getattr(options, name.replace("-", "_"))]
+    if options.log_interval is not None and (options.format != "oneflow" or options.log_interval < 1):
+        raise UsageError(
+            f"--log-interval: found {options.log_interval} with --format {options.format}, expected a number from 1 "
+            "with --format oneflow"
+        )
     if bool(private) + bool(columns) + len(others) > 1:
         given = ", ".join([*private, *columns, *others])
         raise UsageError(f"report: {given} need different tables; give only one of them")
+
+
+def _logs(interval: int, paths: Sequence[RunPaths], results: Sequence[Result], plans: Sequence[Plan]) -> list[str]:
+    from levelfield.publish.oneflow_log import interval_table
+
+    runs = zip(results, plans, map(read_raw, paths), strict=True)
+    return [interval_table(result, plan, raw, interval) for result, plan, raw in runs]
 
 
 def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
@@ -146,7 +166,9 @@ def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Seque
     from levelfield.report.one_run import result_lines, run_report
 
     if options.format in FOREIGN:
-        return as_report(options.format, runs_of(results, [read_plan(p) for p in paths], registry_of(options)))
+        plans = [read_plan(p) for p in paths]
+        logs = _logs(options.log_interval, paths, results, plans) if options.log_interval is not None else []
+        return "\n".join([as_report(options.format, runs_of(results, plans, registry_of(options))), *logs])
     if options.with_published:
         return beside_published(options.format, results, registry_of(options))
     prices = prices_of(options)
@@ -190,11 +212,17 @@ def _pages(options: argparse.Namespace) -> int:
     """Write the site and print what it has. Return 0. Raises the error of a named run that is not over, at the end."""
     from levelfield.pages.page_building import build_pages
 
-    if options.store and options.run:
-        raise UsageError("report pages: found --store and runs; runs are read from their own files, leave one out")
+    if options.store and options.run and not options.beside:
+        raise UsageError(
+            "report pages: found --store and runs; runs are read from their own files: leave one out, or give --beside"
+        )
+    if options.beside and not options.run:
+        raise UsageError(
+            "report pages: found --beside without a run, expected the runs to put beside those of the store"
+        )
     named, registry = NamedRuns(options), registry_of(options)
     with _results(options, named) as (results, findings), Terminal().bytes_progress("writing pages") as progress:
-        built = build_pages(results, options.folder, registry, findings, progress)
+        built = build_pages(results, options.folder, registry, findings, progress, private=options.beside)
     print("\n".join(_said(built, options)))
     named.raise_error()
     return 0
@@ -202,7 +230,10 @@ def _pages(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[StoredResults, list[dict[str, object]]]]:
-    """Give the named runs; else the store, which is only read, with the findings of its last night by the gate."""
+    """Give the named runs, with --beside those of the store too; else the store, with findings of its last night.
+
+    The store is only read.
+    """
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import gate_input
     from levelfield.pages.results import GivenRuns
@@ -211,7 +242,15 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[St
         records = list(_records(named))
         if not records:
             named.raise_error()
-        yield GivenRuns(records), []
+        if not options.beside:
+            yield GivenRuns(records), []
+            return
+        with opened_store(options, read_only=True) as store:
+            nights = store.nights()
+            found = {night: store.findings(night) for night in nights}
+            expected = {night: store.expected(night) for night in nights}
+            both = [*store.records(store.run_ids()), *records]
+            yield GivenRuns(both, store.events(), found, expected), []
         return
     with opened_store(options, read_only=True) as store:
         nights = store.nights()
@@ -245,6 +284,7 @@ def _said(built: BuiltPages, options: argparse.Namespace) -> Iterator[str]:
 def _pages_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="write the pages into this folder")
     parser.add_argument("run", nargs="*", metavar="RUN", help=f"{RUN_NAME}; none: all runs of the store")
+    parser.add_argument("--beside", action="store_true", help="the named runs beside those of the store, in private")
     store_option(parser)
 
 

@@ -35,7 +35,8 @@ a case string:
   case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
 versions: those of the framework's manifest; without one, its default
 layouts: DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), TP1PP1SH2SP8
-(sharding stage and degree), 1n_8g_dp_4bs; +seq adds sequence parallelism
+(sharding stage and degree), 1n_8g_dp_4bs, 1n_8g_2dp_4mp_4bs; +seq adds
+sequence parallelism; PP2DP4TP1 is planned as FlagPerf's row of it ran
 
 exit codes: 0 success, 2 wrong usage or configuration, 3 a run failed,
 4 a check failed, 5 a fault of the platform, 130 interrupted
@@ -127,6 +128,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--quiet-machine",
         action="store_true",
         help="measure that first, and train nothing where others use a device or the processors",
+    )
+    where.add_argument(
+        "--devices", metavar="N,N-N", help="take these devices of this machine, by the maker's tool, such as 0-3"
     )
     where.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
     where.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)

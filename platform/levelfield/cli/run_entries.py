@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -136,7 +137,19 @@ def _request(options: argparse.Namespace) -> UserRequest:
         launch=launch_of(options),
         preflight=options.preflight,
         quiet_machine=options.quiet_machine,
+        devices=_devices(options.devices),
     )
+
+
+def _devices(text: str | None) -> tuple[int, ...]:
+    """Return the device numbers of `0-3,6`; empty for None."""
+    if text is None:
+        return ()
+    parts = [re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part) for part in text.split(",")]
+    found = [n for part in parts if part for n in range(int(part[1]), int(part[2] or part[1]) + 1)]
+    if not all(parts) or not found or len(set(found)) < len(found):
+        raise UsageError(f"--devices: found '{text[:40]}', expected different device numbers, such as 0-3 or 0,2,5")
+    return tuple(found)
 
 
 def _given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:

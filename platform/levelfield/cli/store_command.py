@@ -196,18 +196,12 @@ class _ImportSource:
                     self.statements.append(document)
 
     def _of_bundle(self, path: Path) -> Iterator[RunRecord]:
-        from levelfield.judge.collector import collect
-        from levelfield.judge.verdict import Redaction
-        from levelfield.rundir.bundle_reader import read_bundle, written
-        from levelfield.rundir.raw_files import read_raw
-        from levelfield.store.run_record import record_of, storable
+        from levelfield.rundir.bundle_reader import read_bundle
+        from levelfield.studies.results_repository import recorded
 
         for run in read_bundle(path).runs:
             with self._kept_problem(f"{path}: "):
-                with written(run) as paths:
-                    raw, redaction = read_raw(paths), Redaction(run.seal, run.listed.software)
-                    made = record_of(paths, result=collect(paths, raw, redaction), raw=raw)
-                yield storable(made, made.run_id)
+                yield recorded(run)[1]
 
     def _of_runs(self, path: Path) -> Iterator[RunRecord]:
         """Yield the run of a name, or all runs of a folder. Raises UsageError for a folder without runs."""

@@ -57,6 +57,10 @@ class Terminal:
             self._end_line()
             print(words.wrapped(f"levelfield: {text}", 12), file=sys.stderr, flush=True)
 
+    def note(self, text: str) -> None:
+        """Say what a person has to know also when the command is over."""
+        self.say(text)
+
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Return the same jobs, and print for each what will run and why at this scale."""
         for job in jobs:
@@ -145,6 +149,21 @@ class Terminal:
         if self._open_line:
             print(file=sys.stderr)
             self._open_line = False
+
+
+class NoteTaker(Terminal):
+    """Without progress, for a mail that is read in the morning: notes are kept, to be printed at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(one_line(text))
+
+    def finished(self, result: Result, runs: Path) -> None:
+        if result.status.evidence:
+            self.note(f"{words.status(result)}: {result.status.evidence}")
 
 
 def announcement(plan: Plan) -> list[str]:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from levelfield.compare.comparability import NOTHING, Comparability, comparability, shortened
-from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, exact, more_runs, ratio
+from levelfield.compare.ratios import Ratio, SideValues, exact, more_runs, ratio
 from levelfield.compare.scaling import scaling, without_batch
 from levelfield.compare.sides import DIFFERS, QUANTITIES, RATE, Quantity, at, began, exclusion, side_of
 from levelfield.errors import GateFailed, UsageError
@@ -380,8 +380,7 @@ def _aligned(runs: Sequence[RunRecord]) -> dict[str, Any]:
         words[run.verdict].append(run.run_id)
     wrong = [word for word in words if word in DIFFERS]
     word = "refused" if wrong else "accepted" if set(words) == {"aligned"} else "not decided"
-    said = "; ".join(f"{len(ids)} {verdict} ({ids[0]})" for verdict, ids in words.items())
-    return {"word": word, "sentence": said or "found no valid, sealed run", "runs": _ids(runs)}
+    return {"word": word, "sentence": _listed(words), "runs": _ids(runs)}
 
 
 def _energy(limit: float, runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -390,7 +389,7 @@ def _energy(limit: float, runs: Sequence[RunRecord]) -> dict[str, Any]:
     values = _values(ENERGY, runs)
     if not values:
         return _undecided("found no run that counts")
-    found = _by_ratio(SideValues(values), exact(limit), 1.0, "of the limit", runs, is_least=False)
+    found = _by_ratio(SideValues(values), exact(limit), 1.0, f"of {limit:g} J/token", runs, is_least=False)
     shown = {name: None if found[name] is None else found[name] * limit for name in ("value", "low", "high")}
     return {**found, **shown, "unit": "J/token"}
 
@@ -417,17 +416,18 @@ def _decides(part: float, trials: int, limit: float) -> bool:
 
 
 def _preflight(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    said = {run.run_id: at(run.result, "preflight") for run in runs}
-    words = {run_id: str(text).partition(":")[0] if text else "none" for run_id, text in said.items()}
-    bad = [run_id for run_id, word in words.items() if word in ("out of line", "failed")]
-    shown = bad or [run_id for run_id, word in words.items() if word != "in line"]
-    word = "refused" if bad else "not decided" if shown or not runs else "accepted"
-    sentence = "; ".join(f"{run_id}: {said[run_id] or 'no preflight'}" for run_id in shown[:LEAST_RUNS])
-    return {
-        "word": word,
-        "sentence": sentence or (f"{len(runs)} in line" if runs else "found no run"),
-        "runs": _ids(runs),
-    }
+    said: dict[str, list[str]] = defaultdict(list)
+    for run in runs:
+        said[str(at(run.result, "preflight") or "no preflight")].append(run.run_id)
+    words = {text.partition(":")[0] for text in said}
+    bad = words & {"out of line", "failed"}
+    word = "refused" if bad else "accepted" if words == {"in line"} else "not decided"
+    return {"word": word, "sentence": _listed(said), "runs": _ids(runs)}
+
+
+def _listed(said: dict[str, list[str]]) -> str:
+    """Return how many runs have each word, with the first of them."""
+    return "; ".join(f"{len(ids)} {text} ({ids[0]})" for text, ids in said.items()) or "found no run that counts"
 
 
 def sheets(found: Dossier) -> Iterator[Sheet]:

@@ -103,7 +103,12 @@ def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
 
 def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:
     base, *others = [side_values(quantity, side, histories) for side in sides]
-    ratios = tuple(side_ratio(quantity, side, base) for side in others)
+    bases = dict.fromkeys(str(quantity.basis(run)) for side in sides for run in side.counted)
+    if len(bases) > 1:
+        none = Ratio(None, None, None, "no ratio", f"the runs have different levels: {', '.join(bases)}")
+        ratios = tuple(none for _ in others)
+    else:
+        ratios = tuple(side_ratio(quantity, side, base) for side in others)
     return ComparedFigure(quantity, tuple(side_figure(quantity, side.counted) for side in sides), ratios)
 
 

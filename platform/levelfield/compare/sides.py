@@ -108,12 +108,16 @@ def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
 
 @dataclass(frozen=True)
 class Quantity:
-    """One compared figure. origin: its value and reason in result.json. is_noisy: whether equal runs differ in it."""
+    """One compared figure. origin: its value and reason in result.json. is_noisy: whether equal runs differ in it.
+
+    basis: what has to be equal on all sides for a ratio, such as the level of a time to a loss.
+    """
 
     column: FigureColumn
     read: Callable[[RunRecord], float | None]
     origin: Callable[[RunRecord], tuple[JsonValue, JsonValue]]
     is_noisy: bool = True
+    basis: Callable[[RunRecord], JsonValue] = lambda record: None
 
     def missing(self, record: RunRecord) -> str:
         """Return why the run has no such figure."""
@@ -155,6 +159,10 @@ def _mfu(record: RunRecord) -> tuple[JsonValue, JsonValue]:
     return palm(record).get("value"), palm(record).get("reason")
 
 
+def _number(value: JsonValue) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
 RATE = Quantity(
     FIGURE_COLUMNS["tokens_per_second_per_device"], lambda record: record.tokens_per_second_per_device, _rate
 )
@@ -163,6 +171,12 @@ QUANTITIES = (
     Quantity(FIGURE_COLUMNS["memory_bytes"], lambda record: record.memory_bytes, _memory),
     Quantity(FIGURE_COLUMNS["joules_per_token"], lambda record: record.joules_per_token, _energy),
     Quantity(FIGURE_COLUMNS["mfu_palm"], lambda record: record.mfu, _mfu),
+    Quantity(
+        FIGURE_COLUMNS["seconds_to_loss"],
+        lambda record: _number(at(record.result, "to_loss", "seconds")),
+        lambda record: (at(record.result, "to_loss", "seconds"), at(record.result, "to_loss", "reason")),
+        basis=lambda record: at(record.result, "to_loss", "level"),
+    ),
     Quantity(
         FIGURE_COLUMNS["loss_tail_mean"],
         lambda record: record.loss_tail,

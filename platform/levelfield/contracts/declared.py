@@ -24,7 +24,7 @@ from levelfield.contracts.vendor import (
     container_options,
 )
 from levelfield.specs.site import NodeCommand
-from levelfield.specs.tool import FieldName, Tool, VersionCommand
+from levelfield.specs.tool import FieldName, PrintedCommand, Tool, VersionCommand
 from levelfield.specs.vendor import VendorFile
 
 _FIELDS: dict[str, FieldName] = {
@@ -70,7 +70,8 @@ class DeclaredVendor:
     def node_commands(self) -> NodeCommands:
         """Return the monitor, which is repeated, and the commands of discovery and software, which run once."""
         monitor, discovery = self.spec.monitor, self.spec.discovery
-        tools = {"discovery": discovery.tool if discovery else None, "monitor": monitor, **self.spec.software}
+        own = {"discovery": discovery.tool if discovery else None, "monitor": monitor, "topology": self.spec.topology}
+        tools = {**own, **self.spec.software}
         facts = {name: _node_command(tool) for name, tool in tools.items() if tool}
         return NodeCommands((_node_command(monitor),) if monitor else (), facts)
 
@@ -115,7 +116,7 @@ class DeclaredVendor:
         return str((match[1] if match.re.groups else match[0]) or "unreadable: an empty text")
 
 
-def _node_command(tool: Tool | VersionCommand) -> NodeCommand:
+def _node_command(tool: Tool | VersionCommand | PrintedCommand) -> NodeCommand:
     return NodeCommand(argv=tool.command, timeout_seconds=tool.timeout_seconds)
 
 

@@ -1,4 +1,4 @@
-"""Turns text into token numbers: by bytes, or with a TOKENIZER.json of the tokenizers library."""
+"""Turns text into token numbers: by bytes, with a TOKENIZER.json of the tokenizers library, or with SentencePiece."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -80,11 +80,24 @@ class FileTokenizer:
         return [Tokens(np.array(each.ids, np.int64), first) for each, first in zip(found, starts, strict=True)]
 
 
-Tokenizer = ByteTokenizer | FileTokenizer
+class Tokenizer(Protocol):
+    """What turns text into token numbers. cuts: places of long texts where tokens may differ from the whole text's."""
+
+    name: str
+    digest: str | None
+    vocab_size: int
+    end_token: int
+
+    @property
+    def cuts(self) -> int: ...
+
+    def encode(self, texts: Sequence[bytes]) -> list[Any]: ...
+
+    def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]: ...
 
 
 def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
-    """Return the tokenizer `bytes`, or the tokenizer of the file `name`. Raises CorpusError."""
+    """Return the tokenizer `bytes`, or that of the file: SentencePiece's for .model. Raises CorpusError."""
     if name == "bytes":
         if end_token is not None:
             raise CorpusError(
@@ -93,7 +106,14 @@ def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
             )
         return ByteTokenizer()
     if not Path(name).is_file():
-        raise CorpusError(f"tokenizer '{name}': found no such file, expected 'bytes' or the path of a TOKENIZER.json")
+        raise CorpusError(
+            f"tokenizer '{name}': found no such file, expected 'bytes', or the path of a TOKENIZER.json or of a "
+            "SentencePiece .model"
+        )
+    if name.endswith(".model"):
+        from levelfield.corpus.sentence_pieces import SentencePieceTokenizer
+
+        return SentencePieceTokenizer(Path(name), end_token)
     return FileTokenizer(Path(name), end_token)
 
 

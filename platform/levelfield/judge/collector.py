@@ -15,9 +15,10 @@ from levelfield.judge.status import judge, missing_warnings, node_results
 from levelfield.judge.training_facts import attention_kernel, rank_pace, repeated
 from levelfield.judge.verdict import Redaction, judged, seal_warnings, under_seal, under_status, unless_tampered
 from levelfield.measure.flops import FORMULAS, Recomputation
+from levelfield.measure.loss_time import LossCrossing, crossing, level_of, level_step
 from levelfield.measure.parameter_counts import parameters
 from levelfield.measure.routing import auxiliary_curve, expert_load, routing_of, routing_reasons
-from levelfield.measure.throughput import WindowError, clock_rank, step_times, window
+from levelfield.measure.throughput import WindowError, clock_rank, spans, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
@@ -38,6 +39,7 @@ from levelfield.specs.result import (
     Result,
     Status,
     Throughput,
+    TimeToLoss,
     Utilisation,
 )
 from levelfield.specs.vendor import Peak, PeakDtype
@@ -67,6 +69,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
     alignment = unless_tampered(judged(plan.work, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
+    verdict = under_status(with_certificate(alignment, plan, certificate), status)
     model, length = plan.work.model, plan.work.training.sequence_length
     return Result(
         run_id=plan.run_id,
@@ -97,6 +100,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         window=(plan.work.window.first_step, plan.work.window.last_step),
         loss=_loss(plan, raw),
         experts=_experts(plan, raw),
+        to_loss=_to_loss(plan, raw, reference, verdict.verdict),
         throughput=throughput,
         utilisation=_utilisation(plan, throughput, recompute),
         memory=kept,
@@ -107,7 +111,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         disturbance=around,
         identity=identity,
         work_but_precision=plan.work.digest_but_precision,
-        alignment=under_status(with_certificate(alignment, plan, certificate), status),
+        alignment=verdict,
         certificate=certificate,
         deviations=plan.deviations,
         entry=plan.entry,
@@ -183,6 +187,30 @@ def _loss(plan: Plan, raw: RawRecords) -> Loss:
         last=losses[-1] if losses else None,
         tail_mean=math.fsum(tail) / len(tail) if tail else None,
         floor=plan.corpus.entropy_nats,
+    )
+
+
+def _to_loss(plan: Plan, raw: RawRecords, reference: Reference | None, verdict: str) -> TimeToLoss:
+    """Return the time to the reference's level. Only an aligned run has one: another curve may fall by an error."""
+    training, first, tail = plan.work.training, plan.work.window.first_step, plan.work.acceptance.tail_steps
+    level = level_of(reference.losses, tail) if reference else None
+    found: LossCrossing | str = f"the training is {verdict}, expected aligned"
+    if verdict == "aligned" and level is not None:
+        last = plan.work.window.last_step
+        times, begin = step_times(raw.steps, first, last), raw.begins.get(clock_rank(raw.steps, first, last))
+        found = crossing(loss_curve(raw.steps), spans(times, begin, first, last, plan.world_size), level, tail)
+    step, seconds = (None, None) if isinstance(found, str) else (found.step, found.seconds)
+    last_of_level = level_step(len(reference.losses)) if reference else 0
+    said = f"steps {last_of_level - tail + 1} to {last_of_level}, rounded up to 0.01"
+    return TimeToLoss(
+        level=level,
+        source=f"mean loss of {reference.name} ({reference.run_id}), {said}" if reference and level else None,
+        averaged_steps=tail,
+        step=step,
+        tokens=step and step * training.global_batch * training.sequence_length,
+        seconds=seconds,
+        uncounted_steps=first - 1,
+        reason=found if isinstance(found, str) else None,
     )
 
 

@@ -33,7 +33,23 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
         capacity_bytes=plan.hardware.memory_bytes_per_device,
         expected_bytes=plan.expected_memory.total_bytes,
         expectation=_expectation(plan, measured, status),
+        stage_peaks=_stage_peaks(plan, parts, measured),
     )
+
+
+def _stage_peaks(plan: Plan, parts: Sequence[NodePart], measured: memories.MemoryPeaks) -> tuple[int, ...] | None:
+    """Return the headline figure of each pipeline stage; None where that of the run is unknown."""
+    if (measured.process if plan.hardware.is_host else measured.used).peak_bytes is None:
+        return None
+    ordered = sorted(parts, key=lambda part: part.ranks.start)
+    each = [peak for part in ordered for peak in _peak_of_each_rank(plan, part)]
+    return memories.stage_peaks(each, plan.tuning.layout.pipeline, plan.world_size)
+
+
+def _peak_of_each_rank(plan: Plan, part: NodePart) -> tuple[int | None, ...]:
+    if plan.hardware.is_host:
+        return memories.process_of_each(part.steps)
+    return memories.used_of_each(part.read.readings, part.indices)
 
 
 def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:

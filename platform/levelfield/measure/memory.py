@@ -76,6 +76,29 @@ def over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
     )
 
 
+def used_of_each(readings: Iterable[Reading], devices: Iterable[str]) -> tuple[int | None, ...]:
+    """Return the largest reading of each device in bytes, in the devices' order; None where there is none."""
+    return tuple(_used(readings, devices).values())
+
+
+def process_of_each(records: Iterable[StepRecord]) -> tuple[int | None, ...]:
+    """Return the peak of each rank's process in bytes, in the ranks' order; None where a step has none."""
+    return tuple(_held(own, PROCESS) for _, own in sorted(by_rank(records).items()))
+
+
+def stage_peaks(peaks: Sequence[int | None], stages: int, ranks: int) -> tuple[int, ...] | None:
+    """Return the largest peak of each pipeline stage in bytes, first stage first.
+
+    peaks: of every rank, in order; a stage has neighbouring ranks (worker/job.py). None without several stages, and
+    where the peak of a rank is unknown.
+    """
+    known = [peak for peak in peaks if peak is not None]
+    if stages < 2 or len(known) != ranks or len(peaks) != ranks:
+        return None
+    size = ranks // stages
+    return tuple(max(known[first : first + size]) for first in range(0, ranks, size))
+
+
 def _fullest(peaks: Mapping[str, MemoryPeak]) -> MemoryPeak:
     unknown = next((f"{name}: {peak.reason}" for name, peak in peaks.items() if peak.peak_bytes is None), None)
     if unknown or not peaks:

@@ -7,7 +7,9 @@ from datetime import date, timedelta
 from functools import cache, partial
 
 from levelfield.errors import UnknownName, UsageError
+from levelfield.nights.baselines import LevelEvidence
 from levelfield.nights.gate_input import GateInput
+from levelfield.series.examination import held
 from levelfield.series.findings import Finding, short
 from levelfield.series.segments import night_of
 from levelfield.specs.base import parse
@@ -93,6 +95,20 @@ def one_series(store: Store, name: str) -> StoredSeries:
         listed = "; ".join(f"{short(s.digest)} {s.series.label}" for s in found[:6])
         raise UsageError(f"series '{name}': found {len(found)}, expected one; give its digest: {listed}")
     return found[0]
+
+
+def level_evidence(store: Store, series: Sequence[str], at: str) -> list[LevelEvidence]:
+    """Return what the levels of series are accepted on, at a time."""
+    points, past, events = store.points(list(series)), past_findings(store), store.events()
+    return [
+        LevelEvidence(
+            digest,
+            tuple(points[digest]),
+            tuple(finding for finding in past if finding.series in ("", digest)),
+            held=held([event for event in events if event.series == digest], at),
+        )
+        for digest in series
+    ]
 
 
 def _conditions(store: Store, digest: str) -> Conditions | None:

@@ -16,6 +16,7 @@ from levelfield.specs.record import StoreEvent
 # A chart of scaling is drawn here, as numbers for an SVG: it needs no script, and prints.
 WIDTH, HEIGHT = 360.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
+MANY = 12  # series, in a table as long as a screen
 Latest = tuple[SeriesRuns, SeriesSummary]
 _ALIKE = ("framework_label", "chip", "scale", "precision", "work", "corpus", "runtime")  # of the points of one chart
 
@@ -148,6 +149,11 @@ class CaseView:
     slug: str
     series: tuple[SeriesView, ...]
     scaling: tuple[ScalingChart, ...] = ()
+
+    @property
+    def has_many(self) -> bool:
+        """Whether the groups of series come first, because the table of all is longer than a screen."""
+        return len(self.series) > MANY
 
     @property
     def runs(self) -> int:

@@ -26,7 +26,10 @@ LONGEST = 400  # characters of a text
 
 @dataclass(frozen=True)
 class NightFinding:
-    """One finding of a night. change, low, high: relative. detectable: the smallest change that could be seen."""
+    """One finding of a night. change, low, high: relative. detectable: the smallest change that could be seen.
+
+    pairs: how many pairs of builds it rests on; None for a finding of nights alone.
+    """
 
     night: str
     series: str
@@ -43,12 +46,13 @@ class NightFinding:
     run_id: str | None
     detail: str
     fields: tuple[str, ...]
+    pairs: int | None = None
 
 
 def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
     """Return a finding from its JSON. What is absent or of a wrong type is None or an empty text."""
     word = next((word for word in WORDS if word == content.get("word")), UNKNOWN)
-    nights = _number(content.get("nights"))
+    nights, pairs = _number(content.get("nights")), _number(content.get("pairs"))
     fields = content.get("fields")
     return NightFinding(
         night=night,
@@ -66,6 +70,7 @@ def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
         run_id=_text(content.get("run_id")),
         detail=_text(content.get("detail")) or "",
         fields=tuple(str(each)[:LONGEST] for each in fields) if isinstance(fields, (list, tuple)) else (),
+        pairs=int(pairs) if pairs else None,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
+from levelfield.pages.badge import badge_files
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.node_view import nodes_view
@@ -28,7 +29,7 @@ from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.database import rare_collections
 
 HERE = Path(__file__).parent
-_SCRIPTS = ("page", "tables", "saving", "picture", "charts", "case", "run", "traces", "compare")
+_SCRIPTS = ("page", "tables", "saving", "picture", "charts", "groups", "pairs", "case", "run", "traces", "compare")
 ASSETS = (*(f"{name}.js" for name in _SCRIPTS), "style.css", "icon.svg")
 VENDORED = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
 References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of work and corpus: name, losses
@@ -85,13 +86,14 @@ def build_pages(
     registry: Registry,
     judged: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
+    private: bool = False,
 ) -> BuiltPages:
     """Write the site. Raises UsageError for the folder.
 
     judged: findings of the last night, as `gathered` takes them. progress: called with the number of months done and of
-    all.
+    all. private: whether the results hold runs that are not to be published.
     """
-    writer, content, references = PagesWriter(folder), gathered(results, judged), stored_references(registry)
+    writer, content, references = PagesWriter(folder, private), gathered(results, judged), stored_references(registry)
     surroundings = SurroundingDocuments(results)
     changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
     months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
@@ -184,7 +186,7 @@ def write_pages(
         ("guide.html", "guide", {}),
         *((f"case-{case.slug}.html", "case", {"c": case}) for case in cases),
     ]
-    shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__}
+    shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__, "private": writer.private}
     for language in LANGUAGES:
         renderer, folder = PageRenderer(language, shared), folder_of(language)
         for name, template, more in pages:
@@ -193,6 +195,8 @@ def write_pages(
     for case in cases:
         writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
     writer.write("data/site.js", data_script("site", _site(content)))
+    for name, text in badge_files(first).items():
+        writer.write(name, text)
 
 
 def _site(content: PagesContent) -> dict[str, Any]:

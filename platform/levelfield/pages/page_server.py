@@ -22,6 +22,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".json": "application/json",
 }
 _HEADERS = {
     "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
@@ -127,6 +128,8 @@ def opened_server(folder: Path, host: str, port: int) -> PageServer:
     try:
         if ipaddress.ip_address(host).is_unspecified:
             raise UsageError(f"--host {host}: found every address, expected the one that browsers will name")
+        if manifest_of(folder).private and not ipaddress.ip_address(host).is_loopback:
+            raise UsageError(f"--host {host}: {folder} has private runs; it is served to this machine alone")
         return PageServer(folder, host, port)
     except ValueError:
         raise UsageError(f"--host {host}: found no IP address, expected one such as {LOOPBACK}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -71,7 +72,7 @@ def month_of(began: str) -> str:
 
 
 def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, Any]:
-    """Return the columns, one value of each a run; what they refer to; and the segments."""
+    """Return the columns, one value of each a run; what they refer to; the segments; and the pairs of builds."""
     kept = {name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")}
     rows = [_row(point, kept, surroundings) for point in runs.points]
     columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
@@ -82,7 +83,21 @@ def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, A
         "columns": columns,
         "kept": {name: each.values for name, each in kept.items()},
         "segments": segments(runs.points, surroundings),
+        "pairs": pairs(runs.points),
     }
+
+
+def pairs(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Return the pairs of builds by night: the places of the accepted build's run (a) and of the new one's (b)."""
+    arms: dict[str | None, dict[str, list[int]]] = defaultdict(lambda: {"confirm-a": [], "confirm-b": []})
+    for place, point in enumerate(points):
+        if point.purpose in ("confirm-a", "confirm-b"):
+            arms[point.night][point.purpose].append(place)
+    return [
+        {"night": night, "a": a, "b": b}
+        for night, of in arms.items()
+        for a, b in zip(of["confirm-a"], of["confirm-b"], strict=False)
+    ]
 
 
 def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: SurroundingDocuments) -> dict[str, Any]:

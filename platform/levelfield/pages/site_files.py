@@ -27,11 +27,15 @@ _READABLE = 40
 
 
 class PagesManifest(Document):
-    """site.json of a site. files: by name a digest of what they were made from, empty for those made each time."""
+    """site.json of a site. files: by name a digest of what they were made from, empty for those made each time.
+
+    private: whether runs stand in it that are not to be published.
+    """
 
     KIND: ClassVar[str] = "site"
 
     files: dict[str, str]
+    private: bool = False
 
 
 def manifest_of(folder: Path) -> PagesManifest:
@@ -47,16 +51,28 @@ def manifest_of(folder: Path) -> PagesManifest:
     return found
 
 
-def opened(folder: Path) -> PagesManifest:
+def opened(folder: Path, private: bool = False) -> PagesManifest:
     """Make the folder, and return the manifest of the site that it holds, an empty one for a new folder.
 
-    A new folder gets it at once: what a full disk or Ctrl-C leaves of a site is then known as one at the next try.
-    Raises UsageError for a folder with other files: they could be overwritten.
+    A new folder gets it at once: what a full disk or Ctrl-C leaves of a site is then known as one at the next try. A
+    private one is closed to other users, and git ignores it. Raises UsageError for a folder with other files, which
+    could be overwritten, and for public pages in the place of private ones, or reverse.
     """
+    found = _opened(folder, private)
+    if found.private != private:
+        kinds = ("private", "public") if found.private else ("public", "private")
+        raise UsageError(f"{folder}: has {kinds[0]} pages, expected a folder for {kinds[1]} ones; name another")
+    return found
+
+
+def _opened(folder: Path, private: bool) -> PagesManifest:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not any(folder.iterdir()):
-            empty = PagesManifest(files={})
+            if private:
+                folder.chmod(0o700)
+                write_atomically(folder / ".gitignore", "*\n")
+            empty = PagesManifest(files={}, private=private)
             write_atomically(folder / NAME, dump(empty))
             return empty
     except OSError as error:
@@ -72,8 +88,9 @@ def opened(folder: Path) -> PagesManifest:
 class PagesWriter:
     """Writes the files of a site. It keeps those that were made from the same content before."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._before = folder, opened(folder)
+    def __init__(self, folder: Path, private: bool = False) -> None:
+        self._folder, self._before = folder, opened(folder, private)
+        self.private = private
         self.stamps: dict[str, str] = {}
 
     def keeps(self, name: str, stamp: str) -> bool:
@@ -94,7 +111,8 @@ class PagesWriter:
 
     def finish(self) -> None:
         """Write the manifest, then remove files that only the site before had."""
-        write_atomically(self._folder / NAME, dump(PagesManifest(files=dict(sorted(self.stamps.items())))))
+        files = dict(sorted(self.stamps.items()))
+        write_atomically(self._folder / NAME, dump(PagesManifest(files=files, private=self.private)))
         for name in set(self._before.files) - set(self.stamps):
             (self._folder / name).unlink(missing_ok=True)
 

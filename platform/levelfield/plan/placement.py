@@ -12,7 +12,8 @@ from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
 from levelfield.plan.build_checks import version_that_runs
-from levelfield.plan.request import Decision, Entry, RequestedScale, Suggestion
+from levelfield.plan.printed_layout import layout_that_ran
+from levelfield.plan.request import Decision, Entry, RequestedScale, Suggestion, UserRequest
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.selector import Selector, parse_selector
@@ -59,7 +60,7 @@ def _selector(entry: Entry) -> Selector:
 
 def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
     """Return the decision from the entry alone."""
-    found = lookup.find(registry, selector, check=refusal is None)
+    found = _only(lookup.find(registry, selector, check=refusal is None), entry.request)
     if entry.request.launch and not found.vendor.is_host:  # the devices of this machine have no part in the run
         found = replace(found, devices=(), problem=None, notices=(), busy={})
     scale = _scale(entry)
@@ -67,19 +68,39 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
         registry, selector, found, entry.request, entry.suite is not None
     )
     by_suite = entry.suite is not None and scale != entry.request.scale
+    request, completed = entry.request, tuple[str, ...]()
+    if ran := layout_that_ran(registry, found, request.choice.layout or selector.layout):
+        layout, said = ran
+        request = replace(request, choice=request.choice.model_copy(update={"layout": layout}))
+        completed = (said,)
     return Decision(
         text=entry.text,
         selector=selector,
         found=found,
-        request=entry.request,
+        request=request,
         scale=scale,
         why_scale=f"the suite {entry.suite.suite} asks for it" if by_suite and entry.suite else None,
         suggestion=entry.suggestion,
         suite=entry.suite,
-        deviations=older,
+        deviations=(*older, *completed),
         refusal=refusal,
         driver=driver,
     )
+
+
+def _only(found: Selection, request: UserRequest) -> Selection:
+    """Return the selection with the devices of --devices alone. Raises UsageError for one that is not here."""
+    if not request.devices:
+        return found
+    name = found.vendor.name
+    if request.launch or found.vendor.is_divided:
+        why = "other machines choose theirs" if request.launch else f"{name} is divided into any number of shares"
+        raise UsageError(f"--devices: found numbers of devices, expected none: {why}")
+    here = {device.index: device for device in found.devices}
+    if absent := [number for number in request.devices if number not in here]:
+        known = ", ".join(map(str, here)) or "none"
+        raise UsageError(f"--devices: found {absent[0]}, expected devices of {found.chip.name} here: {known}")
+    return replace(found, devices=tuple(here[number] for number in request.devices))
 
 
 def _elsewhere(entry: Entry, selector: Selector, launch: LaunchPlan, named: NamedHardware | None) -> Selector:

@@ -29,6 +29,7 @@ class UserRequest:
     hardware: the value of --assume-hardware. derivation: changes that make a derived case. launch: how other machines
     are reached, with all hosts of the site; None for this machine alone. preflight: whether the nodes are measured
     before the training; None: where there are several machines. quiet_machine: others on the machines refuse the run.
+    devices: the numbers of the devices of this machine to take; empty: any.
     """
 
     scale: RequestedScale = "auto"
@@ -50,6 +51,7 @@ class UserRequest:
     launch: LaunchPlan | None = None
     preflight: bool | None = None
     quiet_machine: bool = False
+    devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from levelfield.measure.series import over_repeats
+from levelfield.publish.flagperf_page import page_head
 from levelfield.publish.foreign_tables import (
+    FLAGPERF_BATCH,
     MIB,
     NONE,
     Columns,
@@ -28,14 +30,14 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.result import Result
 
 FORMATS = ("flagperf", "oneflow", "osdi")
-FLAGPERF_BATCH = 512  # its Llama table prints a global batch only when it is not 512
 _RECOMPUTE = {"none": "False", "full": "True"}
 
 
 def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
-    """Return the runs in the columns of the named report, with notes below."""
+    """Return the runs in the columns of the named report, with notes below. FlagPerf's page has a head of its own."""
     said = [*notes(runs), *(pair_lines(runs) if form == "osdi" else ())]
-    return "\n".join([*_tables(form, runs), *(f"{markdown(note)}\n" for note in said)])
+    head = page_head(runs) if form == "flagperf" else ()
+    return "\n".join([*head, *_tables(form, runs), *(f"{markdown(note)}\n" for note in said)])
 
 
 def _tables(form: str, runs: Sequence[ReportedRun]) -> list[str]:
@@ -55,6 +57,23 @@ def _machines(run: ReportedRun, with_memory: bool = False) -> str:
     nodes, each, chip = run.result.nodes, run.devices_per_node, run.result.chip
     counted = {1: f"单机{each}卡", 2: f"二机{run.result.devices}卡"}
     return f"{chip}{counted.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{each}{memory}）"
+
+
+def _config(run: ReportedRun) -> str:
+    """Return the name of FlagPerf's configuration file of this layout and hardware."""
+    r = run.result
+    layout, capacity = r.layout, r.memory.capacity_bytes
+    if capacity is None:
+        return NONE
+    sharding = f"SH{max(1, layout.sharding_stage)}SP{layout.sharding_degree}"
+    chip = f"{r.chip.partition('-')[0]}{capacity / GIB:.0f}G"
+    return f"config_TP{layout.tensor}PP{layout.pipeline}{sharding}{chip}x{r.nodes}x{run.devices_per_node}"
+
+
+def _amp(run: ReportedRun) -> str:
+    """Return the precision with paddle's level: models/paddle keeps float32 weights, which paddle calls O1."""
+    mixed = run.result.framework == "paddle" and run.result.precision != "fp32"
+    return f'{_precision(run)}, level="O1"' if mixed else _precision(run)
 
 
 def _precision(run: ReportedRun) -> str:
@@ -100,14 +119,13 @@ def _tokens_with_arithmetic(run: ReportedRun) -> str:
 
 
 def _memory_of_all(run: ReportedRun) -> str:
-    """Return `66.27 * 8 GB`: the peak of the fullest device, for each device.
-
-    With pipeline stages each stage has its own peak, and a result does not hold them all.
-    """
-    used = used_bytes(run.result)
+    """Return `66.27 * 8 GB`: the peak of the fullest device of each stage, for each device of it."""
+    used, stages = used_bytes(run.result), run.result.layout.pipeline
     if run.result.status.word == "oom":
         return "OOM"
-    return NONE if used is None or run.result.layout.pipeline > 1 else f"{used / GIB:.2f} * {run.result.devices} GB"
+    peaks = (run.result.memory.stage_peaks or ()) if stages > 1 else filter(None, (used,))
+    each = [f"{peak / GIB:.2f} * {run.result.devices // stages}" for peak in peaks]
+    return f"{' + '.join(each)} GB" if each else NONE
 
 
 FLAGPERF_LLAMA: Columns = {
@@ -122,8 +140,8 @@ FLAGPERF_LLAMA: Columns = {
 }
 FLAGPERF_GPT: Columns = {
     "配置": lambda run: _machines(run, with_memory=True),
-    "config": lambda run: NONE,
-    "precision": _precision,
+    "config": _config,
+    "precision": _amp,
     "fix_hp": _batches,
     "parallel_strategy": _strategy,
     "throughput": _tokens_with_arithmetic,
@@ -179,11 +197,12 @@ def _date(run: ReportedRun) -> str:
 
 
 def _nodes_and_batch(run: ReportedRun) -> str:
-    """Return `4n_8g_dp_4bs`, or `/` when the layout is not only data parallel."""
+    """Return `4n_8g_dp_4bs` or `1n_8g_2dp_4mp_4bs`; `/` for a layout that has more than data and tensor parallel."""
     layout, nodes = run.result.layout, run.result.nodes
-    if layout.world_size > layout.data or layout.expert > 1 or layout.data % nodes:
+    if layout.world_size > layout.data * layout.tensor or layout.expert > 1:
         return NONE
-    text = f"{nodes}n_{layout.data // nodes}g_dp_{run.result.micro_batch}bs"
+    ways = "dp" if layout.tensor == 1 else f"{layout.data}dp_{layout.tensor}mp"
+    text = f"{nodes}n_{run.devices_per_node}g_{ways}_{run.result.micro_batch}bs"
     return f"{text}+seq" if layout.sequence_parallel else text
 
 

@@ -34,10 +34,10 @@ PUBLISHED = (
 # Free text of the suite's author; sentences of an engine or a tool; figures of the machine's other users, and the load
 # of its devices; single step times with the power drawn in them, and how long ranks waited in them; the user's own
 # variables; the machines and their software; digests of the raw files and of the machine, by which a guess of them
-# could be checked; a prediction, which shows the peak; what a preflight measured.
+# could be checked; a prediction, which shows the peak; what a preflight measured; a time that shows the speed.
 LEFT_OUT = (
     "entry", "warnings", "other_use", "load", "disturbance", "inherited", "system", "origin", "pace", "machines",
-    "seal", "predicted_rate", "preflight",
+    "seal", "predicted_rate", "preflight", "to_loss",
 )  # fmt: skip
 # HFU is MFU times a number that the case gives, so `mfu` covers both. A reason may contain a peak or a ratio to it.
 _UTILISATION: dict[Withheld, tuple[str, ...]] = {
@@ -52,7 +52,7 @@ STAYS_OF_UTILISATION = ("formula", "kind", "flops_per_token", "parameters")
 STAYS_OF_CSV = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
     "layout", "micro_batch", "virtual_pipeline", "precision", "status", "failure", "expected_memory_bytes",
-    "loss_first", "loss_tail_mean", "expert_imbalance", "alignment",
+    "loss_first", "loss_tail_mean", "loss_level", "tokens_to_loss", "expert_imbalance", "alignment",
 )  # fmt: skip
 _STARTED = re.compile(r"^\d{8}T\d{6}Z_")
 _SAID: dict[Withheld, str] = {"mfu": "MFU", "peak": "the peak", "throughput": "tokens/s", "energy": "the energy"}
@@ -68,7 +68,7 @@ _COLUMN_OF: dict[Withheld, str] = {
 _CSV_NAMES: dict[Withheld, tuple[str, ...]] = {
     "mfu": ("mfu_", "hfu_"),
     "peak": ("peak_",),
-    "throughput": ("tokens_per_second", "step_seconds"),
+    "throughput": ("tokens_per_second", "step_seconds", "seconds_to_loss"),
     "energy": ("joules",),
     "memory": ("device_used_peak", "process_peak", "memory_over_expected"),
 }

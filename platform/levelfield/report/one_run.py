@@ -48,6 +48,7 @@ def _rows(result: Result) -> Iterator[LabelledText]:
         yield "", f"remark: {result.memory.expectation.remark}"
     first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
     yield "loss", f"{first} -> {last}, mean of the last steps"
+    yield from (("", sentence) for sentence in words.to_loss_lines(result))
     yield from (("experts", sentence) for sentence in words.expert_lines(result))
     yield from words.node_rows(result)
     if result.preflight:
@@ -70,6 +71,7 @@ def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -
         gib=words.gib,
         percent=words.percent,
         status=words.status,
+        to_loss_lines=words.to_loss_lines,
         pace_lines=words.pace_lines,
         expert_lines=words.expert_lines,
         parameters=words.parameters,

@@ -15,7 +15,7 @@ SCHEMA = "levelfield.repeats/1"
 # What differs between two repeats of one plan; equal results in all other fields are repeats.
 _OF_ONE_RUN = {
     "run_id", "repeat", "status", "steps_done", "loss", "throughput", "utilisation", "memory", "energy", "identity",
-    "alignment", "warnings", "other_use", "load", "disturbance", "inherited", "seal",
+    "alignment", "to_loss", "warnings", "other_use", "load", "disturbance", "inherited", "seal",
 }  # fmt: skip
 
 
@@ -94,6 +94,7 @@ ALL = (
     FigureColumn("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2),
     FigureColumn("memory_bytes", "B", lambda r: headline_memory(r).value, "memory, GiB", GIB, 3),
     FigureColumn("joules_per_token", "J/token", lambda r: r.energy.joules_per_token.value, "J/token", 1, 4),
+    FigureColumn("seconds_to_loss", "s", lambda r: r.to_loss.seconds if r.to_loss else None, "s to loss", 1, 2),
     FigureColumn("loss_tail_mean", "nats/token", lambda r: r.loss.tail_mean, "loss", 1, 5),
 )
 FIGURE_COLUMNS = {column.name: column for column in ALL}

@@ -157,6 +157,9 @@ def plain(result: Result) -> dict[str, object]:
         "joules_per_token": result.energy.joules_per_token.value,
         "loss_first": result.loss.first,
         "loss_tail_mean": result.loss.tail_mean,
+        "loss_level": result.to_loss and result.to_loss.level,
+        "tokens_to_loss": result.to_loss and result.to_loss.tokens,
+        "seconds_to_loss": result.to_loss and result.to_loss.seconds,
         **({"expert_imbalance": result.experts.imbalance} if result.experts else {}),
         "alignment": result.alignment.verdict,
     }

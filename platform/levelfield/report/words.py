@@ -171,6 +171,24 @@ def expert_lines(result: Result) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def to_loss(result: Result) -> str:
+    """Return the seconds to a loss, with the loss, such as `5.2 (2.66)`."""
+    found = result.to_loss
+    return NONE if found is None or found.seconds is None else f"{number(found.seconds, 2)} ({found.level:g})"
+
+
+def to_loss_lines(result: Result) -> tuple[str, ...]:
+    """Return the time and tokens to a loss in a sentence, with what is not counted; none for a run without."""
+    found = result.to_loss
+    if found is None or found.seconds is None:
+        return ()
+    return (
+        f"{number(found.seconds, 2)} s and {number(found.tokens, 0)} tokens to a loss of {found.level:g}, in step "
+        f"{number(found.step, 2)} (loss averaged over {found.averaged_steps} steps); the seconds do not count start, "
+        f"compilation and steps 1 to {found.uncounted_steps}",
+    )
+
+
 def status(result: Result) -> str:
     failure = result.status.failure
     return f"{result.status.word} ({failure})" if failure and failure != result.status.word else result.status.word
@@ -189,5 +207,6 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "memory": lambda r: gib(worst_memory(r)[1]),
     "J/token": lambda r: number(r.energy.joules_per_token.value, 4),
     "loss": lambda r: number(r.loss.tail_mean, 4),
+    "s to loss": lambda r: to_loss(r),
     "alignment": lambda r: r.alignment.verdict,
 }

@@ -20,9 +20,11 @@ from levelfield.checkout import checkout
 from levelfield.contracts.command import completed, file_text
 from levelfield.contracts.execution import ReadyRuntime
 from levelfield.contracts.vendor import Device, Vendor
+from levelfield.node.node_facts import tool_output
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.plan import Plan
 from levelfield.specs.variables import KNOWN_TO_MATTER, RULE, masked, recorded
+from levelfield.specs.vendor import VendorFile
 
 GIT_SECONDS = 10.0
 _ROOT = Path("/")
@@ -40,6 +42,7 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
         "machine": _machine(),
         "devices": device_identities(d for d in devices_of(vendor) if d.index in plan.hardware.device_indices),
         "vendor_software": _software(vendor),
+        "topology": topology_of(vendor.spec),
         "variables": masked(own),
         "inherited": {} if plan.runtime == "docker" else recorded(inherited()),
         "inherited_are": RULE,
@@ -71,6 +74,12 @@ def _software(vendor: Vendor) -> dict[str, str]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
+def topology_of(vendor: VendorFile) -> dict[str, Any] | None:
+    """Return what the vendor's tool prints of the links between devices; None where vendor.yaml names no command."""
+    printed = vendor.topology
+    return tool_output(list(printed.command), printed.timeout_seconds) if printed else None
+
+
 def _machine() -> dict[str, Any]:
     return {
         "name": platform.node(),
@@ -91,6 +100,7 @@ def machine_facts(root: Path = _ROOT) -> dict[str, Any]:
         "os": _value(root / "etc/os-release", "PRETTY_NAME", "="),
         "kernel": platform.release(),
         "processor": _value(root / "proc/cpuinfo", "model name", ":"),
+        "model": _model(root / "sys/class/dmi/id"),
         "network": [*_ports(root / "sys/class/infiniband"), *_interfaces(root / "sys/class/net")],
     }
 
@@ -102,6 +112,12 @@ def _value(path: Path, name: str, sign: str) -> str | None:
         if found and key.strip() == name:
             return value.strip().strip("\"'") or None
     return None
+
+
+def _model(folder: Path) -> str | None:
+    """Return the maker and the name of the machine, such as `NVIDIA DGXA100`, as its firmware says them."""
+    texts = (file_text(folder / name) for name in ("sys_vendor", "product_name"))
+    return " ".join(filter(None, texts)) or None
 
 
 def _ports(folder: Path) -> list[str]:

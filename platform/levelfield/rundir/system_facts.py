@@ -22,6 +22,7 @@ def system_of(provenance: Event) -> System | None:
         os=clipped(machine.get("os")),
         kernel=clipped(machine.get("kernel")),
         processor=clipped(machine.get("processor")),
+        model=clipped(machine.get("model")),
         network=tuple(filter(None, map(clipped, listed(machine.get("network"))))),
         software=clipped_texts(provenance.get("vendor_software")),
         engine=f"docker {version}" if version else None,

@@ -23,9 +23,10 @@ from levelfield.series.findings import (
     figure_value,
     percent_change,
 )
-from levelfield.series.ticket import Ticket, ticket_lines, ticket_markdown
+from levelfield.series.ticket import Ticket, commit_text, ticket_lines, ticket_markdown
 
-FORMATS = ("text", "markdown", "junit", "json")
+FORMATS = ("text", "markdown", "junit", "json", "webhook")
+MOST_SENT = 20  # findings of a webhook; its text has the first lines of five
 _MOST_OF_A_WORD = 12  # in a terminal
 MOST_CHARACTERS = 60_000  # of Markdown: a comment on GitHub has at most 65,536
 _LONGEST = 200  # characters of a text that comes from a run
@@ -34,7 +35,8 @@ _HEADER = ("word", "series", "figure", "change", "95 % interval", "level", "sinc
 
 def written(page: FindingPage, form: str) -> str:
     """Return the page in one of FORMATS."""
-    return {"text": as_text, "markdown": as_markdown, "junit": as_junit, "json": as_json}[form](page)
+    forms = {"text": as_text, "markdown": as_markdown, "junit": as_junit, "json": as_json, "webhook": as_webhook}
+    return forms[form](page)
 
 
 def as_text(page: FindingPage) -> str:
@@ -51,7 +53,8 @@ def as_text(page: FindingPage) -> str:
     if steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]:
         seen = f"{min(steady):.1%} to {max(steady):.1%}"
         lines += ["", wrapped(f"no change: {len(steady)} figures; one night shows changes from {seen} on", 2)]
-    lines += ["", f"pages: {page.link}"] if page.link else []
+    lines += ["", f"pages: {page.link or page.folder}"] if page.link or page.folder else []
+    lines += ["", "notes", *(wrapped(f"  {note}", 4) for note in page.notes)] if page.notes else []
     if page.advisory and (code := exit_code(page.findings, page.strict)):
         lines += ["", f"advisory: the exit code would be {code}"]
     return "\n".join(lines) + "\n"
@@ -137,7 +140,47 @@ def as_json(page: FindingPage) -> str:
     """Return schema `levelfield.gate/1`: the first line, the exit code, and every finding in full precision."""
     rows = [{**f.model_dump(mode="json"), "ticket": _ticket_values(page.ticket(f))} for f in page.findings]
     head = {"schema": "levelfield.gate/1", "night": page.night, "verdict": page.verdict, "first_line": page.first_line}
-    return json.dumps({**head, "exit_code": page.exit_code, "findings": rows}, indent=2, ensure_ascii=False) + "\n"
+    found = {**head, "exit_code": page.exit_code, "notes": list(page.notes), "findings": rows}
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_webhook(page: FindingPage) -> str:
+    """Return schema `levelfield.webhook/1`, which docs/nightly.md describes: all but what did not change."""
+    said = [finding for finding in page.findings if finding.word != "no change"]
+    counts = Counter(finding.word for finding in page.findings)
+    sent = {
+        "schema": "levelfield.webhook/1", "id": f"{page.suite or 'all'}/{page.night}", "night": page.night,
+        "suite": page.suite, "exit_code": page.exit_code, "verdict": page.verdict, "compared": page.first_line,
+        "link": page.link, "text": _plain(page, said), "counts": {word: counts[word] for word in WORDS if counts[word]},
+        "findings": [_sent(finding, page.ticket(finding)) for finding in said[:MOST_SENT]],
+        "more": max(0, len(said) - MOST_SENT),
+    }  # fmt: skip
+    return json.dumps(sent, indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain(page: FindingPage, said: Sequence[Finding]) -> str:
+    """Return some lines for a chat: the verdict, the worst findings, the link."""
+    lines = [page.verdict]
+    for finding in said[:5]:
+        ticket = page.ticket(finding)
+        blamed = f"first bad: {commit_text(ticket.blamed)}" if ticket and ticket.blamed else ""
+        texts = (finding.word, _short(finding.label), _figure_line(finding), blamed)
+        lines.append(one_line(": ".join(filter(None, texts))))
+    lines += [f"{len(said) - 5} more"] if len(said) > 5 else []
+    return "\n".join([*lines, page.link] if page.link else lines)
+
+
+def _sent(finding: Finding, ticket: Ticket | None) -> dict[str, Any]:
+    names = ("word", "series", "figure", "change", "low", "high", "level", "run_id")
+    blamed = ticket.blamed if ticket else None
+    return {
+        **{name: getattr(finding, name) for name in names},
+        "label": _short(finding.label),
+        "detail": _short(finding.detail),
+        "link": ticket.page if ticket else None,
+        "commits": ticket.all_commits if ticket else None,
+        "first_bad": blamed.model_dump(mode="json") if blamed else None,
+    }
 
 
 def _ticket_values(ticket: Ticket | None) -> dict[str, Any] | None:

@@ -107,7 +107,8 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
 class FindingPage:
     """What is written of a night: its first line, and its findings with the worst first.
 
-    tickets: of some findings, by series and figure. link: the first of the pages.
+    tickets: of some findings, by series and figure. link: of the pages; folder: where they were written. notes: what
+    else a person has to know of the night.
     """
 
     first_line: str
@@ -117,6 +118,9 @@ class FindingPage:
     advisory: bool = False
     tickets: Tickets = field(default_factory=dict)
     link: str | None = None
+    suite: str | None = None
+    folder: str | None = None
+    notes: Sequence[str] = ()
 
     def ticket(self, finding: Finding) -> Ticket | None:
         return self.tickets.get((finding.series, finding.figure))

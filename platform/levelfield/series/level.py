@@ -1,21 +1,24 @@
 """The level of a series: where it was, how far its nights scatter, and what somebody accepted.
 
-The level is the median of at most 30 accepted nights, on tonight's node where three of them are. The scale is 1.4826
-times the median absolute deviation of the nights from their nodes' medians (Rousseeuw and Croux, 1993), at least 0.2 %.
-One more night lies above the level by more than
+The level is the median of at most 30 accepted nights, on tonight's node where three of them are. The scale is 1.0483
+times the median distance between two nights of one node (Bickel and Lehmann, 1979), less 0.62 / f of it, at least
+0.2 %. f counts the nights less one for each node. Distances need no medians of nodes: the median absolute deviation
+from those is 0.76 of the true scale for seven nights on two nodes. One more night lies above the level by more than
 
-    t(z, n - 1) x scale x sqrt(1 + 1.57 / n)
+    t(z, 0.8 f) x scale x sqrt(1 + 1.57 / n)
 
 with the probability that a normal variable exceeds z: 1.57 = pi / 2 is the variance of a median over that of a mean.
-No change below the floor of 1 % counts.
+0.62 and 0.8 are fitted to simulated nights by benchmarks/gate_rules/young_levels.py. No change below the floor of 1 %
+counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import chain, combinations
+from statistics import NormalDist, median
 
 from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.series.segments import Observation, cost_of
@@ -27,11 +30,13 @@ FEWEST_ON_NODE = 3
 LEAST_SCALE = 0.002
 FLOOR = 0.01
 MEDIAN_VARIANCE = math.pi / 2
+_OF_DISTANCE = 1 / (math.sqrt(2) * NormalDist().inv_cdf(0.75))  # 1.0483: of a normal scale over the median distance
+_TOO_FAR, _EFFICIENCY = 0.62, 0.8  # the first is over the degrees of freedom, the second of them
 
 
 @dataclass(frozen=True)
 class Level:
-    """cost: the level on one node. n: nights that it rests on. freedom: degrees of freedom of the scale.
+    """cost: the level on one node. n: nights that it rests on. freedom: effective degrees of freedom of the scale.
 
     is_own: whether the node has its own level; without one, an offset of the node cannot be told from a bad night.
     """
@@ -74,21 +79,26 @@ def level_of(nights: Sequence[Observation], node: str) -> Level | None:
     if len(nights) < FEWEST:
         return None
     used = nights[-LONGEST:]
-    medians = node_medians(used)
-    overall = median(night.cost for night in used)
-    residuals = _residuals(used)
-    own = [night for night in used if night.node == node] if node in medians else used
-    freedom = max(2, len(used) - max(1, len(medians)))
-    cost = medians.get(node, overall)
-    return Level(cost, _scale(residuals), len(own), freedom, node in medians, used[0].began[:10], used[-1].began[:10])
+    by_node = _by_node(used)
+    own = by_node.get(node, [])
+    is_own = len(own) >= FEWEST_ON_NODE
+    everything = [night.cost for night in used]
+    # A node without a level may be as far off as nodes are from each other.
+    scale, freedom = _scatter(by_node.values() if is_own else [everything])
+    costs = own if is_own else everything
+    return Level(median(costs), scale, len(costs), freedom, is_own, used[0].began[:10], used[-1].began[:10])
 
 
 def node_medians(nights: Sequence[Observation]) -> dict[str, float]:
     """Return the median of every node with at least FEWEST_ON_NODE nights."""
+    return {node: median(costs) for node, costs in _by_node(nights).items() if len(costs) >= FEWEST_ON_NODE}
+
+
+def _by_node(nights: Iterable[Observation]) -> dict[str, list[float]]:
     costs: dict[str, list[float]] = {}
     for night in nights:
         costs.setdefault(night.node, []).append(night.cost)
-    return {node: median(values) for node, values in costs.items() if len(values) >= FEWEST_ON_NODE}
+    return costs
 
 
 def accepted_level(nights: Sequence[Observation], figure: Gated, event: StoreEvent | None) -> AcceptedLevel | None:
@@ -105,7 +115,7 @@ def accepted_level(nights: Sequence[Observation], figure: Gated, event: StoreEve
         build = event.runs[-1] if event.runs else ""
         return AcceptedLevel(stated, later | first, max(1, len(event.runs)), event.at[:10], build)
     base = nights[:LONGEST]
-    scale = _scale(_residuals(base)) if len(base) >= FEWEST else None
+    scale = _scatter(_by_node(base).values())[0] if len(base) >= FEWEST else None
     return AcceptedLevel(median(n.cost for n in base), later, len(base), base[0].began[:10], base[-1].run_id, scale)
 
 
@@ -125,12 +135,11 @@ def _stated_nodes(event: StoreEvent | None, figure: Gated) -> dict[str, float]:
     return {node: cost for node, cost in costs.items() if cost is not None}
 
 
-def _residuals(nights: Sequence[Observation]) -> list[float]:
-    """Return how far the nights are from their nodes' medians."""
-    medians, overall = node_medians(nights), median(night.cost for night in nights)
-    return [night.cost - medians.get(night.node, overall) for night in nights]
-
-
-def _scale(residuals: Sequence[float]) -> float:
-    middle = median(residuals)
-    return max(LEAST_SCALE, 1.4826 * median(abs(value - middle) for value in residuals))
+def _scatter(groups: Collection[Sequence[float]]) -> tuple[float, int]:
+    """Return the scale of nights, by the distances within groups, and its effective degrees of freedom."""
+    free = sum(len(costs) - 1 for costs in groups)
+    if not free:  # each on a node of its own
+        groups, free = [list(chain.from_iterable(groups))], len(groups) - 1
+    distance = median(abs(a - b) for costs in groups for a, b in combinations(costs, 2))
+    scale = _OF_DISTANCE * distance * (1 - _TOO_FAR / free)
+    return max(LEAST_SCALE, scale), max(2, round(_EFFICIENCY * free))

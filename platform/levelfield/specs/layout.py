@@ -28,7 +28,7 @@ _PARTS = {
 _PART = rf"({'|'.join(_PARTS)})(\d+)"
 _PARTS_PATTERN = re.compile(rf"(?:{_PART})+", re.IGNORECASE)
 _PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
-_BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g_dp_(\d+)bs", re.IGNORECASE)
+_BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g(?=_\d*[dm]p)(?:_(\d*)dp)?(?:_(\d*)mp)?_(\d+)bs", re.IGNORECASE)
 _SHOWN = 40  # characters of a text in a message
 
 
@@ -126,15 +126,25 @@ def _parsed(text: str) -> LayoutText:
         data, tensor, pipeline = map(number_of, match.groups())
         return LayoutText(_build(text, suffix, data=data, tensor=tensor, pipeline=pipeline))
     if match := _BATCH_PATTERN.fullmatch(body):
-        nodes, devices, micro_batch = map(number_of, match.groups())
-        return LayoutText(_build(text, suffix, data=nodes * devices), nodes, devices, micro_batch)
+        return _with_batch(text, match, suffix)
     if _PARTS_PATTERN.fullmatch(body):
         return LayoutText(_from_parts(text, body, suffix))
     raise LayoutError(
         f"layout '{text}' has an unknown notation; write DP4TP2PP1, PP2DP4TP1, 8x1x4 (data x tensor x pipeline), "
-        "TP1PP1SH2SP8 (sharding stage and degree), DP2CP2TP2 (context parallel), DP4EP2 (expert parallel) or "
-        "1n_8g_dp_4bs, with +seq for sequence parallel"
+        "TP1PP1SH2SP8 (sharding stage and degree), DP2CP2TP2 (context parallel), DP4EP2 (expert parallel), "
+        "1n_8g_dp_4bs or 1n_8g_2dp_4mp_4bs (model parallel is tensor parallel), with +seq for sequence parallel"
     )
+
+
+def _with_batch(text: str, match: re.Match[str], suffix: str) -> LayoutText:
+    """Return the layout of OneFlow's xn_xg_xdp_xmp_xbs. A part without its number takes the devices that are left."""
+    nodes, devices, micro_batch = (number_of(match[place]) for place in (1, 2, 5))
+    world, data, model = nodes * devices, match[3], match[4]
+    tensor = 1 if model is None else number_of(model) if model else world // max(1, number_of(data or "1"))
+    copies = number_of(data) if data else world // max(1, tensor)
+    if copies * tensor != world:
+        raise LayoutError(f"layout '{text}': found {copies} x {tensor} ranks, expected {nodes} x {devices} devices")
+    return LayoutText(_build(text, suffix, data=copies, tensor=tensor), nodes, devices, micro_batch)
 
 
 def _from_parts(text: str, body: str, suffix: str) -> Layout:

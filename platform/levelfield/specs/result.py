@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field
 
-from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.base import LATER, Document, Value, since
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.suite import EntryUsed
@@ -172,6 +172,12 @@ class Memory(Value):
     expectation: MemoryExpectation | None = Field(
         default=None, description="The estimate against the measurement; null where memory is withheld."
     )
+    stage_peaks: Bytes[tuple[int, ...] | None] = Field(
+        default=None,
+        description="The headline of each pipeline stage, first stage first; null without stages, and where that of a "
+        "rank is unknown.",
+        json_schema_extra=LATER,
+    )
 
 
 class Energy(Value):
@@ -260,6 +266,21 @@ class Loss(Value):
     floor: Nats[float | None] = Field(
         description="Entropy of the synthetic corpus, which no right run falls below; null for a corpus of files."
     )
+
+
+class TimeToLoss(Value):
+    """Time and tokens to a level of the loss, of an aligned run, on the wall clock of the measured steps."""
+
+    level: Nats[float | None] = Field(description="The level, by the reference; null without a reference.")
+    source: str | None = Field(description="How the level follows from the reference.")
+    averaged_steps: Count[int] = Field(description="Steps back that the loss is averaged over.")
+    step: StepNumber[float | None] = Field(description="Where the level is reached, interpolated between two steps.")
+    tokens: Count[float | None] = Field(description="Tokens from step 1 to there.")
+    seconds: Seconds[float | None] = Field(
+        description="Time from the begin of the window to there. Start, compilation and warm-up are not counted."
+    )
+    uncounted_steps: Count[int] = Field(description="Steps before the window, whose time is not counted.")
+    reason: str | None = Field(default=None, description="Why there is no `seconds`.")
 
 
 class LayerLoad(Value):
@@ -358,6 +379,9 @@ class System(Value):
     os: str | None = Field(description="Operating system with its version.")
     kernel: str | None = Field(description="Version of its kernel.")
     processor: str | None = Field(description="Processor of the host.")
+    model: str | None = Field(
+        default=None, description="Maker and name of the machine, by its firmware.", json_schema_extra=LATER
+    )
     network: tuple[str, ...] = Field(
         description="Active InfiniBand ports and physical interfaces of the first node, with their rates."
     )
@@ -438,7 +462,7 @@ class AttentionKernelFound(Value):
 
 # Grows with each field that is added to the result or to a part of it. The field is marked since(REVISION), so that a
 # bundle of before still follows, and one of after cannot leave the field out.
-REVISION = 2
+REVISION = 3
 # The layers of an alignment that came later, with the revision that they came with.
 LATER_LAYERS = {"norms": 2}
 
@@ -493,6 +517,11 @@ class Result(Document):
         default=None,
         description="The load of the experts; null for a model without, and where the routing was not recorded whole.",
         json_schema_extra=LATER,
+    )
+    to_loss: TimeToLoss | None = Field(
+        default=None,
+        description="Time and tokens to a level of the loss; null for results of an earlier version.",
+        json_schema_extra=since(3),
     )
     throughput: Throughput | None = Field(description="Speed over the window; null unless the run is valid.")
     utilisation: tuple[Utilisation, ...] = Field(

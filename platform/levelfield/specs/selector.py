@@ -15,7 +15,7 @@ from levelfield.specs.base import MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REP
 from levelfield.specs.layout import parse_layout
 
 _FORM = "case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]"
-_FRAMEWORK = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?:_(?P<version>\d[\w.+-]*))?", re.IGNORECASE)
+_FRAMEWORK = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?:_(?P<version>\w[\w.+-]*))?", re.IGNORECASE)
 _PART = re.compile(r"(?:DP|TP|PP|SH|SP)\d+", re.IGNORECASE)
 
 

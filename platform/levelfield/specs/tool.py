@@ -160,6 +160,13 @@ class Discovery(Value):
         return self
 
 
+class PrintedCommand(Value):
+    """A command whose text is kept as it is printed."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    timeout_seconds: float = SECONDS
+
+
 class VersionCommand(Value):
     """A command that prints a version: the first group of `pattern`, or the whole match without a group."""
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.constants import AttentionKernel
-from levelfield.specs.tool import Discovery, Tool, VersionCommand
+from levelfield.specs.tool import Discovery, PrintedCommand, Tool, VersionCommand
 from levelfield.specs.variables import ContainerVariables, VendorVariables, VisibleVariable
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a vendor or a framework: a part of file names and of Dockerfiles
@@ -215,6 +215,7 @@ class VendorFile(Document):
     environment: variables for every training process.
     discovery, monitor, software: how to read the vendor's tools, when there is no adapter.py. Without `discovery` the
     devices are those of the monitor's records.
+    topology: the tool's own table of links between devices, recorded as it is printed.
     """
 
     KIND: ClassVar[str] = "vendor"
@@ -231,6 +232,7 @@ class VendorFile(Document):
     discovery: Discovery | None = None
     monitor: Tool | None = None
     software: dict[str, VersionCommand] = Field(default_factory=dict)
+    topology: PrintedCommand | None = None
     verified: str
 
     @property

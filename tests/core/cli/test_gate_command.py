@@ -181,6 +181,77 @@ def test_accepting_a_level_ends_the_regression(command: Command, url: str, store
     )
 
 
+class TestAcceptAll:
+    """Three series: ten quiet nights, two nights, and ten of which the last two are slower."""
+
+    @pytest.fixture
+    def filled(self, url: str, stored_run: RunRecord) -> dict[str, str]:
+        records = [
+            nightly(stored_run, number, 0.9 if case == "worse" and number >= 8 else 1.0, series={"case": case},
+                    run_id=f"{case}{number}", content=f"sha256:{case}{number}")
+            for case, numbers in (("calm", range(10)), ("young", range(8, 10)), ("worse", range(10)))
+            for number in numbers
+        ]  # fmt: skip
+        with Store.open(url) as store:
+            store.add(records)
+            return {found.series.case: found.digest for found in store.series()}
+
+    def accepted(self, command: Command, *more: str) -> tuple[int, dict[str, str], dict[str, str]]:
+        code, out, _ = command("nightly", "accept", "--all", "--why", "first levels", "--who", "ann", "--json", *more)
+        found = json.loads(out)
+        refused = {each["label"].split(":")[0]: each["why"] for each in found["refused"]}
+        return code, {event["series"]: event["why"] for event in found["accepted"]}, refused
+
+    def test_every_series_whose_evidence_suffices_is_accepted_for_one_reason(
+        self, command: Command, url: str, filled: dict[str, str]
+    ) -> None:
+        command("nightly", "gate", "--night", night(8))
+        command("nightly", "gate", "--night", night(9))
+        dry = self.accepted(command, "--dry-run")
+        assert command("nightly", "levels")[1] == "no events; `nightly accept` makes one\n"
+        code, accepted, refused = self.accepted(command)
+        assert (code, accepted, refused) == dry and code == 0
+        assert accepted == {filled["calm"]: "first levels"}
+        assert refused["young"].startswith("found 2 valid nights, expected at least 3")
+        assert refused["worse"] == "regression in this night; accept it alone, or add --worse"
+        with Store.open(url) as store:
+            (event,) = store.events()
+        assert (event.series, event.kind, event.who) == (filled["calm"], "baseline", "ann")
+
+    def test_what_the_night_found_worse_is_accepted_by_its_own_rule(
+        self, command: Command, filled: dict[str, str]
+    ) -> None:
+        """One changed night is no level yet."""
+        command("nightly", "gate", "--night", night(8))
+        command("nightly", "gate", "--night", night(9))
+        assert self.accepted(command, "--worse")[2]["worse"].startswith("found 1 valid nights")
+
+    def test_it_is_readable_and_says_what_was_not_accepted(self, command: Command, filled: dict[str, str]) -> None:
+        code, out, _ = command("nightly", "accept", "--all", "--why", "first levels", "--night", night(9))
+        assert code == 0 and max(map(len, out.splitlines())) <= 80 and "not accepted: found 2 valid nights" in out
+        assert out.count("no pairs can run this build") == 1 and out.endswith("\n1 accepted, 2 not\n")
+
+    def test_none_that_could_be_accepted_is_exit_code_2(
+        self, command: Command, url: str, stored_run: RunRecord
+    ) -> None:
+        fill(url, [nightly(stored_run, NIGHTS)])
+        code, out, _ = command("nightly", "accept", "--all", "--why", "x", "--night", night(NIGHTS))
+        assert code == 2 and out.endswith("0 accepted, 1 not\n")
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (("--all", "tiny"), "found also a series or --run"),
+            (("--all", "--run", "x"), "found also a series or --run"),
+            ((), "found no series without --all"),
+            (("tiny", "--dry-run"), "found --dry-run without --all"),
+        ],
+    )
+    def test_options_that_do_not_go_together(self, command: Command, arguments: tuple[str, ...], says: str) -> None:
+        code, _, err = command("nightly", "accept", *arguments, "--why", "x")
+        assert code == 2 and says in " ".join(err.split())
+
+
 def test_a_driver_that_costs_is_a_step_until_it_is_accepted(command: Command, url: str, stored_run: RunRecord) -> None:
     driver = stored_run.conditions.model_copy(update={"software": {"driver": "560"}})
     later = [nightly(stored_run, NIGHTS + i, 0.93, conditions=driver) for i in range(3)]

@@ -118,3 +118,58 @@ def test_serve_serves_until_ctrl_c(run: RunPaths, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (0, "ended\n", "")
+
+
+# -- a private run over public results
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    """A store of public results with their pages in `site`, in a folder of git."""
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    file = tmp_path / "public.sqlite"
+    with Store.open(str(file)) as store:
+        store.add(SeededNights(series=2, nights=3).records())
+    assert main(["report", "pages", str(tmp_path / "site"), "--store", str(file)]) == 0
+    return file
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_private_run_lies_over_public_results_and_reaches_no_public_file(run: RunPaths, public: Path) -> None:
+    before, mine = contents(public.parent), public.parent / "mine"
+    arguments = ["--store", str(public), "--plugins", str(PLUGINS)]
+    assert main(["report", "pages", str(mine), str(run.root), "--beside", *arguments]) == 0
+    made = contents(mine)
+    after = {name: content for name, content in contents(public.parent).items() if not name.startswith("mine/")}
+    assert after == before  # the store and the public pages, to the byte
+    theirs = next(iter(SeededNights(series=2, nights=3).records())).run_id
+    assert all(any(name.encode() in content for content in made.values()) for name in (run.root.name, theirs))
+    pages_of_both = [name for name in made if name.endswith(".html")]
+    marks = ("Private: runs that are not published", "非公开")
+    assert all(any(mark.encode() in made[name] for mark in marks) for name in pages_of_both)
+    listed = ["git", "-C", str(public.parent), "status", "--porcelain", "--untracked-files=all"]
+    assert "mine" not in subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+    assert mine.stat().st_mode & 0o077 == 0
+    assert not any(b"Private: runs" in content for content in contents(public.parent / "site").values())
+
+
+def test_private_pages_and_public_ones_never_share_a_folder(
+    run: RunPaths, public: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, mine = public.parent / "site", public.parent / "mine"
+    beside = [str(run.root), "--beside", "--store", str(public), "--plugins", str(PLUGINS)]
+    before = contents(site)
+    assert main(["report", "pages", str(site), *beside]) == 2 and contents(site) == before
+    assert "has public pages, expected a folder for private ones" in capsys.readouterr().err
+    assert main(["report", "pages", str(mine), *beside]) == 0
+    private = contents(mine)
+    assert main(["report", "pages", str(mine), "--store", str(public)]) == 2 and contents(mine) == private
+    assert "has private pages, expected a folder for public ones" in capsys.readouterr().err
+    assert main(["report", "pages", str(mine), *beside]) == 0  # again
+    assert main(["report", "serve", str(mine), "--host", "192.0.2.7", "--port", "0"]) == 2
+    assert "has private runs; it is served to this machine alone" in capsys.readouterr().err
+    assert main(["report", "pages", str(mine), "--beside", "--store", str(public)]) == 2
+    assert "--beside without a run" in capsys.readouterr().err

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from levelfield.cli import run_entries
 from levelfield.cli.main import main
+from levelfield.errors import UsageError
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -15,7 +17,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
 
 
 def test_the_report_s_18_rows_are_planned_on_the_framework_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--suite", "oneflow_gpt", "--framework", "oneflow")
+    found = planned(capsys, "--suite", "oneflow_gpt")
     assert len(found) == 18
     assert {plan["implementation"]["framework"] for plan in found} == {"oneflow"}
     assert {(plan["scale"], plan["work"]["training"]["precision"]) for plan in found} == {("full", "fp16")}
@@ -30,7 +32,7 @@ def test_one_entry_is_one_plan(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "--suite", "oneflow_gpt", "--entry", "MP_1x8x1_16_1536x16", "--entry", "2D_2x4x1_16_1536x16"
     )
     assert [plan["entry"]["name"] for plan in found] == ["MP_1x8x1_16_1536x16", "2D_2x4x1_16_1536x16"]
-    assert found[0]["implementation"]["framework"] == "megatron"
+    assert found[0]["implementation"]["framework"] == "oneflow"
 
 
 def test_a_case_beside_a_suite_stays(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,3 +62,16 @@ def test_a_case_beside_a_suite_stays(capsys: pytest.CaptureFixture[str]) -> None
 def test_wrong_use(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--dry-run"]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [(None, ()), ("0-3", (0, 1, 2, 3)), ("0,2,5", (0, 2, 5)), ("6,0-1", (6, 0, 1))]
+)
+def test_devices_are_numbers_and_ranges(text: str | None, numbers: tuple[int, ...]) -> None:
+    assert run_entries._devices(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "a", "0,", "0-", "3-0", "0,0", "0-2,1", "-1", "0;1", "0-99999"])
+def test_other_devices_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--devices: found '.*', expected different device numbers"):
+        run_entries._devices(text)

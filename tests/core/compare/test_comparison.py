@@ -213,3 +213,20 @@ def test_what_a_run_says_is_harmless() -> None:
 def test_one_side_is_no_comparison() -> None:
     with pytest.raises(UsageError, match="found 1 side, expected at least 2"):
         of(repeats(*A))
+
+
+def to_loss(runs: list[RunRecord], level: float, *seconds: float | None) -> list[RunRecord]:
+    return [
+        run.model_copy(update={"result": {**run.result, "to_loss": {"level": level, "seconds": each, "reason": "x"}}})
+        for run, each in zip(runs, seconds, strict=True)
+    ]
+
+
+def test_times_to_a_loss_are_compared_at_one_level_only() -> None:
+    one = to_loss(repeats(*A), 2.66, 10.0, 10.1, 9.9)
+    same = figure(of(one, to_loss(repeats(*B, first=10), 2.66, 20.0, 20.2, 19.8)), "seconds_to_loss")
+    assert same.ratios[0].value == pytest.approx(2.0) and same.ratios[0].standing == "higher"
+    other = figure(of(one, to_loss(repeats(*B, first=10), 2.67, 20.0, 20.2, 19.8)), "seconds_to_loss")
+    assert other.ratios[0].value is None and "different levels: 2.66, 2.67" in other.ratios[0].reason
+    none = figure(of(one, to_loss(repeats(*B, first=10), 2.66, None, None, None)), "seconds_to_loss")
+    assert none.ratios[0].standing == "no ratio" and none.sides[1].reason == "x"

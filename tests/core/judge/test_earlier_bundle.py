@@ -1,7 +1,8 @@
 """Bundles of other machines, with the code of their day, verify here.
 
-data/bundles/gpt3_smoke.zip: `--case gpt3_6.7B:paddle:cpu:1:2` on two cores of an AMD EPYC, 2026-11-23, then `bundle`.
-virtual_machine.zip: `--case gpt3_6.7B+steps8+batch2:paddle:cpu:1:1` in a machine that QEMU emulates: an Intel Haswell,
+They are the examples of docs/results-repository. gpt3_smoke.zip: `--case gpt3_6.7B:paddle:cpu:1:2` on two cores of an
+AMD EPYC, 2026-11-23, then `bundle`. virtual_machine.zip:
+`--case gpt3_6.7B+steps8+batch2:paddle:cpu:1:1` in a machine that QEMU emulates: an Intel Haswell,
 Debian 13, Python 3.13, its own kernel and clock, the zone of Shanghai, another user; the same day.
 A change of a formula makes this fail. Then the formula gets a new version, and old results keep theirs.
 """
@@ -18,7 +19,7 @@ import pytest
 from driving import ROOT
 from levelfield.cli.main import main
 
-BUNDLES = ROOT / "tests/core/data/bundles"
+BUNDLES = ROOT / "docs/results-repository/bundles"
 
 
 @pytest.mark.parametrize("name", ["gpt3_smoke.zip", "virtual_machine.zip"])

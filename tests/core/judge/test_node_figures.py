@@ -6,12 +6,14 @@ import shutil
 from collections.abc import Callable
 
 import pytest
+from levelfield.judge import node_figures
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.raw_files import read_raw
+from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Result
+from levelfield.specs.result import Result, Status
 from levelfield.store.run_traces import telemetry_summary
 from node_runs import HOUR_NS, lines_of, spread, write_lines
 from recorded_runs import BEGIN_NS, SECOND_NS, USED_BYTES, WATTS, Event, edit, seal_again
@@ -247,3 +249,14 @@ def test_the_slowest_step_has_the_telemetry_of_the_node_whose_clock_counts(run: 
     assert found is not None
     others = found.slowest.telemetry[0]
     assert others.what == "other programs" and others.in_window == pytest.approx(0.75)
+
+
+def test_each_pipeline_stage_has_its_own_peak(run: RunPaths) -> None:
+    spread(run)
+    of_node1(run, lambda line: line["samples"][0].update(memory_used_bytes=2 * USED_BYTES))
+    plan, status = read_plan(run), Status(word="valid")
+    parts = node_parts(plan, read_raw(run))
+    assert node_figures.memory(plan, parts, status).stage_peaks is None
+    tuning = plan.tuning.model_copy(update={"layout": Layout(pipeline=2)})
+    found = node_figures.memory(plan.model_copy(update={"tuning": tuning}), parts[::-1], status)
+    assert found.stage_peaks == (USED_BYTES, 2 * USED_BYTES)

@@ -101,3 +101,24 @@ def test_a_verdict_that_shows_nothing_right_stays(word: str, verdict: str, expec
         "verdict": expected, "reason": reason.format(word),
     }  # fmt: skip
     assert under_status(found, Status(word="valid")) == found == under_status(found, Status(word="unsealed"))
+
+
+def test_an_aligned_run_has_a_time_to_the_references_loss(run: RunPaths) -> None:
+    """By hand: the level is the mean of steps 8 and 9, rounded up; the window begins with step 3; steps take 0.5 s."""
+    found = collect(run).to_loss
+    assert found and found.level == 1.64 and found.averaged_steps == 2 and found.uncounted_steps == 2
+    before, at_level = (4.0 * (0.9 ** (step - 1) + 0.9**step) / 2 for step in (8, 9))
+    step = 8 + (before - 1.64) / (before - at_level)
+    assert found.step == pytest.approx(step) and found.seconds == pytest.approx(0.5 * (step - 2))
+    assert found.tokens == pytest.approx(step * 8 * 8)
+    shown = " ".join("\n".join(result_lines(collect(run))).split())
+    assert "tokens to a loss of 1.64" in shown and "do not count start, compilation and steps 1 to 2" in shown
+    assert "| time to a loss of 1.64 | 3.49 s |" in run_report(collect(run), read_plan(run))
+
+
+def test_only_an_aligned_run_has_a_time_to_a_loss(run: RunPaths) -> None:
+    found = invalid(run).to_loss
+    assert found and found.seconds is None and found.reason == "the training is unchecked, expected aligned"
+    run.reference.unlink()
+    alone = collect(run).to_loss
+    assert alone and alone.level is None and alone.seconds is None and alone.source is None

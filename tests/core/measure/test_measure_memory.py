@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, MemoryPeaks, memory
+import pytest
+from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, MemoryPeaks, memory, stage_peaks
 from levelfield.measure.raw_facts import Reading, StepRecord
 
 GIB = 2**30
@@ -110,3 +111,19 @@ def test_devices_outside_the_run_do_not_count() -> None:
 def test_without_any_fact_every_figure_has_a_reason() -> None:
     m = memory([], [], CAPACITY)
     assert all(p.peak_bytes is None and p.reason for p in (m.used, m.allocated, m.reserved, m.process))
+
+
+@pytest.mark.parametrize(
+    ("peaks", "stages", "expected"),
+    [
+        ((46, 45, 36, 30, 29, 28, 27, 26), 4, (46, 36, 29, 27)),  # two ranks a stage: the fuller one
+        ((1, 2, 3, 9), 2, (2, 9)),
+        ((1, 2, 3, 9), 1, None),
+        ((1, None, 3, 9), 2, None),
+        ((1, 2, 3), 2, None),  # a rank is missing
+    ],
+)
+def test_each_stage_has_the_peak_of_its_fullest_rank(
+    peaks: tuple[int | None, ...], stages: int, expected: tuple[int, ...] | None
+) -> None:
+    assert stage_peaks(peaks, stages, 8 if stages == 4 else 4) == expected

@@ -25,7 +25,7 @@ def test_only_what_stays_low_is_the_machine(
     path, said = control_file(platform.node()), []
     for _ in range(FEWEST):
         keep_control(path, {"copy": 100.0})
-    session = SimpleNamespace(output=SimpleNamespace(say=said.append))
+    session = SimpleNamespace(output=SimpleNamespace(note=said.append))
     why = NightSession._control(session)  # type: ignore[arg-type]
     assert (why is not None, bool(said)) == (is_out, is_out)
     assert read_controls(path)[-1] == {"copy": kept} and len(rates) <= CONTROLS

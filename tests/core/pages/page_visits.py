@@ -42,7 +42,7 @@ def watched(browser: Any, **options: Any) -> Iterator[Any]:
     page.on("request", lambda request: faults.append(f"outside: {request.url}") if is_outside(request.url) else None)
     yield page
     context.close()
-    assert faults == []
+    assert faults == [], faults
 
 
 def is_outside(url: str) -> bool:

@@ -17,6 +17,7 @@ from levelfield.pages.series_history import (
     differences,
     history,
     month_of,
+    pairs,
     seconds_of,
     summary_of,
 )
@@ -207,3 +208,19 @@ def test_a_run_of_a_pair_is_neither_the_latest_of_its_series_nor_a_point_of_its_
     assert made["columns"]["trend"] == [1, 1, 1, 0, 0, 0, 0] and made["segments"] == []
     failed = calm[-1].model_copy(update={"word": "failed"})
     assert summary_of(runs_of(with_pairs([*calm[:-1], failed]))).why_not == "failed"
+
+
+def test_pairs_are_the_runs_of_both_builds_by_night() -> None:
+    """A run without its counterpart is no pair, and no pair has runs of two nights."""
+    (calm,) = GivenRuns(SeededNights(series=1, nights=1, faults=False).records()).points().values()
+    ran = [("1", "b"), ("1", "a"), ("1", "a"), ("1", "b"), ("1", "a"), ("2", "b"), ("2", "a"), ("2", "b")]
+    points = [
+        *calm,
+        *(calm[0].model_copy(update={"night": night, "purpose": f"confirm-{arm}"}) for night, arm in ran),
+    ]
+    assert pairs(points) == [
+        {"night": "1", "a": 2, "b": 1},
+        {"night": "1", "a": 3, "b": 4},
+        {"night": "2", "a": 7, "b": 6},
+    ]
+    assert pairs(calm) == []

@@ -28,6 +28,7 @@ FAMILIES = {
     "js.evidence.": get_args(Evidence),
     "js.memory.": ("device_used", "reserved", "allocated", "process", "capacity"),
     "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
+    "js.by.": ("chip", "framework", "layout"),
     "js.differs.": ("must", "asked", "caution", "other"),
 }
 GUIDE = ("figures", "rule", "segments", "marks", "axes", "compare", "evidence", "keys")

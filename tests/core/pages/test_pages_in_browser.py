@@ -153,7 +153,7 @@ def test_the_axis_says_where_it_starts(browser: Any, seeded_pages: Path) -> None
     with watched(browser) as page:
         open_case(page, seeded_pages)
         chart = page.locator(f"#{first_series(seeded_pages)} .chart").first
-        low = f"""[...levelfield.charts.drawn].find(u =>
+        low = f"""[...levelfield.charts.drawn.keys()].find(u =>
             u.root.closest('section').id === '{first_series(seeded_pages)}').scales.y.min"""
         assert "does not start at zero" in (chart.locator(".axis").text_content() or "") and page.evaluate(low) > 100
         chart.locator(".zero").click()
@@ -237,7 +237,7 @@ def test_charts_over_time_have_one_axis(browser: Any, seeded_pages: Path) -> Non
     with watched(browser) as page:
         open_run(page, seeded_pages)
         ranges = page.evaluate(
-            "[...levelfield.charts.drawn].slice(3, 6).map((u) => [u.scales.x.min, u.scales.x.max].join())"
+            "[...levelfield.charts.drawn.keys()].slice(3, 6).map((u) => [u.scales.x.min, u.scales.x.max].join())"
         )
         assert len(ranges) == 3 and len(set(ranges)) == 1
 
@@ -381,7 +381,7 @@ def server(seeded_pages: Path) -> Iterator[PageServer]:
 def test_the_server_gives_the_same_pages(browser: Any, seeded_pages: Path, server: PageServer) -> None:
     with watched(browser) as page:
         page.goto(server.url)
-        page.locator("table.matrix a").first.click()
+        page.locator("table.matrix td a").first.click()
         page.wait_for_selector("section[data-drawn] canvas")
         page.goto(f"{server.url}run.html#{first_series(seeded_pages)}/{run_of(page, first_series(seeded_pages), -1)}")
         page.wait_for_selector("#run[data-drawn] canvas")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from levelfield.catalog import lookup
@@ -129,3 +130,59 @@ def test_a_chip_that_nobody_makes_is_refused(planned: Planned) -> None:
         planned("tiny:fake", "1x8 F9")
     with pytest.raises(UnknownName, match="unknown vendor or chip 'fake'"):
         planned("tiny:fake", "1x8 fake")
+
+
+@pytest.mark.parametrize(
+    ("layout", "chip", "ran"),
+    [
+        ("PP1DP4TP2", "H100-SXM5-80GB", "DP4TP2PP1SH1SP4+seq"),
+        ("pp1dp4tp2", "H100-SXM5-80GB", "DP4TP2PP1SH1SP4+seq"),
+        ("PP2DP4TP1", "A800-SXM4-80GB", "DP4TP1PP2SH1SP4"),
+        ("DP4TP2PP1", "H100-SXM5-80GB", "DP4TP2PP1"),
+        ("PP4DP1TP1", "H100-SXM5-80GB", "DP1TP1PP4"),
+    ],
+)
+def test_a_layout_as_flagperf_prints_it_is_planned_as_its_row_ran(
+    registry: Registry, layout: str, chip: str, ran: str
+) -> None:
+    devices = 4 if ran == "DP1TP1PP4" else 8
+    hardware = NamedHardware(nodes=1, devices=devices, chip=chip)
+    request = UserRequest(choice=TuningChoice(layout=layout), hardware=hardware, assume=True)
+    decision = placement.place(registry, Entry("llama3_8b:megatron", request))
+    plan = resolve(decision, "run-id")
+    assert str(plan.tuning.layout) == ran
+    assert any(f"'{name}' ran as {ran}" in each for each in plan.deviations for name in ROWS) is ("SH" in ran)
+    if chip.startswith("A800"):  # the report has 76 of 80 GB
+        assert 70 < plan.expected_memory.total_bytes / 2**30 < 80
+
+
+ROWS = ("H100 1x8 bf16 PP1DP4TP2", "A100 1x8 bf16 PP2DP4TP1")
+
+
+def test_another_framework_and_a_host_take_the_printed_layout_as_it_stands(registry: Registry) -> None:
+    hardware = read_hardware("1x8 H100-SXM5-80GB")
+    request = UserRequest(choice=TuningChoice(layout="PP1DP4TP2"), hardware=hardware, assume=True)
+    assert placement.place(registry, Entry("llama3_8b:torch", request)).request.choice.layout == "PP1DP4TP2"
+    request = replace(request, hardware=None)
+    assert placement.place(registry, Entry("llama3_8b:megatron:cpu:1:8", request)).request.choice.layout == "PP1DP4TP2"
+
+
+def test_the_user_picks_devices_of_this_machine(planned: Planned) -> None:
+    hardware = planned("tiny:fake:fake:1:1", None, devices=(1,)).hardware
+    assert hardware.device_indices == (1,) and hardware.visible == {"FAKE_VISIBLE_DEVICES": "1"}
+    assert planned("tiny:fake:fake", None, devices=(1, 0)).hardware.device_indices == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "says"),
+    [
+        ("tiny:fake:fake", (1, 2), "--devices: found 2, expected devices of F1 here: 0, 1"),
+        ("tiny:fake:fake:1:2", (1,), "found 1 x F1"),
+        ("gpt2_small:torch:cpu", (0,), "--devices: found numbers of devices, expected none: cpu is divided"),
+    ],
+)
+def test_devices_that_are_not_here_are_refused(
+    planned: Planned, text: str, devices: tuple[int, ...], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        planned(text, None, devices=devices)

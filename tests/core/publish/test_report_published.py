@@ -16,16 +16,19 @@ import pytest
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
+from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
 from levelfield.publish.foreign_columns import FLAGPERF_GPT, FLAGPERF_LLAMA, FORMATS, ONEFLOW, OSDI, as_report
 from levelfield.publish.foreign_tables import ReportedRun, changed, constants_of, runs_of
+from levelfield.publish.oneflow_log import interval_table
 from levelfield.publish.published_rows import beside, beside_published, rate, remarks
 from levelfield.rundir.directory import read_plan
+from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import Figure, Result, Status, Utilisation
+from levelfield.specs.result import Figure, Result, Status, System, Utilisation
 
 REGISTRY = Registry([])
 work_of = cache(lambda case: REGISTRY.case(case).work("full"))
@@ -54,8 +57,10 @@ def measured_as(valid: Pair, row: PublishedRow, **changes: Any) -> Pair:
         rates = {"tokens_per_second": tokens * s.devices, "tokens_per_second_per_device": tokens}
         speed = result.throughput.model_copy(update={**rates, "step_seconds": steps})
     capacity = chip_of(s.chip).memory_bytes if s.chip else None
-    used = Figure(value=row.figure("memory_bytes"), unit="B")
-    memory = result.memory.model_copy(update={"device_used_peak": used, "capacity_bytes": capacity})
+    stages = row.values("memory_bytes")
+    used = Figure(value=max(stages, default=None), unit="B")
+    peaks = {"device_used_peak": used, "stage_peaks": tuple(map(int, stages)) if len(stages) > 1 else None}
+    memory = result.memory.model_copy(update={**peaks, "capacity_bytes": capacity})
     update = {
         "case": s.case, "scale": "full", "framework": s.framework, "vendor": "nvidia", "chip": s.chip or "withheld",
         "nodes": s.nodes, "devices": s.devices, "precision": s.precision, "layout": s.parallel,
@@ -82,7 +87,8 @@ def utilisation(row: PublishedRow, tokens: float | None) -> tuple[Utilisation, .
 def cells(form: str, pairs: Sequence[Pair]) -> list[dict[str, str]]:
     """The rows of the table in this format, by heading."""
     text = as_report(form, runs_of([r for r, _ in pairs], [p for _, p in pairs], LOADED))
-    table = [line for line in text.splitlines() if line.startswith("|")]
+    figures = text.split("* 通用指标")[-1].split("| 吞吐量 |")[-1].partition("\n")[2] if form == "flagperf" else text
+    table = [line for line in figures.splitlines() if line.startswith("|")]
     head, _, *rows = [[part.strip() for part in line.strip("| ").split(" | ")] for line in table]
     return [dict(zip(head, row, strict=True)) for row in rows]
 
@@ -137,7 +143,7 @@ def test_a_run_like_flagperfs_prints_flagperfs_row(valid: Pair, row: PublishedRo
         "parallel": row.setting.layout_printed,
         "fix_hp": "gbs=1760" if "1760" in text_of(row, "hyperparameters") else "/",
         "token/p/s": text_of(row, "tokens_per_second_per_device"),
-        "是否精度对齐": "/",
+        "是否精度对齐": "/,仅供性能参考" if "1760" in text_of(row, "hyperparameters") else "/",
         "mem": memory,
         "MFU": "/" if oom else expected,
     }
@@ -152,11 +158,14 @@ def test_a_run_like_flagperfs_with_paddle_prints_its_row(valid: Pair, row: Publi
     (found,) = cells("flagperf", [(result.model_copy(update={"throughput": speed}), plan)])
     tokens, samples = text_of(row, "tokens_per_second_per_device"), text_of(row, "samples_per_second")
     assert found["throughput"] == f"{samples} * 2048 / 8 = {tokens} tokens/s"
-    assert found["配置"] == "A100-SXM4-80GB单机8卡（1x8*80G）" and found["config"] == "/"
+    assert found["配置"] == "A100-SXM4-80GB单机8卡（1x8*80G）"
+    assert found["config"] == f"config_{row.name.partition(' ')[2]}"
+    assert found["precision"] == 'fp16, level="O1"'
     s = row.setting
     assert found["fix_hp"] == f"per_device_bs={s.micro_batch}, accumulate={s.accumulation}, (global bs = 2M tokens)"
-    one_stage = s.parallel.pipeline == 1
-    assert found["memory"] == (f"{text_of(row, 'memory_bytes')} * 8 GB" if one_stage else "/")
+    printed = row.figures["memory_bytes"].text
+    stages = [printed] if isinstance(printed, str) else printed
+    assert found["memory"] == " + ".join(f"{each} * {8 // len(stages)}" for each in stages) + " GB"
     assert f"recompute={s.recompute == 'full'}" in found["parallel_strategy"]
     degrees = ("sharding_degree", s.parallel.sharding_degree), ("tensor_parallel_degree", s.parallel.tensor)
     assert all((f"{name}={degree}" in found["parallel_strategy"]) == (degree > 1) for name, degree in degrees)
@@ -287,6 +296,45 @@ def test_changes(value: float | None, before: float | None, text: str) -> None:
     assert changed(value, before) == text
 
 
+def test_a_flagperf_page_begins_with_the_environment_and_the_general_table(valid: Pair) -> None:
+    result, plan = measured_as(valid, PADDLE.rows[0])
+    system = System(
+        os="Ubuntu 20.04", kernel="5.4.0-113-generic", processor="AMD EPYC7742", model="NVIDIA DGX A100(80G)",
+        network=("mlx5_0 200 Gb/sec",), software={"driver": "470.129.06", "cuda": "11.8"}, engine="docker 20.10.16",
+    )  # fmt: skip
+    runs = runs_of([result.model_copy(update={"system": system})] * 2, [plan] * 2, LOADED)
+    text = as_report("flagperf", runs)
+    assert text.startswith(
+        f"""#### 环境配置
+
+- ##### 硬件环境
+    - 机器型号: NVIDIA DGX A100(80G)
+    - 加速卡型号: A100-SXM4-80GB
+    - CPU型号: AMD EPYC7742
+    - 多机网络类型、带宽: mlx5_0 200 Gb/sec
+- ##### 软件环境
+    - OS版本: Ubuntu 20.04
+    - OS kernel版本: 5.4.0-113-generic
+    - 加速卡驱动版本: 470.129.06
+    - Docker 版本: 20.10.16
+    - 训练框架版本: paddle-{result.framework_version}
+    - 依赖软件版本: cuda: 11.8
+"""
+    )
+    assert text.count("* 通用指标") == 1 and text.count("| 模型 | gpt3_6.7B |") == 1
+    assert text.count("throughput,见“性能指标”") == 1
+    bare = as_report("flagperf", runs_of([result.model_copy(update={"system": None})], [plan], LOADED))
+    assert "- 机器型号: /" in bare and "- 依赖软件版本: /" in bare
+
+
+def test_the_run_that_the_reference_was_made_from_is_the_baseline(valid: Pair) -> None:
+    result, plan = valid
+    for made_from, text in ((result.run_id, "True(作为基线)"), ("another run", "False")):
+        found = {"flagperf_mean_error": 0.5, "reference": f"tiny of {made_from}"}
+        run = result.model_copy(update={"alignment": result.alignment.model_copy(update=found)})
+        assert FLAGPERF_LLAMA["是否精度对齐"](ReportedRun(run, plan, {})) == text
+
+
 @pytest.mark.parametrize(("error", "text"), [(None, "/"), (0.0199, "True"), (0.02, "False"), (float("nan"), "False")])
 def test_flagperfs_rule_is_flagperfs(valid: Pair, error: float | None, text: str) -> None:
     result, plan = valid
@@ -406,3 +454,41 @@ def test_options_that_make_different_tables_are_refused_together(
 ) -> None:
     assert main(["report", str(run.root), *options]) == 2
     assert "need different tables; give only one of them" in capsys.readouterr().err
+
+
+# -- OneFlow's table of intervals
+
+
+def test_a_row_for_every_interval_has_its_means_and_its_last_loss(recorded: Path) -> None:
+    paths = RunPaths(recorded)
+    result, plan, raw = collect(paths), read_plan(paths), read_raw(paths)
+    lines = interval_table(result, plan, raw, 2).splitlines()
+    assert lines[0] == result.run_id
+    assert lines[2] == "| batches | micro_batches | samples | throughput | latency | loss |"
+    rows = [[float(cell) for cell in line.strip("| ").split(" | ")] for line in lines[4:]]
+    steps, batch = plan.work.training.steps, plan.work.training.global_batch
+    assert [row[:3] for row in rows] == [[n, n * plan.accumulation, n * batch] for n in range(2, steps + 1, 2)]
+    ends = {record.step: record.end_ns for record in raw.steps if record.rank == 0}
+    latency = (ends[4] - ends[2]) / 2e9
+    assert rows[1][4] == pytest.approx(latency, abs=1e-5) and rows[1][3] == pytest.approx(batch / latency, rel=1e-4)
+    losses = {record.step: record.loss for record in raw.steps if record.loss is not None}
+    assert rows[1][5] == pytest.approx(losses[4], abs=1e-5)
+
+
+def test_a_run_without_a_whole_interval_or_not_valid_has_no_row(recorded: Path) -> None:
+    paths = RunPaths(recorded)
+    result, plan, raw = collect(paths), read_plan(paths), read_raw(paths)
+    with pytest.raises(UsageError, match="found fewer than 1000 batches"):
+        interval_table(result, plan, raw, 1000)
+    tampered = result.model_copy(update={"status": Status(word="tampered", reasons=("x",))})
+    with pytest.raises(UsageError, match="found tampered"):
+        interval_table(tampered, plan, raw, 2)
+
+
+@pytest.mark.parametrize("given", [("--format", "oneflow", "--log-interval", "0"), ("--log-interval", "10")])
+def test_an_interval_needs_oneflows_format(given: tuple[str, ...], recorded: Path, capsys: Any) -> None:
+    runs = ["--runs", str(recorded.parent)]
+    assert main(["report", recorded.name, *runs, *given]) == 2
+    assert "expected a number from 1 with --format oneflow" in " ".join(capsys.readouterr().err.split())
+    assert main(["report", recorded.name, *runs, "--format", "oneflow", "--log-interval", "5"]) == 0
+    assert "| 5 | " in capsys.readouterr().out

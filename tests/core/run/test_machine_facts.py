@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.run.provenance import machine_facts
+from levelfield.run.provenance import machine_facts, topology_of
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.system_facts import system_of
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.vendor import VendorFile
 
 FILES = {
     "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 20.04.6 LTS"\n',
@@ -21,6 +22,8 @@ FILES = {
     "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
     "sys/class/infiniband/mlx5_1/ports/1/rate": "100 Gb/sec (4X EDR)\n",
     "sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n",
+    "sys/class/dmi/id/sys_vendor": "NVIDIA\n",
+    "sys/class/dmi/id/product_name": "DGXA100 920-23687-2530-000\n",
     "sys/class/net/eth0/operstate": "up\n",
     "sys/class/net/eth0/speed": "25000\n",
     "sys/class/net/eth0/device/x": "",
@@ -31,7 +34,10 @@ FILES = {
     "sys/class/net/eth2/device/x": "",
     "sys/class/net/docker0/operstate": "up\n",
 }
-MACHINE = {"os": "Ubuntu 20.04", "kernel": "5.4.0", "processor": "EPYC", "network": ["mlx5_0 100 Gb/sec (4X EDR)"]}
+MACHINE = {
+    "os": "Ubuntu 20.04", "kernel": "5.4.0", "processor": "EPYC", "model": "NVIDIA DGX A100",
+    "network": ["mlx5_0 100 Gb/sec (4X EDR)"],
+}  # fmt: skip
 PROVENANCE: dict[str, Any] = {
     "machine": MACHINE,
     "vendor_software": {"driver": "470.129.06", "cuda": "11.8"},
@@ -47,13 +53,14 @@ def test_a_machine_with_infiniband(tmp_path: Path) -> None:
         "os": "Ubuntu 20.04.6 LTS",
         "kernel": platform.release(),
         "processor": "AMD EPYC 7742 64-Core Processor",
+        "model": "NVIDIA DGXA100 920-23687-2530-000",
         "network": ["mlx5_0 100 Gb/sec (4X EDR)", "eth0 25 Gb/s", "eth1 of unknown rate"],
     }
 
 
 def test_what_cannot_be_read_is_null(tmp_path: Path) -> None:
     found = machine_facts(tmp_path)
-    assert (found["os"], found["processor"], found["network"]) == (None, None, [])
+    assert (found["os"], found["processor"], found["model"], found["network"]) == (None, None, None, [])
 
 
 def test_this_machine_has_facts() -> None:
@@ -92,3 +99,30 @@ def test_damaged_provenance_gives_no_false_fact(change: dict[str, Any], field: s
 @pytest.mark.parametrize("content", [{}, {"machine": None}, {"machine": {"name": "of an earlier version"}}])
 def test_an_earlier_version_had_none(content: dict[str, Any]) -> None:
     assert system_of(content) is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "expected"),
+    [
+        ("printf 'GPU0\\tGPU1\\n X \\tNV1\\n'", {"text": "GPU0\tGPU1\n X \tNV1\n"}),
+        ("echo no driver >&2; exit 9", {"reason": "acme-smi ended with exit code 9: no driver"}),
+        (None, {"reason": "acme-smi cannot be started: No such file or directory", "absent": True}),
+    ],
+)
+def test_the_tool_s_table_of_links_is_recorded_as_it_is_printed(
+    tool: str | None, expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tool:
+        (tmp_path / "acme-smi").write_text(f"#!/bin/sh\n{tool}\n")
+        (tmp_path / "acme-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    topology = {"command": ["acme-smi", "topo", "-m"]}
+    spec = VendorFile.model_validate({**VENDOR, "topology": topology})
+    assert topology_of(spec) == {"argv": ["acme-smi", "topo", "-m"], **expected}
+    assert topology_of(VendorFile.model_validate(VENDOR)) is None
+
+
+VENDOR = {
+    "name": "acme", "title": "Acme", "device_kind": "acme", "verified": "none",
+    "chips": [{"name": "A1", "device_is": "card", "memory_bytes": 1, "memory_source": "made for this test"}],
+}  # fmt: skip

@@ -45,9 +45,23 @@ def test_equal_nights_have_the_least_scale_and_the_floor() -> None:
 
 def test_the_threshold_is_the_stated_formula() -> None:
     level = level_of(costs(noise(30, 0.02)), "n1")
-    assert level is not None and level.freedom == 29
-    # t quantile with 29 degrees for the tail of a normal 2.5 (.00621): 2.664, by statistical tables of t
-    assert level.threshold(2.5) == pytest.approx(2.664 * level.scale * math.sqrt(1 + math.pi / 2 / 30), rel=1e-3)
+    assert level is not None and level.freedom == 23
+    # t quantile with 23 degrees for the tail of a normal 2.5 (.00621): 2.713, by statistical tables of t
+    assert level.threshold(2.5) == pytest.approx(2.713 * level.scale * math.sqrt(1 + math.pi / 2 / 30), rel=1e-3)
+
+
+def test_the_scale_is_the_stated_formula_and_knows_no_offset_of_a_node() -> None:
+    values = [0.0, 0.01, 0.03, 0.06, 0.10, 0.15, 0.21]
+    level = level_of(costs(values), "n1")
+    distances = sorted(abs(a - b) for i, a in enumerate(values) for b in values[:i])
+    assert level is not None and level.freedom == 5
+    assert level.scale == pytest.approx(1.0483 * distances[10] * (1 - 0.62 / 6), rel=1e-3)
+    apart = [*costs(values[:4]), *costs([v + 9.0 for v in values[4:]], "n2")]
+    (own, other) = (level_of(apart, node) for node in ("n1", "n2"))
+    assert own is not None and other is not None and own.scale == other.scale < 0.1 and own.freedom == 4
+    (stranger, alone) = (level_of(apart, "n3"), level_of([*costs(values[:6]), *costs([9.0], "n2")], "n1"))
+    assert stranger is not None and stranger.scale > 1, "a node without a level may be as far off as nodes are"
+    assert alone is not None and alone.freedom == 4, "a night that is alone on its node says nothing of the scatter"
 
 
 def test_a_node_has_its_own_level_from_three_nights_on() -> None:

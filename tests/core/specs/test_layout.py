@@ -59,6 +59,21 @@ def test_the_optimizer_placement_notation_says_machines_and_batch(
     assert parse_layout(text) == (Layout(data=nodes * devices), nodes, devices, micro_batch)
 
 
+@pytest.mark.parametrize(
+    ("text", "data", "tensor"),
+    [
+        ("1n_8g_2dp_4mp_4bs", 2, 4),
+        ("1n_8g_mp_4bs", 1, 8),
+        ("1n_8g_dp_4mp_4bs", 2, 4),
+        ("2n_8g_2dp_mp_4bs", 2, 8),
+        ("1N_8G_8DP_4BS", 8, 1),
+    ],
+)
+def test_model_parallel_parts_of_that_notation_are_tensor_parallel(text: str, data: int, tensor: int) -> None:
+    assert parse_layout(text).layout == Layout(data=data, tensor=tensor)
+    assert parse_layout(text).micro_batch == 4
+
+
 @given(layouts())
 def test_what_is_printed_reads_back(layout: Layout) -> None:
     assert parse_layout(str(layout)).layout == layout
@@ -106,6 +121,11 @@ def test_data_parallel_layouts_are_read_with_machines_and_batch(nodes: int, devi
         ("DP4CP0", "context Input should be greater than or equal to 1"),
         ("CP2CP2", "found CP twice"),
         ("DP2CP2SH2SP3", "sharding_degree 3 does not divide data-parallel size 2 x context 2"),
+        ("1n_8g_4bs", "has an unknown notation"),
+        ("1n_8g_3dp_4mp_4bs", "found 3 x 4 ranks, expected 1 x 8 devices"),
+        ("1n_8g_9mp_4bs", "found 0 x 9 ranks, expected 1 x 8 devices"),
+        ("1n_8g_0mp_4bs", "found 8 x 0 ranks, expected 1 x 8 devices"),
+        ("1n_8g_0dp_mp_4bs", "found 0 x 8 ranks, expected 1 x 8 devices"),
         ("DP4SH4SP4", "sharding_stage Input should be less than or equal to 3"),
     ],
 )

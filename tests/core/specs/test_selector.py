@@ -52,6 +52,7 @@ from levelfield.specs.selector import Selector, parse_selector
                 repeats=3,
             ),
         ),
+        ("llama3_8b:megatron_core060", Selector(case="llama3_8b", framework="megatron", version="core060")),
         ("tiny:fake:DP2TP2:1:4", Selector(case="tiny", framework="fake", layout="DP2TP2", devices=4)),
         ("tiny:fake:DP2TP2-A100", Selector(case="tiny", framework="fake", layout="DP2TP2", target="A100")),
     ],

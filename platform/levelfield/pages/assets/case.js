@@ -3,7 +3,7 @@
 (() => {
   const { el, t, load, when, figure, figureName, word, runLink, number } = levelfield;
   const NAMES = ["tokens", "mfu", "memory", "energy", "loss"];
-  const GATED = { tokens: "tokens_per_second_per_device", memory: "memory_bytes", energy: "joules_per_token" };
+  const { GATED, RINGS } = levelfield.pairs;
 
   function start() {
     const sections = [...document.querySelectorAll("section[data-series]")];
@@ -12,45 +12,56 @@
         if (entry.isIntersecting) { seen.unobserve(entry.target); show(entry.target); }
       }
     }, { rootMargin: "400px" });
+    levelfield.groups.start(sections, ahead);
     sections.forEach((section) => seen.observe(section));
     addEventListener("hashchange", () => named(sections));
     named(sections);
-    const all = document.getElementById("draw-all"); // paper does not scroll, and print does not wait for data
-    all.hidden = false;
-    all.addEventListener("click", async () => {
-      await Promise.all(sections.map(show));
-      all.hidden = true;
-    });
+    levelfield.printing(() => sections.filter(levelfield.groups.isOpen).forEach(drawKnown));
+  }
+
+  function filesOf(section) {
+    return [`history-${section.dataset.series}`, `case-${document.querySelector("main").dataset.case}`];
+  }
+
+  /* Load what may be printed before it comes into view. A page that is still loading waits for it. */
+  function ahead(sections) {
+    for (const section of sections) filesOf(section).forEach((name) => load(name).catch(() => {})); // `show` tells it
   }
 
   /* Draw the series of the address at once, and bring it into view: sections above it grow when they are drawn. */
   async function named(sections) {
     const section = sections.find((each) => each.id === levelfield.parts()[0]);
     if (!section) return;
+    levelfield.groups.open(section);
     await show(section);
     section.scrollIntoView();
   }
 
   async function show(section) {
-    if (section.dataset.shown) return;
-    section.dataset.shown = "yes";
-    const place = section.querySelector(".series");
-    const caseFile = document.querySelector("main").dataset.case;
     try {
-      const [history, stated] = await Promise.all([load(`history-${section.dataset.series}`), load(`case-${caseFile}`)]);
-      place.replaceChildren();
-      draw(place, section.dataset.series, history, stated[section.dataset.series]);
+      await Promise.all(filesOf(section).map(load));
+      drawKnown(section);
     } catch (error) {
-      place.replaceChildren(el("p", { class: "empty" }, t("no-data")));
+      section.querySelector(".series").replaceChildren(el("p", { class: "empty" }, t("no-data")));
       throw error;
     }
+  }
+
+  /* Draw a series whose data have come. Paper does not wait for data. */
+  function drawKnown(section) {
+    const [history, stated] = filesOf(section).map(levelfield.known);
+    if (section.dataset.drawn || !history || !stated) return;
     section.dataset.drawn = "yes";
+    const place = section.querySelector(".series");
+    place.replaceChildren();
+    draw(place, section.dataset.series, history, stated[section.dataset.series]);
   }
 
   function draw(place, slug, history, stated) {
     const columns = history.columns;
     const charts = el("div", { class: "charts" });
     place.append(nodes(history), charts);
+    levelfield.pairs.add(place, slug, history, stated);
     const absent = [];
     for (const name of NAMES) {
       if (columns[name].some((value) => value !== null)) chart(charts, slug, history, stated, name);
@@ -60,7 +71,7 @@
     changes(place, history);
     events(place, stated.events);
     words(place, slug, stated.findings);
-    runs(place, slug, history);
+    runs(place, slug, history, stated);
   }
 
   /* The nodes by their marks. */
@@ -86,23 +97,45 @@
       unit: t(`unit.${name}`),
       x: of(columns.time),
       time: true,
+      axis: "time",
       file: `${slug}_${name}`,
       whose: history.label,
       columns: [
         { name: t("run"), values: of(columns.run) },
         { name: t("result"), values: of(columns.word).map((word) => t(`word.${kept.words[word]}`)) },
         { name: t("node"), values: of(columns.node).map((node) => short(kept.nodes[node])) },
+        { name: t("gate"), values: of(columns.run).map((run) => wordsOf(stated, run).map((word) => t(`word.${word}`)).join(", ")) },
       ],
       lines: [{ name: t(`figure.${name}`), values, width: 0.6, colour: "faint" }],
       marks: { kinds: of(columns.node), full: of(columns.purpose).map((p) => p === nightly), counts: of(columns.counts) },
+      said: at.map((i) => said(stated, name, columns.run[i])),
       steps: [
-        ...history.segments.map((segment, i) => ({ x: columns.time[segment.at], label: `C${i + 1}` })),
-        ...stated.events.map((event, i) => ({ x: event.time, label: `E${i + 1}`, colour: "note" })),
+        ...history.segments.map((segment) => ({ x: columns.time[segment.at], label: changeName(segment) })),
+        ...stated.events.map((event) => ({ x: event.time, label: t(`event.${event.kind}`), colour: "note" })),
       ],
       levels: levels(history, stated, name, factor),
       open: (i) => `run.html#${slug}/${encodeURIComponent(columns.run[at[i]])}`,
       describe: (i) => description(history, name, at[i]),
     });
+  }
+
+  /* Return the gate's words about a run, the most urgent first, without the calm ones. */
+  function wordsOf(stated, run) {
+    return [...new Set(stated.findings.filter((finding) => finding.run_id === run && finding.word in RINGS).map((finding) => finding.word))];
+  }
+
+  /* Return what the gate said about a figure of a run, for its mark. A word about no figure is about the training. */
+  function said(stated, name, run) {
+    const of = (finding) => (finding.figure === null ? name === "loss" : finding.figure === GATED[name]);
+    const found = stated.findings.find((finding) => finding.run_id === run && finding.word in RINGS && of(finding));
+    return found ? { word: t(`word.${found.word}`), colour: RINGS[found.word] } : null;
+  }
+
+  /* Return a change of conditions in a few words: `driver changed`, or `driver +2 changed`. */
+  function changeName(segment) {
+    const [first, ...others] = segment.fields.map(([name]) => name.split(".").pop());
+    const name = levelfield.shown(first === undefined ? t("conditions") : first.slice(0, 24));
+    return t("field-changed", { name: others.length ? `${name} +${others.length}` : name });
   }
 
   /* Accepted levels: each holds until the next one, or until it ended. Without one, the level that the gate used. */
@@ -131,20 +164,20 @@
       place.append(el("p", { class: "empty" }, t("no-segments")));
       return;
     }
-    const rows = history.segments.map((segment, i) => [
-      `C${i + 1}`,
+    const rows = history.segments.map((segment) => [
+      changeName(segment),
       when(history.columns.time[segment.at]),
       el("ul", { class: "fields" }, segment.fields.map(([name, before, after]) => el("li", {}, levelfield.foreign(`${name}: ${before || "–"} → ${after || "–"}`)))),
     ]);
-    levelfield.tables.add(place, t("conditions-changed"), [t("mark"), t("since"), t("what-differs")], rows);
+    levelfield.tables.add(place, t("conditions-changed"), [t("line-in-charts"), t("since"), t("what-differs")], rows);
   }
 
   function events(place, all) {
     if (!all.length) return;
-    const rows = all.map((event, i) => [
-      `E${i + 1}`, when(event.time), t(`event.${event.kind}`), levelfield.foreign(event.why), levelfield.foreign(event.who), event.until ? levelfield.foreign(event.until) : "–",
+    const rows = all.map((event) => [
+      t(`event.${event.kind}`), when(event.time), levelfield.foreign(event.why), levelfield.foreign(event.who), event.until ? levelfield.foreign(event.until) : "–",
     ]);
-    levelfield.tables.add(place, t("events"), [t("mark"), t("when"), t("kind"), t("why"), t("who"), t("until")], rows);
+    levelfield.tables.add(place, t("events"), [t("line-in-charts"), t("when"), t("why"), t("who"), t("until")], rows);
   }
 
   /* What the gate said, without the calm words: they would hide the others. */
@@ -171,19 +204,19 @@
   }
 
   /* The table of the charts. It is made when it is opened: ten series of a year are 3,000 rows. */
-  function runs(place, slug, history) {
+  function runs(place, slug, history, stated) {
     const { columns, kept } = history;
     const details = el("details", { class: "figures" }, el("summary", {}, t("table-of-runs", { count: columns.run.length })));
     details.addEventListener("toggle", () => {
       if (!details.open || details.dataset.filled) return;
       details.dataset.filled = "yes";
       const rows = columns.run.map((run, i) => [
-        when(columns.time[i]), runLink(slug, run), word(kept.words[columns.word[i]]), levelfield.foreign(kept.verdicts[columns.verdict[i]]),
+        when(columns.time[i]), runLink(slug, run), word(kept.words[columns.word[i]]), el("span", {}, wordsOf(stated, run).map((name) => [word(name), " "]).flat()), levelfield.foreign(kept.verdicts[columns.verdict[i]]),
         `${levelfield.charts.SIGNS[columns.node[i] % levelfield.charts.MARKS]} ${short(kept.nodes[columns.node[i]])}`,
         t(`purpose.${kept.purposes[columns.purpose[i]]}`),
         ...NAMES.map((name) => ({ v: columns[name][i], text: figure(name, columns[name][i]) })),
       ]).reverse();
-      const heads = [t("when"), t("run"), t("result"), t("training"), t("node"), t("purpose"), ...NAMES.map((name) => ({ name: figureName(name), number: true }))];
+      const heads = [t("when"), t("run"), t("result"), t("gate"), t("training"), t("node"), t("purpose"), ...NAMES.map((name) => ({ name: figureName(name), number: true }))];
       levelfield.tables.add(details, t("table-of-runs", { count: rows.length }), heads, rows);
     });
     place.append(details);

@@ -2,8 +2,9 @@
 /* Charts by uPlot with what it lacks: colours of the page, a name, a cursor for the arrow keys, marks by node. */
 levelfield.charts = (() => {
   const { el, t, number } = levelfield;
-  const drawn = new Set();
+  const drawn = new Map(); // each chart with its spec and its state
   const MARKS = 6;
+  const ROWS = [0, 1, 2]; // of words at the top of a chart
   const WHOLE = [1, 2, 5].flatMap((digit) => [digit, 10 * digit, 100 * digit, 1000 * digit, 1e4 * digit, 1e5 * digit]).sort((a, b) => a - b);
 
   function colour(name) {
@@ -61,7 +62,7 @@ levelfield.charts = (() => {
     };
     const line = { stroke: () => colour("grid"), width: 1 };
     const common = { stroke: () => colour("muted"), grid: line, ticks: line, font: "12px system-ui, sans-serif" };
-    const named = isTime ? {} : { ...(spec.ends ? {} : { incrs: WHOLE }), label: spec.below || t("step"), labelSize: 18, labelGap: 0, labelFont: common.font };
+    const named = isTime ? {} : { ...(spec.axis === "seconds" ? {} : { incrs: WHOLE }), label: spec.below || t("step"), labelSize: 18, labelGap: 0, labelFont: common.font };
     return [
       { ...common, ...named, values: kept(0, isTime ? timeLabels : valueLabels), space: isTime ? 70 : 50, size: 30 },
       { ...common, values: kept(1, valueLabels), size: axisSize, space: 32 },
@@ -73,6 +74,7 @@ levelfield.charts = (() => {
     if (low === null || high === null) return [0, 1];
     for (const level of spec.levels || []) { low = Math.min(low, level.value); high = Math.max(high, level.value); }
     const room = (high - low || Math.abs(high) || 1) * 0.12;
+    high += (high - low) * 0.09 * Math.min(2, (spec.steps || []).length); // for their words
     if (state.fromZero) return [Math.min(0, low), high + room];
     return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
   }
@@ -83,14 +85,17 @@ levelfield.charts = (() => {
     return [low - room, high + room];
   }
 
+  /* Shade parts of the x axis; with low and high, only between these values. */
   function shade(u, spec) {
     const { ctx, bbox } = u;
     ctx.save();
     for (const span of spec.spans || []) {
       const from = Math.max(bbox.left, u.valToPos(span.from, "x", true));
       const to = Math.min(bbox.left + bbox.width, u.valToPos(span.to, "x", true));
+      const top = span.high === undefined ? bbox.top : u.valToPos(span.high, "y", true);
+      const bottom = span.low === undefined ? bbox.top + bbox.height : u.valToPos(span.low, "y", true);
       ctx.fillStyle = colour("shade");
-      if (to > from) ctx.fillRect(from, bbox.top, to - from, bbox.height);
+      if (to > from) ctx.fillRect(from, top, to - from, bottom - top);
     }
     ctx.restore();
   }
@@ -101,13 +106,21 @@ levelfield.charts = (() => {
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
-    for (const step of spec.steps || []) vertical(u, step, colour(step.colour || "step"));
+    const ends = []; // of the words in each row
+    for (const step of [...(spec.steps || [])].sort((a, b) => a.x - b.x)) vertical(u, step, colour(step.colour || "step"), ends);
     for (const level of spec.levels || []) horizontal(u, level);
     if (spec.marks) marks(u, spec);
+    if (spec.said) rings(u, spec);
     ctx.restore();
   }
 
-  function vertical(u, step, stroke) {
+  /* Return the width of a word in the chart: a picture cannot measure one, so both take the same guess. */
+  function widthOf(word) {
+    return [...word].reduce((sum, letter) => sum + (letter > "\u2e80" ? 11 : 6.2), 0) * devicePixelRatio;
+  }
+
+  /* A line with its word. Words that would meet stand below each other. */
+  function vertical(u, step, stroke, ends) {
     const { ctx, bbox } = u;
     const x = Math.round(u.valToPos(step.x, "x", true));
     ctx.strokeStyle = stroke;
@@ -119,21 +132,45 @@ levelfield.charts = (() => {
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    const isLeft = x > bbox.left + bbox.width - 24 * devicePixelRatio;
+    const width = widthOf(step.label) + 4 * devicePixelRatio;
+    const isLeft = x + width > bbox.left + bbox.width;
+    const from = isLeft ? x - width : x;
+    const free = ROWS.find((row) => !(ends[row] > from)) ?? ROWS.length - 1;
+    ends[free] = from + width;
     ctx.textAlign = isLeft ? "right" : "left";
-    ctx.fillText(step.label, x + (isLeft ? -4 : 4) * devicePixelRatio, bbox.top + 11 * devicePixelRatio);
+    ctx.fillText(step.label, x + (isLeft ? -4 : 4) * devicePixelRatio, bbox.top + (11 + 12 * free) * devicePixelRatio);
   }
 
   function horizontal(u, level) {
     const { ctx } = u;
     const y = u.valToPos(level.value, "y", true);
-    ctx.strokeStyle = colour("level");
+    ctx.strokeStyle = colour(level.colour || "level");
     ctx.lineWidth = 1.5 * devicePixelRatio;
     ctx.setLineDash([7 * devicePixelRatio, 4 * devicePixelRatio]);
     ctx.beginPath();
     ctx.moveTo(u.valToPos(level.from, "x", true), y);
     ctx.lineTo(u.valToPos(level.to, "x", true), y);
     ctx.stroke();
+  }
+
+  /* A ring around each value about which the gate said something, with the word at the first of several alike. */
+  function rings(u, spec) {
+    const { ctx, bbox } = u;
+    ctx.setLineDash([]);
+    ctx.font = `bold ${11 * devicePixelRatio}px system-ui, sans-serif`;
+    spec.said.forEach((said, i) => {
+      const value = spec.lines[0].values[i];
+      if (!said || value === null) return;
+      const [x, y] = [u.valToPos(spec.x[i], "x", true), u.valToPos(value, "y", true)];
+      ctx.strokeStyle = ctx.fillStyle = colour(said.colour);
+      ctx.lineWidth = 2 * devicePixelRatio;
+      ctx.beginPath();
+      ctx.arc(x, y, 8 * devicePixelRatio, 0, 2 * Math.PI);
+      ctx.stroke();
+      if (i && spec.said[i - 1] && spec.said[i - 1].word === said.word) return;
+      ctx.textAlign = x > bbox.left + bbox.width / 2 ? "right" : "left";
+      ctx.fillText(said.word, x + (ctx.textAlign === "right" ? -12 : 12) * devicePixelRatio, y + 4 * devicePixelRatio);
+    });
   }
 
   /* Full marks are nightly runs; hollow ones are other runs. What may not stand in a comparison is red and hollow. */
@@ -166,15 +203,19 @@ levelfield.charts = (() => {
       height: spec.height || 210,
       legend: { show: false },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      scales: { x: { time: Boolean(spec.time), range: (u, low, high) => (spec.ends && low === spec.x[0] && high === spec.x[spec.x.length - 1] ? apart(...spec.ends) : apart(low, high)) }, y: { range: (u, low, high) => range(spec, state, low, high) } },
+      scales: { x: { time: Boolean(spec.time), range: (u, low, high) => [low, high] }, y: { range: (u, low, high) => range(spec, state, low, high) } },
       axes: axes(spec.time, spec, state),
       series: [{}, ...lines],
-      cursor: { y: false, drag: { x: true, y: false, setScale: true }, points: { size: 9 } },
+      cursor: {
+        y: false, drag: { x: true, y: false, setScale: false, dist: 6 }, points: { size: 9 },
+        bind: { dblclick: () => () => enlarge(spec.axis, null) },
+      },
       padding: [12, 12, 0, 0],
       hooks: {
         drawClear: [(u) => shade(u, spec)],
         draw: [(u) => overlay(u, spec)],
         setCursor: [(u) => read(u, spec, state)],
+        setSelect: [(u) => select(u, spec)],
       },
     };
   }
@@ -185,18 +226,78 @@ levelfield.charts = (() => {
     state.reading.textContent = i === null || i === undefined ? state.rest : levelfield.shown(spec.describe(i));
   }
 
+  /* The axes of which a part can be enlarged. All charts of a page over one of them show the same part, and the address
+     keeps it: #...?time=2026-10-08T01:30..2026-10-20T01:30 or ?steps=11..40. */
+  const AXES = {
+    time: { write: (value) => levelfield.when(value).replace(" ", "T"), read: (text) => Date.parse(`${text}Z`) / 1000 },
+    steps: { write: (value) => String(Math.round(value * 10) / 10), read: Number },
+    seconds: { write: (value) => String(Math.round(value * 100) / 100), read: Number },
+  };
+
+  /* Return the enlarged part of an axis by the address; null where all is shown. */
+  function enlarged(axis) {
+    const text = axis ? levelfield.settings().get(axis) : null;
+    const [from, to] = (text || "").split("..").map((end) => (end ? AXES[axis].read(end) : NaN));
+    return to > from ? [from, to] : null;
+  }
+
+  function enlarge(axis, part) {
+    if (!axis) return;
+    levelfield.remember({ [axis]: part ? part.map(AXES[axis].write).join("..") : null });
+    fitAll();
+    levelfield.announce(part ? t("enlarged", { from: AXES[axis].write(part[0]), to: AXES[axis].write(part[1]) }) : t("all-shown"));
+  }
+
+  function fitAll() {
+    for (const [u, { spec, state }] of drawn) if (u.root.isConnected) fit(u, spec, state);
+  }
+
+  function whole(spec) {
+    return apart(...(spec.ends || [spec.x[0], spec.x[spec.x.length - 1]]));
+  }
+
+  /* Show the part of the axis that the address names. */
+  function fit(u, spec, state) {
+    const part = enlarged(spec.axis);
+    state.all.hidden = !part;
+    const [min, max] = part || whole(spec);
+    if (u.scales.x.min !== min || u.scales.x.max !== max) u.setScale("x", { min, max });
+  }
+
+  /* A part that was drawn over with the pointer is enlarged. */
+  function select(u, spec) {
+    const { left, width } = u.select;
+    if (!width) return;
+    u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    enlarge(spec.axis, [u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
+  }
+
+  /* Halve or double the part that is shown, around the cursor. */
+  function scale(u, spec, state, factor) {
+    const { min, max } = u.scales.x, [first, last] = whole(spec);
+    const middle = state.index === null ? (min + max) / 2 : spec.x[state.index];
+    const half = (max - min) * factor / 2;
+    enlarge(spec.axis, middle - half <= first && middle + half >= last ? null : [Math.max(first, middle - half), Math.min(last, middle + half)]);
+  }
+
   function moveTo(u, spec, index) {
     const i = Math.min(spec.x.length - 1, Math.max(0, index));
+    const { min, max } = u.scales.x, half = (max - min) / 2;
+    if (spec.x[i] < min || spec.x[i] > max) enlarge(spec.axis, [spec.x[i] - half, spec.x[i] + half]);
     u.setCursor({ left: u.valToPos(spec.x[i], "x"), top: u.over.clientHeight / 2 });
   }
 
-  /* Arrow keys go from value to value, Home and End to the ends; Enter opens the run. */
+  /* Arrow keys go from value to value, Home and End to the ends; plus and minus enlarge, 0 shows all; Enter opens the run. */
   function keys(u, spec, state, event) {
     const here = state.index ?? -1;
     const next = { ArrowRight: here + 1, ArrowLeft: here < 0 ? spec.x.length - 1 : here - 1, Home: 0, End: spec.x.length - 1 }[event.key];
     if (next !== undefined) {
       moveTo(u, spec, next);
       event.preventDefault();
+    } else if (spec.axis && ["+", "=", "-"].includes(event.key)) {
+      scale(u, spec, state, event.key === "-" ? 2 : 0.5);
+    } else if (event.key === "0") {
+      enlarge(spec.axis, null);
     } else if (event.key === "Enter" && spec.open && here >= 0) {
       location.assign(spec.open(here));
     } else if (event.key === "Escape") {
@@ -208,12 +309,13 @@ levelfield.charts = (() => {
     return t(state.fromZero ? "axis-zero" : "axis-part");
   }
 
-  /* Append a chart. spec: name, unit, x, time, lines, file and whose (of the files that it is saved as), and optionally
-     marks, spans, steps, levels, open, describe, columns (more of the CSV); below, rest, ends: the name of the axis and
-     the text without a cursor, and where x begins and ends, where x is not the step. */
+  /* Append a chart. spec: name, unit, x, time, lines, file and whose (of the files that it is saved as), axis (of AXES,
+     whose part is enlarged with that of others), and optionally marks, said, spans, steps, levels, open, describe, columns
+     (more of the CSV); below, rest, ends: the name of the axis and the text without a cursor, and where x begins and ends,
+     where x is not the step. */
   function add(place, spec) {
-    const state = { fromZero: Boolean(spec.fromZero), index: null, reading: null, rest: "", ticks: [[], []] };
-    const keysHelp = spec.open ? t("chart-keys-open") : t("chart-keys");
+    const state = { fromZero: Boolean(spec.fromZero), index: null, reading: null, rest: "", ticks: [[], []], all: null };
+    const keysHelp = `${t(spec.open ? "chart-keys-open" : "chart-keys")}${spec.axis ? ` ${t("chart-keys-enlarge")}` : ""}`;
     const plot = el("div", { class: "plot", tabindex: "0", role: "group", "aria-roledescription": t("chart"),
       "aria-label": `${spec.name}, ${spec.unit}. ${t("chart-values", { count: spec.x.length })} ${keysHelp}` });
     state.rest = spec.time
@@ -223,7 +325,9 @@ levelfield.charts = (() => {
     const text = el("span", {}, note(spec, state));
     const toggle = el("button", { type: "button", class: "zero", "aria-pressed": String(state.fromZero) }, t("from-zero"));
     const caption = el("figcaption", {}, el("strong", {}, spec.name), " ", el("span", { class: "unit" }, spec.unit), legend(spec));
-    const below = el("p", { class: "axis" }, text, " ", toggle);
+    state.all = el("button", { type: "button", class: "all", hidden: true }, t("show-all"));
+    state.all.addEventListener("click", () => { enlarge(spec.axis, null); plot.focus(); });
+    const below = el("p", { class: "axis" }, text, " ", toggle, " ", state.all);
     place.append(el("figure", { class: "chart" }, caption, plot, state.reading, below));
     const u = new uPlot(options(spec, state, plot.clientWidth || 600), [spec.x, ...spec.lines.map((line) => line.values)], plot);
     toggle.addEventListener("click", () => {
@@ -243,7 +347,8 @@ levelfield.charts = (() => {
       u.over.classList.add("opens");
     }
     new ResizeObserver(() => { if (plot.clientWidth && plot.clientWidth !== u.width) u.setSize({ width: plot.clientWidth, height: u.height }); }).observe(plot);
-    drawn.add(u);
+    drawn.set(u, { spec, state, plot });
+    fit(u, spec, state);
     return u;
   }
 
@@ -262,16 +367,30 @@ levelfield.charts = (() => {
   }
 
   function redraw() {
-    for (const u of drawn) {
+    for (const u of drawn.keys()) {
       if (u.root.isConnected) u.redraw(false, true);
       else drawn.delete(u);
     }
   }
 
+  /* Paper gets pictures in place of canvases: sharp at any size, and as wide as its columns. */
+  function toPaper() {
+    for (const [u, { spec, state, plot }] of drawn) {
+      const width = plot.parentNode.clientWidth; // of the figure; 0 in a folded group
+      if (!u.root.isConnected || !width) continue;
+      u.batch(() => u.setSize({ width, height: u.height }));
+      plot.after(el("div", { class: "for-paper" }, levelfield.picture(u, spec, state.ticks, colour, shade, overlay)));
+    }
+  }
+
+  function toScreen() {
+    document.querySelectorAll(".chart > .for-paper").forEach((picture) => picture.remove());
+    for (const [u, { plot }] of drawn) if (plot.clientWidth) u.setSize({ width: plot.clientWidth, height: u.height });
+  }
+
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  // Paper is white, whatever the screen was.
-  addEventListener("beforeprint", () => { document.documentElement.classList.add("paper"); redraw(); });
-  addEventListener("afterprint", () => { document.documentElement.classList.remove("paper"); redraw(); });
+  addEventListener("hashchange", fitAll);
+  levelfield.printing(toPaper, toScreen);
 
   return { add, drawn, SIGNS, MARKS };
 })();

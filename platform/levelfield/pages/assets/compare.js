@@ -155,7 +155,7 @@
     const charts = el("div", { class: "charts wide" });
     part.append(charts);
     levelfield.charts.add(charts, {
-      name: t("figure.loss"), unit: t("unit.loss"), x, lines, file: `${a.found.run}_${b.found.run}_loss`, whose: `A: ${a.found.run}, B: ${b.found.run}`,
+      name: t("figure.loss"), unit: t("unit.loss"), x, lines, axis: "steps", file: `${a.found.run}_${b.found.run}_loss`, whose: `A: ${a.found.run}, B: ${b.found.run}`,
       describe: (i) => `${t("step")} ${x[i]}: A ${number(lines[0].values[i], 4)}, B ${number(lines[1].values[i], 4)}`,
     });
     const details = el("details", { class: "figures" }, el("summary", {}, t("table-of-steps", { count })));

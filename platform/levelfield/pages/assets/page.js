@@ -43,6 +43,11 @@ const levelfield = (() => {
     return promised.get(name);
   }
 
+  /* Return the value of a data file that was loaded. */
+  function known(name) {
+    return parsed.get(name);
+  }
+
   /* Return the text of a key with its values filled in; the key itself where the table lacks it. */
   function t(key, values) {
     const found = (parsed.get(`texts-${language}`) || {})[key];
@@ -138,9 +143,30 @@ const levelfield = (() => {
     };
   }
 
-  /* Return the parts of what follows # in the address. A part that is not valid is an empty text. */
+  /* What follows # in the address: #PART/PART?NAME=VALUE, which is shown and how. */
+  function address() {
+    const [path, ...rest] = location.hash.slice(1).split("?");
+    return { path, settings: new URLSearchParams(rest.join("?")) };
+  }
+
+  function settings() {
+    return address().settings;
+  }
+
+  /* Keep settings in the address: a value, several, or null for none. It is the same page, so nothing is loaded. */
+  function remember(changes) {
+    const { path, settings: kept } = address();
+    for (const [name, values] of Object.entries(changes)) {
+      kept.delete(name);
+      for (const value of [values ?? []].flat()) kept.append(name, value);
+    }
+    const text = kept.toString().replaceAll("%3A", ":");
+    history.replaceState(history.state, "", `#${path}${text ? `?${text}` : ""}`);
+  }
+
+  /* Return the parts of the address. A part that is not valid is an empty text. */
   function parts() {
-    return location.hash.slice(1).split("/").map((part) => {
+    return address().path.split("/").map((part) => {
       try { return decodeURIComponent(part); } catch { return ""; }
     });
   }
@@ -172,6 +198,19 @@ const levelfield = (() => {
     if (place) place.textContent = text;
   }
 
+  /* Call `toPaper` before the page is printed, when it is as wide as paper and as light, and `toScreen` after that.
+     A page calls this after the scripts that it uses, and its own part comes before theirs. */
+  const printed = [];
+  function printing(toPaper, toScreen = () => {}) {
+    printed.unshift({ toPaper, toScreen });
+  }
+  function print(isBegun, part) {
+    document.documentElement.classList.toggle("paper", isBegun);
+    for (const each of printed) each[part]();
+  }
+  addEventListener("beforeprint", () => print(true, "toPaper"));
+  addEventListener("afterprint", () => print(false, "toScreen"));
+
   function ready(start) {
     if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
     else start();
@@ -190,7 +229,7 @@ const levelfield = (() => {
   });
 
   return {
-    data, load, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, runOf, parts,
-    copy, announce, ready, root, language,
+    data, load, known, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, runOf, parts,
+    settings, remember, copy, announce, printing, ready, root, language,
   };
 })();

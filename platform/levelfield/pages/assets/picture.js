@@ -3,6 +3,7 @@
 levelfield.picture = (() => {
   const { svg } = levelfield.saving;
   const KEY = 20; // height of a line of the legend
+  let clips = 0; // a page has one name for each
 
   function rounded(value) {
     return Math.round(value * 100) / 100;
@@ -11,7 +12,7 @@ levelfield.picture = (() => {
   /* What charts.js calls of a canvas, as elements of SVG. */
   class SvgContext {
     constructor(place) {
-      Object.assign(this, { place, kept: [], clips: 0, path: "", dash: [], strokeStyle: "", fillStyle: "", lineWidth: 1, font: "", textAlign: "left" });
+      Object.assign(this, { place, kept: [], path: "", dash: [], strokeStyle: "", fillStyle: "", lineWidth: 1, font: "", textAlign: "left" });
     }
     beginPath() { this.path = ""; }
     moveTo(x, y) { this.path += `M${rounded(x)} ${rounded(y)}`; }
@@ -32,7 +33,7 @@ levelfield.picture = (() => {
       this.put("text", { x: rounded(x), y: rounded(y), fill: this.fillStyle, "font-size": size, "font-family": "system-ui, sans-serif", "text-anchor": anchor }, text);
     }
     clip() {
-      const id = `c${(this.clips += 1)}`;
+      const id = `clip${(clips += 1)}`;
       this.put("clipPath", { id }, svg("path", { d: this.path }));
       const inside = svg("g", { "clip-path": `url(#${id})` });
       this.place.append(inside);

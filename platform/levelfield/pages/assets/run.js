@@ -118,7 +118,7 @@
     const charts = el("div", { class: "charts wide" });
     part.append(el("p", { class: "note" }, t("window-shaded", { from, to })), charts);
     const spans = [{ from: from - 0.5, to: to + 0.5 }];
-    const common = { spans, whose: `${file.label}, ${found.run}` };
+    const common = { spans, axis: "steps", whose: `${file.label}, ${found.run}` };
     if (found.losses.length) lossChart(charts, file, found, common);
     if (found.steps.length) stepChart(charts, found, common);
     if (!file.reference) part.append(el("p", { class: "note" }, t("no-reference")));

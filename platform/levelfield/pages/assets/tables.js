@@ -120,6 +120,63 @@ levelfield.tables = (() => {
     return table;
   }
 
+  /* Paper does not scroll: a table that is wider is printed in smaller letters, and if that does not help as several. */
+  function toPaper() {
+    const room = document.querySelector("main").clientWidth;
+    for (const table of document.querySelectorAll(".scroll > table")) {
+      if (!table.tHead || table.offsetWidth <= room) continue;
+      table.classList.add("dense");
+      if (table.offsetWidth <= room) continue;
+      const parts = partsOf([...table.tHead.rows[0].cells].map((cell) => cell.offsetWidth), room, keysOf(table));
+      table.parentNode.classList.add("on-screen");
+      table.parentNode.after(el("div", { class: "for-paper" }, parts.map((columns, i) => partOf(table, columns, `${i + 1} / ${parts.length}`))));
+    }
+  }
+
+  /* Return the columns that tell the rows apart: the first one, and what a template calls the name of a row. */
+  function keysOf(table) {
+    return [...table.tBodies[0].rows[0]?.cells ?? []].flatMap((cell, i) => (i === 0 || cell.matches(".row") ? [i] : []));
+  }
+
+  /* Return the columns of each part. The keys are in all of them. */
+  function partsOf(widths, room, keys) {
+    const parts = [];
+    let left = 0;
+    widths.forEach((width, i) => {
+      if (keys.includes(i)) return;
+      if (!parts.length || width > left) {
+        parts.push([...keys]);
+        left = room - keys.reduce((sum, key) => sum + widths[key], 0);
+      }
+      parts[parts.length - 1].push(i);
+      left -= width;
+    });
+    return parts;
+  }
+
+  function partOf(table, columns, place) {
+    const part = table.cloneNode(true);
+    part.removeAttribute("id");
+    if (part.caption) part.caption.append(` (${place})`);
+    for (const row of part.rows) {
+      let column = 0;
+      for (const cell of [...row.cells]) {
+        const kept = columns.filter((each) => each >= column && each < column + cell.colSpan).length;
+        column += cell.colSpan;
+        if (kept) cell.colSpan = kept;
+        else cell.remove();
+      }
+    }
+    return part;
+  }
+
+  function toScreen() {
+    document.querySelectorAll(".framed > .for-paper").forEach((part) => part.remove());
+    document.querySelectorAll("table.dense").forEach((table) => table.classList.remove("dense"));
+    document.querySelectorAll(".scroll.on-screen").forEach((frame) => frame.classList.remove("on-screen"));
+  }
+
+  levelfield.printing(toPaper, toScreen);
   levelfield.ready(() => document.querySelectorAll("table.sortable").forEach(enhance));
   return { add, enhance, inert, rowsOf };
 })();

@@ -37,7 +37,7 @@ levelfield.traces = (() => {
     place.append(charts);
     const lines = kept.map((rank, i) => ({ name: t("rank", { rank: rank.rank }), values: x.map((_, k) => (k in rank.step_microseconds ? rank.step_microseconds[k] / 1000 : null)), ...looks(i) }));
     levelfield.charts.add(charts, {
-      ...own(file, found, "steps-by-rank"), name: t("step-time-by-rank"), unit: "ms", x, lines, spans: [{ from: from - 0.5, to: to + 0.5 }], describe: (i) => `${t("step")} ${x[i]}: ${lines.map((line) => `${line.name} ${number(line.values[i], 1)} ms`).join(", ")}`,
+      ...own(file, found, "steps-by-rank"), axis: "steps", name: t("step-time-by-rank"), unit: "ms", x, lines, spans: [{ from: from - 0.5, to: to + 0.5 }], describe: (i) => `${t("step")} ${x[i]}: ${lines.map((line) => `${line.name} ${number(line.values[i], 1)} ms`).join(", ")}`,
     });
     const sums = kept.map((rank) => rank.step_microseconds.slice(from - 1, to).reduce((sum, value) => sum + value, 0) / 1e6);
     const least = Math.min(...sums);
@@ -59,7 +59,7 @@ levelfield.traces = (() => {
     const ends = ending(steps);
     const shaded = ends.length ? [{ from: ends[window[0] - 2] ?? 0, to: ends[Math.min(window[1], ends.length) - 1] }] : [];
     const last = Math.max(traces.seconds, ends[ends.length - 1] || 0);
-    const common = { spans: shaded, below: t("seconds-since-begin"), ends: [0, last] };
+    const common = { spans: shaded, axis: "seconds", below: t("seconds-since-begin"), ends: [0, last] };
     place.append(el("h3", {}, t("over-time")), el("p", { class: "note" }, t("devices-kept", { kept: devices.length, count: traces.devices, parts: traces.parts })));
     const charts = el("div", { class: "charts" });
     place.append(charts);

@@ -1,0 +1,116 @@
+"""The end of a night, sent to a URL as one JSON document. The URL is a secret: no message and no file has it.
+
+A delivery that fails changes nothing: the caller says why. Redirects are not followed, so the document goes to no place
+that the user did not name.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import levelfield
+from levelfield.errors import UsageError
+from levelfield.node.regular_files import read_regular
+
+VARIABLE = "LEVELFIELD_WEBHOOK"
+WAITS = (1.0, 5.0)  # seconds before the second and the third try
+ANSWER_SECONDS, ALL_SECONDS = 10.0, 60.0
+_LONGEST = 8192  # bytes of a URL
+_AGAIN = frozenset({408, 429, *range(500, 600)})  # answers after which another try may help
+_REASONS: tuple[tuple[type[BaseException], str], ...] = (
+    (TimeoutError, "no answer in time"),
+    (ConnectionRefusedError, "the connection was refused"),
+    (socket.gaierror, "the name of the host is not known"),
+    (ssl.SSLError, "the certificate is not valid for the host"),
+)
+
+
+def webhook_url(file: Path | None) -> str | None:
+    """Return the URL of a file, else of LEVELFIELD_WEBHOOK, which is removed so that no run inherits it.
+
+    Raises UsageError for a file or a URL that cannot be used, without its text.
+    """
+    variable = os.environ.pop(VARIABLE, "")
+    if file is None:
+        return _checked(variable, VARIABLE) if variable.strip() else None
+    try:
+        return _checked(read_regular(file, largest=_LONGEST).decode(), f"--webhook-file {file}")
+    except OSError as error:
+        raise UsageError(f"--webhook-file {file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--webhook-file {file}: found bytes that are no text, expected a URL") from None
+
+
+def _checked(text: str, origin: str) -> str:
+    url = text.strip()
+    try:
+        found = urllib.parse.urlsplit(url)
+        is_url = found.scheme in ("https", "http") and bool(found.hostname) and found.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or not url.isascii() or not url.isprintable() or " " in url:
+        raise UsageError(f"{origin}: found no URL, expected one line that begins with https://")
+    return url
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *given: Any, **more: Any) -> None:
+        return None
+
+
+def delivered(
+    url: str,
+    document: str,
+    waits: tuple[float, ...] = WAITS,
+    answer_seconds: float = ANSWER_SECONDS,
+    all_seconds: float = ALL_SECONDS,
+) -> str | None:
+    """Send the document and return why it was not taken; None where it was. It never raises."""  # fmt: skip
+    found: list[str | None] = []
+
+    def send() -> None:
+        found.append(_tries(lambda: _sent(url, document, answer_seconds), waits))
+
+    # A server that answers byte by byte keeps a socket's limit from passing; nothing waits longer than this.
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(all_seconds)
+    return found[0] if found else f"no whole answer within {all_seconds:.0f} s"
+
+
+def _tries(send: Callable[[], tuple[str | None, bool]], waits: tuple[float, ...]) -> str | None:
+    for number, wait in enumerate((*waits, 0.0), 1):
+        reason, may_help = send()
+        if reason is None:
+            return None
+        if not may_help or number > len(waits):
+            break
+        time.sleep(wait)
+    return reason if number == 1 else f"{reason} ({number} tries)"
+
+
+def _sent(url: str, document: str, seconds: float) -> tuple[str | None, bool]:
+    """Send once. Return why it was not taken, and whether another try may help."""
+    headers = {"Content-Type": "application/json", "User-Agent": f"levelfield/{levelfield.__version__}"}
+    try:
+        request = urllib.request.Request(url, document.encode(), headers, method="POST")
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=seconds):
+            return None, False
+    except urllib.error.HTTPError as error:
+        error.close()
+        where = "; redirects are not followed, so name the last URL" if 300 <= error.code < 400 else ""
+        return f"the server answered {error.code}{where}", error.code in _AGAIN
+    except Exception as error:  # its text may have the URL, so only its kind is said
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        known = next((said for kind, said in _REASONS if isinstance(cause, kind)), None)
+        return known or f"the connection failed ({type(cause).__name__})", True

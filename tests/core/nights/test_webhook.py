@@ -1,0 +1,161 @@
+"""A delivery to a real server on loopback: taken, refused, redirected, slow and failing; the URL is in no message."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.errors import UsageError
+from levelfield.nights.webhook import VARIABLE, delivered, webhook_url
+
+SECRET = "s3cret-t0ken"
+QUICK = (0.0, 0.0)
+
+
+@dataclass
+class Receiver:
+    """A server. answers: of the next requests, the last one for all further; got: the documents with their headers."""
+
+    answers: list[int] = field(default_factory=lambda: [200])
+    got: list[tuple[dict[str, str], Any]] = field(default_factory=list)
+    slow: Callable[[Any], None] = lambda handler: None
+    url: str = ""
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    found = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            found.got.append(({k.lower(): v for k, v in self.headers.items()}, json.loads(content)))
+            found.slow(self)
+            self.send_response(found.answers.pop(0) if len(found.answers) > 1 else found.answers[0])
+            self.send_header("Location", f"{found.url}/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            found.got.append(({}, "a redirect was followed"))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *given: Any) -> None:
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        found.url = f"http://127.0.0.1:{server.server_port}/{SECRET}"
+        yield found
+        server.shutdown()
+        thread.join()
+
+
+def test_a_document_arrives_once_as_it_is(receiver: Receiver) -> None:
+    assert delivered(receiver.url, json.dumps({"verdict": "ä"}), QUICK) is None
+    ((headers, document),) = receiver.got
+    assert document == {"verdict": "ä"} and headers["content-type"] == "application/json"
+    assert headers["user-agent"].startswith("levelfield/")
+
+
+@pytest.mark.parametrize("answers", [[500, 503, 200], [429, 200]])
+def test_a_failing_server_is_tried_again(receiver: Receiver, answers: list[int]) -> None:
+    receiver.answers = list(answers)
+    assert delivered(receiver.url, "{}", QUICK) is None and len(receiver.got) == len(answers)
+
+
+@pytest.mark.parametrize(
+    ("answer", "tries", "said"),
+    [
+        (500, 3, "the server answered 500 (3 tries)"),
+        (403, 1, "the server answered 403"),
+        (302, 1, "the server answered 302; redirects are not followed, so name the last URL"),
+        (307, 1, "the server answered 307; redirects are not followed, so name the last URL"),
+    ],
+)
+def test_what_is_not_taken_is_said_and_tried_a_bounded_number_of_times(
+    receiver: Receiver, answer: int, tries: int, said: str
+) -> None:
+    receiver.answers = [answer]
+    assert delivered(receiver.url, "{}", QUICK) == said and len(receiver.got) == tries
+
+
+def test_a_server_that_is_not_there_is_said_without_the_url() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = delivered(f"http://127.0.0.1:{port}/{SECRET}", "{}", QUICK)
+    assert said == "the connection was refused (3 tries)"
+
+
+def test_a_server_that_does_not_answer_is_left(receiver: Receiver) -> None:
+    done = threading.Event()
+    receiver.slow = lambda handler: done.wait(30) and None
+    assert delivered(receiver.url, "{}", (0.0,), answer_seconds=0.1) == "no answer in time (2 tries)"
+    done.set()
+
+
+def test_a_server_that_answers_byte_by_byte_is_left(receiver: Receiver) -> None:
+    """Each byte comes in time, and the answer never ends."""
+    done = threading.Event()
+
+    def trickle(handler: Any) -> None:
+        while not done.wait(0.02):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+
+    receiver.slow = trickle
+    assert delivered(receiver.url, "{}", (), answer_seconds=5, all_seconds=0.3) == "no whole answer within 0 s"
+    done.set()
+
+
+@pytest.mark.parametrize("url", [f"http://[{SECRET}", f"https://{SECRET}.invalid:99999/x", f"http://a b/{SECRET}"])
+def test_no_error_has_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    said = delivered(url, "{}", ())
+    assert said and SECRET not in said
+
+
+class TestSecret:
+    def test_it_comes_from_a_file_or_a_variable_that_no_run_inherits(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(VARIABLE, f" https://x/{SECRET}\n")
+        assert webhook_url(None) == f"https://x/{SECRET}" and VARIABLE not in os.environ
+        assert webhook_url(None) is None
+        (tmp_path / "url").write_text(f"https://y/{SECRET}\n")
+        monkeypatch.setenv(VARIABLE, "https://x")
+        assert webhook_url(tmp_path / "url") == f"https://y/{SECRET}" and VARIABLE not in os.environ
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"", "found no URL"),
+            (f"ftp://x/{SECRET}".encode(), "found no URL"),
+            (f"{SECRET}".encode(), "found no URL"),
+            (f"https://x/{SECRET}\nhttps://y".encode(), "found no URL"),
+            (f"https:///{SECRET}".encode(), "found no URL"),
+            (f"https://[{SECRET}".encode(), "found no URL"),
+            (b"\xff" + SECRET.encode(), "found bytes that are no text"),
+            (b"https://x/" + b"a" * 9000, "cannot be read"),
+            (None, "cannot be read: No such file"),
+        ],
+    )
+    def test_a_wrong_file_is_said_without_its_text(self, content: bytes | None, said: str, tmp_path: Path) -> None:
+        if content is not None:
+            (tmp_path / "url").write_bytes(content)
+        with pytest.raises(UsageError, match=said) as found:
+            webhook_url(tmp_path / "url")
+        assert SECRET not in str(found.value)
