@@ -25,10 +25,11 @@ from gate_rules.ours import Night, fleet_reports, judged_nights
 from gate_rules.peers import PEERS, Peer
 from gate_rules.speed import seconds_of_gate
 from gate_rules.worlds import WorldKind, simulated
+from gate_rules.young_levels import NOMINAL, fires
 from levelfield.errors import GateFailed
 from levelfield.series.findings import exit_code
 
-SEED = 20261122
+SEED = 20261125
 DEVIATIONS = (0.005, 0.01, 0.02, 0.03)
 SHIFTS = (0.02, 0.05, 0.10)
 TAILS: dict[str, int | None] = {"normal": None, "t, 4 degrees": 4, "t, 3 degrees": 3}
@@ -50,7 +51,8 @@ WORLDS = {
     "a driver 5 % faster": replace(BASE, driver=-0.05),
     "arms differ by 1.5 %": replace(BASE, arm_bias=0.015),
 }
-FLEET_NIGHTS = 10
+FLEET_NIGHTS, GAIN_NIGHTS = 10, 20
+QUIET_WORDS = ("no change", "inconclusive", "bad night", "improvement", "regression")
 OURS, FALLBACK = "**this gate, with pairs**", "this gate, two nights running"
 # rule, world -> for every series, whether each judged night is an alarm
 Alarms = Callable[[WorldKind, int, int, int], list[list[bool]]]
@@ -86,32 +88,28 @@ class Sizes:
     fleet_series: int
 
 
-FULL, QUICK = Sizes(400, 200, 60, 20, 300), Sizes(4, 3, 6, 1, 30)
+FULL, QUICK = Sizes(200, 100, 60, 20, 300), Sizes(2, 3, 6, 1, 30)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES), help="by default all")
     parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true", help="the seconds of the gate, as JSON")
     options = parser.parse_args()
     if options.json:
         print(json.dumps(seconds_of_gate(30 if options.quick else 300), indent=2))
         return
-    for line in tables(QUICK if options.quick else FULL):
-        print(line, flush=True)
+    for name in options.tables:
+        for line in TABLES[name](QUICK if options.quick else FULL):
+            print(line, flush=True)
+        print(flush=True)
 
 
-def tables(sizes: Sizes) -> Iterator[str]:
-    start = time.process_time()
-    yield from power_table("normal", sizes)
-    yield from own_table(sizes)
-    yield from costs_table(sizes)
-    yield from steps_table(sizes)
-    yield from worlds_table(sizes)
-    yield from fleets_table(sizes)
+def speed_line(sizes: Sizes) -> Iterator[str]:
     figures = seconds_of_gate(30 if sizes is QUICK else 300)
     seconds, size = figures["seconds"], f"{figures['series']:.0f} series x {figures['nights']:.0f} nights x 3 figures"
-    yield f"\nA gate of {size}: {seconds:.2f} s of processor time. All tables: {time.process_time() - start:.0f} s."
+    yield f"A gate of {size}: {seconds:.2f} s of processor time. All tables: {time.process_time():.0f} s."
 
 
 def rules() -> dict[str, Alarms]:
@@ -119,59 +117,56 @@ def rules() -> dict[str, Alarms]:
     return {**peers, FALLBACK: _ours(False), OURS: _ours(True)}
 
 
-def power_table(tail: str, sizes: Sizes) -> Iterator[str]:
+def power_table(sizes: Sizes) -> Iterator[str]:
     """False alarms in 100 series-nights and power in percent, at a noise of 1 %, with bad nights and two nodes."""
-    base = WorldKind(0.01, True, TAILS[tail])
     yield "Noise 1 %, normal, bad nights and two nodes. Night of / within three nights, percent."
     yield ""
     yield "| rule | false alarms | 2 % | 5 % | 10 % | bad night called a regression | one bad run |"
     yield "|---|---|---|---|---|---|---|"
     for name, rule in rules().items():
-        cells = [false_alarms(rule, base, sizes).text(2)]
-        cells += [" / ".join(s.text() for s in power(rule, replace(base, shift=x), sizes)) for x in SHIFTS]
-        cells += [power(rule, replace(base, bad_at_start=kind), sizes)[0].text() for kind in ("night", "run")]
+        cells = [false_alarms(rule, BASE, sizes).text(2)]
+        cells += [" / ".join(s.text() for s in power(rule, replace(BASE, shift=x), sizes)) for x in SHIFTS]
+        cells += [power(rule, replace(BASE, bad_at_start=kind), sizes)[0].text() for kind in ("night", "run")]
         yield f"| {name} | {' | '.join(cells)} |"
 
 
 def own_table(sizes: Sizes) -> Iterator[str]:
-    """The gate at every noise and tail, and slow ramps."""
-    yield ""
+    """The gate at every noise and tail, slow ramps, the words of nights without a change, and what pairs cost."""
     yield "This gate with pairs, with bad nights and two nodes. Ramp: .2 % a night, found before it reaches 2.5 %."
     yield ""
     yield "| noise | tail | false alarms | 2 % | 5 % | 10 % | bad night | ramp |"
     yield "|---|---|---|---|---|---|---|---|"
-    rule = _ours(True)
+    rule, words = _ours(True), []
     for tail, degrees in TAILS.items():
         for deviation in DEVIATIONS:
             base = WorldKind(deviation, True, degrees)
-            cells = [false_alarms(rule, base, sizes).text(2)]
+            quiet = _quiet(base, sizes)
+            words.append(f"| {deviation:.1%} | {tail} | {_words(quiet)} |")
+            cells = [_share(quiet, "regression").text(2)]
             cells += [" / ".join(s.text() for s in power(rule, replace(base, shift=x), sizes)) for x in SHIFTS]
             cells.append(power(rule, replace(base, bad_at_start="night"), sizes)[0].text())
             ramp = found_within(rule(replace(base, ramp=0.002, is_real=False), sizes.power, 12, 9))
             yield f"| {deviation:.1%} | {tail} | {' | '.join(cells)} | {ramp.text()} |"
-
-
-def costs_table(sizes: Sizes) -> Iterator[str]:
-    """What the confirmation costs, and the words of nights without a change."""
     yield ""
     yield "Nights without a change: words in percent, and pairs for each series-night."
     yield ""
-    yield "| noise | tail | no change | inconclusive | bad night | improvement | regression | pairs |"
+    yield f"| noise | tail | {' | '.join(QUIET_WORDS)} | pairs |"
     yield "|---|---|---|---|---|---|---|---|"
-    for tail, degrees in TAILS.items():
-        for deviation in DEVIATIONS:
-            nights = _quiet(WorldKind(deviation, True, degrees), sizes)
-            words = Counter(night.word for night in nights)
-            shares = [
-                f"{100 * words[word] / len(nights):.1f}"
-                for word in ("no change", "inconclusive", "bad night", "improvement", "regression")
-            ]
-            yield f"| {deviation:.1%} | {tail} | {' | '.join(shares)} | {_pairs_each(nights):.2f} |"
+    yield from words
+
+
+def _words(nights: list[Night]) -> str:
+    counts = Counter(night.word for night in nights)
+    shares = (f"{100 * counts[word] / len(nights):.1f}" for word in QUIET_WORDS)
+    return " | ".join((*shares, f"{_pairs_each(nights):.2f}"))
+
+
+def _share(nights: list[Night], word: str) -> Share:
+    return Share(sum(night.word == word for night in nights), len(nights))
 
 
 def steps_table(sizes: Sizes) -> Iterator[str]:
     """How often a change of conditions is called an environment step: without an effect, and with one."""
-    yield ""
     yield "A new driver: called an environment step in the first night / within ten nights, percent."
     yield ""
     yield "| noise | no effect | 2 % | 5 % | 10 % |"
@@ -187,24 +182,52 @@ def steps_table(sizes: Sizes) -> Iterator[str]:
 
 def worlds_table(sizes: Sizes) -> Iterator[str]:
     """The gate with pairs in worlds that are harsher than the one its thresholds were set in."""
-    yield ""
-    yield "This gate with pairs, noise 1 %, in harsher worlds. A step: an environment step, in nights without a change."
+    yield "This gate with pairs, noise 1 %, in harsher worlds. Nights without a change of the software: false alarms,"
+    yield "environment steps, pairs for each series-night. Two clocks: 30 % of nights, or runs, are 3 % slower."
     yield ""
     yield "| world | false alarms | steps | pairs | 2 % | 5 % | 10 % |"
     yield "|---|---|---|---|---|---|---|"
     rule = _ours(True)
     for name, kind in WORLDS.items():
         nights = _quiet(kind, sizes)
-        words = Counter(night.word for night in nights)
-        cells = [Share(words[word], len(nights)).text(2) for word in ("regression", "environment step")]
+        cells = [_share(nights, word).text(2) for word in ("regression", "environment step")]
         cells.append(f"{_pairs_each(nights):.2f}")
         cells += [" / ".join(s.text() for s in power(rule, replace(kind, shift=x), sizes)) for x in SHIFTS]
         yield f"| {name} | {' | '.join(cells)} |"
 
 
+def young_table(sizes: Sizes) -> Iterator[str]:
+    """How often tonight's rule fires by chance, by the nights and nodes of the level."""
+    yield f"Tonight beyond its level by chance, percent of nights; {100 * NOMINAL:.2f} are meant."
+    yield ""
+    yield "| nights before | one node | two nodes | three nodes |"
+    yield "|---|---|---|---|"
+    repeats = 10 * sizes.power
+    for nights in (7, 10, 15, 30):
+        random = np.random.default_rng([SEED, 7, nights])
+        cells = (Share(fires(nights, nodes, repeats, random), repeats).text(1) for nodes in (1, 2, 3))
+        yield f"| {nights} | {' | '.join(cells)} |"
+
+
+def gains_table(sizes: Sizes) -> Iterator[str]:
+    """How often a fall is found after a gain of GAIN_NIGHTS nights that nobody accepted."""
+    yield f"A gain of {GAIN_NIGHTS} nights that nobody accepted, then a fall back, noise 1 %: found in the first night"
+    yield "/ within 3 / 14. False alarms: regressions during the gain."
+    yield ""
+    yield "| gain | pairs | false alarms | found |"
+    yield "|---|---|---|---|"
+    for gain in (0.03, 0.05, 0.10):
+        for has_pairs in (True, False):
+            kind = replace(BASE, shift=-gain, lasts=GAIN_NIGHTS)
+            rows = _ours(has_pairs)(kind, sizes.power, GAIN_NIGHTS + 14, 8)
+            before, after = ([row[:GAIN_NIGHTS] for row in rows], [row[GAIN_NIGHTS:] for row in rows])
+            false = Share(sum(map(sum, before)), sum(map(len, before)))
+            found = " / ".join(found_within([row[:n] for row in after]).text() for n in (1, 3, 14))
+            yield f"| {gain:.0%} | {'yes' if has_pairs else 'no'} | {false.text(2)} | {found} |"
+
+
 def fleets_table(sizes: Sizes) -> Iterator[str]:
     """The exit codes of nights in which all series have a new driver without effect."""
-    yield ""
     yield f"{sizes.fleet_series} series, a new driver without effect, the first {FLEET_NIGHTS} nights. Red: exit 4."
     yield ""
     yield "| red nights, percent | fleets with a red night, percent | pairs in the first night | in a later one |"
@@ -218,7 +241,7 @@ def fleets_table(sizes: Sizes) -> Iterator[str]:
         pairs.append([sum(finding.pairs for finding in report.findings) for report in reports])
     nights = Share(sum(map(sum, red)), sum(map(len, red)))
     first, later = np.mean([each[0] for each in pairs]), np.mean([each[1:] for each in pairs])
-    yield f"| {nights.text()} | {found_within(red).text()} | {first:.0f} | {later:.0f} |"
+    yield f"| {nights.text(1)} | {found_within(red).text()} | {first:.0f} | {later:.0f} |"
 
 
 def false_alarms(rule: Alarms, kind: WorldKind, sizes: Sizes) -> Share:
@@ -273,6 +296,17 @@ def _random(kind: WorldKind, stream: int) -> np.random.Generator:
     """Return the same numbers for every rule, and others for every noise and tail."""
     return np.random.default_rng([SEED, stream, round(kind.deviation * 1e4), kind.tail or 0])
 
+
+TABLES: dict[str, Callable[[Sizes], Iterator[str]]] = {
+    "rules": power_table,
+    "noise": own_table,
+    "steps": steps_table,
+    "worlds": worlds_table,
+    "young": young_table,
+    "gains": gains_table,
+    "fleets": fleets_table,
+    "speed": speed_line,
+}
 
 if __name__ == "__main__":
     main()

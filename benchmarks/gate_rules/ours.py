@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
 
 import numpy as np
 from gate_rules.worlds import Nights
-from levelfield.nights.gate import MOST_PAIRS_OF_A_NIGHT, GateReport, compared
+from levelfield.nights.gate import MOST_PAIRS_OF_A_NIGHT, GateReport, compared, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.stored_nights import RECENT_DAYS
 from levelfield.series.findings import Finding
@@ -68,18 +68,29 @@ def _reports(
 ) -> Iterator[GateReport]:  # fmt: skip
     past: list[Finding] = []
     for night in range(nights.kind.start, nights.observed.shape[1]):
-
-        def confirm(series: str, figure: Gated, night: int = night) -> Pairs | None:
-            return nights.pairs(names[series], night, MOST_PAIRS, random) if has_pairs else None
-
-        def nulls(series: str, figure: Gated, night: int = night) -> Pairs:
-            return nights.pairs(names[series], night, MOST_PAIRS, random, is_null=True) if has_pairs else ()
-
         known = {name: _until(of, night) for name, of in points.items()}
         given = GateInput(_day(night), known, {}, past=past, conditions=_conditions)
+        accepted = _accepted_builds(given) if nights.kind.lasts else {}
+
+        def run(series: str, is_null: bool, night: int = night, accepted: dict[str, int] = accepted) -> Pairs:
+            first = accepted.get(series, 0)
+            return nights.pairs(names[series], night, (first, first if is_null else night), MOST_PAIRS, random)
+
+        def confirm(series: str, figure: Gated, run: Callable[[str, bool], Pairs] = run) -> Pairs | None:
+            return run(series, False) if has_pairs else None
+
+        def nulls(series: str, figure: Gated, run: Callable[[str, bool], Pairs] = run) -> Pairs:
+            return run(series, True) if has_pairs else ()
+
         report = compared(given, confirm, nulls, most_pairs)
         yield report
         past += [finding for finding in report.findings if finding.word != "no change" or finding.pairs]
+
+
+def _accepted_builds(given: GateInput) -> dict[str, int]:
+    """Return the night of the build that each suspect is compared with: that of the first nights, or of a gain."""
+    found = {suspect.series: suspect.examination.accepted for suspect in suspects(given)}
+    return {series: int(level.build.partition("-")[2]) for series, level in found.items() if level}
 
 
 def _until(points: list[Point], night: int) -> list[Point]:

@@ -25,11 +25,11 @@ class WorldKind:
     """deviation: of one night's value, relative. tail: degrees of Student's t; None for normal noise.
 
     is_scaled: whether such noise has variance 1; the plain t has more. is_real: with bad nights and nodes that differ.
-    start: the nights before the first one that is judged. ramp, shift: in the software, from then on; noise: the factor
-    of the noise from then on; driver: how much slower a new driver makes every build from then on; None: it stays.
-    memory: correlation of a night with the next. outliers: share of runs, also those of pairs, that are 5 to 20 %
-    slower. states: whether each night or each run has one of two clocks. missing: share of nights without a run.
-    arm_bias: how much slower the new side of every pair is, whatever its build.
+    start: the nights before the first one that is judged. ramp, shift: in the software, from then on, for `lasts`
+    nights where that is given; noise: the factor of the noise from then on; driver: how much slower a new driver makes
+    every build from then on; None: it stays. memory: correlation of a night with the next. outliers: share of runs,
+    also those of pairs, that are 5 to 20 % slower. states: whether each night or each run has one of two clocks.
+    missing: share of nights without a run. arm_bias: how much slower the new side of every pair is, whatever its build.
     """
 
     deviation: float
@@ -37,6 +37,7 @@ class WorldKind:
     tail: int | None = None
     shift: float = 0.0
     ramp: float = 0.0
+    lasts: int | None = None
     start: int = 40
     bad_at_start: Literal["night", "run"] | None = None  # the night `start` is bad
     is_scaled: bool = True
@@ -64,15 +65,13 @@ class Nights:
     node: NDArray[np.int64]
 
     def pairs(
-        self, series: int, night: int, count: int, random: np.random.Generator, is_null: bool = False
+        self, series: int, night: int, builds: tuple[int, int], count: int, random: np.random.Generator
     ) -> list[tuple[float, float]]:
-        """Return `count` pairs of step times: of the accepted build and of the night's, in that night on that node.
-
-        is_null: the accepted build is on both sides.
-        """
+        """Return `count` pairs of step times in a night on its node. builds: the nights that first ran each side's."""
         costs = self.shared[series, night] + _run_noise(self.kind, random, (count, 2)) * _growth(self.kind, night)
         costs += _extras(self.kind, random, (count, 2))
-        costs[:, 1] += np.log1p(self.kind.arm_bias) + (0.0 if is_null else self.change[night])
+        costs += self.change[list(builds)]
+        costs[:, 1] += np.log1p(self.kind.arm_bias)
         return [(float(a), float(b)) for a, b in np.exp(costs)]
 
 
@@ -97,7 +96,8 @@ def simulated(kind: WorldKind, series: int, nights: int, random: np.random.Gener
     if kind.bad_at_start:
         target = shared if kind.bad_at_start == "night" else run
         target[:, kind.start] += _badness(random, (series,))
-    change = np.log1p(kind.shift) * (after > 0) + np.log1p(kind.ramp) * after
+    is_changed = (after > 0) & (after <= (kind.lasts or nights))
+    change = (np.log1p(kind.shift) + np.log1p(kind.ramp) * after) * is_changed
     observed = shared + run + change
     if kind.missing:
         observed[random.random(shape) < kind.missing] = np.nan

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import takewhile
 
 from levelfield.series.examination import Era, Examination, era_of, examined, holds, nights_before
 from levelfield.series.findings import FIGURES, Finding, FindingWord, short
@@ -23,7 +24,6 @@ from levelfield.series.segments import (
 )
 from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, Series, StoreEvent
 
-_CHANGED: frozenset[FindingWord] = frozenset({"regression", "improvement"})
 _STILL_THERE = 14  # days: without a list of the night, a series that ran within them is expected
 _OFTEN = 7  # nights that had a figure before it counts as missing
 NULL_DAYS = 21  # null pairs say how far the arms differ for so long
@@ -94,6 +94,17 @@ class GateInput:
                 waiting = None
         return found
 
+    @property
+    def null_nodes(self) -> set[str]:
+        """The nodes that ran null pairs in the last weeks."""
+        return {node for _, node in self._null_runs}
+
+    def has_null_pairs(self, nodes: Collection[str], days: int) -> bool:
+        """Whether a run of a null pair is younger than so many days on one of the nodes."""
+        runs = (point for (_, node), points in self._null_runs.items() if node in nodes for point in points)
+        ages = (days_between(night_of(point), self.night) for point in runs)
+        return any(age is not None and age < days for age in ages)
+
     @cached_property
     def _null_runs(self) -> dict[tuple[str, str], list[Point]]:
         """The runs of null pairs that are not too old, by series and node, in order of time."""
@@ -158,19 +169,35 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
     # Where a node was slow all of its series were, so that such a night is not taken for one of this series alone.
     alone = {run for finding in past if finding.series for run in finding.bad_runs} - evidence
     bad = [point for point in nights.history if point.run_id in alone]
-    changed = {f.run_id for f in past if f.word in _CHANGED and not f.fields and f.run_id} - evidence
+    better, worse = (_changed_runs(past, word) - evidence for word in ("improvement", "regression"))
     cleared = {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id}
     found: list[tuple[Era, Examination]] = []
     for night in observations(nights.tonight, figure):
         place = place_of(segments, night.run_id)
         era = era_of(segments, place, events, night.began, night.run_id)
-        found.append((era, examined(figure, night, nights_before(era, figure, night, cleared, changed, bad))))
+        found.append(
+            (era, examined(figure, night, nights_before(era, figure, night, cleared, better | worse, bad, better)))
+        )
     if not found:
         return None
     # Of several nodes in a night the worst one is judged: the one farthest above its level.
     far = (each.tonight.cost - each.level.cost if each.level else float("-inf") for _, each in found)
     _, (era, worst) = max(zip(far, found, strict=True), key=lambda pair: pair[0])
     return _surroundings(given, nights, era, worst, past), worst
+
+
+def _changed_runs(past: Sequence[Finding], word: FindingWord) -> set[str]:
+    """Return the runs that were found changed, and those before them that waited for a further night to be."""
+    found: set[str] = set()
+    for i, finding in enumerate(past):
+        if finding.word == word and not finding.fields:
+            before = takewhile(partial(_waits_for, finding), reversed(past[:i]))
+            found |= {f.run_id for f in (finding, *before) if f.run_id}
+    return found
+
+
+def _waits_for(found: Finding, before: Finding) -> bool:
+    return before.word == "inconclusive" and not before.pairs and (before.change or 0) * (found.change or 0) > 0
 
 
 def place_of(segments: Sequence[Segment], run_id: str) -> int:

@@ -19,6 +19,7 @@ from levelfield.specs.record import Gated, Point, StoreEvent
 
 _Z_OF_STEP = 3.0  # it is looked at in every night until it is accepted
 RECENT = 7  # nights that show on which nodes a series runs
+LASTING, STEADY = 7, 1 / 2  # nights found better that make a provisional level, and their least share since the first
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ class Examination:
     """What the nights show before any pair is run. level: None for a series with fewer than 7 nights.
 
     history: the nights that the level may rest on; recent: those and the changed ones that nobody accepted. is_young:
-    tonight's conditions have no level of their own yet.
+    tonight's conditions have no level of their own yet. is_provisional: level and accepted are those of a gain that
+    nobody accepted, because tonight looks worse than it.
     """
 
     figure: Gated
@@ -132,6 +134,7 @@ class Examination:
     step: EnvironmentStep | None
     suspicion: Suspicion | None
     is_young: bool
+    is_provisional: bool = False
 
     @property
     def has_stepped(self) -> bool:
@@ -183,7 +186,7 @@ class NightsBefore:
 
     baseline: what somebody accepted; replaced: nights before it, which still show how far nights scatter. cleared: when
     the last night began that pairs found unchanged. unaccepted: runs that were found changed; no level rests on them.
-    bad: earlier nights that were found bad.
+    bad: earlier nights that were found bad. gained: the nights of a lasting gain that nobody accepted.
     """
 
     own: Sequence[Observation]
@@ -193,6 +196,7 @@ class NightsBefore:
     cleared: str = ""
     unaccepted: Collection[str] = ()
     bad: Sequence[Observation] = ()
+    gained: Sequence[Observation] = ()
 
     def of_level(self, nights: Iterable[Observation]) -> list[Observation]:
         return [night for night in nights if night.run_id not in self.unaccepted]
@@ -200,18 +204,33 @@ class NightsBefore:
 
 def nights_before(
     era: Era, figure: Gated, tonight: Observation, cleared: Collection[str], unaccepted: Collection[str],
-    bad: Iterable[Point] = (),
+    bad: Iterable[Point] = (), better: Collection[str] = (),
 ) -> NightsBefore:  # fmt: skip
-    """Return the nights of the era, without those of tonight. cleared: runs that pairs found unchanged. bad: runs."""
+    """Return the nights of the era, without those of tonight. cleared: runs that pairs found unchanged. bad: runs.
+
+    better: those of the unaccepted runs that were found better.
+    """
     own = [night for night in era.own(figure, tonight.began) if night.night != tonight.night]
     last = max((night.began for night in own if night.run_id in cleared), default="")
     former = {point.conditions for segment in era.segments[:-1] for point in segment.points}
     slow = observations((p for p in bad if p.conditions in former and is_since(era.baseline, p)), figure)
-    return NightsBefore(own, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted, slow)
+    gained = _lasting_gain([n for n in own if n.run_id in better or n.run_id not in unaccepted], better)
+    return NightsBefore(own, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted, slow, gained)
+
+
+def _lasting_gain(nights: Sequence[Observation], better: Collection[str]) -> Sequence[Observation]:
+    """Return the nights from the first to the last that was found better; none where the gain did not last."""
+    places = [i for i, night in enumerate(nights) if night.run_id in better]
+    found = nights[places[0] : places[-1] + 1] if places else ()
+    return found if len(places) >= max(LASTING, STEADY * len(found)) else ()
 
 
 def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
-    """Return what the nights show about tonight."""
+    """Return what the nights show about tonight. A fall from a gain that nobody accepted comes before the gain."""
+    if before.gained:
+        fallen = _against_gain(figure, tonight, before)
+        if fallen.suspicion is not None and fallen.suspicion.direction > 0:
+            return fallen
     recent = sorted((*before.earlier, *before.own), key=lambda night: night.began)
     joined, own, earlier = (before.of_level(nights) for nights in (recent, before.own, before.earlier))
     accepted = accepted_level(joined, figure, before.baseline)
@@ -226,6 +245,15 @@ def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Exami
         drifts_from = None if step and step.is_beyond else accepted
         suspicion = triggered(level, drifts_from, recent, tonight, before.cleared)
     return Examination(figure, tonight, tuple(joined), tuple(recent), level, accepted, step, suspicion, is_young)
+
+
+def _against_gain(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
+    """Return what the nights show about tonight where the level is that of the gain."""
+    gained = before.gained
+    recent = [night for night in before.own if night.began >= gained[0].began]
+    level, accepted = level_of(gained, tonight.node), accepted_level(gained, figure, None)
+    suspicion = triggered(level, accepted, recent, tonight, before.cleared) if level else None
+    return Examination(figure, tonight, tuple(gained), tuple(recent), level, accepted, None, suspicion, False, True)
 
 
 def _level_of_baseline(

@@ -11,7 +11,9 @@ import pytest
 from gate_points import at, conditions, day, event, nights, noise, point, series
 from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
 from levelfield.nights.gate_input import GateInput, examinations
+from levelfield.series.examination import era_of, nights_before
 from levelfield.series.findings import FAILURES, WORDS, Finding, exit_code
+from levelfield.series.segments import observations, segments_of
 from levelfield.specs.record import Point
 
 TOKENS = "tokens_per_second_per_device"
@@ -160,10 +162,75 @@ def test_a_gain_is_an_improvement_until_it_is_accepted_and_then_a_fall_back_is_s
         past = [*past, *found.findings]
     assert word(found) == "improvement" and exit_code(found.findings) == 0
     fallen = [*points, point(NIGHT + 4, 1000.0), point(NIGHT + 5, 1001.0)]
-    assert word(compared(given(fallen, NIGHT + 5, past=past))) == "no change", "the ratchet: accept it first"
+    assert word(compared(given(fallen, NIGHT + 5, past=past))) == "no change", "four nights may be luck"
     runs = [p.run_id for p in points[-3:]]
     accepted = event("baseline", NIGHT + 3, runs=runs, level={TOKENS: 1100.0})
     assert word(compared(given(fallen, NIGHT + 5, past=past, events=[accepted]))) == "regression"
+
+
+def gained(count: int, after: Sequence[float] = (), change: float = 0.1) -> tuple[list[Point], list[Finding]]:
+    """A gain of so many nights that nobody accepts, and what the gate said of them; then nights of these tokens/s."""
+    points, past = nights(NIGHT), list[Finding]()
+    for night, z in zip(range(NIGHT, NIGHT + count), noise(count, 0.005, 3), strict=True):
+        points = [*points, point(night, 1000 * (1 + change) * math.exp(z))]
+        past += compared(given(points, night, past=past)).findings
+    return [*points, *(point(NIGHT + count + i, value) for i, value in enumerate(after))], past
+
+
+def test_a_fall_from_a_lasting_gain_that_nobody_accepted_is_a_regression_against_a_provisional_level() -> None:
+    points, past = gained(10, [1000.0, 1001.0])
+    first = compared(given(points[:-1], NIGHT + 10, past=past))
+    assert word(first) == "inconclusive", "one night, without pairs"
+    (finding,) = [
+        f for f in compared(given(points, NIGHT + 11, past=[*past, *first.findings])).findings if f.figure == TOKENS
+    ]
+    assert finding.word == "regression" and finding.level == pytest.approx(1100, rel=0.01)
+    assert finding.level_since == day(NIGHT) and finding.change == pytest.approx(-0.09, abs=0.01)
+    assert f"the level is provisional, of a gain since {day(NIGHT)} that nobody accepted" in finding.detail
+
+
+def test_pairs_of_a_fall_from_a_gain_have_the_gains_last_build() -> None:
+    points, past = gained(10, [1000.0])
+    night = given(points, NIGHT + 10, past=past)
+    (suspect,) = suspects(night)
+    assert suspect.examination.accepted and suspect.examination.accepted.build == f"run{NIGHT + 9:03d}"
+    found = compared(night, lambda series, figure: [(1100.0 + i, 1000.0 + i) for i in range(7)])
+    (finding,) = [f for f in found.findings if f.figure == TOKENS]
+    assert finding.word == "regression" and finding.detail.startswith("against the gain's last build, by 3 pairs; ")
+    assert exit_code(found.findings) == 4
+    assert word(compared(night, lambda series, figure: [(1100.0 + i, 1101.0 + i) for i in range(7)])) == "no change"
+    slow = compared(night, lambda series, figure: [(1000.0 + i, 1000.0 + i) for i in range(7)])
+    assert word(slow) == "bad night", "the gain's build is slow tonight as well"
+
+
+def test_a_gain_that_stays_or_falls_in_part_is_judged_by_the_level_that_it_left() -> None:
+    points, past = gained(10, [1100.0])
+    (finding,) = [f for f in compared(given(points, NIGHT + 10, past=past)).findings if f.figure == TOKENS]
+    assert finding.word == "improvement" and finding.level == pytest.approx(1000, rel=0.01)
+    assert "provisional" not in finding.detail
+    points, past = gained(10, [1045.0])
+    assert word(compared(given(points, NIGHT + 10, past=past), pairs(-0.05))) == "regression", "still above the old one"
+
+
+def test_an_accepted_gain_and_a_gain_that_was_accepted_away_have_no_provisional_level() -> None:
+    points, past = gained(10, [1000.0, 1001.0, 1002.0, 1003.0])
+    for level, runs, expected in ((1100.0, range(7, 10), "regression"), (1001.0, range(10, 13), "no change")):
+        accepted = event("baseline", NIGHT + 12, runs=[f"run{NIGHT + i:03d}" for i in runs], level={TOKENS: level})
+        found = compared(given(points, NIGHT + 13, past=past, events=[accepted]), pairs(-0.1))
+        assert word(found) == expected and not any("provisional" in f.detail for f in found.findings)
+
+
+def test_nights_that_were_better_now_and_then_make_no_level() -> None:
+    own = observations(nights(20), TOKENS)
+    runs = [night.run_id for night in own]
+
+    def gain(better: Sequence[str]) -> int:
+        era = era_of(segments_of(nights(20)), 0, [], at(30))
+        tonight = own[-1]._replace(night="tonight", began=at(25))
+        return len(nights_before(era, TOKENS, tonight, [], better, (), better).gained)
+
+    assert gain(runs[8:15]) == 7 and gain(runs[8:14]) == 0, "seven nights, not six"
+    assert gain([*runs[4:8], *runs[10:13]]) == 9 and gain([*runs[:4], *runs[17:]]) == 0, "seven of nine, not of twenty"
 
 
 # -- accepted levels

@@ -63,6 +63,12 @@ def test_the_fallback_waits_for_the_second_night_and_takes_no_bad_night_for_a_re
     assert bad.count("regression") <= 3
 
 
+def test_a_fall_from_a_gain_that_nobody_accepted_is_found() -> None:
+    found = words(WorldKind(0.01, True, shift=-0.05, lasts=15), 30, 18)
+    assert not any("regression" in row[:15] for row in found)
+    assert sum("regression" in row[15:] for row in found) >= 24
+
+
 def test_the_simulation_is_what_it_says() -> None:
     random = np.random.default_rng(1)
     quiet = simulated(WorldKind(0.02, False), 400, 60, random)
@@ -70,7 +76,7 @@ def test_the_simulation_is_what_it_says() -> None:
     shared = quiet.shared
     neighbours = np.corrcoef(shared[:, 20:-1].ravel(), shared[:, 21:].ravel())[0, 1]
     assert neighbours == pytest.approx(0.5, abs=0.05)
-    pairs = np.log(np.array([quiet.pairs(i, 50, 7, random) for i in range(400)]))
+    pairs = np.log(np.array([quiet.pairs(i, 50, (0, 50), 7, random) for i in range(400)]))
     assert (pairs[:, :, 1] - pairs[:, :, 0]).std() == pytest.approx(0.02, rel=0.05)
     changed = simulated(WorldKind(0.02, False, shift=0.05), 2, 60, random).change
     assert changed[39] == 0 and np.exp(changed[40]) == pytest.approx(1.05)
@@ -93,7 +99,8 @@ def test_every_harsher_world_is_what_it_says() -> None:
         return simulated(replace(quiet, **changes), 400, 60, random)
 
     def differences(nights: Nights, night: int = 50, is_null: bool = False) -> Array:
-        pairs = np.log(np.array([nights.pairs(i, night, 7, random, is_null) for i in range(400)]))
+        builds = (0, 0 if is_null else night)
+        pairs = np.log(np.array([nights.pairs(i, night, builds, 7, random) for i in range(400)]))
         return pairs[:, :, 1] - pairs[:, :, 0]
 
     shared = world(memory=0.8).shared
@@ -121,6 +128,8 @@ def test_every_harsher_world_is_what_it_says() -> None:
     assert differences(biased).mean() == pytest.approx(np.log(1.015) + np.log(1.05), abs=0.001)
     assert differences(biased, is_null=True).mean() == pytest.approx(np.log(1.015), abs=0.001)
     assert biased.observed[:, 40:].mean() == pytest.approx(np.log(1.05), abs=0.002), "nights have no arms"
+    gain = world(shift=-0.05, lasts=15)
+    assert [round(float(np.exp(gain.change[night])), 2) for night in (39, 40, 54, 55)] == [1, 0.95, 0.95, 1]
     tails = [world(tail=3, is_scaled=scaled).observed for scaled in (True, False)]
     assert np.median(np.abs(tails[1])) == pytest.approx(3**0.5 * np.median(np.abs(tails[0])), rel=0.05)
 
