@@ -60,9 +60,11 @@ examples:
 RUN = """\
 Run a suite, store each result, compare each series with its accepted level,
 and confirm a suspicion by pairs of the accepted build and tonight's, before it
-is called a regression. A nightly that was killed goes on when it is started
-again: no run that has ended is made again. docs/nightly.md has templates for
-GitHub Actions, GitLab CI, cron, systemd and Slurm.
+is called a regression. Under a new driver or kernel both builds run in pairs,
+too: it may hide a slower build. What --pairs does not hold is inconclusive. A
+nightly that was killed goes on when it is started again: no run that has ended
+is made again. docs/nightly.md has templates for GitHub Actions, GitLab CI,
+cron, systemd and Slurm.
 
 Without a terminal nothing is printed before the end, so that a mail begins with
 the verdict; --progress prints it all. LEVELFIELD_WEBHOOK, or the file of
@@ -127,6 +129,9 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     python_option(parser, "train with this Python")
     chips_option(parser)
     parser.add_argument("--no-control", action="store_true", help="do not measure first whether the machine is in line")
+    parser.add_argument(
+        "--pairs", type=_count, default=100, metavar="N", help="pairs of the night, likeliest first (default: 100)"
+    )
     parser.add_argument("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
     parser.add_argument(
         "--bisect-budget", type=_duration, metavar="TIME", help="search the commits of a regression, as long as this"
@@ -161,6 +166,12 @@ def _duration(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"found '{text}', expected a whole number from 1 to 10000")
+    return int(text)
+
+
 def _night(text: str) -> str:
     if not _NIGHT.fullmatch(text):
         raise argparse.ArgumentTypeError(f"found '{text}', expected letters, digits, dots and dashes")
@@ -186,6 +197,7 @@ def _run(options: argparse.Namespace) -> int:
         budget=options.budget,
         has_control=not options.no_control,
         has_pairs=not options.no_confirm,
+        most_pairs=options.pairs,
     )
     night, output, url = asked.night, _output(options), webhook_url(options.webhook_file)
     with NightSession.opened(asked, registry_of(options), output) as session:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, registry_of, writing
-from levelfield.errors import DocumentError
+from levelfield.errors import DocumentError, UnknownName
 from levelfield.report.sheets import labelled
 from levelfield.rundir.directory import write_new
 
@@ -57,7 +58,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     chips_option(parser)
     given = parser.add_argument_group("by your word, where the log does not print it").add_argument
     given("--case", metavar="NAME", help="the case whose model was trained")
-    given("--chip", metavar="NAME", help="the chip")
+    given("--chip", metavar="NAME", help="the chip; MFU needs one that `show chips` lists")
     given("--devices", type=int, metavar="N", help="the devices of all nodes together")
     given("--global-batch", type=int, metavar="N", help="the sequences of a step")
     given("--sequence-length", type=int, metavar="N", help="the tokens of a sequence")
@@ -89,7 +90,8 @@ def _found(options: argparse.Namespace) -> tuple[ReportedSet, Work | None]:
     if options.case:
         work, given["case"] = registry.case(options.case).work("full"), registry.spelled(options.case)
     if options.chip:
-        given["chip"] = find_chip(registry, options.chip)[1].name
+        with suppress(UnknownName):  # a chip that no vendor here has keeps its name, and has no MFU
+            given["chip"] = find_chip(registry, options.chip)[1].name
     content: dict[str, Any] = {
         "schema": ReportedSet.schema_name(),
         "name": options.output.stem if options.output else "reported",

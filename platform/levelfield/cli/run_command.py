@@ -91,6 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     free.add_argument(
         "--strategy", type=Path, metavar="FILE", help="FlagPerf's config_*.py: its layout, batch and recomputation"
     )
+    free.add_argument("--base", action="store_true", help="the case's defaults alone: no tuning, no setting of a suite")
     how = parser.add_argument_group("how to run it")
     how.add_argument("--dry-run", action="store_true", help="show the plan with all commands, and run nothing")
     how.add_argument(

@@ -118,9 +118,13 @@ def _request(options: argparse.Namespace) -> UserRequest:
         raise UsageError(f"--repeat: found {options.repeat}, expected 1 to {MOST['repeats']}")
     refuse_unknown(options.allow)
     variables = {"environment": dict(map(_variable, options.env))} if options.env else {}
+    chosen = {**_given(options, _CHOICES), **variables, **_given(options, ("strategy",))}
+    if options.base and chosen:
+        raise UsageError(f"--base: found {', '.join(chosen)} as well, expected the defaults alone; leave one out")
     return UserRequest(
         scale=options.scale,
         choice=parse(TuningChoice, {**_given(options, _CHOICES), **variables}, "command line"),
+        base=options.base,
         repeat=options.repeat,
         python=options.python,
         assume=options.dry_run,

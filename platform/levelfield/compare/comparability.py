@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from levelfield.compare.sides import DIFFERS, ComparedSide, at, began, palm
+from levelfield.compare.sides import DIFFERS, ComparedSide, at, began, palm, tuned_fields, tuning_of
 from levelfield.measure.other_use import HOST_LIMIT
 from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.vendor import HOST_SHARE
@@ -27,6 +27,7 @@ WHY = {
     "left out": "these runs do not count; a side that often fails may look fast in the runs that are left",
     "alignment": "only `aligned` says that the training agrees with the reference",
     "attention kernel": "each side may choose its kernel, and this choice may explain the ratio",
+    "tuning": "base has the defaults alone, peak has chosen fields; a ratio of the two is of the tuning as well",
     "source": "changed files are in no commit, so nobody can repeat exactly this run",
     "other programs": "what they used of the machine while a run was measured makes it slower",
     "run order": "the sides ran one after another, so a change of the machine meanwhile looks like a difference",
@@ -158,6 +159,7 @@ _CHOSEN: dict[str, Reader] = {
     "attention": lambda r: r.series.attention,
     "threads": lambda r: r.series.threads,
     "runtime": lambda r: r.series.runtime,
+    "chosen fields": tuned_fields,
 }
 
 
@@ -195,6 +197,7 @@ def _named_formulas(record: RunRecord) -> dict[str, str]:
 
 _ALWAYS: dict[str, Reader] = {
     "case": lambda r: r.series.case,
+    "tuning": tuning_of,
     "platform": lambda r: r.subject.platform_version,
     "commit": lambda r: r.subject.commit,
     "image": lambda r: r.subject.image,

@@ -21,7 +21,17 @@ from levelfield.compare.comparison import (
     side_values,
 )
 from levelfield.compare.ratios import Ratio, SideValues, mean_ratio
-from levelfield.compare.sides import DIFFERS, RATE, ComparedSide, began, exclusion, newest_group, side_of
+from levelfield.compare.sides import (
+    DIFFERS,
+    RATE,
+    ComparedSide,
+    began,
+    exclusion,
+    newest_group,
+    side_of,
+    tuned_fields,
+    tuning_of,
+)
 from levelfield.report.sheets import Sheet
 from levelfield.specs.record import RunRecord
 
@@ -121,12 +131,15 @@ def _row_of(record: RunRecord, dimension: Dimension) -> MatrixRow:
 
 
 def _column_of(record: RunRecord, dimension: Dimension) -> str:
-    return record.series.framework_label if dimension == "framework" else chip_of(record.series)
+    """Return the column. Base and peak have one each, as in SPEC CPU; runs of an earlier version have another."""
+    name = record.series.framework_label if dimension == "framework" else chip_of(record.series)
+    return " ".join(filter(None, (name, tuning_of(record))))
 
 
 def _columns(cells: dict[tuple[MatrixRow, str], MatrixCell], expected: Sequence[str]) -> tuple[str, ...]:
     """Return the columns, the one with most results first; every other is compared with it."""
-    names = {column for _, column in cells} | set(expected)
+    names = {column for _, column in cells}
+    names |= {name for name in expected if not names & {name, f"{name} base", f"{name} peak"}}
     counts = {name: sum(cell.value is not None for (_, c), cell in cells.items() if c == name) for name in names}
     return tuple(sorted(names, key=lambda name: (-counts[name], name)))
 
@@ -307,7 +320,8 @@ def _origin(cell: MatrixCell) -> str:
     build = f"{first.series.framework} {first.subject.framework_version}"
     interval = RATE.column.ends(cell.rate.interval) if cell.rate.interval else ""
     runs = f"{len(cell.rate.values)} run(s)" + (f" {interval}" if interval else "")
-    return f"{first.series.layout} mb{first.series.micro_batch}, {build}, {first.began[:10]}, {runs}"
+    tuned = f", chosen: {fields}" if (fields := tuned_fields(first)) else ""
+    return f"{first.series.layout} mb{first.series.micro_batch}, {build}, {first.began[:10]}, {runs}{tuned}"
 
 
 def _cell_values(found: ResultMatrix, row: MatrixRow, column: str) -> dict[str, Any]:

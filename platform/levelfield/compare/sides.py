@@ -159,6 +159,18 @@ def _mfu(record: RunRecord) -> tuple[JsonValue, JsonValue]:
     return palm(record).get("value"), palm(record).get("reason")
 
 
+def tuning_of(record: RunRecord) -> str | None:
+    """Return `base` or `peak`; None for a record of an earlier version."""
+    word = at(record.result, "tuning", "word")
+    return word if isinstance(word, str) else None
+
+
+def tuned_fields(record: RunRecord) -> str | None:
+    """Return the chosen fields with who chose them; None where none was."""
+    chosen = at(record.result, "tuning", "chosen")
+    return ", ".join(f"{name} ({who})" for name, who in chosen.items()) or None if isinstance(chosen, dict) else None
+
+
 def _number(value: JsonValue) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 

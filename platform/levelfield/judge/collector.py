@@ -40,8 +40,10 @@ from levelfield.specs.result import (
     Status,
     Throughput,
     TimeToLoss,
+    TuningFound,
     Utilisation,
 )
+from levelfield.specs.tuning import chosen_by
 from levelfield.specs.vendor import Peak, PeakDtype
 
 
@@ -69,6 +71,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
     alignment = unless_tampered(judged(plan.work, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
+    chosen = {name: who for name, origin in plan.origins.items() if (who := chosen_by(origin))}
     verdict = under_status(with_certificate(alignment, plan, certificate), status)
     model, length = plan.work.model, plan.work.training.sequence_length
     return Result(
@@ -90,6 +93,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         recompute=plan.tuning.recompute,
         repeated=recompute,
         compile=plan.tuning.compile,
+        tuning=TuningFound(word="peak" if chosen else "base", chosen=chosen),
         attention_kernel=attention_kernel(raw.frameworks),
         parameters=plan.parameters,
         active_parameters=parameters(model, length).active if model.experts is not None else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, product
+from itertools import islice, product
 
 from levelfield.errors import RunFailed
 from levelfield.nights.gate_input import GateInput, examinations, expected_series, findings_about_runs, missing_findings
@@ -37,6 +37,8 @@ ConfirmingPairs = Callable[[str, Gated], "Pairs | str | None"]
 NullPairs = Callable[[str, Gated], Iterable[Pair]]
 
 MOST_PAIRS_OF_A_NIGHT = 100
+LEAST_CHANCE = 1e-9  # below it the larger excess is the likelier cause
+MOST_NULLS = 21  # of a series in the last weeks: more are not run
 # The figures of a series share its pairs: a run has all of them.
 RecordPair = tuple[RunRecord, RunRecord]  # of the accepted build and of tonight's
 
@@ -87,10 +89,11 @@ def compared(
         if _name(member) not in grouped:
             spending.ruling(member)
     judged, of_causes = _of_causes(judged, spending)
-    for member in judged:
-        ruling = spending.rulings.get(_name(member))
-        if _name(member) not in grouped and (isinstance(ruling, PairRuling) or not member[0].is_of_group):
-            found.append(judged_night(member[1], member[0], ruling))
+    for around, each in judged:
+        ruling = spending.rulings.get((around.series, each.figure))
+        has_own = not around.is_of_group or around.is_known_worse or isinstance(ruling, PairRuling)
+        if (around.series, each.figure) not in grouped and has_own:
+            found.append(judged_night(each, around, ruling))
     done = {f.series for f in found if f.series and f.word in COMPARED}
     done |= {series for series, _ in grouped} | {around.series for around, _ in judged if around.is_of_group}
     found += [*of_causes, *spending.findings_about_arms(), *findings_about_runs(given), *missing_findings(given)]
@@ -108,7 +111,12 @@ def _in_order(judged: Sequence[Judged]) -> list[tuple[Judged, float]]:
     """Return what pairs should confirm, the likeliest first, with its probability by chance."""
     chances = suspiciousness(judged)
     found = [(member, chances.get(_name(member), 1.0)) for member in judged if wants_pairs(member[1], member[0])]
-    return sorted(found, key=lambda each: each[1])
+    return sorted(found, key=lambda each: (each[1] if each[1] > LEAST_CHANCE else min(each[1], 0), -_excess(each[0])))
+
+
+def _excess(member: Judged) -> float:
+    level, tonight = member[1].level, member[1].tonight
+    return tonight.cost - level.cost if level else 0.0
 
 
 def _name(member: Judged) -> tuple[str, Gated]:
@@ -152,7 +160,8 @@ class _Spending:
         pairs = self.pairs(*_name(member))
         if pairs is None or isinstance(pairs, str):
             return NoPairs(pairs) if pairs else None
-        return ruling_of(found, pairs, self._null_pairs(around.series, found))
+        stored = self.given.null_pairs(around.series, found.tonight.node, found.figure)
+        return ruling_of(found, pairs, stored, self._more_nulls(member, MOST_NULLS - len(stored)))
 
     def _spent(self) -> Counter[str]:
         """Return the pairs by series. Its figures share them: a run has all figures."""
@@ -163,41 +172,37 @@ class _Spending:
                 spent[series] = max(spent[series], run)
         return spent
 
-    def _null_pairs(self, series: str, found: Examination) -> Iterator[Pair]:
-        """Return the series' null pairs of the last weeks, then new ones, at most as many as a ruling needs."""
-        stored = self.given.null_pairs(series, found.tonight.node, found.figure)[-MOST_PAIRS:]
-        yield from stored
-        run = self._nulls_run.setdefault((series, found.figure), [])
-        for pair in islice(self.nulls(series, found.figure), MOST_PAIRS - len(stored)):
+    def _more_nulls(self, member: Judged, most: int) -> Iterator[Pair]:
+        """Run null pairs beside those of the last weeks, in one night no more than pairs."""
+        run = self._nulls_run.setdefault(_name(member), [])
+        for pair in islice(self.nulls(*_name(member)), max(0, min(MOST_PAIRS, most))):
             run.append(pair)
             yield pair
 
     def findings_about_arms(self) -> Iterator[Finding]:
-        """Return one finding for each node and figure whose arms differ with the same build in both."""
+        """Return one finding for each node and figure whose arms differ with one build in both: of a series or all."""
         ran = {series for (series, _), pairs in self._nulls_run.items() if pairs}
         nodes = self.given.null_nodes & {point.node for points in self.given.tonights.values() for point in points}
         nodes |= {point.node for series in ran for point in self.given.tonight(series)}
         for node, figure in product(sorted(nodes), FIGURES):
-            pairs = [
-                pair
-                for series in self.given.points
-                for pair in (
-                    *self.given.null_pairs(series, node, figure),
-                    *(self._nulls_run.get((series, figure), ()) if self._is_on(series, node) else ()),
-                )
-            ]
-            bias = arm_bias(pairs, figure)
-            if bias is not None and bias.is_a_fault:
-                yield _of_arms(node, figure, bias)
+            by_series = {series: self._nulls_on(node, series, figure) for series in self.given.points}
+            of_all = [pair for pairs in by_series.values() for pair in pairs]
+            found = [arm_bias(pairs, figure) for pairs in (of_all, *by_series.values())]
+            faults = [bias for bias in found if bias is not None and bias.is_a_fault]
+            if faults:
+                yield _of_arms(node, figure, max(faults, key=lambda bias: abs(bias.excess)))
 
-    def _is_on(self, series: str, node: str) -> bool:
-        return any(point.node == node for point in self.given.tonight(series))
+    def _nulls_on(self, node: str, series: str, figure: Gated) -> list[Pair]:
+        """Return the series' null pairs on the node, those of the last weeks first."""
+        is_here = any(point.node == node for point in self.given.tonight(series))
+        tonight = self._nulls_run.get((series, figure), []) if is_here else []
+        return [*self.given.null_pairs(series, node, figure), *tonight]
 
 
 def _of_arms(node: str, figure: Gated, bias: ArmBias) -> Finding:
     low, high = sorted(change_of(bias.excess + side * bias.reach, figure) for side in (-1, 1))
     detail = (
-        f"the same build in both arms of {bias.pairs} null pairs: the checkouts or their caches differ, "
+        f"{bias.pairs} null pairs have the same build on both sides: the checkouts or their caches differ, "
         "so pairs show changes that no build has, or hide some"
     )
     return Finding(
@@ -268,58 +273,68 @@ def _not_compared(judged: Sequence[Judged], spending: _Spending) -> Iterator[Fin
 
 
 @dataclass
-class Confirmation:
-    """The source of pairs for a gate. Call it with a series and a figure.
+class PairRuns:
+    """Pairs of runs, series by series; each runs once. start: returns the pairs of a series, or why there are none.
 
-    suspects: what the gate wants to know. start: returns the pairs of a series one after another, or why there are
-    none. left: whether the budget holds another pair of the series.
+    left: whether the budget holds another pair of the series. name: of such pairs.
     """
 
-    suspects: Mapping[tuple[str, Gated], Suspect]
-    start: Callable[[Suspect], Iterator[RecordPair] | str]
+    start: Callable[[str], Iterator[RecordPair] | str]
     left: Callable[[str], bool]
     say: Callable[[str], None]
+    name: str = "pairs"
     _known: dict[str, list[RecordPair]] = field(default_factory=dict)
     _running: dict[str, Iterator[RecordPair] | str] = field(default_factory=dict)
-    _ended: dict[str, str] = field(default_factory=dict)
+
+    def of(self, series: str) -> Iterator[RecordPair]:
+        """Yield the pairs that have run, then further ones: until the runs end, one fails, or the budget is used up."""
+        known = self._known.setdefault(series, [])
+        yield from list(known)
+        while (pair := self._next(series)) is not None:
+            known.append(pair)
+            yield pair
+
+    def why_none(self, series: str) -> str:
+        running = self._running.get(series)
+        return running if isinstance(running, str) else "they gave no figures"
+
+    def _next(self, series: str) -> RecordPair | None:
+        if series not in self._running:
+            self._set(series, self.start(series))
+        running = self._running[series]
+        if isinstance(running, str):
+            return None
+        if self.left(series):
+            try:
+                return next(running, None)
+            except RunFailed as error:
+                self._set(series, str(error))
+        else:
+            self._set(series, "the budget of the night holds no further pair")
+        return None
+
+    def _set(self, series: str, running: Iterator[RecordPair] | str) -> None:
+        self._running[series] = running
+        if isinstance(running, str):
+            self.say(f"no {'further ' if self._known.get(series) else ''}{self.name}: {running}")
+
+
+@dataclass
+class Confirmation:
+    """The source of pairs for a gate. Call it with a series and a figure. suspects: what the gate wants to know."""
+
+    suspects: Mapping[tuple[str, Gated], Suspect]
+    runs: PairRuns
 
     def __call__(self, series: str, figure: Gated) -> Pairs | str | None:
-        """Return the values of both builds, pair by pair, as many as the test needs; or why none can be run."""
+        """Return the values of both builds, pair by pair, as many as the test needs; or why there are none."""
         suspect = self.suspects.get((series, figure))
         if suspect is None:
             return None
-        running = self._started(suspect)
-        if isinstance(running, str):
-            return running
         test = PairedTest(figure, suspect.examination.direction, suspect.examination.expected_first)
         values: list[Pair] = []
-        known = self._known.setdefault(series, [])
-        for accepted, tonight in chain(list(known), self._more(series, known)):
+        for accepted, tonight in self.runs.of(series):
             values.append((getattr(accepted, figure), getattr(tonight, figure)))
             if test.add(*values[-1]).is_final:
                 break
-        return values or self._ended.get(series, "no pair gave figures")
-
-    def _started(self, suspect: Suspect) -> Iterator[RecordPair] | str:
-        if suspect.series not in self._running:
-            started = self._running[suspect.series] = self.start(suspect)
-            if isinstance(started, str):
-                self.say(f"no pairs: {started}")
-        return self._running[suspect.series]
-
-    def _more(self, series: str, known: list[RecordPair]) -> Iterator[RecordPair]:
-        """Run further pairs. A run that fails, and a budget that is used up, end them."""
-        running = self._running[series]
-        while not isinstance(running, str) and series not in self._ended:
-            if not self.left(series):
-                self._ended[series] = "the budget of the night holds no further pair"
-            else:
-                try:
-                    known.append(next(running))
-                    yield known[-1]
-                    continue
-                except StopIteration:
-                    return
-                except RunFailed as error:
-                    self._ended[series] = f"the pairs end: {error}"
-            self.say(self._ended[series])
+        return values or self.runs.why_none(series)

@@ -99,6 +99,12 @@ class GateInput:
         """The nodes that ran null pairs in the last weeks."""
         return {node for _, node in self._null_runs}
 
+    def has_null_pairs(self, nodes: Collection[str], days: int) -> bool:
+        """Whether a run of a null pair is younger than so many days on one of the nodes."""
+        runs = (point for (_, node), points in self._null_runs.items() if node in nodes for point in points)
+        ages = (days_between(night_of(point), self.night) for point in runs)
+        return any(age is not None and age < days for age in ages)
+
     @cached_property
     def _null_runs(self) -> dict[tuple[str, str], list[Point]]:
         """The runs of null pairs that are not too old, by series and node, in order of time."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import fcntl
 import platform
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 from uuid import uuid4
 
 from levelfield import environment_folder
@@ -20,7 +22,17 @@ from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
 from levelfield.nights.build_pairs import PairProgress, arms_of, paired_records, shared_python
-from levelfield.nights.gate import Confirmation, GateReport, RecordPair, Suspect, compared, suspects
+from levelfield.nights.gate import (
+    MOST_PAIRS_OF_A_NIGHT,
+    Confirmation,
+    GateReport,
+    PairRuns,
+    RecordPair,
+    Suspect,
+    compared,
+    suspects,
+)
+from levelfield.nights.gate_input import GateInput
 from levelfield.nights.machine_control import control_file, keep_control, out_of_line, read_controls
 from levelfield.nights.nightly import (
     Candidate,
@@ -38,6 +50,7 @@ from levelfield.nights.nightly import (
     state_path,
     write_state,
 )
+from levelfield.nights.null_pairs import WEEKLY_PAIRS, null_arms, weekly_series
 from levelfield.nights.stored_nights import gate_input
 from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest
@@ -53,13 +66,16 @@ from levelfield.series.segments import in_history, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Point, RunRecord, StoreEvent, Subject
+from levelfield.specs.record import Point, Purpose, RunRecord, StoreEvent, Subject
 from levelfield.specs.result import Result
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of, series_of
 
 QUARANTINE_HOURS = 12
 CONTROLS, CONTROL_PAUSE_SECONDS = 4, 10.0
+PURPOSES: dict[tuple[str, str], Purpose] = {
+    ("confirm", "a"): "confirm-a", ("confirm", "b"): "confirm-b", ("null", "a"): "null-a", ("null", "b"): "null-b",
+}  # fmt: skip
 
 
 class NightOutput(Protocol):
@@ -78,7 +94,10 @@ class NightOutput(Protocol):
 
 @dataclass(frozen=True)
 class NightRequest:
-    """What the user wants of a night. suite: a name or a file. request: how its entries run. budget: in seconds."""
+    """What the user wants of a night. suite: a name or a file. request: how its entries run. budget: in seconds.
+
+    most_pairs: of runs, for suspicions; the likeliest first.
+    """
 
     suite: str
     night: str
@@ -89,6 +108,7 @@ class NightRequest:
     budget: float | None = None
     has_control: bool = True
     has_pairs: bool = True
+    most_pairs: int = MOST_PAIRS_OF_A_NIGHT
 
 
 @dataclass
@@ -139,12 +159,27 @@ class NightSession:
     def judged(self) -> GateReport:
         """Return the findings of the night, after pairs for what is suspicious, and store them."""
         given = gate_input(self.store, self.asked.night, self.suite)
-        wanted = {(found.series, found.figure): found for found in suspects(given)}
-        confirm = Confirmation(wanted, self._pairs, self._holds_pair, self.output.note)
-        report = compared(given, confirm) if self.asked.has_pairs else compared(given)
+        report = self._confirmed(given) if self.asked.has_pairs else compared(given)
         for finding in report.findings:
             self.store.add_finding(self.asked.night, finding.model_dump(mode="json"))
         return report
+
+    def _confirmed(self, given: GateInput) -> GateReport:
+        """Return the findings after pairs, and the null pairs of the week, within the budgets."""
+        wanted = suspects(given)
+        first = {found.series: found for found in reversed(wanted)}  # of a series' figures the likeliest
+        pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
+        nulls = PairRuns(self._null_pairs, self._holds_pair, self.output.note, "null pairs")
+        seconds = {entry.series: entry.seconds for entry in self.state.entries if entry.series and entry.seconds}
+        if series := weekly_series(given, seconds):
+            deque(islice(nulls.of(series), WEEKLY_PAIRS), 0)
+        by_name = {(found.series, found.figure): found for found in wanted}
+        return compared(
+            given,
+            Confirmation(by_name, pairs),
+            lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series)),
+            self.asked.most_pairs,
+        )
 
     def write_pages(self, folder: Path, report: GateReport) -> None:
         """Write the static site of the whole store, with the findings of this night."""
@@ -209,16 +244,33 @@ class NightSession:
         figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
         done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
-        keep = PairProgress(suspect.figure, self.output.say).keeping(partial(self._keep_arm, suspect.series), done)
+        kept = partial(self._keep_arm, suspect.series, "confirm")
+        keep = PairProgress(suspect.figure, self.output.say).keeping(kept, done)
         return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
 
-    def _keep_arm(self, series: str, arm: str, paths: RunPaths) -> RunRecord:
+    def _null_pairs(self, series: str) -> Iterator[RecordPair] | str:
+        """Return pairs of tonight's build and itself, one after another, or why there are none."""
+        run = next(run for run in self.work if run.series == series)
+        tonight = next(point for point in self.store.points([series])[series][::-1] if point.is_of_trend)
+        plan, subject = run.job.plan, self.store.subject(tonight.subject)
+        arms = null_arms(plan, subject, self.asked.plugins, self.output.say)
+        if isinstance(arms, str):
+            return arms
+        self.output.say(f"null pairs of {run.name}: tonight's build on both sides")
+        sides = {"a": "first side", "b": "second side"}
+        progress = PairProgress("tokens_per_second_per_device", self.output.say, words=sides)
+        keep = progress.keeping(partial(self._keep_arm, series, "null"))
+        return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep)
+
+    def _keep_arm(self, series: str, kind: Literal["confirm", "null"], arm: str, paths: RunPaths) -> RunRecord:
         began = time.monotonic()
-        record = record_of(paths, "confirm-a" if arm == "a" else "confirm-b", self.asked.night)
+        record = record_of(paths, PURPOSES[kind, arm], self.asked.night)
         self.store.add([record])
-        run = PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
         used = self.state.used_seconds + sum(record.step_seconds) + time.monotonic() - began
-        more = {"confirmations": (*self.state.confirmations, run), "used_seconds": used}
+        more: dict[str, object] = {"used_seconds": used}
+        if kind == "confirm":  # a night that goes on finds null pairs in the store
+            run = PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
+            more["confirmations"] = (*self.state.confirmations, run)
         self.save(self.state.model_copy(update=more))
         return record
 

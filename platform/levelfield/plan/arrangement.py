@@ -93,8 +93,10 @@ def _chosen(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
 
 
 def _rows(decision: Decision, scale: Scale) -> Iterator[TuningRow]:
-    """Return the rows of the vendor's tuning that apply here."""
+    """Return the rows of the vendor's tuning that apply here; none for a base run."""
     found = decision.found
+    if decision.request.base:
+        return
     devices = decision.selector.devices or len(found.devices)
     for row in found.tuning_rows:
         if row.applies(scale, found.chip.name, found.implementation.framework, devices, decision.selector.nodes):

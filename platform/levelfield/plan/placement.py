@@ -53,7 +53,10 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
 
 
 def _selector(entry: Entry) -> Selector:
+    """Return the entry's case string with the request's changes. Raises UsageError for a base run with a layout."""
     selector = parse_selector(entry.text)
+    if entry.request.base and selector.layout:
+        raise UsageError(f"--base: found layout {selector.layout} in '{entry.text}', expected the defaults alone")
     case = selector.case + entry.request.derivation.suffix
     return selector.model_copy(update={"case": case, "repeats": entry.request.repeat or selector.repeats})
 
@@ -80,7 +83,7 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
         request=request,
         scale=scale,
         why_scale=f"the suite {entry.suite.suite} asks for it" if by_suite and entry.suite else None,
-        suggestion=entry.suggestion,
+        suggestion=Suggestion() if request.base else entry.suggestion,
         suite=entry.suite,
         deviations=(*older, *completed),
         refusal=refusal,

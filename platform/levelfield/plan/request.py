@@ -29,7 +29,7 @@ class UserRequest:
     hardware: the value of --assume-hardware. derivation: changes that make a derived case. launch: how other machines
     are reached, with all hosts of the site; None for this machine alone. preflight: whether the nodes are measured
     before the training; None: where there are several machines. quiet_machine: others on the machines refuse the run.
-    devices: the numbers of the devices of this machine to take; empty: any.
+    devices: the numbers of the devices of this machine to take; empty: any. base: no vendor and no suite chooses.
     """
 
     scale: RequestedScale = "auto"
@@ -52,6 +52,7 @@ class UserRequest:
     preflight: bool | None = None
     quiet_machine: bool = False
     devices: tuple[int, ...] = ()
+    base: bool = False
 
 
 @dataclass(frozen=True)

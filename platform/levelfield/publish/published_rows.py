@@ -158,7 +158,7 @@ def _reported(found: ReportedSet, row: ReportedRow, work: Work, chip: Chip | str
         name=f"{found.name}: {row.name}",
         case=row.case or "",
         framework=row.framework or row.format,
-        hardware=f"{row.devices or words.NONE}x {row.chip or 'chip not stated'}",
+        hardware=f"{f'{row.devices}x ' if row.devices else ''}{row.chip or 'chip not stated'}",
         layout=row.layout or words.NONE,
         micro_batch=row.micro_batch,
         precision=row.precision or words.NONE,

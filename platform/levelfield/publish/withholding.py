@@ -26,7 +26,7 @@ FIELDS: tuple[Withheld, ...] = get_args(Withheld)
 PUBLISHED = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
     "precision", "layout", "micro_batch", "virtual_pipeline", "accumulation", "recompute", "repeated", "compile",
-    "attention_kernel",
+    "attention_kernel", "tuning",
     "parameters", "active_parameters", "repeat", "status", "steps_done", "steps_planned", "window", "loss", "experts",
     "throughput", "utilisation", "memory", "energy", "identity", "work_but_precision", "alignment", "certificate",
     "deviations", "runtime", "allowed",
@@ -51,8 +51,9 @@ _STAYS: dict[Withheld, tuple[str, ...]] = {"energy": ("boundary",), "memory": ("
 STAYS_OF_UTILISATION = ("formula", "kind", "flops_per_token", "parameters")
 STAYS_OF_CSV = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
-    "layout", "micro_batch", "virtual_pipeline", "precision", "status", "failure", "expected_memory_bytes",
-    "loss_first", "loss_tail_mean", "loss_level", "tokens_to_loss", "expert_imbalance", "alignment",
+    "layout", "micro_batch", "virtual_pipeline", "precision", "tuning", "tuned", "status", "failure",
+    "expected_memory_bytes", "loss_first", "loss_tail_mean", "loss_level", "tokens_to_loss", "expert_imbalance",
+    "alignment",
 )  # fmt: skip
 _STARTED = re.compile(r"^\d{8}T\d{6}Z_")
 _SAID: dict[Withheld, str] = {"mfu": "MFU", "peak": "the peak", "throughput": "tokens/s", "energy": "the energy"}

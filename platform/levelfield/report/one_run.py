@@ -26,6 +26,7 @@ def result_lines(result: Result, more: Iterable[ExplainedText] = ()) -> list[str
 def _rows(result: Result) -> Iterator[LabelledText]:
     yield "result", words.status(result)
     yield from (("", reason) for reason in result.status.reasons)
+    yield from (("tuning", sentence) for sentence in words.tuning_lines(result))
     throughput, mfu = result.throughput, words.utilisation(result, "palm")
     if throughput:
         step = throughput.step_seconds
@@ -71,6 +72,7 @@ def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -
         gib=words.gib,
         percent=words.percent,
         status=words.status,
+        tuning_lines=words.tuning_lines,
         to_loss_lines=words.to_loss_lines,
         pace_lines=words.pace_lines,
         expert_lines=words.expert_lines,

@@ -12,13 +12,24 @@ from levelfield.report import repeats
 from levelfield.report.escapes import markdown, one_line, spreadsheet_cell, table
 from levelfield.report.repeats import FigureColumn
 from levelfield.report.sheets import aligned, widths_of
-from levelfield.report.words import COLUMNS, GIB, NONE, WIDTH, number, status, worst_memory, wrapped
+from levelfield.report.words import (
+    COLUMNS,
+    GIB,
+    NONE,
+    WIDTH,
+    chosen_fields,
+    number,
+    status,
+    tuning_lines,
+    worst_memory,
+    wrapped,
+)
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.suite import EntryUsed
 
 FORMATS = ("table", "markdown", "csv", "json")
-_NARROW = ("case", "scale", "framework", "layout", "status", "tokens/s/device", "MFU (palm)", "loss")
+_NARROW = ("case", "scale", "framework", "layout", "tuning", "status", "tokens/s/device", "MFU (palm)", "loss")
 Columns = Mapping[str, Callable[[Result], str]]
 Cells = tuple[str, ...]
 Row = TypeVar("Row", Plan, Result)
@@ -109,9 +120,10 @@ def _text_group(heading: str, results: Sequence[Result], width: int, columns: Co
 
 def _two_lines(result: Result, columns: Columns) -> list[str]:
     said = {name: write(result) for name, write in columns.items()}
+    tuning = "".join(tuning_lines(result))
     more = "".join(f"{name} {said[name]}  " for name in _more(columns))
     return [
-        f"{said['case']} ({said['scale']})  {said['framework']}  {said['chip']}  {said['layout']}",
+        f"{said['case']} ({said['scale']})  {said['framework']}  {said['chip']}  {said['layout']}  {tuning}",
         f"  {said['status']}  {said['tokens/s/device']} tokens/s/device  MFU {said['MFU (palm)']}  {more}"
         f"{said['memory']}  loss {said['loss']}",
     ]
@@ -145,6 +157,8 @@ def plain(result: Result) -> dict[str, object]:
         "micro_batch": result.micro_batch,
         "virtual_pipeline": result.virtual_pipeline,
         "precision": result.precision,
+        "tuning": result.tuning and result.tuning.word,
+        "tuned": chosen_fields(result) or None,
         "status": result.status.word,
         "failure": result.status.failure,
         "tokens_per_second_per_device": throughput and throughput.tokens_per_second_per_device,

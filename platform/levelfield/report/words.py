@@ -171,6 +171,17 @@ def expert_lines(result: Result) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def chosen_fields(result: Result) -> str:
+    """Return the free fields that somebody chose, with who: `layout (command line)`; empty for base."""
+    chosen = result.tuning.chosen if result.tuning else {}
+    return ", ".join(f"{name} ({who})" for name, who in chosen.items())
+
+
+def tuning_lines(result: Result) -> tuple[str, ...]:
+    """Return `base`, or `peak` with the chosen fields; none for a result of an earlier version."""
+    return (": ".join(filter(None, (result.tuning.word, chosen_fields(result)))),) if result.tuning else ()
+
+
 def to_loss(result: Result) -> str:
     """Return the seconds to a loss, with the loss, such as `5.2 (2.66)`."""
     found = result.to_loss
@@ -201,6 +212,8 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "chip": lambda r: f"{r.nodes}x{r.devices // r.nodes} {r.chip}",
     "layout": lambda r: str(r.layout),
     "precision": lambda r: r.precision,
+    "tuning": lambda r: r.tuning.word if r.tuning else NONE,
+    "tuned": lambda r: chosen_fields(r) or NONE,
     "status": status,
     "tokens/s/device": lambda r: number(r.throughput.tokens_per_second_per_device if r.throughput else None),
     "MFU (palm)": lambda r: percent(utilisation(r, "palm")),

@@ -25,7 +25,7 @@ from levelfield.series.segments import change_of
 from levelfield.series.trigger import kept_of_many
 from levelfield.specs.record import Gated
 
-MARGIN = 1.25  # a step counts where it is that much above others: weeks of nights have not seen the largest
+MARGIN = 1.5  # a step counts where it is that much above others: weeks of nights have not seen the largest
 FALSE_STEPS = 0.03  # of the series that are said to be moved; all of them where the change has no effect
 
 

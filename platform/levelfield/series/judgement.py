@@ -88,7 +88,10 @@ def judged_night(found: Examination, around: Surroundings, ruling: PairRuling | 
         )  # fmt: skip
     if isinstance(ruling, PairRuling):
         return _by_pairs(found, around, level, ruling)
-    found = found.less_build(build_excess(around, ruling))
+    found = found.less_build(around.build_excess)
+    if around.is_known_worse and not (found.step and _is_step(found, around) and found.step.excess > 0):
+        detail = f"pairs found a regression under {around.change}; {ruling.reason if ruling else 'none ran tonight'}"
+        return _finding(found, around, level, "inconclusive", detail)
     if _is_step(found, around) and not (found.suspicion and not found.is_young and found.runs_two_nights):
         return _of_step(found, around, level)
     return _by_nights(found, around, level, ruling)
@@ -99,10 +102,10 @@ def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> f
     return ruling.shown if isinstance(ruling, PairRuling) and ruling.is_decided else around.build_excess
 
 
-def ruling_of(found: Examination, pairs: Pairs, nulls: Iterable[Pair] = ()) -> PairRuling:
-    """Return what the pairs of a night show, and the null pairs of its arms where they show a regression."""
+def ruling_of(found: Examination, pairs: Pairs, nulls: Pairs = (), more: Iterable[Pair] = ()) -> PairRuling:
+    """Return what the pairs of a night show, held against null pairs where they show a regression."""
     ruling = judged_pairs(list(pairs), found.figure, found.direction, found.expected_first)
-    return checked_by_nulls(ruling, nulls, found.figure)
+    return checked_by_nulls(ruling, nulls, more, found.figure)
 
 
 def _is_step(found: Examination, around: Surroundings) -> bool:
@@ -154,10 +157,6 @@ def _of_step(found: Examination, around: Surroundings, level: Level, ruling: Pai
 def _by_nights(found: Examination, around: Surroundings, level: Level, missing: NoPairs | None) -> Finding:
     """Return the finding where no pairs were run: two nights running decide, unless pairs were only put off."""
     suspicion = found.suspicion
-    if around.is_known_worse and suspicion is None:
-        reason = missing.reason if missing else "none ran tonight"
-        detail = f"pairs found a regression under {around.change}; {reason}"
-        return _finding(found, around, level, "inconclusive", detail)
     if found.has_stepped and around.is_chance:
         assert found.step is not None
         off = percent_change(change_of(found.step.excess, found.figure))

@@ -32,7 +32,7 @@ ALPHA = {3: 0.00001, 4: 0.00003, 5: 0.00006, 6: 0.0001, 7: 0.0008}  # in all .00
 NO_CHANGE_TAIL = 0.05
 _POWER = 0.9
 FEWEST_HALFWAY, ALPHA_HALFWAY = 2, 0.01
-ALPHA_OF_ARMS = 0.005
+ALPHA_OF_PART = 0.005  # of what is taken off: the arms' bias, or the build's part of a step
 LEAST_ERROR = 1e-4  # of a mean: equal differences are rounding
 
 PairWord = Literal["regression", "improvement", "no change", "bad night", "inconclusive", "more pairs"]
@@ -61,10 +61,10 @@ class PairRuling:
 
     @property
     def shown(self) -> float:
-        """How much worse B is, as a cost, where the pairs prove that it is worse or better; else 0."""
+        """How much worse B is, as a cost, where the pairs show that it is worse or better; else 0."""
         if self.excess is None or self.error is None or self.pairs < FEWEST_PAIRS:
             return 0.0
-        reach = t_quantile(ALPHA[min(self.pairs, MOST_PAIRS)], self.pairs - 1) * self.error
+        reach = t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error
         return self.excess if abs(self.excess) > max(FLOOR, reach) else 0.0
 
     @property
@@ -148,7 +148,7 @@ class ArmBias:
     @property
     def is_a_fault(self) -> bool:
         """Whether the bias is beyond the floor, and its 99 % interval excludes 0."""
-        return abs(self.excess) > max(FLOOR, t_quantile(ALPHA_OF_ARMS, self.pairs - 1) * self.error)
+        return abs(self.excess) > max(FLOOR, t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error)
 
 
 def arm_bias(pairs: Iterable[tuple[float | None, float | None]], figure: Gated) -> ArmBias | None:
@@ -160,23 +160,26 @@ def arm_bias(pairs: Iterable[tuple[float | None, float | None]], figure: Gated) 
 
 
 def checked_by_nulls(
-    ruling: PairRuling, nulls: Iterable[tuple[float | None, float | None]], figure: Gated
+    ruling: PairRuling,
+    known: Iterable[tuple[float | None, float | None]],
+    more: Iterable[tuple[float | None, float | None]],
+    figure: Gated,
 ) -> PairRuling:
     """Return a regression that stands against the arms' bias, or what is left of it; another ruling as it is.
 
-    nulls: pairs of one build in both arms, one after another: no more are taken than are needed.
+    known, more: null pairs that have run, and further ones, of which no more are taken than are needed.
     """
     if ruling.word != "regression":
         return ruling
-    taken: list[tuple[float | None, float | None]] = []
+    taken, further = list(known), iter(more)
     found = ruling
-    for pair in nulls:
-        taken.append(pair)
+    while True:
         bias = arm_bias(taken, figure)
-        found = ruling if bias is None else _less(ruling, bias)
-        if bias is not None and found.word == "regression":
-            break
-    return found
+        if bias is not None and (found := _less(ruling, bias)).word == "regression":
+            return found
+        if (pair := next(further, None)) is None:
+            return found
+        taken.append(pair)
 
 
 def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
@@ -185,7 +188,7 @@ def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
     excess, error = ruling.excess - bias.excess, math.hypot(ruling.error, bias.error)
     parts = ((ruling.error, ruling.pairs), (bias.error, bias.pairs))
     freedom = max(1, int(error**4 / sum(part**4 / (n - 1) for part, n in parts)))
-    if excess > FLOOR and excess - t_quantile(ALPHA_OF_ARMS, freedom) * error > 0:
+    if excess > FLOOR and excess - t_quantile(ALPHA_OF_PART, freedom) * error > 0:
         word: PairWord = "regression"
     else:
         word = "no change" if excess + t_quantile(NO_CHANGE_TAIL, freedom) * error < FLOOR else "inconclusive"

@@ -283,6 +283,19 @@ class TimeToLoss(Value):
     reason: str | None = Field(default=None, description="Why there is no `seconds`.")
 
 
+class TuningFound(Value):
+    """Base or peak, as SPEC CPU calls them."""
+
+    word: Literal["base", "peak"] = Field(
+        description="`base`: the case's defaults hold, and rules that are the same for all cases. `peak`: somebody chose "
+        "a free field for this run."
+    )
+    chosen: dict[str, str] = Field(
+        description="Each chosen free field, with who chose it: `vendor`, `case string`, `suite NAME`, `file NAME` or "
+        "`command line`."
+    )
+
+
 class LayerLoad(Value):
     """The load of the experts of one layer. A share is an expert's part of all choices of the layer."""
 
@@ -462,7 +475,7 @@ class AttentionKernelFound(Value):
 
 # Grows with each field that is added to the result or to a part of it. The field is marked since(REVISION), so that a
 # bundle of before still follows, and one of after cannot leave the field out.
-REVISION = 3
+REVISION = 4
 # The layers of an alignment that came later, with the revision that they came with.
 LATER_LAYERS = {"norms": 2}
 
@@ -498,6 +511,11 @@ class Result(Document):
         "(all products of a layer but the last). HFU counts it.",
     )
     compile: bool = Field(description="Whether the framework compiled the model.")
+    tuning: TuningFound | None = Field(
+        default=None,
+        description="Whether the free fields are the defaults; null for results of an earlier version.",
+        json_schema_extra=since(4),
+    )
     attention_kernel: AttentionKernelFound | None = Field(
         default=None,
         description="What computed attention's core. Null where the training does not report it.",

@@ -180,6 +180,17 @@ LOCKED = (
 )  # fmt: skip
 
 
+def chosen_by(origin: str) -> str | None:
+    """Return who chose a field for this run, by its origin in a plan: `vendor`, `suite x`, `command line`, and so on.
+
+    None: a default of the case, or a rule that is the same for all cases (`default: ...`, `planner: ...`).
+    """
+    who = origin.partition(":")[0]
+    if who in ("default", "planner") or (who.startswith("case ") and who != "case string"):
+        return None
+    return "vendor" if who.startswith("vendor ") else who
+
+
 def reason(field: str) -> str | None:
     """Return the reason why the field is locked, or None when it is free."""
     return next((group.why for group in LOCKED if field in (*group.fields, *group.also)), None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ _REGULAR = "100644"
 # A line of a commit message on the branch. The reason is for the reader of the history.
 _WITHDRAWS = re.compile(r"^Withdraws: (\S+) (\S.*)$", re.MULTILINE)
 _SHOWN = 3  # contradictions of a run
+_LISTED, _LONGEST = 40, 500  # texts of a comment, and characters of one
 
 
 @dataclass(frozen=True)
@@ -186,12 +187,18 @@ def comment(found: Contribution, version: str) -> str:
     shown = "every figure of these follows from its raw files, not that these are true"
     parts = [
         f"{MARK}\n{said}." if found.problems else f"{MARK}\n**Accepted**: {count}.",
-        "\n".join(f"- {markdown(each)}" for each in found.problems),
-        as_markdown(found.results).strip() if found.results else "",
-        "\n".join(f"- {markdown(each)}" for each in found.notes),
+        _listed(found.problems),
+        as_markdown(found.results[:_LISTED]).strip() if found.results else "",
+        _listed(found.notes),
         f"Computed again by Levelfield {version}" + (f": {shown}." if found.results else "."),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """Return the first texts as a list: a comment has at most 65,536 characters."""
+    more = [f"- and {len(texts) - _LISTED} more"] if len(texts) > _LISTED else []
+    return "\n".join([*(f"- {markdown(each[:_LONGEST])}" for each in texts[:_LISTED]), *more])
 
 
 # -- git

@@ -2,6 +2,7 @@
 
 Every record is the real run of two ranks. Its figures are scaled by the night's event and by seeded noise of 1 %.
 Pairs are scaled alike: both builds share what befalls the machine that night, and the new build alone has the fault.
+Null pairs are stored as a night stores them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from levelfield.nights.gate import compared
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.stored_nights import gate_input
 from levelfield.series.judgement import Pairs
-from levelfield.specs.record import Gated, RunRecord
+from levelfield.specs.record import OF_NULLS, Gated, RunRecord
 from levelfield.store.database import Store
 from stored_records import real_record
 
@@ -32,7 +32,7 @@ QUIET = ("a/a 1", "a/a 2", "a/a 3")
 class Fault:
     """What happens to a series from a night on. cost: of the build in tokens/s. memory: of the build.
 
-    last: the last night of it. conditions: a new driver, and the cost that it brings.
+    last: the last night of it. driver_cost: what a new driver brings. arm: what the new side of pairs costs any build.
     """
 
     night: int
@@ -42,6 +42,7 @@ class Fault:
     verdict: str = "aligned"
     word: str = "valid"
     driver_cost: float | None = None
+    arm: float = 0.0
     is_missing: bool = False
     node: str | None = None
 
@@ -55,6 +56,9 @@ FAULTS = {
     "biased loss": Fault(18, last=18, verdict="different"),
     "killed": Fault(18, last=18, word="failed"),
     "new driver": Fault(18, driver_cost=0.06),
+    "5 % behind a driver": Fault(18, cost=0.05, driver_cost=-0.05),
+    "harmless driver": Fault(18, driver_cost=0.0),
+    "slow arm": Fault(18, driver_cost=0.0, arm=0.03),
     "left out": Fault(18, last=18, is_missing=True),
     "slow node": Fault(18, node="sha256:" + "b" * 64),
 }
@@ -73,25 +77,27 @@ class Month:
     """Records of all nights, and pairs of any of them."""
 
     real: RunRecord
-    seed: int = 11
+    seed: int = 15
 
-    def record(self, name: str, number: int, build: Fault | None, pair: int = -1) -> RunRecord:
-        """The run of a series in a night. build: the fault that its code has."""
+    def record(self, name: str, number: int, build: Fault | None, pair: int = -1, arm: float = 0.0) -> RunRecord:
+        """The run of a series in a night. build: the fault that its code has. arm: what its side of a pair costs."""
         fault = FAULTS[name]
+        part = NOISE / math.sqrt(2)  # half of the variance is the night's, which the runs of its pairs share
         source = random.Random(f"{self.seed} {name} {number} {pair} {build is None}")
-        around = 0.15 if number == BROKEN_NIGHT else 0.0
+        around = random.Random(f"{self.seed} {name} {number}").gauss(0, part) + 0.15 * (number == BROKEN_NIGHT)
         if has(fault, number):
             around += (fault.driver_cost or 0.0) + (0.04 if fault.node else 0.0)
-        slower = math.exp(source.gauss(0, NOISE) + around + (build.cost if build else 0.0))
+        slower = math.exp(source.gauss(0, part) + around + arm + (build.cost if build else 0.0))
         series = self.real.series.model_copy(update={"case": name.replace(" ", "-").replace("%", "percent")})
         known = self.real.conditions
-        driver = {"driver": "560" if fault.driver_cost and has(fault, number) else "550"}
+        driver = {"driver": f"560 of {name}" if fault.driver_cost is not None and has(fault, number) else "550"}
         speed, memory = self.real.tokens_per_second_per_device, self.real.memory_bytes
         assert speed and memory
         return self.real.model_copy(
             update={
                 "run_id": f"{night_name(number)}_{series.case}_{pair}_{build is None}",
                 "content": f"sha256:{night_name(number)} {name} {pair} {build is None}",
+                "subject": self.real.subject.model_copy(update={"commit": f"{number:040d}"}),
                 "began": f"{night_name(number)}T02:00:00+00:00",
                 "purpose": "nightly",
                 "night": night_name(number),
@@ -113,19 +119,32 @@ class Month:
             if not (fault.is_missing and has(fault, number)):
                 yield self.record(name, number, fault if has(fault, number) else None)
 
-    def pairs(self, label: str, figure: Gated, number: int) -> Pairs:
+    def runs_of_pairs(self, label: str, number: int, is_null: bool) -> Iterator[tuple[RunRecord, RunRecord]]:
         name = next(n for n in FAULTS if label.startswith(n.replace(" ", "-").replace("%", "percent") + ":"))
-        fault = FAULTS[name]
-        found = []
-        for pair in range(7):
-            a = self.record(name, number, None, pair)
-            b = self.record(name, number, fault if has(fault, number) else None, pair + 100)
-            found.append((getattr(a, figure), getattr(b, figure)))
-        return found
+        fault = FAULTS[name] if has(FAULTS[name], number) else None
+        for pair in range(200, 207) if is_null else range(7):
+            a = self.record(name, number, fault if is_null else None, pair)
+            yield a, self.record(name, number, fault, pair + 100, fault.arm if fault else 0.0)
 
 
-def pairs_of(month: Month, given: GateInput, number: int, series: str, figure: Gated) -> Pairs:
-    return month.pairs(given.label(series), figure, number)
+@dataclass
+class PairSources:
+    """What a gate of a night may run: pairs, and null pairs, which go to the store."""
+
+    month: Month
+    store: Store
+    given: GateInput
+    number: int
+
+    def pairs(self, series: str, figure: Gated) -> Pairs:
+        runs = self.month.runs_of_pairs(self.given.label(series), self.number, is_null=False)
+        return [(getattr(a, figure), getattr(b, figure)) for a, b in runs]
+
+    def nulls(self, series: str, figure: Gated) -> Iterator[tuple[float | None, float | None]]:
+        for pair in self.month.runs_of_pairs(self.given.label(series), self.number, is_null=True):
+            purposes = zip(pair, OF_NULLS, strict=True)
+            self.store.add(run.model_copy(update={"purpose": purpose}) for run, purpose in purposes)
+            yield getattr(pair[0], figure), getattr(pair[1], figure)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +158,8 @@ def words(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
             entries = {f"month/{n}": digests[n.replace(" ", "-").replace("%", "percent")] for n in FAULTS}
             store.expect(night_name(number), "month", entries)
             given = gate_input(store, night_name(number), "month")
-            report = compared(given, partial(pairs_of, month, given, number))
+            sources = PairSources(month, store, given, number)
+            report = compared(given, sources.pairs, sources.nulls)
             for finding in report.findings:
                 store.add_finding(report.night, finding.model_dump(mode="json"))
                 name = next((n for n, d in entries.items() if d == finding.series), finding.label)
@@ -167,6 +187,7 @@ def test_nights_without_a_fault_raise_no_alarm(words: dict[tuple[str, int], set[
         ("biased loss", "training differs", True),
         ("killed", "invalid run", True),
         ("new driver", "environment step", True),
+        ("5 % behind a driver", "regression", True),
         ("left out", "missing", True),
         ("2 % slower", "regression", False),
     ],
@@ -179,6 +200,18 @@ def test_each_event_is_reported_as_what_it_is(
     assert set().union(*found.values()) <= {word, "inconclusive"}, found
     alarms = sorted(number for number, said in found.items() if word in said)
     assert alarms and fault.night <= alarms[0] <= fault.night + (0 if night_of else 6), found
+
+
+def test_a_driver_without_effect_is_none(words: dict[tuple[str, int], set[str]]) -> None:
+    assert set().union(*of(words, "harmless driver").values()) <= {"inconclusive"}
+
+
+def test_a_slow_arm_is_a_finding_about_the_arms_and_no_regression(words: dict[tuple[str, int], set[str]]) -> None:
+    assert set().union(*of(words, "slow arm").values()) <= {"inconclusive"}
+    found = [
+        number for (name, number), said in words.items() if said == {"biased arms"} and name.startswith("pairs on")
+    ]
+    assert found and min(found) == FAULTS["slow arm"].night
 
 
 def test_a_slow_node_is_no_regression_of_the_build(words: dict[tuple[str, int], set[str]]) -> None:

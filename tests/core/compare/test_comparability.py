@@ -249,3 +249,17 @@ class TestFiguresThatDoNotFollowFromTheirResult:
 
     def test_a_layout_of_other_devices(self) -> None:
         assert "for 2 devices, found 1" in str(list(contradictions(record(1, layout=Layout(data=2)))))
+
+
+def test_base_beside_peak_asks_for_caution_and_the_chosen_fields_are_listed() -> None:
+    def tuned(number: int, **chosen: str) -> RunRecord:
+        run = record(number)
+        tuning = {"word": "peak" if chosen else "base", "chosen": chosen}
+        return run.model_copy(update={"result": {**run.result, "tuning": tuning}})
+
+    mixed = comparability([side_of("A", [tuned(1)]), side_of("B", [tuned(2, layout="suite x", threads="vendor")])])
+    assert ("tuning", ("base", "peak")) in [(field.name, field.cells) for field in mixed.with_caution]
+    listed = next(field for field in mixed.on_purpose if field.name == "chosen fields")
+    assert listed.cells == ("-", "layout (suite x), threads (vendor)")
+    both = comparability([side_of("A", [tuned(1)]), side_of("B", [tuned(2)])])
+    assert "tuning" not in [field.name for field in both.with_caution]

@@ -204,3 +204,22 @@ def test_an_inconclusive_cell_has_the_command_that_decides_it() -> None:
 def test_a_difference_within_noise_has_a_mark() -> None:
     runs = [*three((1000, 1030, 970), 1), *three((1001, 1031, 971), 5, framework="paddle")]
     assert "~)" in as_text(sheets(matrix(runs, "framework")))
+
+
+def tuned(run: RunRecord, **chosen: str) -> RunRecord:
+    tuning = {"word": "peak" if chosen else "base", "chosen": chosen}
+    return run.model_copy(update={"result": {**run.result, "tuning": tuning}})
+
+
+def test_base_and_peak_have_a_column_each() -> None:
+    """The newest run is a tuned one: in one column it would stand for the defaults as well."""
+    runs = [tuned(record(1, 1000)), tuned(record(2, 1300), layout="command line"), tuned(record(3, 900, case="llama"))]
+    found = matrix(runs, "framework", expected=["torch", "paddle"])
+    assert found.columns == ("torch base", "torch peak", "paddle")
+    assert cell(found, "gpt", "torch base").value == 1000 and cell(found, "gpt", "torch peak").value == 1300
+    assert cell(found, "llama", "torch peak").state == "not run"
+    assert "chosen: layout (command line)" in " ".join(as_text(sheets(found)).split())
+    assert as_values(found)["rows"][0]["cells"]["torch peak"]["tokens_per_second_per_device"] == 1300
+    assert matrix(runs, "vendor").columns == ("acme X1 base", "acme X1 peak")
+    older = matrix([record(4, 800), *runs], "framework")
+    assert cell(older, "gpt", "torch").value == 800 and len(older.columns) == 3, "an earlier version says neither"

@@ -19,6 +19,7 @@ import yaml
 from bundles import members_of, only_run, rehashed, resealed, written
 from levelfield.cli.command_line import parser_of
 from levelfield.cli.main import main
+from levelfield.studies.results_repository import Contribution, comment
 from plans import ROOT
 
 TEMPLATE = ROOT / "docs" / "results-repository"
@@ -181,6 +182,12 @@ def test_a_merge_request_that_must_not_pass_is_refused_with_its_reason(
     code, comment = merged(clone, tmp_path)
     assert code == 4 and "**Refused**" in comment and "passwd" not in comment
     assert re.search(message, comment.replace("\\_", "_")), comment
+
+
+def test_a_comment_is_no_longer_than_a_forge_takes() -> None:
+    found = Contribution(problems=["x" * 2_000] * 3_000, notes=["<b>y</b>"] * 3_000)
+    text = comment(found, "1")
+    assert len(text) < 65_536 and text.count("- and 2960 more") == 2 and "<b>" not in text
 
 
 def test_a_bundle_goes_when_a_commit_says_so(clone: Path, tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.judge.collector import collect
+from levelfield.report.one_run import result_lines, run_report
+from levelfield.report.tables import as_text
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Result, Utilisation
+from levelfield.specs.result import Result, TuningFound, Utilisation
 from recorded_runs import USED_BYTES, WATTS, Event, break_off, change_steps, edit, seal_again
 
 WINDOW_SECONDS, WINDOW_TOKENS = 5.0, 640  # steps 3 to 12 of half a second and 64 tokens each
@@ -80,6 +82,25 @@ def test_identity_says_what_was_trained(run: RunPaths) -> None:
     assert (identity.work, identity.corpus) == (plan.work_digest, plan.corpus.digest)
     assert identity.initial_weights is not None and identity.initial_weights.startswith("sha256:")
     assert identity.tokens is not None and len(identity.tokens) == 16
+
+
+def test_a_run_is_base_until_somebody_chose_a_field(run: RunPaths) -> None:
+    found = collect(run).tuning
+    assert found and found.word == "peak" and found.chosen == {"micro_batch": "vendor", "threads": "vendor"}
+    plan = read_plan(run)
+    assert plan.origins["layout"].startswith("default") and plan.origins["recompute"] == "case tiny"
+    defaults = {**plan.origins, "micro_batch": "case tiny", "threads": "default: 2 usable cores over 2 process(es)"}
+    run.plan.write_text(dump(plan.model_copy(update={"origins": defaults})))
+    seal_again(run)
+    base = collect(run)
+    assert base.tuning and (base.tuning.word, base.tuning.chosen) == ("base", {})
+    assert "tuning   base" in result_lines(base) and "| tuning | base |" in run_report(base, read_plan(run))
+    both = as_text([base, collect_peak(base)])
+    assert "  base\n" in both and "  peak: layout (command line)\n" in both
+
+
+def collect_peak(base: Result) -> Result:
+    return base.model_copy(update={"tuning": TuningFound(word="peak", chosen={"layout": "command line"})})
 
 
 def test_the_loss_has_its_floor_beside_it(run: RunPaths) -> None:

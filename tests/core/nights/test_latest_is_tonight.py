@@ -158,7 +158,7 @@ class Places:
 
     def matrix(self, *where: str) -> str:
         (row,) = json.loads(self.command("compare", "--matrix", "framework", *where, "--json"))["rows"]
-        (run_id,) = row["cells"]["fake"]["runs"]
+        (run_id,) = row["cells"]["fake peak"]["runs"]
         return str(run_id)
 
 

@@ -15,7 +15,7 @@ from levelfield.plan.resolution import resolve
 from levelfield.specs.base import parse
 from levelfield.specs.plan import Plan
 from levelfield.specs.suite import NamedHardware, Suite, read_hardware
-from levelfield.specs.tuning import TuningChoice
+from levelfield.specs.tuning import TuningChoice, chosen_by
 
 Planned = Callable[..., Plan]
 
@@ -66,6 +66,19 @@ def test_hardware_that_is_here_is_used_as_it_is(planned: Planned) -> None:
     plan = planned("tiny:fake", "1x2 F1-8GB", "TP2")
     assert (plan.hardware.chip.name, plan.world_size, plan.scale) == ("F1", 2, "full")
     assert (plan.hardware.assumed, plan.deviations, plan.origins["layout"]) == (False, (), "suite s")
+
+
+def test_a_base_run_takes_the_defaults_and_no_choice_of_vendor_or_suite(planned: Planned) -> None:
+    tuned, base = (planned("tiny:fake", "1x2 F1", "TP2", scale="smoke", base=base) for base in (False, True))
+    assert (str(tuned.tuning.layout), tuned.tuning.micro_batch, tuned.tuning.threads) == ("DP1TP2PP1", 1, 3)
+    assert (str(base.tuning.layout), base.tuning.micro_batch, base.tuning.threads) == ("DP2TP1PP1", 4, None)
+    assert {who for origin in tuned.origins.values() if (who := chosen_by(origin))} == {"vendor", "suite s"}
+    assert not any(map(chosen_by, base.origins.values())), base.origins
+
+
+def test_a_base_run_refuses_a_layout_in_its_case_string(planned: Planned) -> None:
+    with pytest.raises(UsageError, match="--base: found layout TP2 in"):
+        planned("tiny:fake:TP2F1:1:2", None, base=True)
 
 
 @pytest.mark.parametrize("hardware", ["1x4 F1", "2x2 F1", "1x2 F2"])

@@ -173,6 +173,53 @@ def test_a_cut_line_is_left_out_and_named(tmp_path: Path) -> None:
     assert row.figures["last_loss"].value == 1.820313
 
 
+def seen(path: Path, text: str, **given: Any) -> ReportedRow | None:
+    """What is read of a text, but for its digest and its notes; None where it is refused."""
+    path.write_text(text)
+    try:
+        return row_of(path, **given).model_copy(update={"sha256": "", "notes": ()})
+    except DocumentError:
+        return None
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_cut_of_a_log_gives_a_figure_that_its_whole_lines_do_not_give(name: str, tmp_path: Path) -> None:
+    text, path = (DATA / name).read_text(), tmp_path / name
+    given = SAMPLES[name][0]
+    for at in range(0, len(text), max(1, len(text) // 150)):
+        whole_lines = text[: text.rfind("\n", 0, at) + 1]
+        assert seen(path, text[:at], **given) == seen(path, whole_lines, **given), at
+
+
+RATES = {
+    "mlperf.txt": r'("throughput": )[\d.]+',
+    "megatron.log": r"(iteration \(ms\): )[\d.]+",
+    "torchtitan.log": r"(tps: )[\d,]+",
+    "flagperf.log": r'("seq/s": )[\d.]+',
+    "oneflow.log": r"(\| )(?:39|35)\.\d+ ",
+    "nemo.out": r"(timing in s: )[\d.]+",
+    "paddlenlp.log": r"(per_device: )889\.[\d.]+",
+}
+
+
+@pytest.mark.parametrize("word", ["NaN", "-1.0", "0", "1e999"])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_rate_that_is_no_number_above_zero_gives_no_speed(name: str, word: str, tmp_path: Path) -> None:
+    text = re.sub(RATES[name], rf"\g<1>{word} ", (DATA / name).read_text())
+    assert word in text
+    found = seen(
+        tmp_path / name, text, **{"sequence_length": 512, **SAMPLES[name][0]} if "flag" in name else SAMPLES[name][0]
+    )
+    assert found is None or found.figures[RATE].value is None, found.figures[RATE]
+
+
+def test_the_lines_of_any_two_tools_are_refused(tmp_path: Path) -> None:
+    for first in SAMPLES:
+        for second in SAMPLES:
+            text = (DATA / first).read_text() + (DATA / second).read_text()
+            assert first == second or seen(tmp_path / "two.log", text) is None, (first, second)
+
+
 def test_a_loss_that_is_no_number_is_named(tmp_path: Path) -> None:
     row = changed(tmp_path, "oneflow.log", lambda text: text.replace("6.82232", "nan    "))
     assert row.notes == ("no number as loss of step 100",) and row.figures["last_loss"].value is None
@@ -359,6 +406,15 @@ def test_a_report_marks_a_reported_run_and_names_its_source(form: str, recorded:
     text = beside_published(form, [ours], of_amd(tmp_path))
     assert text.index("measured") < text.index("reported") and "amd: mlperf.txt" in text
     assert re.search(r"https://example\.org/(<b>|&lt;b>), 2025-11-12", text)
+
+
+def test_a_chip_that_no_vendor_has_keeps_its_name_and_has_no_utilisation(tmp_path: Path) -> None:
+    folder = tmp_path / "configs" / "reported"
+    folder.mkdir(parents=True)
+    given = ["--case", "llama3_8b", "--chip", "Z9", "--devices", "8", "--output", str(folder / "z.json")]
+    assert main(["evidence", "read", str(DATA / "mlperf.txt"), *SOURCE, *given]) == 0
+    (row,) = reported_rows("llama3_8b", Registry([tmp_path]))
+    assert row.hardware == "8x Z9" and row.mfu_high is None and "unknown vendor or chip 'Z9'" in row.mfu_from
 
 
 def test_a_speed_above_the_chips_peak_has_no_utilisation(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.base import Value, load, parse
 from levelfield.specs.case import Case, Work
 from levelfield.specs.suite import Suite
-from levelfield.specs.tuning import LOCKED, Tuning, TuningChoice, TuningFile, TuningRow, reason
+from levelfield.specs.tuning import LOCKED, Tuning, TuningChoice, TuningFile, TuningRow, chosen_by, reason
 from plans import PLUGINS
 
 FREE = set(TuningChoice.model_fields)
@@ -280,3 +280,21 @@ def test_show_with_a_vendor_gives_the_tuning_that_would_hold(capsys: pytest.Capt
 )
 def test_show_refuses_what_there_is_not(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
     assert says in shown(capsys, "tiny", *arguments, code=2)
+
+
+@pytest.mark.parametrize(
+    ("origin", "who"),
+    [
+        ("case gpt3_6.7B", None),
+        ("default: 8 usable cores over 2 process(es)", None),
+        ("planner: fastest of those that fit", None),
+        ("vendor nvidia: fits without recomputation", "vendor"),
+        ("case string", "case string"),
+        ("suite oneflow_gpt", "suite oneflow_gpt"),
+        ("file strategy.json", "file strategy.json"),
+        ("command line", "command line"),
+        ("something new", "something new"),
+    ],
+)
+def test_a_field_is_chosen_unless_its_origin_is_known_to_be_a_default(origin: str, who: str | None) -> None:
+    assert chosen_by(origin) == who

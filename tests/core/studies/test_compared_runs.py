@@ -77,7 +77,8 @@ def test_report_and_compare_have_the_same_median_and_interval(command: Command, 
     ids = [path.name for path in sorted(folder.glob("*_other_fake_*"))]
     *_, repeats = json.loads(command("report", *ids, "--format", "json")[1])
     compared = json.loads(command("compare", "*_fake_fake_*", "*_other_fake_*", "--json")[1])
-    for figure in compared["figures"]:
+    known = [figure for figure in compared["figures"] if figure["name"] != "seconds_to_loss"]  # none is aligned
+    for figure in known:
         side, shown = figure["sides"]["B"], repeats["figures"][figure["name"]]
         assert [side[key] for key in ("n", "median", "low", "high")] == [
             shown[key] for key in ("n", "median", "low", "high")
@@ -114,5 +115,5 @@ def test_the_matrix_has_the_newest_repeats_of_each(command: Command) -> None:
     code, text = command("compare", "--matrix", "framework", "--json")
     (row,) = json.loads(text)["rows"]
     assert code == 0 and [len(cell["runs"]) for cell in row["cells"].values()] == [3, 3]
-    ratio = row["cells"]["other"]["tokens_per_second_per_device"] / row["cells"]["fake"]["tokens_per_second_per_device"]
-    assert ratio == pytest.approx(1.25, rel=1e-3)
+    other, fake = (row["cells"][f"{name} peak"]["tokens_per_second_per_device"] for name in ("other", "fake"))
+    assert other / fake == pytest.approx(1.25, rel=1e-3)

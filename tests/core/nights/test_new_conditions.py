@@ -1,0 +1,326 @@
+"""Changes of conditions: what the build did, what the conditions did, one finding for one cause, a budget of pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gate_points import conditions, day, event, nights, noise, point, series
+from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
+from levelfield.nights.gate_input import GateInput
+from levelfield.series.findings import Finding, exit_code
+from levelfield.series.judgement import Pair
+from levelfield.specs.record import Gated, Point
+
+TOKENS: Gated = "tokens_per_second_per_device"
+NIGHT = 40
+
+
+def named(digest: str) -> Any:
+    return conditions(software={"driver": "550" if digest == "c1" else "560"})
+
+
+def under_driver(effect: float, after: int = 1, seed: int = 2, quiet: float = 0.01, **changes: Any) -> list[Point]:
+    """Forty quiet nights, then some under another driver, with this effect of driver and build together."""
+    later = noise(after, quiet / 2, seed + 90)
+    return [
+        *nights(NIGHT, quiet, seed, **changes),
+        *(point(NIGHT + i, 1000 * (1 + effect) * math.exp(z), conditions="c2", **changes) for i, z in enumerate(later)),
+    ]
+
+
+def gate_night(points: Mapping[str, Sequence[Point]], night: int = NIGHT, **more: Any) -> GateInput:
+    documents = {name: series(case=name) for name in points}
+    return GateInput(day(night), points, documents, conditions=named, **more)
+
+
+def paired(build: float = 0.0, driver: float = 0.0, seed: int = 5) -> list[Pair]:
+    """Seven pairs under the driver: A has its effect, B that of its build too."""
+    values = zip(noise(7, 0.003, seed), noise(7, 0.003, seed + 1), strict=True)
+    return [(1000 * (1 + driver) * math.exp(a), 1000 * (1 + driver) * (1 + build) * math.exp(b)) for a, b in values]
+
+
+def source(build: float = 0.0, driver: float = 0.0, asked: list[str] | None = None) -> ConfirmingPairs:
+    def pairs(name: str, figure: Gated) -> list[Pair] | None:
+        if figure != TOKENS:
+            return None
+        if asked is not None:
+            asked.append(name)
+        return paired(build, driver)
+
+    return pairs
+
+
+def of(report: GateReport, name: str = "S") -> Finding:
+    (found,) = [f for f in report.findings if f.series == name and f.figure == TOKENS]
+    return found
+
+
+def of_causes(report: GateReport) -> list[Finding]:
+    return [finding for finding in report.findings if not finding.series]
+
+
+# -- the build and the conditions apart
+
+
+@pytest.mark.parametrize(
+    ("build", "driver", "word"),
+    [
+        (-0.05, 0.05, "regression"),
+        (-0.05, -0.06, "regression"),
+        (-0.05, 0.0, "regression"),
+        (-0.03, 0.10, "regression"),
+        (0.0, -0.06, "environment step"),
+        (0.06, -0.06, "environment step"),
+        (0.0, 0.06, "improvement"),
+        (0.0, 0.0, "no change"),
+    ],
+)
+def test_pairs_tell_the_build_from_the_conditions_until_they_are_accepted(
+    build: float, driver: float, word: str
+) -> None:
+    """The third night has pairs again only for a regression: a step is known by then."""
+    both, past = (1 + build) * (1 + driver) - 1, list[Finding]()
+    for after in range(1, 4):
+        asked: list[str] = []
+        given = gate_night({"S": under_driver(both, after)}, NIGHT + after - 1, past=past)
+        report = compared(given, source(build, driver, asked))
+        found = of(report)
+        assert (found.word, bool(asked)) == (word, after == 1 or word == "regression"), (after, found)
+        assert exit_code(report.findings) == (4 if word in ("regression", "environment step") else 0)
+        if after == 1:
+            proven = build if abs(build) > 0.01 else 0.0
+            assert found.build_change == pytest.approx(proven, abs=0.005)
+            assert found.conditions_change == pytest.approx(driver, abs=0.01) and "driver 550 -> 560" in found.detail
+        past += report.findings
+
+
+def test_a_build_that_did_not_change_needs_no_pairs_under_a_new_driver() -> None:
+    points = [p.model_copy(update={"subject": "same"}) for p in under_driver(0.0)]
+    assert suspects(gate_night({"S": points})) == []
+    assert {s.figure for s in suspects(gate_night({"S": under_driver(0.0)}))} == {TOKENS, "memory_bytes"}
+
+
+def test_a_known_regression_without_pairs_tonight_is_not_green() -> None:
+    first = compared(gate_night({"S": under_driver(0.0)}), source(-0.05, 0.05))
+    given = gate_night({"S": under_driver(0.0, 2)}, NIGHT + 1, past=first.findings)
+    assert of(compared(given, lambda series, figure: "no accepted build")).word == "inconclusive"
+    assert suspects(given)[0].figure == TOKENS and suspects(given)[0].chance < 0.0, "it is the first to get pairs"
+
+
+def test_pairs_that_cannot_be_compared_prove_nothing() -> None:
+    for broken in ([(math.nan, 950.0)] * 7, [(None, 950.0)] * 7, [(0.0, 950.0)] * 7, [(-1000.0, 950.0)] * 7, []):
+        found = of(compared(gate_night({"S": under_driver(0.0)}), lambda series, figure, b=broken: b))  # type: ignore[misc]
+        assert (found.word, found.pairs) == ("inconclusive", 0), broken
+
+
+# -- one finding for one cause
+
+
+def fleet(count: int, effect: float = 0.0, after: int = 1, **changes: Any) -> dict[str, list[Point]]:
+    """Series on two nodes, all under the new driver."""
+    found = {}
+    for i in range(count):
+        points = under_driver(effect, after, seed=10 + i, node=f"n{i % 2}", **changes)
+        found[f"X{i}"] = [p.model_copy(update={"run_id": f"{i}.{p.run_id}"}) for p in points]
+    return found
+
+
+def test_a_driver_that_moves_all_series_is_one_finding_until_it_is_accepted() -> None:
+    past: list[Finding] = []
+    for after in (1, 2, 9):
+        report = compared(gate_night(fleet(12, -0.06, after), NIGHT + after - 1, past=past))
+        (found,) = [finding for finding in report.findings if finding.figure == TOKENS]
+        assert (found.word, found.series, found.label) == ("environment step", "", "driver 550 -> 560")
+        assert len(found.runs) == 12 and found.change == pytest.approx(-0.06, abs=0.01)
+        assert "12 of 12 series on 2 nodes" in found.detail and report.compared == 12
+        past += report.findings
+    step = {"before": "c1", "after": "c2"}
+    events = [event("environment-step", NIGHT + 9, series=f"X{i}", data=step) for i in range(12)]
+    later = compared(gate_night(fleet(12, -0.06, 12), NIGHT + 11, past=past, events=events))
+    assert exit_code(later.findings) == 0 and not of_causes(later)
+
+
+def test_a_driver_that_makes_all_faster_is_one_open_finding() -> None:
+    (found,) = of_causes(compared(gate_night(fleet(12, 0.06))))
+    assert (found.word, exit_code([found])) == ("improvement", 0)
+
+
+def test_one_series_that_a_driver_moved_keeps_its_own_finding() -> None:
+    points = {**fleet(12), "S": under_driver(-0.10, seed=99)}
+    report = compared(gate_night(points))
+    assert of(report).word == "environment step" and not of_causes(report)
+
+
+def test_the_build_of_a_series_that_its_driver_moved_has_its_own_word() -> None:
+    def pairs(name: str, figure: Gated) -> list[Pair] | None:
+        return paired(-0.05 if name == "X3" else 0.0, -0.06) if figure == TOKENS else None
+
+    points = fleet(12, -0.06)
+    points["X3"] = [replace_tokens(p, 0.95) if p.conditions == "c2" else p for p in points["X3"]]
+    report = compared(gate_night(points), pairs)
+    (step,) = of_causes(report)
+    assert step.word == "environment step" and {f.series for f in report.findings if f.word == "regression"} == {"X3"}
+    assert of(report, "X4").word == "no change" and of(report, "X4").conditions_change == pytest.approx(-0.06, abs=0.01)
+
+
+def replace_tokens(of_run: Point, factor: float) -> Point:
+    return of_run.model_copy(update={TOKENS: (of_run.tokens_per_second_per_device or 0.0) * factor})
+
+
+def with_outliers(points: dict[str, list[Point]], nights_of: Mapping[int, Sequence[int]]) -> dict[str, list[Point]]:
+    """Make one series 15 % slower in each named night."""
+    return {
+        name: [replace_tokens(p, 0.85) if i in nights_of.get(int(name[1:]), ()) else p for i, p in enumerate(of_series)]
+        for name, of_series in points.items()
+    }
+
+
+def test_what_the_same_series_show_by_chance_is_no_step() -> None:
+    """One of forty is 15 % off in the first night: a step where no night before was, and chance where some were."""
+    tonight = {7: [NIGHT]}
+    quiet = compared(gate_night(with_outliers(fleet(40), tonight)))
+    assert of(quiet, "X7").word == "environment step"
+    before = {i: [20 + i % 15] for i in range(0, 40, 4)}
+    found = compared(gate_night(with_outliers(fleet(40), {**before, **tonight})))
+    assert of(found, "X7").word == "inconclusive" and "by chance" in of(found, "X7").detail
+    assert exit_code(found.findings) == 0
+
+
+def test_a_bad_night_counts_for_chance_although_no_level_rests_on_it() -> None:
+    before = {i: [20 + i % 15] for i in range(0, 40, 4)}
+    points = with_outliers(fleet(40), {**before, 7: [NIGHT]})
+    bad = [
+        Finding(series=f"X{i}", label="", figure=TOKENS, word="bad night", night=day(n), run_id=f"{i}.run{n:03d}")
+        for i, (n,) in before.items()
+    ]
+    assert of(compared(gate_night(points, past=bad)), "X7").word == "inconclusive"
+    of_node = [replace_series(f) for f in bad]
+    assert of(compared(gate_night(points, past=of_node)), "X7").word == "environment step", "the node was slow, not X7"
+
+
+def replace_series(found: Finding) -> Finding:
+    return found.model_copy(update={"series": "", "runs": (found.run_id,), "run_id": None})
+
+
+# -- a budget of pairs
+
+
+def slow(sizes: Mapping[str, float]) -> dict[str, list[Point]]:
+    return {
+        name: [*nights(NIGHT, seed=30 + i, node=name), point(NIGHT, 1000 * (1 - size), node=name)]
+        for i, (name, size) in enumerate(sizes.items())
+    }
+
+
+def test_a_budget_goes_to_the_likeliest_and_names_what_it_does_not_hold() -> None:
+    points = slow({"A": 0.04, "B": 0.12, "C": 0.06, "D": 0.05})
+    asked: list[str] = []
+    report = compared(gate_night(points), source(-0.1, 0.0, asked), most_pairs=5)
+    assert asked == ["B", "C"], "C begins: B alone took fewer than five"
+    assert [of(report, name).word for name in "ABCD"] == ["inconclusive", "regression", "regression", "inconclusive"]
+    assert "the night's 5 pairs were spent on likelier suspicions" in of(report, "A").detail
+
+
+def test_two_nights_decide_nothing_where_pairs_were_only_put_off() -> None:
+    points = {
+        n: [*p, point(NIGHT + 1, {"A": 900.0, "B": 700.0}[n], node=n)] for n, p in slow({"A": 0.1, "B": 0.3}).items()
+    }
+    given = gate_night(points, NIGHT + 1)
+    assert of(compared(given), "A").word == "regression", "no pairs at all"
+    assert of(compared(given, source(-0.1), most_pairs=1), "A").word == "inconclusive"
+    assert of(compared(given, lambda series, figure: "it cannot run"), "A").word == "regression"
+
+
+def test_the_slower_build_behind_a_faster_driver_gets_the_first_pairs() -> None:
+    points = fleet(30, 0.05)
+    points["X8"] = [replace_tokens(p, 0.95) if p.conditions == "c2" else p for p in points["X8"]]
+    given, asked = gate_night(points), list[str]()
+
+    def pairs(name: str, figure: Gated) -> list[Pair] | None:
+        asked.append(name)
+        return paired(-0.05 if name == "X8" else 0.0, 0.05) if figure == TOKENS else None
+
+    report = compared(given, pairs, most_pairs=1)
+    assert set(asked) == {"X8"} and of(report, "X8").word == "regression"
+    waiting = [finding for finding in of_causes(report) if finding.word == "inconclusive"]
+    assert [f.label for f in waiting] == ["driver 550 -> 560"] and "29 of 30 series not compared" in waiting[0].detail
+
+
+# -- the arms
+
+
+def nulls_of(bias: float, count: int = 7, day_of: int = NIGHT, node: str = "n1", seed: int = 3) -> list[Point]:
+    """Stored runs of null pairs, in ABBA order; the second side has the bias."""
+    found = []
+    for i, (a, b) in enumerate(zip(noise(count, 0.003, seed), noise(count, 0.003, seed + 1), strict=True)):
+        values = [("null-a", 1000 * math.exp(a)), ("null-b", 1000 * (1 + bias) * math.exp(b))]
+        for j, (purpose, tokens) in enumerate(values[:: -1 if i % 2 else 1]):
+            at = f"{day(day_of)}T05:{2 * i + j:02}:00Z"
+            found.append(point(day_of, tokens, run_id=f"{purpose}{day_of}-{i}", purpose=purpose, began=at, node=node))
+    return found
+
+
+def test_a_bias_of_the_arms_is_no_regression_and_a_finding_of_its_own() -> None:
+    suspicious = [*nights(NIGHT), point(NIGHT, 940.0)]
+    alone = compared(gate_night({"S": suspicious}), source(-0.03))
+    assert of(alone).word == "regression"
+    report = compared(gate_night({"S": [*suspicious, *nulls_of(-0.03)]}), source(-0.03))
+    assert of(report).word in ("no change", "inconclusive") and "less the arms' bias of -3." in of(report).detail
+    (arms,) = of_causes(report)
+    assert (arms.word, arms.figure, exit_code([arms])) == ("biased arms", TOKENS, 0)
+    assert exit_code([arms], strict=True) == 4 and arms.change == pytest.approx(-0.03, abs=0.005)
+
+
+def test_null_pairs_run_for_a_regression_alone_and_no_more_than_are_needed() -> None:
+    asked: list[str] = []
+
+    def nulls(name: str, figure: Gated) -> Any:
+        for pair in [(1000.0 + i, 1000.0 - i) for i in range(7)]:
+            asked.append(figure)
+            yield pair
+
+    suspicious = [*nights(NIGHT), point(NIGHT, 900.0)]
+    assert of(compared(gate_night({"S": suspicious}), source(0.0), nulls)).word == "no change" and asked == []
+    found = of(compared(gate_night({"S": suspicious}), source(-0.1), nulls))
+    assert found.word == "regression" and asked == [TOKENS] * 3 and "by 3 null pairs" in found.detail
+    stored = compared(gate_night({"S": [*suspicious, *nulls_of(0.0)]}), source(-0.1), nulls)
+    assert of(stored).word == "regression" and len(asked) == 3, "those of the last weeks suffice"
+
+
+@pytest.mark.parametrize(
+    ("nulls", "counts"),
+    [
+        (nulls_of(-0.03, day_of=NIGHT - 20), True),
+        (nulls_of(-0.03, day_of=NIGHT - 22), False),
+        (nulls_of(-0.03, node="n2"), False),
+        ([p.model_copy(update={"word": "failed"}) for p in nulls_of(-0.03)], False),
+        ([p.model_copy(update={"evidence": "tampered"}) for p in nulls_of(-0.03)], False),
+        ([p for p in nulls_of(-0.03) if p.purpose == "null-a"], False),
+        ([p.model_copy(update={"purpose": "confirm-" + p.purpose[-1]}) for p in nulls_of(-0.03)], False),
+        ([p.model_copy(update={TOKENS: None}) for p in nulls_of(-0.03)], False),
+        (nulls_of(-0.03, 2), False),
+    ],
+)
+def test_only_whole_valid_null_pairs_of_the_node_and_the_last_weeks_count(nulls: list[Point], counts: bool) -> None:
+    suspicious = [*nights(NIGHT), point(NIGHT, 940.0)]
+    report = compared(gate_night({"S": [*suspicious, *nulls]}), source(-0.03))
+    assert (of(report).word == "regression") is not counts and bool(of_causes(report)) is counts
+
+
+def test_a_run_without_its_partner_takes_none_of_another_pair() -> None:
+    runs = nulls_of(-0.03, 8)
+    del runs[3]  # of the second pair, which is b a
+    given = gate_night({"S": [*nights(NIGHT), point(NIGHT, 940.0), *runs]})
+    pairs = given.null_pairs("S", "n1", TOKENS)
+    assert len(pairs) == 7 and all(a and b and 0.95 < b / a < 0.99 for a, b in pairs), "a stays a"
+
+
+def test_null_pairs_change_no_level_and_no_trend() -> None:
+    points = [*nights(NIGHT), point(NIGHT, 960.0)]
+    quiet = compared(gate_night({"S": points}))
+    with_nulls = compared(gate_night({"S": [*points, *nulls_of(0.0), *nulls_of(0.0, day_of=NIGHT - 5)]}))
+    assert replace(with_nulls) == quiet

@@ -1,0 +1,87 @@
+"""What runs pairs for a gate: each once, within a budget, and the null pairs of the week."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gate_points import day, nights, point
+from levelfield.errors import RunFailed
+from levelfield.nights import null_pairs
+from levelfield.nights.gate import Confirmation, PairRuns, suspects
+from levelfield.nights.gate_input import GateInput
+from levelfield.nights.null_pairs import null_arms, weekly_series
+from levelfield.specs.record import Gated
+
+TOKENS: Gated = "tokens_per_second_per_device"
+
+
+def pairs(count: int, fails: bool = False) -> Iterator[Any]:
+    for i in range(count):
+        yield tuple(SimpleNamespace(tokens_per_second_per_device=1000.0 + i, memory_bytes=1e9) for _ in "ab")
+    if fails:
+        raise RunFailed("the run is failed (oom)")
+
+
+def runs(started: Any, said: list[str], left: bool = True) -> PairRuns:
+    return PairRuns(lambda series: started, lambda series: left, said.append)
+
+
+def test_a_pair_runs_once_for_all_figures() -> None:
+    said: list[str] = []
+    found = runs(pairs(5), said)
+    assert len(list(islice(found.of("S"), 3))) == 3
+    assert [pair[0].tokens_per_second_per_device for pair in found.of("S")] == [1000.0 + i for i in range(5)]
+    assert len(list(found.of("S"))) == 5 and said == []
+
+
+@pytest.mark.parametrize(
+    ("started", "left", "counts", "why"),
+    [
+        ("no build", True, 0, "no pairs: no build"),
+        (pairs(2, fails=True), True, 2, "no further pairs: the run is failed (oom)"),
+        (pairs(0, fails=True), True, 0, "no pairs: the run is failed (oom)"),
+        (pairs(5), False, 0, "no pairs: the budget of the night holds no further pair"),
+    ],
+)
+def test_what_ends_pairs_is_said_once(started: Any, left: bool, counts: int, why: str) -> None:
+    said: list[str] = []
+    found = runs(started, said, left)
+    assert [len(list(found.of("S"))) for _ in range(2)] == [counts, counts] and said == [why]
+    (suspect,) = suspects(GateInput(day(40), {"S": [*nights(40), point(40, 900.0)]}, {}))
+    values = Confirmation({("S", TOKENS): suspect}, found)("S", TOKENS)
+    assert values == why.split(": ", 1)[1] if counts == 0 else len(values or ()) == counts
+    assert Confirmation({}, found)("S", TOKENS) is None
+
+
+def with_nulls(*ages: int, node: str = "n1") -> GateInput:
+    points = {name: [*nights(10), point(10, run_id=f"{name}10")] for name in ("S", "T")}
+    points["young"] = nights(3, first=8)
+    for age in ages:
+        runs = [point(10 - age, 1000.0, run_id=f"{p}{age}", purpose=p, node=node) for p in ("null-a", "null-b")]
+        points["T"] = [*points["T"], *runs]
+    return GateInput(day(10), points, {})
+
+
+def test_the_shortest_series_with_a_level_has_null_pairs_once_a_week_on_each_machine() -> None:
+    seconds = {"S": 60.0, "T": 90.0, "young": 5.0}
+    assert weekly_series(with_nulls(), seconds) == "S"
+    assert weekly_series(with_nulls(7), seconds) == "S"
+    assert weekly_series(with_nulls(6), seconds) is None, "of any series"
+    assert weekly_series(with_nulls(6, node="n2"), seconds) == "S", "another machine's say nothing of this one"
+    assert weekly_series(with_nulls(), {"T": 90.0}) == "T" and weekly_series(with_nulls(), {"young": 5.0}) is None
+
+
+def test_null_arms_have_one_commit_and_a_dirty_tree_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(null_pairs, "build_of", lambda commit, say: SimpleNamespace(commit=commit, folder="cache"))
+    monkeypatch.setattr(null_pairs, "arms_of", lambda plan, a, b, python, plugins: (a, b))
+    monkeypatch.setattr(null_pairs, "shared_python", lambda plan, before, now: None)
+    clean = SimpleNamespace(commit="c" * 40, is_dirty=False)
+    a, b = null_arms(None, clean, (), print)  # type: ignore[arg-type]
+    assert a.commit == b.commit and a.folder != b.folder
+    for broken in ({"commit": None}, {"is_dirty": True}, {"is_dirty": None}):
+        subject = SimpleNamespace(**{**vars(clean), **broken})
+        assert "no commit has" in null_arms(None, subject, (), print)  # type: ignore[arg-type,operator]
