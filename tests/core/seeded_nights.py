@@ -183,7 +183,11 @@ def _record(
         "step_seconds": steps,
         "losses": losses,
         "telemetry": {} if failed else {"power_watts": 600.0 + source.gauss(0, 4), "temperature_celsius": 61.0},
-        "result": _result(series, speed, memory, seconds, run_id, failed),
+        "result": _result(series, speed, memory, seconds, run_id, failed)
+        | {
+            "loss": {"tail_mean": None if failed else sum(losses[-10:]) / 10},
+            "energy": {**_SHARED["energy"], "joules_per_token": _figure(joules, "J/token")},
+        },
         "traces": None if failed else _traces(source, steps, plan.traced),
     }
     # Validated records are costly to make by the 100,000; tests/core/site checks that one of them is valid.
@@ -295,6 +299,8 @@ _SHARED: dict[str, Any] = {
         "boundary": "chip",
     },
     "disturbance": {"outliers": 0, "flags": []},
+    "other_use": {"devices": [], "host_in_window": _figure(0.4, "cores"), "host_cores": 96},
+    "certificate": {"holds": True, "reason": None, "run_id": "20260930T000000Z_gpt3_6.7B_torch_nvidia_abcdef"},
     "alignment": {
         "verdict": "aligned",
         "reason": "every layer within its limit",

@@ -60,6 +60,7 @@ The store, and every other folder of pages, stay as they are.
 examples:
   run_benchmarks.py report pages site
   run_benchmarks.py report pages site RUN1 RUN2
+  run_benchmarks.py report pages site --prices prices.yaml
   run_benchmarks.py report pages private RUN --beside --store public.sqlite
 """
 SERVE = """\
@@ -222,7 +223,7 @@ def _pages(options: argparse.Namespace) -> int:
         )
     named, registry = NamedRuns(options), registry_of(options)
     with _results(options, named) as (results, findings), Terminal().bytes_progress("writing pages") as progress:
-        built = build_pages(results, options.folder, registry, findings, progress, private=options.beside)
+        built = build_pages(results, options.folder, registry, findings, progress, options.beside, prices_of(options))
     print("\n".join(_said(built, options)))
     named.raise_error()
     return 0
@@ -285,6 +286,7 @@ def _pages_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="write the pages into this folder")
     parser.add_argument("run", nargs="*", metavar="RUN", help=f"{RUN_NAME}; none: all runs of the store")
     parser.add_argument("--beside", action="store_true", help="the named runs beside those of the store, in private")
+    prices_option(parser)
     store_option(parser)
 
 

@@ -251,12 +251,12 @@ def _kernels(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
 
 def _other_use(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield the most that others used of the machine during a run of each side, where a run has a warning about it."""
-    most = [max((_busy(record) for record in side.counted or side.runs), default=(0.0, "")) for side in sides]
+    most = [max((busy(record) for record in side.counted or side.runs), default=(0.0, "")) for side in sides]
     if any(text for _, text in most):
         yield ComparedField("other programs", tuple((text or NOTHING,) for _, text in most))
 
 
-def _busy(record: RunRecord) -> tuple[float, str]:
+def busy(record: RunRecord) -> tuple[float, str]:
     """Return what others used beyond the limits of a warning: cores in the window, or a device before the training."""
     used = record.result.get("other_use")
     cores, of, devices = at(used, "host_in_window", "value"), at(used, "host_cores"), at(used, "devices")

@@ -24,7 +24,7 @@ from levelfield.pages.site_files import slug
 from levelfield.run.builds import build_of, commit_log, commits_between
 from levelfield.rundir.directory import find_run, utc_now
 from levelfield.rundir.event_lines import mapping, strict_json
-from levelfield.series.findings import Finding
+from levelfield.series.findings import FIGURES, Finding
 from levelfield.series.pairs import FEWEST_HALFWAY, Side
 from levelfield.series.segments import cost_of
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
@@ -230,13 +230,14 @@ class NightBisection:
 
 def _note(night: str, finding: Finding, ticket: Ticket, found: Bisection) -> StoreEvent:
     """Return the note of a series that keeps what a night's search found."""
+    named = FIGURES[finding.figure] if finding.figure else "training"
     data = {
         "night": night, "series": finding.series, "figure": finding.figure, "accepted": ticket.accepted,
         "tonight": ticket.tonight, "bisection": found.model_dump(mode="json"),
     }  # fmt: skip
     return StoreEvent.model_validate(
         {"id": uuid.uuid4().hex, "kind": "note", "series": finding.series, "at": utc_now(), "who": "nightly",
-         "why": f"night {night}: {found}", "data": data}
+         "why": f"night {night}, {named}: {found}", "data": data}
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from xml.sax.saxutils import escape
 
-from levelfield.pages.overview import Overview
+from levelfield.pages.night_view import NightView
 from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, WORDS
 
 LABEL = "nightly"
@@ -25,23 +25,23 @@ _SVG = """\
 """
 
 
-def badge_files(overview: Overview) -> dict[str, str]:
+def badge_files(night: NightView) -> dict[str, str]:
     """Return the files of the badge by their names in the site."""
-    message, state = _said(overview)
+    message, state = _said(night)
     shields = {"schemaVersion": 1, "label": LABEL, "message": message, "color": _COLOURS[state]}
     if state == "failing":
         shields["isError"] = True
     return {"data/badge.svg": _picture(message, _COLOURS[state]), "data/badge.json": json.dumps(shields) + "\n"}
 
 
-def _said(overview: Overview) -> tuple[str, str]:
+def _said(night: NightView) -> tuple[str, str]:
     """Return the words of the badge and the state that gives its colour."""
-    if overview.night is None:
+    if night.night is None:
         return "no night", "open"
     for words, state in ((FAILURES, "failing"), (ABSENCES, "missing")):
-        if counted := [f"{overview.counts[word]} {word}" for word in WORDS if word in words and overview.counts[word]]:
+        if counted := [f"{night.counts[word]} {word}" for word in WORDS if word in words and night.counts[word]]:
             return ", ".join(counted), state
-    is_compared = any(overview.counts[word] for word in COMPARED)
+    is_compared = any(night.counts[word] for word in COMPARED)
     return ("passing", "passing") if is_compared else ("no level yet", "open")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -13,17 +14,21 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
+from levelfield.compare.ranking import TOKENS, metrics
 from levelfield.pages.badge import badge_files
+from levelfield.pages.case_figures import TrainingFigures, training_figures
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
+from levelfield.pages.first_view import FirstView, RankedTraining, first_view, ranked_trainings
+from levelfield.pages.night_view import night_view
 from levelfield.pages.node_view import nodes_view
-from levelfield.pages.overview import overview
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
 from levelfield.pages.published_view import beside_rows
 from levelfield.pages.results import StoredResults
 from levelfield.pages.run_details import month_file
 from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, history, month_of, summary_of
 from levelfield.pages.site_files import PagesWriter, data_script
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.database import rare_collections
@@ -87,11 +92,12 @@ def build_pages(
     judged: Sequence[Mapping[str, Any]] = (),
     progress: Callable[[int, int], None] | None = None,
     private: bool = False,
+    prices: Prices | None = None,
 ) -> BuiltPages:
     """Write the site. Raises UsageError for the folder.
 
     judged: findings of the last night, as `gathered` takes them. progress: called with the number of months done and of
-    all. private: whether the results hold runs that are not to be published.
+    all. private: whether the results hold runs that are not to be published. prices: for the cost of a token.
     """
     writer, content, references = PagesWriter(folder, private), gathered(results, judged), stored_references(registry)
     surroundings = SurroundingDocuments(results)
@@ -105,7 +111,7 @@ def build_pages(
                 progress(done, len(months))
     for name in (*ASSETS, *VENDORED):
         writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
-    write_pages(writer, content, registry, datetime.now(timezone.utc), surroundings)
+    write_pages(writer, content, results, registry, datetime.now(timezone.utc), surroundings, prices)
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
     return BuiltPages(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
@@ -169,24 +175,35 @@ def _version() -> str:
 def write_pages(
     writer: PagesWriter,
     content: PagesContent,
+    results: StoredResults,
     registry: Registry,
     made: datetime,
     documents: SurroundingDocuments,
+    prices: Prices | None = None,
 ) -> None:
     """Write every page and the data that they share."""
     summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
-    first = overview(content, summaries)
+    trainings, night = ranked_trainings(content, results), night_view(content)
+    views = _first_views(trainings, content, prices)
+    figures = _figures_by_case(trainings, registry)
+    switches = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
-        ("index.html", "index", {"o": first}),
+        *(
+            (_file(view), "index", {"v": view, "o": night, "metrics": switches})
+            for view in views
+            if switches[view.metric.name]
+        ),
+        ("nights.html", "nights", {"o": night}),
         ("run.html", "run", {}),
         ("compare.html", "compare", {}),
-        ("nodes.html", "nodes", {"n": nodes_view(content, first.quarantined, documents)}),
+        ("nodes.html", "nodes", {"n": nodes_view(content, night.quarantined, documents)}),
         ("published.html", "published", {"rows": list(beside_rows(content, summaries, registry))}),
         ("guide.html", "guide", {}),
-        *((f"case-{case.slug}.html", "case", {"c": case}) for case in cases),
+        *((f"case-{case.slug}.html", "case", {"c": case, "figures": figures[case.slug]}) for case in cases),
     ]
     shared = {"made": made.strftime("%Y-%m-%d %H:%M UTC"), "version": levelfield.__version__, "private": writer.private}
+    shared["currency"] = prices.currency if prices else ""
     for language in LANGUAGES:
         renderer, folder = PageRenderer(language, shared), folder_of(language)
         for name, template, more in pages:
@@ -195,8 +212,27 @@ def write_pages(
     for case in cases:
         writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
     writer.write("data/site.js", data_script("site", _site(content)))
-    for name, text in badge_files(first).items():
+    for name, text in badge_files(night).items():
         writer.write(name, text)
+
+
+def _first_views(trainings: Sequence[RankedTraining], content: PagesContent, prices: Prices | None) -> list[FirstView]:
+    """Return the first page by each metric; by throughput first."""
+    histories = {digest: runs.points for digest, runs in content.series.items()}
+    return [first_view(trainings, metric, histories) for metric in metrics(prices)]
+
+
+def _figures_by_case(trainings: Sequence[RankedTraining], registry: Registry) -> dict[str, list[TrainingFigures]]:
+    """Return the charts of each case's trainings, by the case's file."""
+    references, found = stored_references(registry), defaultdict(list)
+    for training in trainings:
+        found[training.first.case_slug].append(training_figures(training, references))
+    return found
+
+
+def _file(view: FirstView) -> str:
+    """Return the page's file: the switch of the metric is a link, which needs no script and has an address."""
+    return "index.html" if view.metric is TOKENS else f"by-{view.metric.name}.html"
 
 
 def _site(content: PagesContent) -> dict[str, Any]:

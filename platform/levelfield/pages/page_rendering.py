@@ -12,7 +12,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from levelfield.report.escapes import printable
-from levelfield.report.words import GIB
+from levelfield.report.words import GIB, significant
 from levelfield.series.findings import WORDS
 
 # No inline script or style, nothing from elsewhere. `file:` pages load their own folder as 'self'. A script makes the
@@ -108,10 +108,28 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{value * 100:.{digits}f} %"
 
 
+FIGURES = {"tokens": (1.0, 1), "mfu": (100.0, 1), "energy": (1.0, 4)}  # factor and digits
+
+
+def figure(value: float, name: str) -> str:
+    """Return a figure in its unit, as the scripts show it; a cost, which may be any, by its first digits."""
+    if name == "cost":
+        return significant(value)
+    factor, digits = FIGURES[name]
+    return number(value * factor, digits)
+
+
+def ratio(value: float) -> str:
+    """Return a ratio with as many digits as tell it from 1."""
+    return f"{value:.2f}" if abs(value - 1) >= 0.1 else f"{value:.3f}"
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "number": number,
     "signed_percent": signed_percent,
     "percent": percent,
+    "figure": figure,
+    "ratio": ratio,
     "gib": lambda value: number(None if value is None else value / GIB, 2),
     "fragment": partial(quote, safe=""),  # a text as a part of what follows # in a link
     "short": lambda digest: digest.removeprefix("sha256:")[:12],

@@ -42,12 +42,15 @@ def written(page: FindingPage, form: str) -> str:
 def as_text(page: FindingPage) -> str:
     """Return lines of at most 80 columns: the verdict, the counts, and findings that are not `no change`."""
     lines = [wrapped(line, 2) for line in (page.verdict, page.first_line, _counts(page.findings))]
+    shown: set[tuple[str | None, str | None]] = set()
     for word in WORDS[:-1]:
         of_word = [finding for finding in page.findings if finding.word == word]
         for finding in of_word[:_MOST_OF_A_WORD]:
             lines += ["", wrapped(f"{finding.word}  {_short(finding.label)}", 2)]
             lines += [wrapped(f"  {text}", 4) for text in (_figure_line(finding), _short(finding.detail)) if text]
-            lines += ticket_lines(ticket) if (ticket := page.ticket(finding)) else ()
+            if ticket := page.ticket(finding):
+                lines += ticket_lines(ticket, ticket.builds in shown)
+                shown.add(ticket.builds)
         if more := len(of_word[_MOST_OF_A_WORD:]):
             lines += ["", f"{word}: {more} more; the other formats of --format list all"]
     if steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]:
@@ -95,14 +98,17 @@ def _table(folded: str, rows: Sequence[Sequence[str]], room: int) -> Iterator[st
 
 
 def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterator[str]:
-    """Yield what a click on a finding shows: its ticket."""
-    blocks = []
+    """Yield what a click shows: a ticket for each two builds, with the findings that it is of."""
+    named: dict[tuple[str | None, str | None], list[tuple[str, Ticket]]] = {}
     for finding in changed:
         if ticket := page.ticket(finding):
             name = FIGURES[finding.figure] if finding.figure else "training"
-            summary = _cell(f"{finding.word}: {finding.label}, {name}")
-            lines = (f"<details><summary>{summary}</summary>", "", *ticket_markdown(ticket), "", "</details>", "")
-            blocks.append("\n".join(lines))
+            named.setdefault(ticket.builds, []).append((f"{finding.word}: {finding.label}, {name}", ticket))
+    blocks = []
+    for each in named.values():
+        more = f" and {len(each) - 1} more" if len(each) > 1 else ""
+        summary = f"<details><summary>{_cell(each[0][0])}{more}</summary>"
+        blocks.append("\n".join((summary, "", *ticket_markdown(each[0][1]), "", "</details>", "")))
     yield from _within(blocks, room)
 
 

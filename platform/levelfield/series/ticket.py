@@ -60,6 +60,10 @@ class Ticket(Value):
     page: str | None = None
 
     @property
+    def builds(self) -> tuple[str | None, str | None]:
+        return self.accepted, self.tonight
+
+    @property
     def blamed(self) -> TicketCommit | None:
         """The commit that made it worse, where it is known: the one that was found, or the only one."""
         if self.bisection and self.bisection.first_bad and not self.bisection.undecided:
@@ -89,20 +93,27 @@ def packages_line(ticket: Ticket) -> str:
     return "packages: " + (", ".join(shown) or "no difference") + (f", {more} more" if more > 0 else "")
 
 
-def ticket_lines(ticket: Ticket) -> Iterator[str]:
-    """Yield lines of at most 80 columns for a terminal or a mail; only a link and a word of the command are longer."""
-    yield wrapped(f"  {one_line(commits_line(ticket))}", 4)
-    for commit in ticket.commits[:SHOWN_COMMITS]:
-        yield wrapped(f"    {commit_text(commit)}", 6)
-    if ticket.all_commits and ticket.all_commits > SHOWN_COMMITS:
-        yield f"    {ticket.all_commits - SHOWN_COMMITS} more"
-    yield wrapped(f"  {one_line(packages_line(ticket))}", 4)
+def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
+    """Yield lines of at most 80 columns for a terminal or a mail; only a link and a word of the command are longer.
+
+    is_repeated: the builds are those of a finding above, so that their commits stand there.
+    """
+    yield wrapped(f"  {one_line(commits_line(ticket))}{', as above' if is_repeated else ''}", 4)
+    yield from () if is_repeated else _between(ticket)
     if ticket.bisection:
         yield wrapped(f"  {one_line(str(ticket.bisection))}", 4)
     if ticket.command and not ticket.blamed:
         yield f"  to find it: {command_text(ticket)}"
     if ticket.page:
         yield f"  page: {one_line(ticket.page)}"
+
+
+def _between(ticket: Ticket) -> Iterator[str]:
+    for commit in ticket.commits[:SHOWN_COMMITS]:
+        yield wrapped(f"    {commit_text(commit)}", 6)
+    if ticket.all_commits and ticket.all_commits > SHOWN_COMMITS:
+        yield f"    {ticket.all_commits - SHOWN_COMMITS} more"
+    yield wrapped(f"  {one_line(packages_line(ticket))}", 4)
 
 
 def ticket_markdown(ticket: Ticket) -> Iterator[str]:

@@ -21,7 +21,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.nights.nightly import NightState, PairRun, state_path, write_state
 from levelfield.pages.content import gathered
-from levelfield.pages.overview import overview
+from levelfield.pages.first_view import ranked_trainings
 from levelfield.pages.series_history import summary_of
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import PAIRS
@@ -140,12 +140,12 @@ class Places:
         history = json.loads(self.command("nightly", "history", "tiny", "--json"))
         with Store.open(self.machine.store) as store:
             content = gathered(store)
-            ((digest, runs),) = content.series.items()
+            (runs,) = content.series.values()
             summary = summary_of(runs)
-            (cell,) = overview(content, {digest: summary}).matrix.rows[0].cells
+            (training,) = ranked_trainings(content, store)
             ((last,),) = store.read(lambda c: c.exec_driver_sql("SELECT last_began FROM v_series").all())
             return {
-                "overview page": cell.tokens if cell else None,
+                "overview page": training.contenders[0].side.first.run_id if training.contenders else None,
                 "case page": summary.latest.run_id if summary.latest else None,
                 "compare --matrix": self.matrix("--runs", str(self.machine.runs)),
                 "compare --matrix of the store": self.matrix("--store", self.machine.store),

@@ -228,7 +228,9 @@ def test_a_search_finds_the_commit_and_is_not_made_again(night: Night, search: S
     assert (found.blamed.author, found.blamed.subject) == ("Author 2", "Steps wait")
     assert found.bisection.last_good == repository.commits[1] and search.tried == [search.commits[2], search.commits[1]]
     (note,) = night.store.events()
-    assert note.kind == "note" and note.why.startswith(f"night {night.night}: first bad {search.bad[:12]} Author 2")
+    assert note.kind == "note" and note.why.startswith(
+        f"night {night.night}, tokens/s/device: first bad {search.bad[:12]}"
+    )
     search.run(night, 1000.0)
     assert len(search.tried) == 2 and len(night.store.events()) == 1
     night.store.add_finding(night.night, night.finding().model_dump(mode="json"))  # it is no part of a level

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from levelfield.pages import node_view
 from levelfield.pages.content import PagesContent, gathered
+from levelfield.pages.night_view import night_view
 from levelfield.pages.node_view import NodesView, nodes_view
-from levelfield.pages.overview import overview
-from levelfield.pages.series_history import SurroundingDocuments, summary_of
+from levelfield.pages.series_history import SurroundingDocuments
 from seeded_nights import SeededNights
 
 
 def seen(content: PagesContent, results: object) -> NodesView:
-    first = overview(content, {digest: summary_of(runs) for digest, runs in content.series.items()})
+    first = night_view(content)
     return nodes_view(content, first.quarantined, SurroundingDocuments(results))  # type: ignore[arg-type]
 
 

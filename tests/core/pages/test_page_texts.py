@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from levelfield.compare.comparability import WHY
+from levelfield.compare.ranking import metrics
+from levelfield.compare.trust import PARTS
+from levelfield.pages import case_figures
+from levelfield.pages.first_view import OF_TRUST
 from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import EventKind, Evidence, Gated, Purpose
@@ -15,6 +20,7 @@ from levelfield.specs.result import Word
 PAGES = Path(__file__).resolve().parents[3] / "platform/levelfield/pages"
 TEMPLATES = "".join(path.read_text() for path in (PAGES / "templates").glob("*.j2"))
 SCRIPTS = "".join(path.read_text() for path in (PAGES / "assets").glob("*.js"))
+RANKED = (*(metric.name for metric in metrics()), "cost")
 # Keys that are put together from a part and a name that is not known before.
 FAMILIES = {
     "word.": (*WORDS, *get_args(Word), "reported"),
@@ -23,8 +29,15 @@ FAMILIES = {
     "js.event.": get_args(EventKind),
     "js.gated.": get_args(Gated),
     "js.purpose.": get_args(Purpose),
-    "figure.": ("tokens", "mfu", "memory", "energy", "loss"),
-    "unit.": ("tokens", "mfu", "memory", "energy", "loss"),
+    "trust.": PARTS,
+    "part.": case_figures.PARTS,
+    "lacks.": PARTS,
+    "caution.": sorted(set(WHY) - set(OF_TRUST)),
+    "answer.": RANKED,
+    "by.": RANKED,
+    "standing.": ("within noise", "inconclusive", "no ratio"),
+    "figure.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
+    "unit.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "js.evidence.": get_args(Evidence),
     "js.memory.": ("device_used", "reserved", "allocated", "process", "capacity"),
     "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
@@ -54,7 +67,7 @@ def used() -> set[str]:
     }
     named |= {f"js.{key}" for key in re.findall(r'section\(place, "([\w-]+)"\)', SCRIPTS)}
     named |= {f"guide.{name}{end}" for name in GUIDE for end in ("", "-text")}
-    named |= {f"nav.{name}" for name in ("index", "compare", "nodes", "published", "guide")}
+    named |= {f"nav.{name}" for name in ("index", "nights", "compare", "nodes", "published", "guide")}
     named = {key for key in named if not key.endswith(".")}  # the beginning of a family
     return named | {f"{family}{name}" for family, names in FAMILIES.items() for name in names}
 

@@ -12,6 +12,7 @@ import pytest
 from levelfield.series.finding_forms import FORMATS, as_junit, as_markdown, as_text, written
 from levelfield.series.findings import Finding, FindingPage, in_order
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, command_text, ticket_lines
+from plans import ROOT
 
 HOSTILE = 'x\x1b[31m\x00\ufffe|`<img onerror=alert(1)>"@everyone\n# heading ]]> &'
 TOKENS = "tokens_per_second_per_device"
@@ -39,6 +40,7 @@ TICKET = Ticket(
     command=("python", "run_benchmarks.py", "nightly", "bisect", "a" * 12, "b" * 12, "--case", "gpt3_6.7B:torch:cpu"),
     page="https://ci.example.org/case-x.html#s",
 )  # fmt: skip
+BAD = TicketCommit(commit="c" * 40, author="Eve", subject="Wait longer")
 MIXED = (
     finding("no change", change=0.001, detail=""),
     finding("missing", figure=None, change=None, low=None, high=None, level=None, detail="expected, not run"),
@@ -154,6 +156,19 @@ def test_a_ticket_is_in_every_format() -> None:
     assert row["ticket"]["commits"][0]["author"] == "Ann" and row["ticket"]["all_commits"] == 7
 
 
+def test_findings_of_the_same_builds_share_their_commits() -> None:
+    both = (finding("regression"), finding("regression", figure="memory_bytes", level=2.0**30))
+    other = finding("regression", series="T", label="other")
+    tickets = {("S", f.figure): TICKET for f in both} | {
+        ("T", TOKENS): TICKET.model_copy(update={"accepted": "e" * 40})
+    }
+    found = FindingPage("c", "n", (*both, other), tickets=tickets)
+    assert as_text(found).count("Faster kernels") == 2 and as_text(found).count("aaaaaaaaaaaa, as above") == 1
+    assert as_text(found).count("page: ") == 3
+    comment = as_markdown(found)
+    assert comment.count("Faster kernels") == 2 and "tokens/s/device and 1 more</summary>" in comment
+
+
 def test_a_shell_takes_the_command_of_a_ticket_as_one() -> None:
     hostile = TICKET.model_copy(update={"command": ("echo", "a b", "$(touch x)", "l" * 70, "c", "\n;ls")})
     done = subprocess.run(["sh", "-c", command_text(hostile)], capture_output=True, text=True, check=True)
@@ -161,18 +176,48 @@ def test_a_shell_takes_the_command_of_a_ticket_as_one() -> None:
 
 
 def test_what_a_search_found_replaces_the_command() -> None:
-    bad = TicketCommit(commit="c" * 40, author="Eve", subject="Wait longer")
     for search, said, has_command in (
         (
-            Bisection(first_bad=bad, last_good="d" * 40),
+            Bisection(first_bad=BAD, last_good="d" * 40),
             "first bad cccccccccccc Eve: Wait longer; last good dddd",
             False,
         ),
-        (Bisection(first_bad=bad, last_good="d" * 40, undecided=2), "; 2 undecided between them", True),
+        (Bisection(first_bad=BAD, last_good="d" * 40, undecided=2), "; 2 undecided between them", True),
         (Bisection(why_not="the budget holds no search"), "bisection: the budget holds no search", True),
     ):
         lines = "\n".join(ticket_lines(TICKET.model_copy(update={"bisection": search})))
         assert said in " ".join(lines.split()) and ("to find it" in lines) == has_command, said
+
+
+def test_a_webhook_has_what_docs_nightly_names_and_nothing_else() -> None:
+    tickets = {("S", TOKENS): TICKET.model_copy(update={"bisection": Bisection(first_bad=BAD, last_good="d" * 40)})}
+    found = FindingPage("compared 1", "n", MIXED, tickets=tickets, link="https://x/index.html", suite="s")
+    sent = json.loads(written(found, "webhook"))
+    table = (ROOT / "docs/nightly.md").read_text().split("| field | |")[1].split("\n\n")[0]
+    described = {name for row in table.splitlines()[2:] for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
+    assert described == {*sent} and (sent["schema"], sent["id"]) == ("levelfield.webhook/1", "s/n")
+    fields = next(row for row in table.splitlines() if row.startswith("| `findings`"))
+    assert {*sent["findings"][0]} <= set(re.findall(r"`([a-z_]+)`", fields))
+    assert [each["word"] for each in sent["findings"]] == [f.word for f in MIXED if f.word != "no change"]
+    (regression,) = (each for each in sent["findings"] if each["word"] == "regression")
+    assert (regression["commits"], regression["first_bad"]["author"], regression["low"]) == (7, "Eve", -0.071)
+    assert sent["text"].splitlines()[0] == sent["verdict"] and sent["text"].endswith("\nhttps://x/index.html")
+    assert "first bad: cccccccccccc Eve: Wait longer" in sent["text"] and sent["counts"]["no change"] == 1
+
+
+def test_a_webhook_is_bounded_and_counts_what_it_leaves_out() -> None:
+    sent = written(
+        page(*(finding("missing", label=f"{HOSTILE}{i}" * 30, detail="x" * 9999) for i in range(99))), "webhook"
+    )
+    found = json.loads(sent)
+    assert len(sent) < 40_000 and (len(found["findings"]), found["more"]) == (20, 79)
+    assert len(found["text"].splitlines()) == 7 and found["text"].endswith("94 more")
+
+
+def test_notes_of_the_night_come_last() -> None:
+    found = FindingPage("c", "n", MIXED, folder="site/index.html", notes=("quarantine for this night: slow",))
+    assert as_text(found).endswith("pages: site/index.html\n\nnotes\n  quarantine for this night: slow\n")
+    assert json.loads(written(found, "json"))["notes"] == ["quarantine for this night: slow"]
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -1,4 +1,4 @@
-"""The first page's values: what changed, what is missing, who is left out, and the matrix."""
+"""The page of the last night: what changed, what is missing, who is left out."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 from levelfield.pages.content import finding_of, gathered, in_order
-from levelfield.pages.overview import ROWS, LatestMatrix, Overview, overview
+from levelfield.pages.night_view import ROWS, NightView, night_view
 from levelfield.pages.results import GivenRuns
-from levelfield.pages.series_history import summary_of
 from levelfield.series.findings import WORDS
-from levelfield.specs.record import RunRecord, StoreEvent
-from seeded_nights import SeededNights, digest
+from levelfield.specs.record import StoreEvent
+from seeded_nights import SeededNights
 
 
-def view(results: GivenRuns) -> Overview:
-    content = gathered(results)
-    return overview(content, {d: summary_of(runs) for d, runs in content.series.items()})
+def view(results: GivenRuns) -> NightView:
+    return night_view(gathered(results))
 
 
 SEEDED = SeededNights(series=10, nights=20)
@@ -125,36 +123,3 @@ def test_a_finding_of_another_form_is_read_as_far_as_it_goes(content: dict[str, 
 def test_the_larger_change_comes_first() -> None:
     findings = [finding_of("n", {"word": "regression", "change": c, "label": str(c)}) for c in (-0.02, -0.3, None)]
     assert [finding.change for finding in in_order(findings)] == [-0.3, -0.02, None]
-
-
-# -- the matrix
-
-
-def matrix(records: list[RunRecord]) -> LatestMatrix:
-    return view(GivenRuns(records)).matrix
-
-
-def test_a_cell_is_the_fastest_series_of_its_place_and_counts_the_others() -> None:
-    (record,) = SeededNights(series=1, nights=1, faults=False).records()
-    other = record.series.model_copy(update={"micro_batch": 2})
-    faster = record.model_copy(update={"run_id": "b", "series": other, "tokens_per_second_per_device": 9e4})
-    (row,) = matrix([record, faster]).rows
-    (cell,) = row.cells
-    assert cell is not None and (cell.tokens, cell.more, cell.verdict) == (9e4, 1, "aligned")
-
-
-@pytest.mark.parametrize("field", ["work", "corpus"])
-def test_other_work_is_never_in_the_same_row(field: str) -> None:
-    (record,) = SeededNights(series=1, nights=1, faults=False).records()
-    series = record.series.model_copy(update={field: digest("another"), "framework": "paddle"})
-    found = matrix([record, record.model_copy(update={"run_id": "b", "series": series})])
-    assert len(found.rows) == 2 and found.empty == 2 and all(row.digest for row in found.rows)
-
-
-@pytest.mark.parametrize(
-    "change", [{"evidence": "tampered"}, {"word": "oom", "failure": "oom"}, {"verdict": "different"}]
-)
-def test_a_run_that_does_not_count_gives_a_word_and_no_number(change: dict[str, str]) -> None:
-    (record,) = SeededNights(series=1, nights=1, faults=False).records()
-    (cell,) = matrix([record.model_copy(update=change)]).rows[0].cells
-    assert cell is not None and cell.tokens is None and cell.word in change.values()

@@ -1,0 +1,211 @@
+"""The sides of one training in order of a figure, and chips or frameworks over all trainings that two of them have.
+
+Every ratio is that of `compare`: by the same function, with the same interval, and a word where it has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from levelfield.compare.comparability import NOTHING, WHY, cautions, chip_of
+from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
+from levelfield.compare.matrix import MatrixCell, difference
+from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, mean_ratio, own_interval
+from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity
+from levelfield.compare.trust import TrustPart, trust
+from levelfield.specs.prices import Prices
+
+_BY_NAME = {quantity.column.name: quantity for quantity in QUANTITIES}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What sides are ranked by. name: of its texts."""
+
+    name: str
+    quantity: Quantity
+    is_less_better: bool = False
+
+    def order(self, value: float) -> float:
+        """Return what sorts the better value first."""
+        return value if self.is_less_better else -value
+
+
+TOKENS = Metric("tokens", RATE)
+_METRICS = (TOKENS, Metric("mfu", _BY_NAME["mfu_palm"]), Metric("energy", _BY_NAME["joules_per_token"], True))
+
+
+def metrics(prices: Prices | None = None) -> tuple[Metric, ...]:
+    """Return what sides are ranked by, throughput first. With the user's prices also the cost of a token."""
+    return (*_METRICS, Metric("cost", cost_quantity(prices), True)) if prices else _METRICS
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A chip with a framework in one training: the newest counted runs of its fastest series."""
+
+    chip: str
+    framework: str
+    side: ComparedSide
+    trust: tuple[TrustPart, ...]
+
+
+@dataclass(frozen=True)
+class RankedBar:
+    """One contender by a metric. low, high: the 95 % interval; None where no noise is known.
+
+    ratio: to the best one; None of the best itself.
+    """
+
+    contender: Contender
+    values: SideValues
+    value: float
+    low: float | None
+    high: float | None
+    ratio: Ratio | None
+
+    @property
+    def most(self) -> float:
+        """Return how far the bar reaches with its interval."""
+        return max(self.value, self.high or 0.0)
+
+
+@dataclass(frozen=True)
+class Unranked:
+    """A contender without a bar. why: it lacks the figure, or must not be compared with the others."""
+
+    contender: Contender
+    why: str
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The bars of one training by a metric, the best first."""
+
+    bars: tuple[RankedBar, ...]
+    unranked: tuple[Unranked, ...]
+
+
+def contender(cell: MatrixCell) -> Contender:
+    """Return the contender of a measured cell. Raises ValueError for another one."""
+    if cell.side is None or cell.values is None:
+        raise ValueError(f"found a cell that is {cell.state}, expected a measured one")
+    series = cell.side.first.series
+    return Contender(chip_of(series), series.framework_label, cell.side, trust(cell.side, cell.values))
+
+
+def ranking(contenders: Sequence[Contender], metric: Metric, histories: Histories) -> Ranking:
+    """Return the contenders of a training in order. One that must not be compared with most others has no bar."""
+    alike, unranked = _most_alike(contenders)
+    known: list[tuple[float, RankedBar]] = []
+    for each in alike:
+        found = _bar(each, metric, histories)
+        if isinstance(found, Unranked):
+            unranked.append(found)
+        else:
+            known.append((metric.order(found.value), found))
+    known.sort(key=lambda pair: (pair[0], pair[1].contender.chip, pair[1].contender.framework))
+    bars = [bar for _, bar in known]
+    against = [replace(bar, ratio=side_ratio(metric.quantity, bar.values, bars[0].values)) for bar in bars[1:]]
+    return Ranking((*bars[:1], *against), tuple(unranked))
+
+
+def _most_alike(contenders: Sequence[Contender]) -> tuple[list[Contender], list[Unranked]]:
+    """Return the largest group of contenders that may be compared, and the others with what they differ in."""
+    groups: list[list[Contender]] = []
+    for each in contenders:
+        group = next((group for group in groups if not difference(group[0].side, each.side)), None)
+        if group is None:
+            groups.append(group := [])
+        group.append(each)
+    alike = max(groups, key=len, default=[])  # of equal groups the first, which has the fastest
+    rest = [
+        Unranked(each, difference(alike[0].side, each.side)) for group in groups if group is not alike for each in group
+    ]
+    return alike, rest
+
+
+def _bar(each: Contender, metric: Metric, histories: Histories) -> RankedBar | Unranked:
+    """Return the bar, still without its ratio. Every run of the side must have the figure."""
+    figure = side_figure(metric.quantity, each.side.counted)
+    if figure.reason or figure.interval is None or not 0 < figure.interval.median < math.inf:
+        return Unranked(each, figure.reason or f"found {list(figure.values)}, expected positive numbers")
+    values, found = side_values(metric.quantity, each.side, histories), figure.interval
+    low, high = (found.low, found.high) if found.n >= LEAST_RUNS else own_interval(values) or (None, None)
+    return RankedBar(each, values, found.median, low, high, None)
+
+
+def caution_fields(best: Contender, each: Contender) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return what calls for caution in `each` beside the best, with its values, and other fields that differ."""
+    sides = [each.side] if each is best else [best.side, each.side]
+    found = list(cautions(sides))
+    own = [(field.name, field.cells[-1]) for field in found if field.name in WHY and field.cells[-1] != NOTHING]
+    return own, [field.name for field in found if field.name not in WHY]
+
+
+# -- over all trainings
+
+
+@dataclass(frozen=True)
+class MeanRatio:
+    """One column against another, over the trainings that both have."""
+
+    column: str
+    base: str
+    ratio: Ratio
+    trainings: int
+
+
+@dataclass(frozen=True)
+class Overall:
+    """Columns over all trainings, the best first. The first row is against itself: its ratio is None.
+
+    leader: the first against the second; None with fewer than two columns. is_by_chip: whether the columns are chips;
+    else they are the frameworks of one chip. trainings: of which any column has a bar. left_out: columns that share no
+    training with the first.
+    """
+
+    rows: tuple[MeanRatio, ...]
+    is_by_chip: bool
+    trainings: int
+    left_out: tuple[str, ...] = ()
+
+
+def overall(rankings: Sequence[Ranking], metric: Metric) -> Overall:
+    """Return the comparison of chips, each by its best framework; of the frameworks where all ran on one chip."""
+    chips = {bar.contender.chip for ranking in rankings for bar in ranking.bars}
+    is_by_chip = len(chips) > 1
+    tables = [_best_bars(ranking, is_by_chip) for ranking in rankings]
+    columns = _by_results(tables)
+    if not columns:
+        return Overall((), is_by_chip, 0)
+    found = [_mean(tables, column, columns[0]) for column in columns]
+    shared = [each for each in found if each.ratio.value is not None]
+    shared.sort(key=lambda each: metric.order(each.ratio.value or 0.0))
+    best = shared[0].column
+    rows = [_mean(tables, each.column, best) for each in shared]
+    left_out = [each.column for each in [*found, *rows] if each.ratio.value is None]
+    kept = [each for each in rows if each.ratio.value is not None]
+    return Overall(tuple(kept), is_by_chip, sum(map(bool, tables)), tuple(dict.fromkeys(left_out)))
+
+
+def _best_bars(ranking: Ranking, is_by_chip: bool) -> dict[str, RankedBar]:
+    """Return the best bar of each column."""
+    found: dict[str, RankedBar] = {}
+    for bar in ranking.bars:
+        found.setdefault(bar.contender.chip if is_by_chip else bar.contender.framework, bar)
+    return found
+
+
+def _by_results(tables: Sequence[dict[str, RankedBar]]) -> list[str]:
+    """Return the columns, the one with most trainings first."""
+    counts = Counter(column for table in tables for column in table)
+    return sorted(counts, key=lambda column: (-counts[column], column))
+
+
+def _mean(tables: Sequence[dict[str, RankedBar]], column: str, base: str) -> MeanRatio:
+    both = [(table[column].values, table[base].values) for table in tables if column in table and base in table]
+    return MeanRatio(column, base, mean_ratio(both), len(both))

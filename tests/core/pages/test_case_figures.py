@@ -1,0 +1,87 @@
+"""Losses against the reference, and memory by part: what is drawn is what was recorded, and nothing is made up."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from compared_records import CORPUS, WORK, record
+from levelfield.pages.case_figures import MOST_POINTS, MemoryBar, TrainingFigures, training_figures
+from levelfield.pages.content import gathered
+from levelfield.pages.first_view import ranked_trainings
+from levelfield.pages.results import GivenRuns
+from levelfield.specs.record import RunRecord
+
+GIB = 2**30
+KNOWN = [4.0, 3.0, 2.0]
+
+
+def figures(run: RunRecord, known: list[float] | None = None) -> TrainingFigures:
+    results = GivenRuns([run])
+    (training,) = ranked_trainings(gathered(results), results)
+    return training_figures(training, {(WORK, CORPUS): ("stored", known)} if known else {})
+
+
+def test_a_loss_that_is_shifted_by_one_percent_is_one_percent_from_the_reference() -> None:
+    found = figures(record(losses=(4.0, 3.03, 2.0)), KNOWN)
+    reference, own = found.lines
+    assert found.reference == "stored" and (reference.contender, reference.apart) == (None, None)
+    assert own.apart == pytest.approx(0.01) and own.losses == (4.0, 3.03, 2.0)
+    assert own.points.split()[0] == reference.points.split()[0], "equal losses lie on each other"
+
+
+def test_without_a_reference_there_is_no_difference() -> None:
+    found = figures(record(losses=(4.0, 3.0)))
+    assert found.reference is None and [line.apart for line in found.lines] == [None]
+
+
+def test_a_curve_ends_at_the_first_loss_that_is_missing() -> None:
+    (line,) = figures(record(losses=(4.0, None, 2.0))).lines
+    assert line.losses == (4.0,)
+
+
+def test_a_flat_and_an_empty_curve_are_drawn_without_a_division_by_zero() -> None:
+    for losses in ((2.0, 2.0), (2.0,), ()):
+        (line,) = figures(record(losses=losses)).lines
+        assert "nan" not in line.points and len(line.points.split()) == len(losses)
+
+
+def test_a_long_curve_keeps_its_ends() -> None:
+    losses = tuple(9.0 - n / 1000 for n in range(5000))
+    points = figures(record(losses=losses)).lines[0].points.split()
+    assert len(points) <= MOST_POINTS + 2 and points[0].startswith("44.0,") and points[-1].startswith("360.0,")
+
+
+def memory(whole: float | None, **found: Any) -> MemoryBar:
+    parts = {name: {"value": value, "reason": None} for name, value in found.items() if name != "capacity_bytes"}
+    own = {"device_used_peak": {"value": whole, "reason": None if whole else "no reading"}, **parts}
+    run = record(memory=whole or 1.0)
+    result = {**run.result, "memory": {**own, "capacity_bytes": found.get("capacity_bytes")}}
+    (bar,) = figures(run.model_copy(update={"memory_bytes": whole, "result": result})).memory
+    return bar
+
+
+def test_parts_add_up_to_the_peak_and_are_percent_of_the_device() -> None:
+    bar = memory(60 * GIB, allocated_peak=40 * GIB, reserved_peak=50 * GIB, capacity_bytes=80 * GIB)
+    assert bar.parts == (("allocated", 40 * GIB, 50.0), ("reserved", 10 * GIB, 12.5), ("device", 10 * GIB, 12.5))
+
+
+@pytest.mark.parametrize(
+    ("allocated", "reserved", "names"),
+    [
+        (None, 50 * GIB, ["reserved", "device"]),
+        (40 * GIB, 30 * GIB, ["allocated", "device"]),  # swapped
+        (70 * GIB, 75 * GIB, ["device"]),  # more than the whole device was seen to use
+        (math.nan, "withheld", ["device"]),
+    ],
+)
+def test_a_part_that_is_not_known_or_does_not_fit_is_not_drawn(allocated: Any, reserved: Any, names: list[str]) -> None:
+    bar = memory(60 * GIB, allocated_peak=allocated, reserved_peak=reserved, capacity_bytes=80 * GIB)
+    assert [name for name, _, _ in bar.parts] == names and sum(size for _, size, _ in bar.parts) == 60 * GIB
+
+
+def test_without_a_peak_or_a_capacity_there_is_no_bar() -> None:
+    assert memory(60 * GIB).parts == () and memory(60 * GIB, capacity_bytes="withheld").parts == ()
+    absent = memory(None, capacity_bytes=80 * GIB)
+    assert absent.parts == () and absent.whole is None and absent.reason == "no reading"

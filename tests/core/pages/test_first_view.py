@@ -1,0 +1,289 @@
+"""The first page: which chip, by how much, how sure; and no bar or ratio that misleads, whatever a run is like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compared_records import record, repeats
+from levelfield.catalog.registry import Registry
+from levelfield.compare.comparison import compare
+from levelfield.compare.ranking import TOKENS, Metric, metrics
+from levelfield.compare.sides import side_of
+from levelfield.pages.content import gathered
+from levelfield.pages.first_view import MOST_BARS, DrawnBar, FirstView, first_view, inverse, ranked_trainings
+from levelfield.pages.page_building import build_pages
+from levelfield.pages.results import GivenRuns
+from levelfield.specs.prices import Prices
+from levelfield.specs.record import RunRecord
+from seeded_nights import SeededNights
+
+MFU, ENERGY = metrics()[1:]
+QUIET = {
+    "other_use": {"devices": [], "host_in_window": {"value": 0.1}, "host_cores": 64},
+    "certificate": {"holds": True},
+}
+
+
+def three(rate: float, first: int, spread: float = 0.002, **changes: Any) -> list[RunRecord]:
+    """Three repeats about a rate; `more` is added to their results."""
+    more = {**QUIET, **changes.pop("more", {})}
+    runs = repeats(rate * (1 - spread), rate * (1 + spread), rate, first=first, **{"scale": "full", **changes})
+    return [
+        run.model_copy(update={"result": {**run.result, **more, "repeat": number}})
+        for number, run in enumerate(runs, start=1)
+    ]
+
+
+FAST, SLOW = three(1000, 1, chip="X1"), three(500, 4, chip="Z9")
+
+
+def view(records: Sequence[RunRecord], metric: Metric = TOKENS) -> FirstView:
+    results = GivenRuns(records)
+    content = gathered(results)
+    histories = {digest: runs.points for digest, runs in content.series.items()}
+    return first_view(ranked_trainings(content, results), metric, histories)
+
+
+def bars(seen: FirstView, place: int = 0) -> dict[str, DrawnBar]:
+    return {bar.bar.contender.chip: bar for bar in seen.trainings[place].best}
+
+
+def test_the_answer_names_the_chip_the_ratio_and_its_interval_as_compare_does() -> None:
+    seen = view([*SLOW, *FAST])
+    expected = compare([side_of("A", SLOW), side_of("B", FAST)]).figures[0].ratios[0]
+    assert [row.column for row in seen.overall.rows] == ["acme X1", "acme Z9"] and seen.is_told
+    assert seen.lead and seen.lead.value == pytest.approx(2.0)
+    assert (seen.lead.low, seen.lead.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+    assert seen.lead.standing == expected.standing == "higher"
+
+
+def test_less_energy_is_better_and_its_bars_are_in_that_order() -> None:
+    seen = view([*three(1000, 1, joules=0.9), *three(500, 4, chip="Z9", joules=0.3)], ENERGY)
+    assert [*bars(seen)] == ["acme Z9", "acme X1"] and seen.overall.rows[0].column == "acme Z9"
+    assert seen.lead and seen.lead.value == pytest.approx(1 / 3) and seen.is_told
+    assert bars(seen)["acme X1"].length == 100.0 and bars(seen)["acme Z9"].length == pytest.approx(33.3)
+
+
+def test_the_bar_of_mfu_ends_at_the_peak_of_the_chip() -> None:
+    found = bars(view([*three(1000, 1, mfu=0.4)], MFU))["acme X1"]
+    assert found.length == 40.0 and found.achieved is None, "the achieved FLOP/s of this run were not recorded"
+
+
+def test_a_bar_has_its_interval_from_repeats_and_from_the_nights_of_its_series() -> None:
+    nights = [record(n, 1000.0 + n % 3, began=f"2026-11-{n:02}T10:00:00Z") for n in range(1, 12)]
+    of_nights, of_repeats = (bars(view(runs))["acme X1"].bar for runs in (nights, FAST))
+    assert of_nights.low and of_nights.high and of_nights.low < of_nights.value < of_nights.high
+    assert of_repeats.low and of_repeats.low < 1000 < (of_repeats.high or 0)
+    alone = bars(view(nights[:3]))["acme X1"].bar
+    assert (alone.low, alone.high) == (None, None)
+
+
+def test_one_run_a_side_gives_a_word_and_no_number() -> None:
+    seen = view([record(1, 1000.0), record(2, 213.0, chip="Z9")])
+    assert seen.lead and seen.lead.standing == "inconclusive" and seen.lead.low is None and not seen.is_told
+    assert bars(seen)["acme Z9"].bar.ratio.shown == "inconclusive"  # type: ignore[union-attr]
+    assert seen.trust["repeats"] == 0
+
+
+def test_a_difference_within_noise_makes_nobody_the_best() -> None:
+    seen = view([*three(1000, 1, 0.02), *three(1001, 4, 0.02, chip="Z9")])
+    assert seen.lead and seen.lead.standing == "within noise"
+    assert not seen.is_told and not seen.trainings[0].is_told
+
+
+# -- what must not mislead
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"evidence": "tampered"},
+        {"evidence": "unsealed"},
+        {"word": "withheld", "tokens_per_second_per_device": None},
+        {"word": "oom", "failure": "oom"},
+        {"verdict": "different"},
+        {"tokens_per_second_per_device": 1010.0},  # 1 % beside its result.json
+    ],
+    ids=str,
+)
+def test_a_run_that_does_not_count_has_no_bar_and_is_named(change: dict[str, Any]) -> None:
+    wrong = [run.model_copy(update=change) for run in FAST]
+    seen = view([*wrong, *SLOW])
+    assert [*bars(seen)] == ["acme Z9"] and seen.lead is None
+    (absent,) = seen.trainings[0].training.absent
+    assert absent.chip == "acme X1" and absent.word
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, None])
+def test_a_figure_that_is_no_number_in_its_result_gives_no_bar(value: float | None) -> None:
+    wrong = [run.model_copy(update={"result": {**run.result, "throughput": {
+        "tokens_per_second": value, "tokens_per_second_per_device": value}}}) for run in FAST]  # fmt: skip
+    seen = view([*wrong, *SLOW])
+    assert [*bars(seen)] == ["acme Z9"] and seen.lead is None
+    assert [each.word for each in seen.trainings[0].training.absent] == ["contradictory"]
+
+
+def test_the_last_run_that_counts_stands_in_where_a_newer_one_does_not() -> None:
+    worse = record(9, 9000.0, scale="full", word="oom", failure="oom")
+    assert bars(view([*FAST, worse]))["acme X1"].bar.value == 1000.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"scale": "smoke"}, {"work": "sha256:" + "9" * 64}, {"corpus": "sha256:" + "9" * 64}, {"precision": "bf16"},
+     {"device_is": "host share"}],
+    ids=str,
+)  # fmt: skip
+def test_runs_of_another_scale_or_work_are_in_no_training_with_others(change: dict[str, Any]) -> None:
+    seen = view([*FAST, *three(500, 4, **{"chip": "Z9", **change})])
+    assert len(seen.trainings) == 2 and seen.lead is None
+    assert all(len(each.best) == 1 for each in seen.trainings)
+
+
+@pytest.mark.parametrize("change", [{"window": (11, 29)}, {"formulas": ("palm/2",)}], ids=str)
+def test_a_side_that_compare_would_refuse_has_no_bar_and_the_field_is_named(change: dict[str, Any]) -> None:
+    seen = view([*FAST, *three(900, 4, chip="Y"), *three(5000, 7, chip="Z9", **change)])
+    assert [*bars(seen)] == ["acme X1", "acme Y"], "the fastest differs from most others"
+    (unranked,) = seen.trainings[0].ranking.unranked
+    assert unranked.contender.chip == "acme Z9" and next(iter(change)) in unranked.why
+
+
+def test_a_withheld_figure_has_no_bar_and_gives_no_ratio() -> None:
+    palm = [{"kind": "MFU", "formula": "palm/1", "value": "withheld", "peak_tflops": 100.0}]
+    hidden = [run.model_copy(update={"mfu": None}) for run in three(500, 4, chip="Z9", more={"utilisation": palm})]
+    seen = view([*FAST, *hidden], MFU)
+    assert [*bars(seen)] == ["acme X1"] and seen.lead is None
+    assert [each.why for each in seen.trainings[0].ranking.unranked] == ["withheld"]
+    assert len(bars(view([*FAST, *hidden]))) == 2, "its speed is not withheld"
+
+
+def test_a_figure_that_one_of_the_repeats_lacks_has_no_bar() -> None:
+    runs = three(500, 4, chip="Z9")
+    silent = {"joules_per_token": {"value": None, "reason": "no reading"}}
+    lacking = runs[0].model_copy(update={"joules_per_token": None, "result": {**runs[0].result, "energy": silent}})
+    seen = view([*FAST, lacking, *runs[1:]], ENERGY)
+    assert [*bars(seen)] == ["acme X1"] and [u.why for u in seen.trainings[0].ranking.unranked] == ["no reading"]
+
+
+def test_a_missing_framework_is_named_and_the_mean_says_how_many() -> None:
+    both = [*FAST, *SLOW, *three(1000, 11, case="b"), *three(250, 14, case="b", chip="Z9")]
+    alone = [
+        *three(9000, 21, case="c"),
+        *[r.model_copy(update={"word": "failed"}) for r in three(1, 24, case="c", chip="Z9")],
+    ]
+    seen = view([*both, *alone])
+    assert seen.lead and seen.lead.value == pytest.approx(math.sqrt(2 * 4))
+    assert (seen.overall.rows[1].trainings, seen.overall.trainings) == (2, 3)
+    (third,) = (each.training for each in seen.trainings if each.training.first.series.case == "c")
+    assert [each.word for each in third.absent] == ["failed"]
+
+
+def test_chips_that_share_no_training_have_no_ratio() -> None:
+    seen = view([*FAST, *three(500, 4, case="other", chip="Z9")])
+    assert seen.lead is None and seen.overall.left_out == ("acme Z9",)
+
+
+def test_smoke_is_the_answer_only_where_nothing_ran_at_full_scale() -> None:
+    smoke = [*three(9000, 11, scale="smoke"), *three(100, 14, scale="smoke", chip="Z9")]
+    assert view(smoke).scale == "smoke"
+    mixed = view([*smoke, *FAST, *SLOW])
+    assert mixed.scale == "full" and mixed.lead and mixed.lead.value == pytest.approx(2.0)
+
+
+def test_frameworks_are_compared_where_all_ran_on_one_chip() -> None:
+    seen = view([*FAST, *three(2000, 4, framework="jax")])
+    assert not seen.overall.is_by_chip and seen.chip == "acme X1"
+    assert [row.column for row in seen.overall.rows] == ["jax", "torch"]
+
+
+def test_a_chip_stands_by_its_best_framework_and_the_others_are_listed() -> None:
+    seen = view([*FAST, *three(2000, 11, framework="jax"), *SLOW])
+    assert bars(seen)["acme X1"].bar.contender.framework == "jax"
+    assert [bar.bar.contender.framework for bar in seen.trainings[0].each] == ["jax", "torch", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("part", "more", "detail"),
+    [
+        (
+            "quiet",
+            {"other_use": {"devices": [], "host_in_window": {"value": 9.0}, "host_cores": 64}},
+            "up to 9.0 of 64",
+        ),
+        ("quiet", {"other_use": None}, "not recorded"),
+        ("certified", {"certificate": {"holds": False, "reason": "none was looked for"}}, "none was looked for"),
+        ("certified", {"certificate": None}, "not recorded"),
+    ],
+)
+def test_a_part_of_the_trust_that_is_missing_says_why(part: str, more: dict[str, Any], detail: str) -> None:
+    (bar,) = bars(view(three(1000, 1, more=more))).values()
+    lacking = [each for each in bar.bar.contender.trust if not each.holds]
+    assert [each.name for each in lacking] == [part] and detail in lacking[0].detail and bar.held == 4
+
+
+def test_an_unchecked_training_is_not_aligned() -> None:
+    (bar,) = bars(view(three(1000, 1, verdict="unchecked"))).values()
+    assert [part.name for part in bar.bar.contender.trust if not part.holds] == ["aligned"]
+
+
+def test_the_inverse_of_a_ratio_is_the_same_comparison() -> None:
+    found = view([*FAST, *SLOW]).overall.rows[1].ratio
+    back = inverse(found)
+    assert (back.value, back.low, back.high) == tuple(
+        pytest.approx(1 / (x or 0)) for x in (found.value, found.high, found.low)
+    )
+    assert back.standing == "higher" and inverse(back).standing == found.standing
+
+
+def test_a_page_of_many_trainings_says_how_many_it_leaves_out() -> None:
+    cases = [f"c{n}" for n in range(MOST_BARS // 2 + 3)]
+    fast = [record(1, 1000, case=case, run_id=f"a {case}") for case in cases]
+    seen = view([*fast, *(record(1, 900, case=case, chip="Z9", run_id=f"b {case}") for case in cases)])
+    assert (len(seen.trainings), seen.left_out) == (MOST_BARS // 2, 3)
+
+
+def test_the_page_says_the_answer_in_both_languages(tmp_path: Path) -> None:
+    build_pages(GivenRuns([*FAST, *SLOW]), tmp_path, Registry())
+    english, chinese = ((tmp_path / name).read_text() for name in ("index.html", "zh/index.html"))
+    assert "acme X1 trains 2.00 times as fast as acme Z9" in english and "95 % interval 1.9" in english
+    assert "acme X1 的训练速度是 acme Z9 的 2.00 倍" in chinese
+    assert "acme X1 needs" in (tmp_path / "by-energy.html").read_text() or "cannot be told" in (
+        tmp_path / "by-energy.html").read_text()  # fmt: skip
+
+
+def test_the_cost_is_a_switch_only_with_prices(tmp_path: Path) -> None:
+    """By hand: 2 an hour at 500 tokens/s are 2 / 3600 / 500 * 1e6 = 1.1111; at 3.6 and 1000 tokens/s exactly 1."""
+    rents = {"X1": {"per": "device", "rent": 3.6}, "Z9": {"per": "device", "rent": 2.0}}
+    prices = Prices.model_validate({"currency": "EUR", "chips": rents})
+    seen = view([*FAST, *SLOW], metrics(prices)[-1])
+    assert [bar.bar.value for bar in bars(seen).values()] == [pytest.approx(1.0), pytest.approx(1.1111, rel=1e-4)]
+    assert seen.lead and seen.lead.value == pytest.approx(0.9) and seen.is_told
+    build_pages(GivenRuns([*FAST, *SLOW]), tmp_path / "without", Registry())
+    assert not (tmp_path / "without/by-cost.html").exists()
+    assert "by-cost" not in (tmp_path / "without/index.html").read_text()
+    build_pages(GivenRuns([*FAST, *SLOW]), tmp_path / "with", Registry(), prices=prices)
+    page = (tmp_path / "with/by-cost.html").read_text()
+    assert "acme X1 costs 0.90 times what acme Z9 costs" in page and "EUR/M tokens" in page and "1.111 " in page
+
+
+def test_a_chip_without_a_price_has_no_bar() -> None:
+    prices = Prices.model_validate({"currency": "EUR", "chips": {"X1": {"per": "device", "rent": 3.6}}})
+    seen = view([*FAST, *SLOW], metrics(prices)[-1])
+    (unranked,) = seen.trainings[0].ranking.unranked
+    assert [*bars(seen)] == ["acme X1"] and "Z9" in unranked.why and seen.lead is None
+
+
+def test_a_metric_that_no_run_has_is_no_link(tmp_path: Path) -> None:
+    build_pages(GivenRuns(three(1000, 1, joules=None)), tmp_path, Registry())
+    page = (tmp_path / "index.html").read_text()
+    assert not (tmp_path / "by-energy.html").exists() and "Energy: no run has it" in page
+
+
+def test_a_red_night_is_named_on_the_first_page(tmp_path: Path) -> None:
+    build_pages(SeededNights(series=6, nights=20).results(), tmp_path, Registry())
+    page = (tmp_path / "index.html").read_text()
+    assert 'class="caution" id="night"' in page and "Findings that need a person" in page
