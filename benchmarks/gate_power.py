@@ -89,6 +89,7 @@ class Sizes:
 
 
 FULL, QUICK = Sizes(200, 100, 60, 20, 300), Sizes(2, 3, 6, 1, 30)
+OF_MANY_CELLS = replace(FULL, power=100, quiet_nights=40)  # noise and worlds
 
 
 def main() -> None:
@@ -101,7 +102,8 @@ def main() -> None:
         print(json.dumps(seconds_of_gate(30 if options.quick else 300), indent=2))
         return
     for name in options.tables:
-        for line in TABLES[name](QUICK if options.quick else FULL):
+        full = OF_MANY_CELLS if name in ("noise", "worlds") else FULL
+        for line in TABLES[name](QUICK if options.quick else full):
             print(line, flush=True)
         print(flush=True)
 

@@ -127,7 +127,7 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     """Add the event and print it. Return 0. Raises UsageError where the evidence accepts nothing."""
     from levelfield.nights import baselines
     from levelfield.nights.series_history import event_lines
-    from levelfield.nights.stored_nights import level_evidence, one_series
+    from levelfield.nights.stored_nights import conditions_of, level_evidence, one_series
     from levelfield.rundir.directory import utc_now
 
     until = None if kind == "note" else _day(options.until)
@@ -141,7 +141,7 @@ def _state(options: argparse.Namespace, kind: str) -> int:
             event = baselines.accepted_baseline(evidence, who, options.why, at, until)
         elif kind == "step":
             event = baselines.accepted_step(found.digest, points, who, options.why, at, until)
-            others = baselines.same_steps(event, store.points()) if options.everywhere else []
+            others = baselines.same_steps(event, store.points(), conditions_of(store)) if options.everywhere else []
         else:
             event = baselines.note(found.digest, who, options.why, at)
         for each in (event, *others):

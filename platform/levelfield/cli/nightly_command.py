@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 NIGHTLY = """\
 Run a suite every night, compare each series with the level that somebody
 accepted, and find what made it worse. Until somebody accepts a level, the old
-one stays: a regression fails every night, and after a gain that nobody accepted
-a fall to the old level is not seen. Each event says who, when, why, and on
-which runs. SERIES is a case with one series, a part of a label, or the start of
-a digest; `nightly history CASE` prints them.
+one stays: a regression fails every night, and a gain of less than seven nights
+can be lost unseen. Each event says who, when, why, and on which runs. SERIES is
+a case with one series, a part of a label, or the start of a digest; `nightly
+history CASE` prints them.
 
 examples:
   run_benchmarks.py nightly run --suite smoke

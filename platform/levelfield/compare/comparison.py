@@ -97,7 +97,7 @@ def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
     (own, node), (other, place) = ((each.first.series, each.first.node) for each in (side, base))
     scale = f" --scale {own.scale}" if own.scale != "full" else ""
     if (own.chip, node) == (other.chip, place):
-        return f"run_benchmarks.py compare --duel {other.target} {own.target}{scale}"
+        return f"run_benchmarks.py compare duel {other.target} {own.target}{scale}"
     return f"run_benchmarks.py --case {own.target} --repeat {LEAST_RUNS}{scale}"
 
 

@@ -111,7 +111,7 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     whole, freedom = sum(v.value for v in variances), int(_freedom(variances) + 1e-9)  # less a rounding error
     half = _quantile(freedom) * math.sqrt(whole) / len(pairs)
     low, high = _exp(difference - half), _exp(difference + half)
-    return Ratio(_exp(difference), low, high, _standing(low, high), _described(pairs, freedom))
+    return Ratio(_exp(difference), low, high, standing_of(low, high), _described(pairs, freedom))
 
 
 def own_interval(of: SideValues) -> tuple[float, float] | None:
@@ -191,7 +191,8 @@ def _freedom(variances: Sequence[_Variance]) -> float:
     return sum(v.value for v in variances) ** 2 / sum(v.value**2 / v.freedom for v in variances)
 
 
-def _standing(low: float, high: float) -> Standing:
+def standing_of(low: float, high: float) -> Standing:
+    """Return what an interval of a ratio shows."""
     if low > 1:
         return "higher"
     return "lower" if high < 1 else "within noise"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from statistics import median
@@ -12,8 +12,17 @@ from levelfield.errors import UsageError
 from levelfield.series.examination import is_since
 from levelfield.series.findings import FIGURES, Finding
 from levelfield.series.level import LONGEST, node_medians
-from levelfield.series.segments import Segment, in_history, is_evidence, night_of, observations, segments_of, value_of
-from levelfield.specs.record import EventKind, Gated, Point, StoreEvent
+from levelfield.series.segments import (
+    Segment,
+    condition_changes,
+    in_history,
+    is_evidence,
+    night_of,
+    observations,
+    segments_of,
+    value_of,
+)
+from levelfield.specs.record import Conditions, EventKind, Gated, Point, StoreEvent
 
 FEWEST_NIGHTS = 3
 
@@ -87,15 +96,30 @@ def accepted_step(
     return _event("environment-step", series, who, why, at, until, newest.points, {}, data)
 
 
-def same_steps(step: StoreEvent, points: Mapping[str, Sequence[Point]]) -> list[StoreEvent]:
-    """Return the events that accept the same change of conditions in the other series that have it."""
+def same_steps(
+    step: StoreEvent, points: Mapping[str, Sequence[Point]], conditions: Callable[[str], Conditions | None]
+) -> list[StoreEvent]:
+    """Return the events that accept the same change of conditions in the other series that have it.
+
+    Conditions of two series may differ in variables of their plans: the same fields changed alike is the same change.
+    """
+
+    def change(before: str, after: str) -> tuple[str, ...]:
+        return condition_changes(conditions(before), conditions(after)) or (before, after)
+
+    wanted = change(str(step.data["before"]), str(step.data["after"]))
     return [
         step.model_copy(
-            update={"id": uuid.uuid4().hex, "series": series, "runs": tuple(p.run_id for p in after.points)}
+            update={
+                "id": uuid.uuid4().hex,
+                "series": series,
+                "runs": tuple(p.run_id for p in after.points),
+                "data": {"before": before, "after": after.conditions},
+            }
         )
         for series in sorted(set(points) - {step.series})
         for before, after in _steps(points[series])
-        if (before, after.conditions) == (step.data["before"], step.data["after"])
+        if change(before, after.conditions) == wanted
     ]
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from levelfield.errors import DocumentError, RunFailed
-from levelfield.nights.build_pairs import ArmFailed, PairProgress, arms_of, paired_records
+from levelfield.nights.build_pairs import ArmFailed, arms_of, paired_records
 from levelfield.plan.environment import environment_of
 from levelfield.run.builds import CommitBuild
 from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.turns import PairProgress
 from levelfield.series.pairs import FEWEST_HALFWAY, FEWEST_PAIRS, MOST_PAIRS, HalfwayTest, PairedTest, Side
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile

@@ -163,6 +163,9 @@ class _SeriesNights:
 
 
 def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: Sequence[Finding]) -> Judged | None:
+    tonight = observations(nights.tonight, figure)
+    if not tonight:
+        return None
     events = given.events_by_series.get(nights.series, [])
     evidence = {run for event in events if event.kind == "baseline" for run in event.runs}
     segments = nights.without({run for finding in past for run in finding.bad_runs} - evidence)
@@ -172,14 +175,12 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
     better, worse = (_changed_runs(past, word) - evidence for word in ("improvement", "regression"))
     cleared = {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id}
     found: list[tuple[Era, Examination]] = []
-    for night in observations(nights.tonight, figure):
+    for night in tonight:
         place = place_of(segments, night.run_id)
         era = era_of(segments, place, events, night.began, night.run_id)
         found.append(
             (era, examined(figure, night, nights_before(era, figure, night, cleared, better | worse, bad, better)))
         )
-    if not found:
-        return None
     # Of several nodes in a night the worst one is judged: the one farthest above its level.
     far = (each.tonight.cost - each.level.cost if each.level else float("-inf") for _, each in found)
     _, (era, worst) = max(zip(far, found, strict=True), key=lambda pair: pair[0])
@@ -285,10 +286,10 @@ def missing_findings(given: GateInput) -> Iterator[Finding]:
 def _missing_figures(given: GateInput) -> Iterator[Finding]:
     for series in given.points:
         tonight = [p for p in given.tonight(series) if is_evidence(p)]
-        for figure in FIGURES if tonight else ():
-            if any(getattr(point, figure) is not None for point in tonight):
-                continue
-            earlier = [p for p in in_history(given.points[series]) if night_of(p) != given.night][-_OFTEN:]
+        absent = [figure for figure in FIGURES if all(getattr(point, figure) is None for point in tonight)]
+        history = in_history(given.points[series]) if tonight and absent else []
+        earlier = [p for p in history if night_of(p) != given.night][-_OFTEN:]
+        for figure in absent:
             if len(earlier) == _OFTEN and all(getattr(point, figure) is not None for point in earlier):
                 found = _about(
                     given, series, "missing", "not measured tonight, as it was in the last 7 runs", tonight[-1]

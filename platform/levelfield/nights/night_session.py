@@ -21,7 +21,7 @@ from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
-from levelfield.nights.build_pairs import PairProgress, arms_of, paired_records, shared_python
+from levelfield.nights.build_pairs import arms_of, paired_records, shared_python
 from levelfield.nights.gate import (
     MOST_PAIRS_OF_A_NIGHT,
     Confirmation,
@@ -59,6 +59,7 @@ from levelfield.run.builds import CommitBuild, build_of
 from levelfield.run.measurement import control_rates
 from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
+from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
 from levelfield.series.level import level_of
 from levelfield.series.pairs import MOST_PAIRS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from functools import cache, partial
 
@@ -41,7 +41,7 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         store.events(),
         expected,
         past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)),
-        cache(partial(_conditions, store)),
+        conditions_of(store),
     )
 
 
@@ -49,7 +49,7 @@ def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
     """Return the same for the histories of some series, without a night."""
     series = {stored.digest: stored.series for stored in chosen}
     points = store.points(list(series))
-    return GateInput("", points, series, store.events(), {}, (), cache(partial(_conditions, store)))
+    return GateInput("", points, series, store.events(), {}, (), conditions_of(store))
 
 
 def past_findings(store: Store, since: str | None = None) -> list[Finding]:
@@ -109,6 +109,11 @@ def level_evidence(store: Store, series: Sequence[str], at: str) -> list[LevelEv
         )
         for digest in series
     ]
+
+
+def conditions_of(store: Store) -> Callable[[str], Conditions | None]:
+    """Return what finds conditions by their digest; None for those that the store does not have."""
+    return cache(partial(_conditions, store))
 
 
 def _conditions(store: Store, digest: str) -> Conditions | None:

@@ -75,7 +75,9 @@ class NightTickets:
         except LevelfieldError as error:
             return Ticket(commits_unknown=str(error), packages_unknown=str(error), page=page)
         command = self._command(own, series, finding.figure) if finding.word == "regression" else ()
-        return own.model_copy(update={"command": command, "bisection": self._found(own, finding), "page": page})
+        found = self._found(own, finding)
+        more = {"bisection": found, "first_bad": _first_bad(own, found), "page": page}
+        return own.model_copy(update={"command": command, **more})
 
     def accepted(self, finding: Finding) -> str | None:
         """Return the run of the build that tonight's is compared with: accepted, or the last whose training agreed."""
@@ -129,6 +131,17 @@ class NightTickets:
             if found and ((is_own and is_now) or (found.first_bad and (is_own or is_now))):
                 return found
         return None
+
+
+def _first_bad(own: Ticket, found: Bisection | None) -> TicketCommit | None:
+    """Return the commit that a search found, with author and subject, by this checkout."""
+    if found is None or found.first_bad is None:
+        return None
+    known = next((each for each in own.commits if each.commit == found.first_bad), None)
+    try:
+        return known or TicketCommit(**commit_log(found.last_good or "", found.first_bad, 1)[0][0]._asdict())
+    except (RunFailed, IndexError):
+        return TicketCommit(commit=found.first_bad, author="", subject="")
 
 
 def _bisection(note: Mapping[str, Any]) -> Bisection | None:
@@ -221,11 +234,8 @@ class NightBisection:
             return trials.answer(build_of(commit, say=self.say))
 
         found = first_bad(commits, side)
-        (bad,), _ = commit_log(commits[found.good], commits[found.bad], 1)
-        return Bisection(
-            first_bad=TicketCommit(**bad._asdict()), last_good=commits[found.good], undecided=len(found.undecided),
-            tried=tried,
-        )  # fmt: skip
+        good, bad = commits[found.good], commits[found.bad]
+        return Bisection(first_bad=bad, last_good=good, undecided=len(found.undecided), tried=tried)
 
 
 def _note(night: str, finding: Finding, ticket: Ticket, found: Bisection) -> StoreEvent:

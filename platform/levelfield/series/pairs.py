@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -34,6 +34,33 @@ _POWER = 0.9
 FEWEST_HALFWAY, ALPHA_HALFWAY = 2, 0.01
 ALPHA_OF_PART = 0.005  # of what is taken off: the arms' bias, or the build's part of a step
 LEAST_ERROR = 1e-4  # of a mean: equal differences are rounding
+
+
+@dataclass(frozen=True)
+class Looks:
+    """When a test on pairs may decide. alpha: its one-sided error after so many pairs. floor: the least change of cost.
+
+    no_change, interval: one-sided errors of the word `no change` and of the interval; None: those of the look.
+    """
+
+    alpha: Mapping[int, float]
+    floor: float = FLOOR
+    no_change: float | None = None
+    interval: float | None = None
+
+    @property
+    def fewest(self) -> int:
+        return min(self.alpha)
+
+    @property
+    def most(self) -> int:
+        return max(self.alpha)
+
+    def error_at(self, pairs: int) -> float:
+        return self.alpha[min(max(pairs, self.fewest), self.most)]
+
+
+NIGHTLY = Looks(ALPHA, no_change=NO_CHANGE_TAIL, interval=0.025)
 
 PairWord = Literal["regression", "improvement", "no change", "bad night", "inconclusive", "more pairs"]
 Side = Literal["good", "bad", "unknown"]
@@ -80,11 +107,12 @@ class PairRuling:
 class PairedTest:
     """The sequential test of one figure. direction: 1 where tonight looked worse, -1 where it looked better.
 
+    0: both are possible, and the test is of the direction that the pairs have; then each error is of either direction.
     level: of the series on the pairs' node: an A outside of it shows that the night is bad. None: A is not checked.
     """
 
-    def __init__(self, figure: Gated, direction: int = 1, level: Level | None = None) -> None:
-        self._figure, self._direction, self._level = figure, direction, level
+    def __init__(self, figure: Gated, direction: int = 1, level: Level | None = None, looks: Looks = NIGHTLY) -> None:
+        self._figure, self._direction, self._level, self._looks = figure, direction, level, looks
         self._pairs: list[tuple[float, float]] = []
 
     def add(self, a: float | None, b: float | None) -> PairRuling:
@@ -97,21 +125,24 @@ class PairedTest:
         n = len(self._pairs)
         if n < 2:
             open_word: PairWord = "inconclusive" if is_last else "more pairs"
-            return PairRuling(open_word, n, more=FEWEST_PAIRS - n, build=open_word)
-        differences = [self._direction * (b - a) for a, b in self._pairs]
+            return PairRuling(open_word, n, more=self._looks.fewest - n, build=open_word)
+        own = [b - a for a, b in self._pairs]
+        direction = self._direction or (1 if statistics.fmean(own) > 0 else -1)
+        differences = [direction * each for each in own]
         mean, error = statistics.fmean(differences), _error(differences)
-        word = build = _word(mean, error, n, is_last)
+        word = build = _word(mean, error, n, is_last, self._looks)
         first = statistics.fmean(a for a, _ in self._pairs)
         level = self._level
         is_bad = level is not None and level.is_own and abs(first - level.cost) > level.threshold(Z)
         if word in ("no change", "inconclusive") and is_bad:
             word = "bad night"
-        elif word == "regression" and self._direction < 0:
+        elif word == "regression" and direction < 0:
             word = build = "improvement"
-        half = t_quantile(0.025, n - 1) * error
-        low, high = sorted((self._direction * (mean - half), self._direction * (mean + half)))
-        more = _more(error, n) if build in ("inconclusive", "more pairs") else None
-        return PairRuling(word, n, self._direction * mean, low, high, more, first, error, build=build)
+        half = t_quantile(self._looks.interval or self._looks.error_at(n), n - 1) * error
+        low, high = sorted((direction * (mean - half), direction * (mean + half)))
+        effect = self._looks.floor if self._direction else max(self._looks.floor, mean)
+        more = _more(error, n, effect, self._looks) if build in ("inconclusive", "more pairs") else None
+        return PairRuling(word, n, direction * mean, low, high, more, first, error, build=build)
 
 
 def judged_pairs(
@@ -197,18 +228,18 @@ def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
     half = t_quantile(0.025, freedom) * error
     return replace(
         ruling, word=word, build=word, excess=excess, low=excess - half, high=excess + half, error=error, bias=bias,
-        is_less_bias=True, more=_more(ruling.error, ruling.pairs) if word == "inconclusive" else None,
+        is_less_bias=True, more=_more(ruling.error, ruling.pairs, FLOOR, NIGHTLY) if word == "inconclusive" else None,
     )  # fmt: skip
 
 
-def _word(mean: float, error: float, n: int, is_last: bool) -> PairWord:
+def _word(mean: float, error: float, n: int, is_last: bool, looks: Looks) -> PairWord:
     """Return `regression` for a mean difference that is proven, in the direction that is tested."""
-    if n >= FEWEST_PAIRS:
-        if mean > FLOOR and mean - t_quantile(ALPHA[min(n, MOST_PAIRS)], n - 1) * error > 0:
+    if n >= looks.fewest:
+        if mean > looks.floor and mean - t_quantile(looks.error_at(n), n - 1) * error > 0:
             return "regression"
-        if mean + t_quantile(NO_CHANGE_TAIL, n - 1) * error < FLOOR:
+        if mean + t_quantile(looks.no_change or looks.error_at(n), n - 1) * error < looks.floor:
             return "no change"
-    return "inconclusive" if is_last or n >= MOST_PAIRS else "more pairs"
+    return "inconclusive" if is_last or n >= looks.most else "more pairs"
 
 
 def _error(differences: list[float]) -> float:
@@ -221,12 +252,12 @@ def _costs(a: float | None, b: float | None, figure: Gated) -> list[tuple[float,
     return [(first, second)] if first is not None and second is not None else []
 
 
-def _more(error: float, n: int) -> int:
-    """Return about how many more pairs a change of the floor's size needs: 2 ((z_a + z_b) s_run / delta)^2."""
+def _more(error: float, n: int, effect: float, looks: Looks) -> int:
+    """Return about how many more pairs a change of this size needs: 2 ((z_a + z_b) s_run / effect)^2."""
     normal = statistics.NormalDist()
     run = error * math.sqrt(n / 2)  # a difference has the noise of two runs
-    factor = normal.inv_cdf(1 - ALPHA[MOST_PAIRS]) + normal.inv_cdf(_POWER)
-    return max(1, math.ceil(2 * (factor * run / FLOOR) ** 2) - n)
+    factor = normal.inv_cdf(1 - looks.error_at(looks.most)) + normal.inv_cdf(_POWER)
+    return max(1, math.ceil(2 * (factor * run / effect) ** 2) - n)
 
 
 @dataclass

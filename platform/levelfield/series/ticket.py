@@ -25,9 +25,12 @@ class TicketCommit(Value):
 
 
 class Bisection(Value):
-    """What a search found, or why it found nothing. undecided: how many commits between the two pairs cannot tell."""
+    """What a search found, or why it found nothing. undecided: how many commits between the two pairs cannot tell.
 
-    first_bad: TicketCommit | None = None
+    It is stored, and pages show it, so it has digests alone: no author and no subject.
+    """
+
+    first_bad: str | None = None
     last_good: str | None = None
     undecided: int = 0
     tried: int = 0
@@ -37,15 +40,15 @@ class Bisection(Value):
         if self.first_bad is None:
             return f"bisection: {self.why_not}"
         between = f"; {self.undecided} undecided between them" if self.undecided else ""
-        return f"first bad {commit_text(self.first_bad)}; last good {(self.last_good or '')[:12]}{between}"
+        return f"first bad {self.first_bad[:12]}; last good {(self.last_good or '')[:12]}{between}"
 
 
 class Ticket(Value):
     """accepted, tonight: commits of the builds; null where the build had changed files. commits: the newest first.
 
     all_commits: how many there are. commits_unknown, packages_unknown: why these are not known. packages: of both
-    builds, such as `torch 2.12.0 -> 2.13.0`. command: that searches the commits. bisection: what a night found.
-    page: a link.
+    builds, such as `torch 2.12.0 -> 2.13.0`. command: that searches the commits. bisection: what a night found;
+    first_bad: that commit with its author and subject. page: a link.
     """
 
     accepted: str | None = None
@@ -57,6 +60,7 @@ class Ticket(Value):
     packages_unknown: str | None = None
     command: tuple[str, ...] = ()
     bisection: Bisection | None = None
+    first_bad: TicketCommit | None = None
     page: str | None = None
 
     @property
@@ -66,16 +70,22 @@ class Ticket(Value):
     @property
     def blamed(self) -> TicketCommit | None:
         """The commit that made it worse, where it is known: the one that was found, or the only one."""
-        if self.bisection and self.bisection.first_bad and not self.bisection.undecided:
-            return self.bisection.first_bad
+        if self.bisection and self.first_bad and not self.bisection.undecided:
+            return self.first_bad
         return self.commits[0] if self.all_commits == 1 and not self.packages else None
 
 
 def commit_text(commit: TicketCommit) -> str:
     """Return a commit in a line: its short digest, author and subject."""
-    said = one_line(f"{commit.author}: {commit.subject}")
+    said = one_line(f"{commit.author}: {commit.subject}") if commit.author or commit.subject else ""
     said = said if len(said) <= LONGEST_SUBJECT else said[: LONGEST_SUBJECT - 3] + "..."
-    return f"{commit.commit[:12]} {said}"
+    return f"{commit.commit[:12]} {said}".strip()
+
+
+def found_text(found: Bisection, first_bad: TicketCommit | None) -> str:
+    """Return what a search found, with author and subject of the first bad commit where they are known."""
+    plain = one_line(str(found))
+    return plain.replace(first_bad.commit[:12], commit_text(first_bad), 1) if first_bad else plain
 
 
 def commits_line(ticket: Ticket) -> str:
@@ -101,7 +111,7 @@ def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
     yield wrapped(f"  {one_line(commits_line(ticket))}{', as above' if is_repeated else ''}", 4)
     yield from () if is_repeated else _between(ticket)
     if ticket.bisection:
-        yield wrapped(f"  {one_line(str(ticket.bisection))}", 4)
+        yield wrapped(f"  {found_text(ticket.bisection, ticket.first_bad)}", 4)
     if ticket.command and not ticket.blamed:
         yield f"  to find it: {command_text(ticket)}"
     if ticket.page:
@@ -124,7 +134,7 @@ def ticket_markdown(ticket: Ticket) -> Iterator[str]:
         yield f"  - {ticket.all_commits - len(ticket.commits)} more"
     yield f"- {_foreign(packages_line(ticket))}"
     if ticket.bisection:
-        yield f"- {_foreign(str(ticket.bisection))}"
+        yield f"- {_foreign(found_text(ticket.bisection, ticket.first_bad))}"
     if ticket.command and not ticket.blamed:
         yield from ("- to find it:", "", *(f"      {line}" for line in command_text(ticket).splitlines()), "")
 

@@ -287,8 +287,8 @@ class TuningFound(Value):
     """Base or peak, as SPEC CPU calls them."""
 
     word: Literal["base", "peak"] = Field(
-        description="`base`: the case's defaults hold, and rules that are the same for all cases. `peak`: somebody chose "
-        "a free field for this run."
+        description="`base`: the case's defaults hold, and rules that are the same for all cases. `peak`: somebody "
+        "chose a free field for this run."
     )
     chosen: dict[str, str] = Field(
         description="Each chosen free field, with who chose it: `vendor`, `case string`, `suite NAME`, `file NAME` or "

@@ -150,7 +150,7 @@ class TestOneRunWithAHistory:
     @pytest.mark.parametrize(
         ("other", "command"),
         [
-            ({}, "compare --duel gpt:torch:X1:1:1 gpt:paddle:X1:1:1 --scale smoke"),
+            ({}, "compare duel gpt:torch:X1:1:1 gpt:paddle:X1:1:1 --scale smoke"),
             ({"node": "node-2"}, "run_benchmarks.py --case gpt:paddle:X1:1:1 --repeat 3 --scale smoke"),
             ({"chip": "X2"}, "run_benchmarks.py --case gpt:paddle:X2:1:1 --repeat 3 --scale smoke"),
         ],

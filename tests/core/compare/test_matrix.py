@@ -195,7 +195,7 @@ def test_cautions_stand_at_the_cell_as_in_compare() -> None:
 
 def test_an_inconclusive_cell_has_the_command_that_decides_it() -> None:
     found = matrix([record(1, framework="paddle"), record(2)], "framework")
-    command = "run_benchmarks.py compare --duel gpt:paddle:X1:1:1 gpt:torch:X1:1:1 --scale smoke"
+    command = "run_benchmarks.py compare duel gpt:paddle:X1:1:1 gpt:torch:X1:1:1 --scale smoke"
     assert as_values(found)["rows"][0]["cells"]["torch"]["ratio"]["decided_by"] == command
     markdown = as_markdown(sheets(found))
     assert f"to decide: {command}" in markdown.replace("\\_", "_")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from gate_points import at, day, nights, point
+from gate_points import at, conditions, day, nights, point
 from levelfield.errors import UsageError
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline, accepted_step, note, same_steps
 from levelfield.series.examination import era_of
 from levelfield.series.findings import Finding
 from levelfield.series.level import LONGEST, level_of
 from levelfield.series.segments import segments_of
-from levelfield.specs.record import Point
+from levelfield.specs.record import Conditions, Point
 
 TOKENS = "tokens_per_second_per_device"
 NOW = at(60)
@@ -167,8 +167,21 @@ def test_the_same_step_is_accepted_in_every_series_that_has_it_and_in_no_other()
 
     points = {"S": stepped("c2"), "T": stepped("c2"), "U": stepped("c3"), "V": nights(7)}
     step = accepted_step("S", points["S"], "ann", "driver", NOW, "2026-12-31")
-    (other,) = same_steps(step, points)
+    (other,) = same_steps(step, points, lambda digest: None)
     assert (other.series, other.data, other.until) == ("T", step.data, "2026-12-31") and other.id != step.id
+
+
+def test_the_same_step_of_a_series_with_other_variables_is_accepted_by_its_own_digests() -> None:
+    def known(digest: str) -> Conditions:
+        drivers = {"c1": "550", "c2": "560", "d1": "550", "d2": "560", "e2": "570"}
+        return conditions(software={"driver": drivers[digest]}, variables={"OMP_X": digest[0]})
+
+    def stepped(before: str, after: str) -> list[Point]:
+        return [*nights(5, conditions=before), *(point(i, conditions=after) for i in (5, 6))]
+
+    points = {"S": stepped("c1", "c2"), "T": stepped("d1", "d2"), "U": stepped("c1", "e2")}
+    (other,) = same_steps(accepted_step("S", points["S"], "ann", "driver", NOW), points, known)
+    assert (other.series, other.data) == ("T", {"before": "d1", "after": "d2"})
 
 
 def test_a_note_accepts_nothing() -> None:

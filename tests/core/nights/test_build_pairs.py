@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from compared_records import record
 from levelfield.catalog.registry import Registry
-from levelfield.nights.build_pairs import PairProgress, abba, case_arguments
+from levelfield.nights.build_pairs import case_arguments
+from levelfield.run.turns import PairProgress, abba
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
 from plans import make_plan

@@ -178,19 +178,24 @@ def test_a_shell_takes_the_command_of_a_ticket_as_one() -> None:
 def test_what_a_search_found_replaces_the_command() -> None:
     for search, said, has_command in (
         (
-            Bisection(first_bad=BAD, last_good="d" * 40),
+            Bisection(first_bad="c" * 40, last_good="d" * 40),
             "first bad cccccccccccc Eve: Wait longer; last good dddd",
             False,
         ),
-        (Bisection(first_bad=BAD, last_good="d" * 40, undecided=2), "; 2 undecided between them", True),
+        (Bisection(first_bad="c" * 40, last_good="d" * 40, undecided=2), "; 2 undecided between them", True),
         (Bisection(why_not="the budget holds no search"), "bisection: the budget holds no search", True),
     ):
-        lines = "\n".join(ticket_lines(TICKET.model_copy(update={"bisection": search})))
+        more = {"bisection": search, "first_bad": BAD if search.first_bad else None}
+        lines = "\n".join(ticket_lines(TICKET.model_copy(update=more)))
         assert said in " ".join(lines.split()) and ("to find it" in lines) == has_command, said
 
 
 def test_a_webhook_has_what_docs_nightly_names_and_nothing_else() -> None:
-    tickets = {("S", TOKENS): TICKET.model_copy(update={"bisection": Bisection(first_bad=BAD, last_good="d" * 40)})}
+    tickets = {
+        ("S", TOKENS): TICKET.model_copy(
+            update={"bisection": Bisection(first_bad="c" * 40, last_good="d" * 40), "first_bad": BAD}
+        )
+    }
     found = FindingPage("compared 1", "n", MIXED, tickets=tickets, link="https://x/index.html", suite="s")
     sent = json.loads(written(found, "webhook"))
     table = (ROOT / "docs/nightly.md").read_text().split("| field | |")[1].split("\n\n")[0]

@@ -1,0 +1,133 @@
+"""`compare duel`: run two cases in turns on this machine until it is decided which is faster"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from levelfield.cli.command_line import Command
+from levelfield.cli.options import (
+    chips_option,
+    intake,
+    prices_of,
+    prices_option,
+    python_option,
+    quiet_option,
+    recording_options,
+    registry_of,
+    runs_of,
+    scale_option,
+)
+from levelfield.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from levelfield.run.scheduler import Job
+    from levelfield.series.pairs import Looks
+    from levelfield.specs.record import RunRecord
+
+_HELP = """\
+Run two cases in turns on this machine (A B, B A, A B, ...) until one is shown
+to be faster, or that neither is. It takes 3 to 7 runs of each, as many as the
+noise needs; --repeat N takes exactly N. A drift of the machine hits both alike.
+The runs are kept as any others, also where the duel is interrupted.
+
+Exit code 0 when it ran to its end, also where that decides nothing. 3: a run
+failed. 4: the two are not comparable. 130: interrupted.
+
+examples:
+  run_benchmarks.py compare duel gpt3_6.7B:torch gpt3_6.7B:jax
+  run_benchmarks.py compare duel gpt3_6.7B:torch gpt3_6.7B:jax --repeat 5
+  run_benchmarks.py compare duel llama3_8b:torch llama3_8b:megatron --least 3
+"""
+_FORMATS = ("table", "markdown", "json")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option("case", nargs=2, metavar="CASE", help="a case string, such as gpt3_6.7B:torch; the first is the base")
+    option("--repeat", type=int, metavar="N", help="N runs of each (default: 3 to 7, as many as it takes)")
+    option(
+        "--least",
+        type=float,
+        default=1.0,
+        metavar="PERCENT",
+        help="the least difference of speed that matters (default: 1)",
+    )
+    scale_option(parser)
+    python_option(parser)
+    chips_option(parser)
+    output = parser.add_argument_group("where to and how")
+    prices_option(output)
+    recording_options(output)
+    quiet_option(output)
+    output.add_argument("--format", choices=_FORMATS, default="table", metavar="FORMAT", help=", ".join(_FORMATS))
+    output.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run the duel and print what it shows. Return the exit code of what stopped it, else 0."""
+    from levelfield.report.sheets import as_markdown, as_text
+    from levelfield.studies import duels
+
+    prices, looks = prices_of(options), duels.looks_of(options.repeat, options.least)
+    found = duels.duel(options.case, looks, _starting(options, looks))
+    if options.format == "json":
+        print(json.dumps(duels.duel_values(found, prices), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        shown = duels.duel_sheets(found, prices)
+        print((as_markdown if options.format == "markdown" else as_text)(shown), end="")
+    return found.exit_code
+
+
+def _starting(options: argparse.Namespace, looks: Looks) -> Callable[[str, int], RunRecord]:
+    """Return what runs an arm and returns its record, with the progress of the duel on the terminal.
+
+    Everything is planned here, so that a wrong case ends the command before the first run.
+    """
+    from levelfield.catalog.lookup import reference_of
+    from levelfield.run import certificate_maker, scheduler
+    from levelfield.run.turns import PairProgress
+    from levelfield.specs.paths import RunPaths
+    from levelfield.studies.compared_runs import FolderRuns
+    from levelfield.studies.duels import FIGURE
+
+    registry, runs = registry_of(options), runs_of(options)
+    arms = _planned(options, looks)
+    terminal = Terminal(quiet=options.quiet or options.format == "json", recorded=intake(options))
+    listener, folder = terminal.listener(), FolderRuns(runs)
+    certify = certificate_maker.CertificateMaker(registry, runs, listener).certify
+    words = {arm: f"{arm.upper()} ({case})" for arm, case in zip("ab", options.case, strict=True)}
+    progress = PairProgress(FIGURE, terminal.say, looks.fewest, looks.most, words)
+    keep = progress.keeping(lambda arm, paths: folder.record(str(paths.root)))
+
+    def start(arm: str, number: int) -> RunRecord:
+        job = iter([arms[arm][number - 1]])
+        work = terminal.announced(job) if number == 1 else job
+        (result,) = scheduler.run_all(work, runs, listener, partial(reference_of, registry), certify)
+        terminal.finished(result, runs)
+        if result.status.is_interrupted:
+            raise KeyboardInterrupt
+        return keep(arm, RunPaths(runs / result.run_id))
+
+    return start
+
+
+def _planned(options: argparse.Namespace, looks: Looks) -> dict[str, list[Job]]:
+    """Return the planned runs of both arms. Raises GateFailed where their work differs."""
+    from levelfield.plan.request import UserRequest
+    from levelfield.run import scheduler
+    from levelfield.store.run_record import series_of
+    from levelfield.studies.duels import refuse_other_work
+
+    registry = registry_of(options)
+    request = UserRequest(scale=options.scale, repeat=looks.most, python=options.python)
+    jobs = list(scheduler.jobs(registry, scheduler.entries(registry, options.case, [], request), None))
+    a, b = jobs[: looks.most], jobs[looks.most :]
+    refuse_other_work(series_of(a[0].plan), series_of(b[0].plan))
+    return {"a": a, "b": b}
+
+
+COMMANDS = {"compare duel": Command(_HELP, arguments, execute, trains=True)}

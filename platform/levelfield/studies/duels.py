@@ -1,0 +1,177 @@
+"""A duel: two cases, run in turns on one machine until one of them is shown to be faster, or that neither is.
+
+The test is that of pairs of builds (`series/pairs.py`), in both directions: Student's t on the differences of the
+logarithms of pairs. Its error of 5 % is spread over the looks (Bonferroni), so the interval holds at every look.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from levelfield.compare.comparison import Comparison, as_values, compare, sheets
+from levelfield.compare.ratios import LEAST_RUNS, Ratio, standing_of
+from levelfield.compare.sides import RATE, exclusion, side_of
+from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UsageError
+from levelfield.report.sheets import Sheet
+from levelfield.run.turns import in_turns
+from levelfield.series.pairs import Looks, PairedTest, PairRuling
+from levelfield.series.segments import change_of
+from levelfield.specs.prices import Prices
+from levelfield.specs.record import Gated, RunRecord, Series
+
+FIGURE: Gated = "tokens_per_second_per_device"
+MOST_REPEATS = 100
+_ALPHA = {3: 0.002, 4: 0.003, 5: 0.004, 6: 0.005, 7: 0.011}  # in each direction, in all .025
+_ALPHA_OF_ONE_LOOK = 0.025
+_FIXED = ("work", "corpus", "scale", "precision", "device_is")
+_DECIDED = {"regression": "slower", "improvement": "faster", "no change": "no difference"}
+
+RecordedPair = tuple[RunRecord, RunRecord]  # of A and of B
+StartRun = Callable[[str, int], RunRecord]  # `a` or `b` and the number of its repeat -> its record
+
+
+@dataclass(frozen=True)
+class DuelOutcome:
+    """What a duel of these two case strings found: at least one pair. stopped: why it ended before the test did."""
+
+    cases: Sequence[str]
+    looks: Looks
+    pairs: Sequence[RecordedPair]
+    ruling: PairRuling
+    stopped: str | None = None
+    exit_code: int = 0
+
+    @property
+    def word(self) -> str:
+        """Return what B is against A."""
+        return _DECIDED.get(self.ruling.word, "inconclusive")
+
+    @property
+    def ratio(self) -> Ratio:
+        """Return B over A by the pairs."""
+        found, n = self.ruling, self.ruling.pairs
+        if found.excess is None or found.low is None or found.high is None:
+            return Ratio(None, None, None, "inconclusive", f"found {n} pair(s), expected at least {LEAST_RUNS}")
+        value, high, low = (1 + change_of(cost, FIGURE) for cost in (found.excess, found.low, found.high))
+        return Ratio(value, low, high, standing_of(low, high), f"95 %, Student's t on logarithms, {n} pairs in turns")
+
+
+def looks_of(repeats: int | None, least_percent: float) -> Looks:
+    """Return when a duel decides: after so many pairs, else after 3 to 7. least_percent: the least that counts."""
+    if repeats is not None and not LEAST_RUNS <= repeats <= MOST_REPEATS:
+        raise UsageError(f"--repeat: found {repeats}, expected {LEAST_RUNS} to {MOST_REPEATS} in a duel")
+    if not 0 < least_percent <= 50:
+        raise UsageError(f"--least: found {least_percent:g}, expected a percentage above 0 and up to 50")
+    return Looks({repeats: _ALPHA_OF_ONE_LOOK} if repeats else _ALPHA, math.log1p(least_percent / 100))
+
+
+def refuse_other_work(a: Series, b: Series) -> None:
+    """Raises GateFailed for planned runs that no comparison takes, before one of them runs."""
+    for name in _FIXED:
+        found, expected = getattr(b, name), getattr(a, name)
+        if found != expected:
+            raise GateFailed(
+                f"compare duel: not comparable: found {name} {expected} and {found}, expected the same of both"
+            )
+
+
+def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
+    """Run pairs until the test decides, or something stops them. Raises what stopped them before a pair was whole."""
+    test = PairedTest(FIGURE, 0, looks=looks)
+    pairs: list[RecordedPair] = []
+    stopped, code = None, 0
+    try:
+        for pair in in_turns(looks.most, _counted(cases, start)):
+            pairs.append(pair)
+            if not _compared(pairs).comparability.holds:
+                raise GateFailed("the sides are not comparable")
+            if test.add(*map(RATE.read, pair)).is_final:
+                break
+    except (LevelfieldError, KeyboardInterrupt) as stop:
+        if not pairs:
+            raise
+        stopped, code = _ended(stop)
+    return DuelOutcome(cases, looks, pairs, test.ruling(is_last=True), stopped, code)
+
+
+def _counted(cases: Sequence[str], start: StartRun) -> Callable[[str], RunRecord]:
+    """Return what runs the next repeat of an arm. It raises RunFailed for a run that is in no comparison."""
+    started = {"a": 0, "b": 0}
+
+    def counted(arm: str) -> RunRecord:
+        started[arm] += 1
+        record = start(arm, started[arm])
+        if why := exclusion(record):
+            raise RunFailed(f"{cases['ab'.index(arm)]}: {record.run_id} is {why}")
+        return record
+
+    return counted
+
+
+def _ended(stop: LevelfieldError | KeyboardInterrupt) -> tuple[str, int]:
+    return (str(stop), stop.exit_code) if isinstance(stop, LevelfieldError) else ("interrupted", INTERRUPTED)
+
+
+def _compared(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:
+    sides = [side_of(name, list(records)) for name, records in zip("AB", zip(*pairs, strict=True), strict=True)]
+    return compare(sides, prices=prices)
+
+
+def comparison_of(found: DuelOutcome, prices: Prices | None = None) -> Comparison:
+    """Return the comparison of both sides, with the ratio of the speed by pairs."""
+    whole = _compared(found.pairs, prices)
+    paired = (replace(f, ratios=(found.ratio,)) if f.quantity is RATE else f for f in whole.figures)
+    return replace(whole, figures=tuple(paired))
+
+
+def conclusion(found: DuelOutcome) -> str:
+    """Return what the duel shows in a sentence."""
+    (a, b), ratio, n = found.cases, found.ratio, found.ruling.pairs
+    numbers = f"B/A {ratio.value:.3f} {ratio.ends} after {n} pairs" if ratio.value is not None else ratio.reason
+    if found.word in ("slower", "faster"):
+        return f"B ({b}) is {found.word} than A ({a}): {numbers}"
+    if found.word == "no difference":
+        return f"no difference of more than {100 * math.expm1(found.looks.floor):.3g} %: {numbers}"
+    needed = n + (found.ruling.more or 0)
+    if n < 2 or needed > MOST_REPEATS:
+        return f"inconclusive: {numbers}" + (f"; even {MOST_REPEATS} would not decide" if n > 1 else "")
+    return f"inconclusive: {numbers}; about {needed} would decide: --repeat {needed}"
+
+
+def duel_sheets(found: DuelOutcome, prices: Prices | None = None) -> list[Sheet]:
+    """Return the conclusion, the pairs in their order, and the comparison of both sides."""
+    stopped = (f"stopped: {found.stopped}. The runs so far are kept",) if found.stopped else ()
+    rows = []
+    for number, (a, b) in enumerate(found.pairs):
+        first, second = RATE.read(a), RATE.read(b)
+        ratio = f"{second / first:.3f}" if first and second else ""
+        rows.append(
+            (
+                str(number + 1),
+                "B A" if number % 2 else "A B",
+                RATE.column.shown(first),
+                RATE.column.shown(second),
+                ratio,
+            )
+        )
+    header = ("pair", "order", "A, tokens/s/device", "B, tokens/s/device", "B/A")
+    return [Sheet(conclusion(found), header, tuple(rows), stopped), *sheets(comparison_of(found, prices))]
+
+
+def duel_values(found: DuelOutcome, prices: Prices | None = None) -> dict[str, Any]:
+    """Return the duel as a JSON object: that of the comparison, with what the pairs show."""
+    return {
+        **as_values(comparison_of(found, prices)),
+        "duel": {
+            "cases": list(found.cases),
+            "word": found.word,
+            **{name: value for name, value in asdict(found.ratio).items() if name != "standing"},
+            "pairs": [[a.run_id, b.run_id] for a, b in found.pairs],
+            "least": math.expm1(found.looks.floor),
+            "more_pairs": found.ruling.more,
+            "stopped": found.stopped,
+        },
+    }

@@ -1,0 +1,92 @@
+"""`compare duel` with trainings that pretend, of planted speeds: from the command line to the exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from levelfield.cli.main import main
+from plans import PLUGINS
+
+Duel = Callable[..., int]
+
+
+@pytest.fixture
+def duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Duel:
+    """duel(words..., pace of the framework `quick`): the exit code of a duel of `fake` and `quick`.
+
+    Both are the same training, with a clock that shows 10 ms a step, and for `quick` the given time.
+    """
+    plugins = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
+    quick = Path(shutil.copytree(plugins / "models" / "fake", plugins / "models" / "quick"))
+    manifest = (quick / "implementation.yaml").read_text()
+    (quick / "implementation.yaml").write_text(manifest.replace("framework: fake", "framework: quick"))
+    vendor = plugins / "vendors" / "fake" / "vendor.yaml"
+    own = "  fake: {device: cpu, backend: gloo, preload: [json]}\n"
+    vendor.write_text(vendor.read_text().replace(own, own + own.replace("fake:", "quick:")))
+    monkeypatch.setenv("FAKE_DEVICES", "1")
+    monkeypatch.setenv("FAKE_PACE", "0.01")
+    training = (quick / "train.py").read_text()
+
+    def call(*words: str, pace: float = 0.01, fault: str = "") -> int:
+        planted = f'import os\nos.environ.update(FAKE_PACE="{pace}"{fault})\n'
+        (quick / "train.py").write_text(training.replace("import itertools\n", planted + "import itertools\n", 1))
+        cases = ["tiny:fake", "tiny:quick"]
+        given = ["--plugins", str(plugins), "--runs", str(tmp_path / "runs"), "--python", sys.executable]
+        return main(["compare", "duel", *cases, *given, *words])
+
+    return call
+
+
+def test_the_faster_one_is_found_and_its_runs_are_kept(
+    duel: Duel, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert duel(pace=0.0105) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("B (tiny:quick) is slower than A (tiny:fake): B/A 0.952")
+    assert "run 6 of 6 to 14, B (tiny:quick): " in " ".join(said.err.split())
+    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 6
+    assert main(["compare", "tiny:fake", "tiny:quick", "--runs", str(tmp_path / "runs")]) == 0
+    assert "0.9524" in capsys.readouterr().out
+
+
+def test_equal_ones_as_json(duel: Duel, capsys: pytest.CaptureFixture[str]) -> None:
+    assert duel("--json", "--repeat", "3") == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["duel"]["word"] == "no difference" and len(found["duel"]["pairs"]) == 3 and said.err == ""
+    assert found["duel"]["value"] == pytest.approx(1.0) and found["schema"] == "levelfield.comparison/1"
+
+
+def test_one_that_fails_is_said(duel: Duel, capsys: pytest.CaptureFixture[str]) -> None:
+    assert duel(fault=', FAKE_FAULT="oom"') == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "error: tiny:quick: " in said and "is oom" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["tiny:fake", "tiny:nothing"], 2, "unknown framework 'nothing'"),
+        (["tiny:fake", "gpt3_6.7B:fake"], 4, "not comparable: found work"),
+        (["tiny:fake", "tiny:fake", "--repeat", "2"], 2, "expected 3 to 100"),
+        (["tiny:fake", "tiny:fake", "--least", "0"], 2, "expected a percentage"),
+        (["tiny:fake", "tiny:fake", "--prices", "none.yaml"], 2, "none.yaml: cannot be read"),
+    ],
+)
+def test_what_cannot_be_duelled_runs_nothing(
+    words: list[str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_DEVICES", "1")
+    runs = tmp_path / "runs"
+    assert main(["compare", "duel", *words, "--plugins", str(PLUGINS), "--runs", str(runs)]) == code
+    assert said in " ".join(capsys.readouterr().err.split()) and not runs.exists()

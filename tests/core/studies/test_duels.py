@@ -1,0 +1,216 @@
+"""Duels of planted speeds: faster, equal, noise; a run that fails, an interrupt, other work; and their words."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import pytest
+from compared_records import record
+from levelfield.compare.comparison import sheets
+from levelfield.errors import GateFailed, RunFailed, UsageError
+from levelfield.report.sheets import as_text
+from levelfield.series.pairs import PairedTest, PairRuling
+from levelfield.specs.record import RunRecord
+from levelfield.studies.duels import (
+    FIGURE,
+    DuelOutcome,
+    comparison_of,
+    conclusion,
+    duel,
+    duel_sheets,
+    duel_values,
+    looks_of,
+    refuse_other_work,
+)
+
+CASES = ("gpt:torch", "gpt:jax")
+FRAMEWORKS = {"a": "torch", "b": "jax"}
+Rates = Callable[[str, int], float]
+
+
+def run_duel(rates: Rates, repeats: int | None = None, least: float = 1.0, **changes: Any) -> DuelOutcome:
+    """Run a duel of these speeds. changes: of every run of B."""
+    order: list[str] = []
+
+    def start(arm: str, number: int) -> RunRecord:
+        order.append(arm)
+        more = changes if arm == "b" else {}
+        return record(len(order), rates(arm, number), framework=FRAMEWORKS[arm], **more)
+
+    return duel(CASES, looks_of(repeats, least), start)
+
+
+def noisy(deviation: float, ratio: float = 1.0, seed: int = 1) -> Rates:
+    """Return speeds with this noise; B has `ratio` times the speed of A."""
+    normal = random.Random(seed)
+
+    def rate(arm: str, number: int) -> float:
+        return 1000.0 * (ratio if arm == "b" else 1.0) * math.exp(normal.gauss(0, deviation))
+
+    return rate
+
+
+def test_a_side_that_is_five_per_cent_faster_is_found() -> None:
+    found = run_duel(noisy(0.002, 1 / 1.05))
+    assert found.word == "slower" and len(found.pairs) < 7 and found.exit_code == 0
+    assert found.ratio.low is not None and found.ratio.high is not None
+    assert found.ratio.low < 1 / 1.05 < found.ratio.high < 1 and found.ratio.standing == "lower"
+    assert conclusion(found).startswith("B (gpt:jax) is slower than A (gpt:torch): B/A 0.95")
+    assert run_duel(noisy(0.002, 1.05)).word == "faster"
+
+
+def test_equal_sides_have_no_difference_of_more_than_the_least() -> None:
+    found = run_duel(noisy(0.002))
+    assert found.word == "no difference" and conclusion(found).startswith("no difference of more than 1 %: B/A ")
+    assert run_duel(noisy(0.01), least=10).word == "no difference"
+
+
+def test_a_difference_below_the_least_is_no_difference() -> None:
+    assert run_duel(noisy(0.001, 1.03), least=5).word == "no difference"
+    assert run_duel(noisy(0.001, 1.03), least=2).word == "faster"
+
+
+def test_noise_decides_nothing_and_says_how_many_more_would() -> None:
+    found = run_duel(noisy(0.05, 1.02, seed=2))
+    assert (found.word, len(found.pairs), found.exit_code) == ("inconclusive", 7, 0)
+    assert conclusion(found).startswith("inconclusive: B/A ") and conclusion(found).endswith(
+        "even 100 would not decide"
+    )
+    scattered = (1000.0, 1030.0, 1020.0)
+    few = run_duel(lambda arm, number: scattered[number - 1] if arm == "b" else 1000.0, repeats=3)
+    assert (few.word, len(few.pairs)) == ("inconclusive", 3) and few.ruling.more
+    assert conclusion(few).endswith(f"about {3 + few.ruling.more} would decide: --repeat {3 + few.ruling.more}")
+
+
+def test_repeat_runs_exactly_so_many_pairs_and_decides_by_all() -> None:
+    found = run_duel(noisy(0.002, 1.05), repeats=5)
+    assert (found.word, len(found.pairs), found.ruling.pairs) == ("faster", 5, 5)
+
+
+def test_the_order_is_abba_so_a_drift_is_no_difference() -> None:
+    """Every run is 1 % slower than the one before it. With A always first, B would be 1 % slower."""
+    steps = iter(range(100))
+    found = run_duel(lambda arm, number: 1000.0 * 0.99 ** next(steps), repeats=4)
+    assert found.ratio.value == pytest.approx(1.0) and found.word != "slower"
+
+
+def test_the_ratio_is_of_pairs_by_hand() -> None:
+    """B/A of three pairs: 1.02, 1.03 and 1.04. Student's t of 2 degrees at 97.5 % is 4.3027."""
+    rates = cycle([1000.0, 1020.0, 1030.0, 1000.0, 1000.0, 1040.0])
+    found = run_duel(lambda arm, number: next(rates), repeats=3)
+    logs = [math.log(x) for x in (1.02, 1.03, 1.04)]
+    mean = sum(logs) / 3
+    half = 4.3027 * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2) / math.sqrt(3)
+    assert found.ratio.value == pytest.approx(math.exp(mean))
+    assert found.ratio.low == pytest.approx(math.exp(mean - half), rel=1e-5)
+    assert found.ratio.high == pytest.approx(math.exp(mean + half), rel=1e-5)
+    assert comparison_of(found).figures[0].ratios == (found.ratio,)
+
+
+def ruled(*logs: float) -> PairRuling:
+    test = PairedTest(FIGURE, 0, looks=looks_of(None, 1))
+    return [test.add(1000.0, 1000.0 * math.exp(each)) for each in logs][-1]
+
+
+def test_interval_and_no_difference_have_the_error_of_the_look() -> None:
+    """By hand: after three of seven pairs the error is .002, for which Student's t of 2 degrees is 15.764."""
+    found = ruled(0.02, 0.03, 0.04)
+    assert found.high is not None and found.excess is not None and found.word == "more pairs"
+    assert found.high - found.excess == pytest.approx(15.764 * 0.01 / math.sqrt(3), rel=1e-3)
+    assert ruled(0.0, 0.003, -0.003).word == "more pairs"  # by the t of 4.3 of an only look it would be no difference
+    assert ruled(0.0, 0.001, -0.001).word == "no change"
+
+
+def test_equal_arms_are_rarely_called_different() -> None:
+    """Over all looks 5 % are wrong at most: two standard errors of 1,000 duels above it are 6.4 %."""
+    normal, wrong = random.Random(7), 0
+    for _ in range(1000):
+        test = PairedTest(FIGURE, 0, looks=looks_of(None, 0.1))
+        word = "more pairs"
+        while word == "more pairs":
+            word = test.add(*(math.exp(normal.gauss(0, 0.02)) for _ in "ab")).word
+        wrong += word in ("regression", "improvement")
+    assert 0 < wrong <= 64
+
+
+def fails_from(number: int, **changes: Any) -> DuelOutcome:
+    """Return a duel whose B fails from this run of it on."""
+
+    def start(arm: str, repeat: int) -> RunRecord:
+        more = changes if arm == "b" and repeat >= number else {}
+        return record(2 * repeat + (arm == "b"), 1000.0 + repeat, framework=FRAMEWORKS[arm], **more)
+
+    return duel(CASES, looks_of(None, 1), start)
+
+
+def test_a_run_that_fails_ends_the_duel_and_keeps_the_pairs() -> None:
+    found = fails_from(3, word="failed", failure="exit", reason="rank 0 ended with 1")
+    assert (len(found.pairs), found.exit_code, found.word) == (2, 3, "inconclusive")
+    text = " ".join(as_text(duel_sheets(found)).split())
+    assert "stopped: gpt:jax: " in text and "is failed (exit): rank 0 ended with 1" in text
+    assert (
+        duel_values(found)["duel"]["stopped"].startswith("gpt:jax: ") and len(duel_values(found)["duel"]["pairs"]) == 2
+    )
+
+
+@pytest.mark.parametrize(
+    "bad", [{"word": "failed"}, {"evidence": "tampered"}, {"tokens_per_second_per_device": 1010.0}]
+)
+def test_a_run_without_a_figure_before_a_whole_pair_is_an_error(bad: dict[str, Any]) -> None:
+    def start(arm: str, number: int) -> RunRecord:
+        return record(number, **{"framework": FRAMEWORKS[arm], **(bad if arm == "b" else {})})
+
+    with pytest.raises(RunFailed, match="gpt:jax: "):
+        duel(CASES, looks_of(None, 1), start)
+
+
+def test_an_interrupt_keeps_what_was_measured() -> None:
+    def rates(arm: str, number: int) -> float:
+        if number == 3:
+            raise KeyboardInterrupt
+        return 1000.0
+
+    found = run_duel(rates)
+    assert (len(found.pairs), found.stopped, found.exit_code) == (2, "interrupted", 130)
+    with pytest.raises(KeyboardInterrupt):
+        run_duel(lambda arm, number: rates(arm, 3))
+
+
+def test_sides_that_are_not_comparable_end_after_the_first_pair() -> None:
+    found = run_duel(noisy(0.002), verdict="diverged")
+    assert (len(found.pairs), found.exit_code) == (1, GateFailed.exit_code)
+    text = as_text(duel_sheets(found))
+    assert "the sides are not comparable" in text and "NOT COMPARABLE" in text and "B/A 1" not in text
+
+
+def test_other_work_is_refused_before_anything_runs() -> None:
+    refuse_other_work(record(1).series, record(2, framework="jax").series)
+    for name, other in (("work", "sha256:" + "7" * 64), ("precision", "bf16"), ("scale", "full")):
+        with pytest.raises(GateFailed, match=f"found {name} "):
+            refuse_other_work(record(1).series, record(2, **{name: other}).series)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "least", "said"),
+    [(2, 1, "--repeat: found 2"), (101, 1, "--repeat: found 101"), (None, 0, "--least: found 0"),
+     (None, math.nan, "--least: found nan"), (None, 60, "--least: found 60")],
+)  # fmt: skip
+def test_what_cannot_decide_is_refused(repeats: int | None, least: float, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        looks_of(repeats, least)
+
+
+def test_the_errors_of_all_looks_are_two_and_a_half_per_cent_in_each_direction() -> None:
+    assert sum(looks_of(None, 1).alpha.values()) == pytest.approx(0.025) == looks_of(9, 1).alpha[9]
+
+
+def test_the_text_fits_eighty_columns_and_begins_with_the_conclusion() -> None:
+    found = run_duel(noisy(0.002, 1.05))
+    text = as_text(duel_sheets(found))
+    assert text.startswith("B (gpt:jax) is faster than A (gpt:torch)") and max(map(len, text.splitlines())) <= 80
+    assert " ".join(as_text(sheets(comparison_of(found))).split()) in " ".join(text.split())
+    assert "run order" not in text
