@@ -28,7 +28,6 @@ from levelfield.report.escapes import printable
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import read_plan, write_atomically, write_new
-from levelfield.rundir.raw_files import read_raw
 
 if TYPE_CHECKING:
     from levelfield.pages.page_building import BuiltPages
@@ -154,6 +153,7 @@ def _refuse_together(options: argparse.Namespace) -> None:
 
 def _logs(interval: int, paths: Sequence[RunPaths], results: Sequence[Result], plans: Sequence[Plan]) -> list[str]:
     from levelfield.publish.oneflow_log import interval_table
+    from levelfield.rundir.raw_files import read_raw
 
     runs = zip(results, plans, map(read_raw, paths), strict=True)
     return [interval_table(result, plan, raw, interval) for result, plan, raw in runs]

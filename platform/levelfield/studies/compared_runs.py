@@ -227,10 +227,21 @@ class RunPlaces:
 
     def latest(self) -> Iterator[RunRecord]:
         """Yield the newest runs of every series, until the newest that counts: of the folder, else of the store."""
-        source: RunSource | None = self._folder if self._url is None and self._folder.series() else self._store
-        if source:
+        if source := self._first:
             for series in source.series():
                 yield from latest_of_series(source, series)
+
+    def newest_builds(self, case: str) -> Iterator[RunRecord]:
+        """Yield the runs of the newest build of each series of a case: of the folder, else of the store."""
+        if source := self._first:
+            for series in source.series():
+                if series.case == case:
+                    yield from _of_newest_build(source, series)
+
+    @property
+    def _first(self) -> RunSource | None:
+        """Return the folder where it has runs, else the store; None where there is neither."""
+        return self._folder if self._url is None and self._folder.series() else self._store
 
     def histories(self, records: Iterable[RunRecord]) -> Histories:
         """Return the stored runs of the series of these records; empty where there is no store."""
