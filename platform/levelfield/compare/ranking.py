@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from levelfield.compare.comparability import NOTHING, WHY, cautions, chip_of
 from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
 from levelfield.compare.matrix import MatrixCell, difference
-from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, mean_ratio, own_interval
+from levelfield.compare.ratios import Ratio, SideValues, mean_ratio, own_interval
 from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity
 from levelfield.compare.trust import TrustPart, trust
 from levelfield.specs.prices import Prices
@@ -133,9 +133,9 @@ def _bar(each: Contender, metric: Metric, histories: Histories) -> RankedBar | U
     figure = side_figure(metric.quantity, each.side.counted)
     if figure.reason or figure.interval is None or not 0 < figure.interval.median < math.inf:
         return Unranked(each, figure.reason or f"found {list(figure.values)}, expected positive numbers")
-    values, found = side_values(metric.quantity, each.side, histories), figure.interval
-    low, high = (found.low, found.high) if found.n >= LEAST_RUNS else own_interval(values) or (None, None)
-    return RankedBar(each, values, found.median, low, high, None)
+    values = side_values(metric.quantity, each.side, histories)
+    low, high = own_interval(values) or (None, None)  # of logarithms, as the ratio's: it never ends below zero
+    return RankedBar(each, values, figure.interval.median, low, high, None)
 
 
 def caution_fields(best: Contender, each: Contender) -> tuple[list[tuple[str, str]], list[str]]:

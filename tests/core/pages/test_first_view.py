@@ -65,7 +65,7 @@ def test_less_energy_is_better_and_its_bars_are_in_that_order() -> None:
     seen = view([*three(1000, 1, joules=0.9), *three(500, 4, chip="Z9", joules=0.3)], ENERGY)
     assert [*bars(seen)] == ["acme Z9", "acme X1"] and seen.overall.rows[0].column == "acme Z9"
     assert seen.lead and seen.lead.value == pytest.approx(1 / 3) and seen.is_told
-    assert bars(seen)["acme X1"].length == 100.0 and bars(seen)["acme Z9"].length == pytest.approx(33.3)
+    assert bars(seen)["acme X1"].length > 99 and bars(seen)["acme Z9"].length == pytest.approx(33.3, abs=0.2)
 
 
 def test_the_bar_of_mfu_ends_at_the_peak_of_the_chip() -> None:
