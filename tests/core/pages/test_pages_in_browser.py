@@ -331,6 +331,7 @@ def test_hostile_texts_do_nothing_on_any_page(browser: Any, hostile_site: Path) 
             page.goto(f"file://{path}")
             assert page.locator("main img, main script").count() == 0
         page.goto(f"file://{case_of(hostile_site)}")
+        page.locator("section[data-series]").first.scroll_into_view_if_needed()
         page.wait_for_selector("section[data-drawn]")
         unfold(page.locator("details").first)
         page.locator("details a").first.click()
