@@ -57,7 +57,7 @@ def test_one_run_a_side_is_inconclusive_and_says_what_decides() -> None:
     found = page(torch(1000), paddle(400))
     assert found.sentence.startswith("Inconclusive: X1 with torch measured 2.50 times as fast as X1 with paddle, but ")
     assert "expected at least 3 of each side" in found.sentence
-    assert any(line.startswith("To decide: run_benchmarks.py compare --duel ") for line in found.certainty)
+    assert any(line.startswith("To decide: run_benchmarks.py compare duel ") for line in found.certainty)
     assert [bar.low for bar in found.bars] == [None, None]
 
 
