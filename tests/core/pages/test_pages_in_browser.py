@@ -129,7 +129,7 @@ def test_runs_of_pairs_are_in_the_table_and_in_no_chart(browser: Any, tmp_path: 
         open_case(page, tmp_path / "site")
         section = page.locator(f"#{first_series(tmp_path / 'site')}")
         assert "3 values." in (section.locator(".plot").first.get_attribute("aria-label") or "")
-        section.locator("details.figures summary").first.click()
+        unfold(section.locator("details.figures").first)
         assert section.locator("details.figures tbody tr").count() == 4
         section.locator(".plot").first.focus()
         section.locator(".plot").first.press("End")
