@@ -121,13 +121,17 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
     record, own = side.counted[0], {run.run_id for run in side.runs}
     conditions = record.conditions.fingerprint()
     nights: dict[str, tuple[str, float]] = {}
-    for p in points:
+    for p in reversed(points):  # of a long history only the newest nights are read
+        night = p.night or p.began[:10]
         is_like = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_of_trend
-        value = quantity.read(_as_run(record, p))
-        if is_like and p.run_id not in own and value is not None:
-            nights[p.night or p.began[:10]] = p.began[:10], value
-    newest = list(nights.values())[-NEWEST:]
-    return historic_noise([value for _, value in newest], newest[0][0]) if newest else None
+        if night in nights or not is_like or p.run_id in own:
+            continue
+        if (value := quantity.read(_as_run(record, p))) is not None:
+            nights[night] = p.began[:10], value
+        if len(nights) == NEWEST:
+            break
+    kept = [*nights.values()]
+    return historic_noise([value for _, value in kept], kept[-1][0]) if kept else None
 
 
 def _as_run(record: RunRecord, point: Point) -> RunRecord:
