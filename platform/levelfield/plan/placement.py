@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -12,7 +13,6 @@ from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DoesNotFit, UsageError
 from levelfield.plan.build_checks import version_that_runs
-from levelfield.plan.printed_layout import layout_that_ran
 from levelfield.plan.request import Decision, Entry, RequestedScale, Suggestion, UserRequest
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout, parse_layout
@@ -20,6 +20,9 @@ from levelfield.specs.selector import Selector, parse_selector
 from levelfield.specs.site import LaunchPlan
 from levelfield.specs.suite import WITHHELD, NamedHardware
 from levelfield.specs.tuning import TuningChoice
+
+# FlagPerf prints the pipeline first, and neither sharded states nor sequence parallelism. DP4TP2PP1 means what it says.
+_INCOMPLETE = re.compile(r"PP\d+DP\d+TP\d+", re.IGNORECASE)
 
 
 def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decision:
@@ -72,7 +75,7 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
     )
     by_suite = entry.suite is not None and scale != entry.request.scale
     request, completed = entry.request, tuple[str, ...]()
-    if ran := layout_that_ran(registry, found, request.choice.layout or selector.layout):
+    if ran := _layout_that_ran(registry, found, request.choice.layout or selector.layout):
         layout, said = ran
         request = replace(request, choice=request.choice.model_copy(update={"layout": layout}))
         completed = (said,)
@@ -89,6 +92,27 @@ def _decided(registry: Registry, entry: Entry, selector: Selector, refusal: str 
         refusal=refusal,
         driver=driver,
     )
+
+
+def _layout_that_ran(registry: Registry, found: Selection, text: str | None) -> tuple[str, str] | None:
+    """Return the layout of the published rows that print this text for the framework, and a sentence that says so.
+
+    None where no row prints it, where rows disagree, and on a host, which takes the text as it is.
+    """
+    if text is None or found.vendor.is_host or not _INCOMPLETE.fullmatch(text):
+        return None
+    rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
+    printed = [
+        row
+        for row in rows
+        if row.setting.layout_printed == text.upper() and row.setting.framework == found.implementation.framework
+    ]
+    layouts = {row.setting.layout for row in printed}
+    if len(layouts) != 1 or layouts == {text}:
+        return None
+    (ran,) = layouts
+    said = f"layout {text}: FlagPerf prints so what its row '{printed[0].name}' ran as {ran}, which is planned"
+    return ran, f"{said}; write {ran.partition('SH')[0].partition('+')[0]} for that alone"
 
 
 def _only(found: Selection, request: UserRequest) -> Selection:
