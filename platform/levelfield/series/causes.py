@@ -11,6 +11,7 @@ conditions changed then: outliers, heavy tails and slow nights count as often as
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def suspiciousness(examined: Sequence[Judged]) -> dict[tuple[str, Gated], float]
 def _chance(step: EnvironmentStep, direction: int, before: Sequence[float]) -> float:
     """Return the probability of such a step by chance. before: in errors, of nights without a change, in order."""
     size = direction * step.excess / step.error
-    share = sum(MARGIN * each >= size for each in before) / len(before) if before else 0.0
+    share = (len(before) - bisect_left(before, size / MARGIN)) / len(before) if before else 0.0
     return max(tail_probability(size, step.before.freedom), share)
 
 
