@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,8 @@ class Writers:
 
     def kill(self, process: int) -> None:
         self.running.remove(process)
-        os.kill(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # one that ended by itself must not keep the others alive
+            os.kill(process, signal.SIGKILL)
         while Path(f"/proc/{process}").exists():
             time.sleep(0.001)
 
