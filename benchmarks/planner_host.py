@@ -100,9 +100,7 @@ def memory_off(run: HostRun, measured: HostRuns, constants: Constants) -> float:
 def _fitted(before: Constants, runs: list[HostRun], measured: HostRuns) -> Constants:
     half = runs[::2]
     candidates = [
-        Pace(
-            matmul_efficiency=m, communication_efficiency=1, memory_efficiency=share, launch_seconds=0, overlap=0
-        )
+        Pace(matmul_efficiency=m, communication_efficiency=1, memory_efficiency=share, launch_seconds=0, overlap=0)
         for m in MATMUL
         for share in MEMORY
     ]

@@ -10,9 +10,9 @@
     python benchmarks/planner_unseen.py --check         fit without writing; exit 4 when the files hold other values
     python benchmarks/planner_unseen.py --quick         fit on a few runs, write nothing, and print a few
 
-Half of the runs in benchmarks/data and of configs/published, chosen by the digest of their names or by their order, sets
-the rates of platform/levelfield/specs/constants.py. The errors are those of the other half. A sweep is a set of runs of
-one model by one program on equal devices.
+Half of the runs in benchmarks/data and of configs/published, chosen by the digest of their names or by their order,
+sets the rates of platform/levelfield/specs/constants.py. The errors are those of the other half. A sweep is a set of
+runs of one model by one program on equal devices.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def refit(write: bool) -> bool:
-    """Fit the rates. Return whether the file holds them, or holds them now: then the platform has to be loaded again."""
+    """Fit the rates. Return whether the file holds them. Once they are written the platform has to be loaded again."""
     registry = Registry()
     rows = timed_runs(runs_of(RUNS), Questions(registry)) + timed_points(registry)
     rates = fitted_rates(row for row in rows if row.fitted)

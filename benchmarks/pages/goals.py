@@ -1,4 +1,4 @@
-"""What the planner is held to, and whether it is met: on runs that set no rate, and on programs without their own runs."""
+"""What the planner is held to: on runs that set no rate, and on programs without their own runs."""
 
 from __future__ import annotations
 
@@ -44,8 +44,18 @@ def goals(registry: Registry) -> list[Goal]:
     alone = [math.exp(off) - 1 for _, off in without_own(rows)]
     return [
         _errors("a program whose runs set no rate (each without its own)", alone, 0.10, 0.25),
-        _errors("a framework's own constants, whoever's program ran", _held(judged(runs, OwnQuestions(registry))), 0.10, 0.25),
-        _errors("the same with the program's kernel of attention", _held(judged(runs, KernelQuestions(registry))), 0.10, 0.25),
+        _errors(
+            "a framework's own constants, whoever's program ran",
+            _held(judged(runs, OwnQuestions(registry))),
+            0.10,
+            0.25,
+        ),
+        _errors(
+            "the same with the program's kernel of attention",
+            _held(judged(runs, KernelQuestions(registry))),
+            0.10,
+            0.25,
+        ),
         _errors("programs as described", [math.exp(row.off({})) - 1 for row in rows if not row.fitted], 0.10, 0.25),
         _errors("memory", _memory(registry, described), 0.05, 0.15),
         *_sweeps(described),

@@ -1,8 +1,8 @@
 """The fit of the rates of all programs, on half of the published runs, and each program predicted without its own runs.
 
-The fit moves one rate after another, within the ranges given here, to the least mean of absolute logarithms of predicted
-over published speeds. An error above CUT counts as CUT, so that one odd row moves nothing, and a program counts by the
-root of its number of rows, so that a large table does not outweigh the others.
+The fit moves one rate after another, within the ranges given here, to the least mean of absolute logarithms of
+predicted over published speeds. An error above CUT counts as CUT, so that one odd row moves nothing, and a program
+counts by the root of its number of rows, so that a large table does not outweigh the others.
 """
 
 from __future__ import annotations

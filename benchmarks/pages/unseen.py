@@ -31,7 +31,7 @@ CONTEXT_RUNS = RUNS.with_name("context_runs.json")  # in no fit
 MIXTURE_RUNS = RUNS.with_name("mixture_runs.json")  # in no fit
 GIB = 2**30
 EVERYTHING = layout_search.SupportedParallelism(frozenset(), layout_search.RECOMPUTATIONS)
-# Chips that no vendor lists: the listed chip that has their dies, and what differs. The H100 with HBM2e: arXiv 2604.11391.
+# Chips that no vendor lists: the listed chip that has their dies, and what differs. HBM2e of an H100: arXiv 2604.11391.
 LIKE = {
     "H100-96GB-500W": (
         "H100-SXM5-80GB",

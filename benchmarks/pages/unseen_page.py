@@ -41,9 +41,9 @@ def page(goals: list[Goal], found: list[Judged], context: list[Judged]) -> str:
         "# The planner against runs that it was not fitted to",
         "",
         "Written by `python benchmarks/planner_unseen.py --fit`; do not edit. The runs are in",
-        "benchmarks/data/unseen_runs.json and configs/published, each with its source. Half of them sets the four rates",
-        "of all programs; the errors are those of the other half. The first line is what a program has to expect of",
-        "which no run is published: each program is predicted by rates that the others set.",
+        "benchmarks/data/unseen_runs.json and configs/published, with their sources. Half of them sets the four",
+        "rates of all programs; the errors are those of the other half. The first line is what a program has to expect",
+        "of which no run is published: each program is predicted by rates that the others set.",
         "",
         *goals_table(goals),
         "",
@@ -79,7 +79,9 @@ def tables(found: list[Judged], context: list[Judged]) -> dict[str, str]:
     for name in sorted({j.run.group for j in held_out}):
         groups.append([name.replace("|", ", "), *_numbers([j for j in held_out if j.run.group == name])])
     constants = [["rate", "fitted", "from", "to"]]
-    constants += [[name, f"{committed_rates()[name]:g}", f"{low:g}", f"{high:g}"] for name, (low, high) in RANGES.items()]
+    constants += [
+        [name, f"{committed_rates()[name]:g}", f"{low:g}", f"{high:g}"] for name, (low, high) in RANGES.items()
+    ]
     head = ["run", "layout", "tokens", "tokens/s/device", "predicted", "off", "memory_off", "GiB_over", "reason"]
     return {
         "planner_unseen_groups.csv": _csv(groups),

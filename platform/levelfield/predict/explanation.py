@@ -140,7 +140,7 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
 
 def _layer(setup: TrainingSetup, pace: Pace) -> Cost:
     """Return the cost of one layer's forward pass, of the most frequent kind."""
-    part, model = slice_of(setup, pace), setup.model
+    part, model = slice_of(setup, pace.unfused), setup.model
     if 2 * model.mixture_layers < model.layers:
         return layer_forward(model, part)
     return layer_forward(model, part, mixture=True) + experts_forward(model, part)
@@ -150,7 +150,7 @@ def _attention(question: LayoutQuestion, setup: TrainingSetup) -> str:
     """Return how attention's core runs: in which kernel and at which rate."""
     pace = question.constants.pace_on(question.on_host)
     kernel = kernel_of(setup, question.machine, pace)
-    rate = None if slice_of(setup, pace).keeps_scores else question.machine.attention.get(kernel)
+    rate = None if slice_of(setup, pace.unfused).keeps_scores else question.machine.attention.get(kernel)
     if rate is None:
         return "as products"
     return f"({kernel}) at {rate:.4g} FLOP/s, {FUSED_ATTENTION_BACKWARD:g} of it in the backward pass"

@@ -223,7 +223,9 @@ def link_of(layout: Layout, machine: MachineRates, pace: Pace, ranks: int, strid
     if inside or machine.network is None:
         return Link(machine.node.hop_seconds, share * _node_rate(machine.node, machine.pair_bytes_per_second, ranks))
     through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
-    return Link(_hop_seconds(machine, stride), min(pace.network_efficiency * through, share * machine.node.bytes_per_second))
+    return Link(
+        _hop_seconds(machine, stride), min(pace.network_efficiency * through, share * machine.node.bytes_per_second)
+    )
 
 
 def _hop_seconds(machine: MachineRates, stride: int) -> float:

@@ -67,8 +67,8 @@ class Cost:
 class Slice:
     """One rank's share of a micro-batch. tokens: of the micro-batch; width: bytes of a compute value; keeps_scores:
     attention writes all scores to memory, with the masked half. gathers_logits: every tensor rank computes the loss
-    from the logits of the whole vocabulary. expert: the ranks that divide the experts. unfused: what the program computes
-    in several calls."""
+    from the logits of the whole vocabulary. expert: the ranks that divide the experts. unfused: what the program
+    computes in several calls."""
 
     tokens: int
     sequence_length: int

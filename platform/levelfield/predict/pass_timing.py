@@ -1,9 +1,9 @@
 """The time of one micro-batch on one rank: the computation of a layer, and the messages between its ranks.
 
-Compute: FLOPs at a share of the chip's rate, bytes at a share of the memory's rate (Williams et al., 2009), and the gaps
-between calls. The three are added, because kernels of training seldom overlap them. Context ranks exchange keys and values: in a ring,
-which attention hides as long as a part computes longer than the next one travels (Liu et al., 2023, section 3), or by
-gathers without overlap (Llama team, 2024, section 3.3.2).
+Compute: FLOPs at a share of the chip's rate, bytes at a share of the memory's rate (Williams et al., 2009), and the gap
+of each call. The three are added, because kernels of training seldom overlap them. Context ranks exchange keys and
+values: in a ring, which attention hides as long as a part computes longer than the next one travels (Liu et al., 2023,
+section 3), or by gathers without overlap (Llama team, 2024, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from levelfield.predict.operations import (
 )
 from levelfield.predict.setup import TrainingSetup
 from levelfield.specs.architecture import Experts, Model
-from levelfield.specs.constants import AttentionKernel, MemoryModel, Pace
+from levelfield.specs.constants import AttentionKernel, MemoryModel, Pace, Unfused
 
 # torch tries its kernels in the chip's order and takes the first that can do the work. What each cannot do is in torch
 # 2.13's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
@@ -79,7 +79,7 @@ class PassSeconds:
 
 def pass_seconds(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PassSeconds:
     """Return the parts of one micro-batch's time. Raises UnknownLink."""
-    s = RankWork(setup, machine, pace, slice_of(setup, pace))
+    s = RankWork(setup, machine, pace, slice_of(setup, pace.unfused))
     return PassSeconds(
         layer=_seconds(s, _in_both_directions(s, layer_forward(setup.model, s.part))),
         embedding=_seconds(s, embedding_forward(setup.model, s.part) * (1 + BACKWARD)),
@@ -91,7 +91,7 @@ def pass_seconds(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> Pas
     )
 
 
-def slice_of(setup: TrainingSetup, pace: Pace) -> Slice:
+def slice_of(setup: TrainingSetup, unfused: tuple[Unfused, ...] = ()) -> Slice:
     """Return one rank's share of a micro-batch."""
     return Slice(
         tokens=setup.tokens,
@@ -102,7 +102,7 @@ def slice_of(setup: TrainingSetup, pace: Pace) -> Slice:
         keeps_scores=setup.memory_model.score_bytes > 0,
         gathers_logits=setup.memory_model.gathered_logit_bytes > 0,
         expert=setup.layout.expert,
-        unfused=pace.unfused,
+        unfused=unfused,
     )
 
 

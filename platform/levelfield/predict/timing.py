@@ -59,7 +59,7 @@ def step_time(
     setup: TrainingSetup, machine: MachineRates, pace: Pace, each: PassSeconds | None = None
 ) -> PredictedStep:
     """Return the time of one step, by part. each: the parts of a micro-batch, if known. Raises UnknownLink."""
-    s = RankWork(setup, machine, pace, slice_of(setup, pace))
+    s = RankWork(setup, machine, pace, slice_of(setup, pace.unfused))
     each = each or pass_seconds(setup, machine, pace)
     layout, tuning = setup.layout, setup.tuning
     whole, slowest = _whole_and_slowest(setup, each)
