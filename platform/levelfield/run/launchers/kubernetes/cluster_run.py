@@ -305,7 +305,7 @@ class ClusterJob:
 
     def complaint(self, api: ClusterApi) -> str | None:
         """Return the newest warning about the objects that make the pods; None without one, or without the right."""
-        found: list[Fields] = []
+        found: list[Mapping[str, Any]] = []
         for name in dict.fromkeys((self.name, pods_maker(self.name, self.main["kind"]))):
             selector = f"type=Warning,involvedObject.name={name}"
             try:
@@ -324,7 +324,7 @@ class ClusterJob:
             return False
 
 
-def _time_of(event: Fields) -> str:
+def _time_of(event: Mapping[str, Any]) -> str:
     """Return when an event was last seen, in ISO 8601 with Z as all of the API's times."""
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
