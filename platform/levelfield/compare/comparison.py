@@ -78,7 +78,7 @@ def side_values(quantity: Quantity, side: ComparedSide, histories: Histories) ->
     """Return the figures of a side with the noise of its history, as every ratio takes them."""
     points = histories.get(side.first.series.fingerprint(), ()) if histories else ()
     noise = _noise(quantity, side, points) if points else None
-    return SideValues(side_figure(quantity, side.counted).values, noise)
+    return SideValues(tuple(value for run in side.counted if (value := quantity.read(run)) is not None), noise)
 
 
 def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:

@@ -130,11 +130,11 @@ def _most_alike(contenders: Sequence[Contender]) -> tuple[list[Contender], list[
 
 def _bar(each: Contender, metric: Metric, histories: Histories) -> RankedBar | Unranked:
     """Return the bar, still without its ratio. Every run of the side must have the figure."""
-    figure = side_figure(metric.quantity, each.side.counted)
     values = side_values(metric.quantity, each.side, histories)
     value = own_mean(values)
-    if figure.reason or value is None:
-        return Unranked(each, figure.reason or f"found {list(figure.values)}, expected positive numbers")
+    if value is None or len(values.values) < len(each.side.counted):
+        reason = side_figure(metric.quantity, each.side.counted).reason
+        return Unranked(each, reason or f"found {list(values.values)}, expected positive numbers")
     low, high = own_interval(values) or (None, None)  # of logarithms, as the ratio's: it never ends below zero
     return RankedBar(each, values, value, low, high, None)
 

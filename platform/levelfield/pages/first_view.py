@@ -190,17 +190,37 @@ def ranked_trainings(content: PagesContent, results: StoredResults) -> list[Rank
     Of each chip and framework the fastest series is taken: one with the defaults alone (base), and one with chosen
     fields (peak).
     """
-    every = list(content.series.values())
-    newest = _read([run_id for runs in every for run_id in _ends(runs)], results)
-    fastest: dict[tuple[str, ...], dict[tuple[str, ...], SeriesRuns]] = defaultdict(dict)
-    for runs in every:
-        place, column = _training(runs), (chip_of(runs.series), runs.series.framework_label, _tuning(runs, newest))
-        if column not in fastest[place] or _order(runs) > _order(fastest[place][column]):
-            fastest[place][column] = runs
-    records = _with_repeats([runs for row in fastest.values() for runs in row.values()], newest, results)
+    columns: dict[tuple[str, ...], list[SeriesRuns]] = defaultdict(list)
+    for runs in sorted(content.series.values(), key=_order, reverse=True):
+        columns[(*_training(runs), chip_of(runs.series), runs.series.framework_label)].append(runs)
+    chosen, newest = _fastest_by_tuning(list(columns.values()), results)
+    records = _with_repeats(chosen, newest, results)
+    fastest: dict[tuple[str, ...], list[SeriesRuns]] = defaultdict(list)
+    for runs in chosen:
+        fastest[_training(runs)].append(runs)
     names = Counter(place[:5] for place in fastest)
-    found = [_ranked(row.values(), names[place[:5]] > 1, records) for place, row in sorted(fastest.items())]
+    found = [_ranked(row, names[place[:5]] > 1, records) for place, row in sorted(fastest.items())]
     return sorted(found, key=lambda each: each.first.series.scale != "full")
+
+
+def _fastest_by_tuning(
+    columns: Sequence[Sequence[SeriesRuns]], results: StoredResults
+) -> tuple[list[SeriesRuns], dict[str, RunRecord]]:
+    """Return the fastest series of each column as base and as peak, and their newest records.
+
+    columns: series, the fastest first. A record says which of both it is, so series are read until both are found.
+    """
+    chosen: list[SeriesRuns] = []
+    newest: dict[str, RunRecord] = {}
+    left = [(iter(column), set[str]()) for column in columns]
+    while ahead := [(runs, rest, seen) for rest, seen in left if (runs := next(rest, None))]:
+        newest |= _read([run_id for runs, _, _ in ahead for run_id in _ends(runs)], results)
+        for runs, _, seen in ahead:
+            if (word := _tuning(runs, newest)) not in seen:
+                seen.add(word)
+                chosen.append(runs)
+        left = [(rest, seen) for _, rest, seen in ahead if seen in ({"base"}, {"peak"})]
+    return chosen, newest
 
 
 def _training(runs: SeriesRuns) -> tuple[str, ...]:
@@ -215,17 +235,14 @@ def _order(runs: SeriesRuns) -> tuple[float, str]:
     return (speed if speed is not None and 0 < speed < math.inf else -1.0, runs.points[-1].began)
 
 
-def _trend(runs: SeriesRuns) -> Sequence[Point]:
-    return [point for point in runs.points if point.is_of_trend] or runs.points
-
-
 def _last_good(runs: SeriesRuns) -> Point | None:
     return next((point for point in reversed(runs.points) if point.is_of_trend and point.is_comparable), None)
 
 
 def _ends(runs: SeriesRuns) -> list[str]:
     """Return the ids of the newest run that counts, and of the newest of all."""
-    return list(dict.fromkeys(point.run_id for point in (_last_good(runs), _trend(runs)[-1]) if point))
+    last = next((point for point in reversed(runs.points) if point.is_of_trend), runs.points[-1])
+    return list(dict.fromkeys(point.run_id for point in (_last_good(runs), last) if point))
 
 
 def _tuning(runs: SeriesRuns, newest: Mapping[str, RunRecord]) -> str:
@@ -238,8 +255,8 @@ def _with_repeats(
     """Return by series its newest runs with the repeats before the one that counts."""
     before: dict[str, list[str]] = {}
     for runs in series:
-        ids, good = [point.run_id for point in _trend(runs)], _last_good(runs)
-        if good and good.run_id in newest:
+        if (good := _last_good(runs)) and good.run_id in newest:
+            ids = [point.run_id for point in runs.points if point.is_of_trend]
             place = ids.index(good.run_id)
             before[runs.digest] = ids[max(0, place + 1 - repeat_number(newest[good.run_id])) : place]
     found = {**newest, **_read([run_id for ids in before.values() for run_id in ids], results)}
@@ -252,9 +269,9 @@ def _read(run_ids: Sequence[str], results: StoredResults) -> dict[str, RunRecord
 
 
 def _ranked(
-    row: Iterable[SeriesRuns], is_ambiguous: bool, records: Mapping[str, Sequence[RunRecord]]
+    series: Sequence[SeriesRuns], is_ambiguous: bool, records: Mapping[str, Sequence[RunRecord]]
 ) -> RankedTraining:
-    contenders, absent, slugs, series = [], [], {}, list(row)
+    contenders, absent, slugs = [], [], {}
     for runs in series:
         cell = newest_cell(records[runs.digest], {runs.digest: runs.points}) if records[runs.digest] else None
         if cell and cell.state == "measured" and cell.side:
