@@ -18,6 +18,7 @@ from levelfield.predict.machines import (
     machine_of,
     with_power,
 )
+from levelfield.predict.pass_timing import moved_bytes, pass_seconds
 from levelfield.predict.setup import setup_of
 from levelfield.specs.constants import RATES, Constants, MemoryModel, Pace
 from levelfield.specs.layout import parse_layout
@@ -145,6 +146,21 @@ def test_calls_make_small_products_slow() -> None:
     batches = Registry().case("llama3_8b").work("full").training.global_batch
     assert seconds[0] == pytest.approx(3 * 2e-5 * batches * (32 * 20 + 10 + 4), rel=1e-6)
     assert seconds[1] == pytest.approx(seconds[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "recompute"),
+    [("llama3_8b", "DP1", "none"), ("llama3_8b", "TP4PP2+seq", "full"), ("mixtral_8x7b", "TP2", "none")],
+)
+def test_moved_bytes_are_those_of_the_predicted_time(case: str, layout: str, recompute: str) -> None:
+    """On a machine that computes in no time, a micro-batch takes as long as its bytes take."""
+    machine = MachineRates(1e40, None, 1e12, Link(0, 1e12), None, 8)
+    pace = Pace.model_validate(PLAIN | {"unfused": ["norms", "activation"]})
+    tuning = Tuning(layout=parse_layout(layout).layout, recompute=recompute)  # type: ignore[arg-type]
+    setup = setup_of(Registry().case(case).work("full"), tuning, False, MemoryModel())
+    each, model = pass_seconds(setup, machine, pace), setup.model
+    seconds = each.of_layers(model.layers, model.mixture_layers if model.experts else 0) + each.embedding + each.head
+    assert moved_bytes(setup, pace) == pytest.approx(seconds * 1e12, rel=1e-9)
 
 
 @pytest.mark.parametrize(
