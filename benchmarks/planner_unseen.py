@@ -25,7 +25,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from pages.goals import REGRET, goals, goals_lines
-from pages.program_fit import Rates, fitted_rates, timed_points, timed_runs, written
+from pages.program_fit import Rates, fitted_rates, interval, timed_points, timed_runs, without_own, written
 from pages.unseen import CONTEXT_RUNS, RUNS, Judged, Questions, Sweep, judged, runs_of, spread, sweeps_of
 from pages.unseen_page import page, tables
 
@@ -64,7 +64,7 @@ def refit(write: bool) -> bool:
     rows = timed_runs(runs_of(RUNS), Questions(registry)) + timed_points(registry)
     rates = fitted_rates(row for row in rows if row.fitted)
     print(_rates_line(rates))
-    path, text = written(rates)
+    path, text = written(rates, interval(without_own(rows)))
     if path.read_text() == text:
         return True
     if write:

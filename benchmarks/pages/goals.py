@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from levelfield.catalog.registry import Registry
 from pages.points import halves, memory, memory_off, points_of
-from pages.program_fit import timed_points, timed_runs, without_own
+from pages.program_fit import covered, timed_points, timed_runs, without_own
 from pages.unseen import (
     RUNS,
     Judged,
@@ -41,7 +41,8 @@ def goals(registry: Registry) -> list[Goal]:
     runs = runs_of(RUNS)
     described = judged(runs, Questions(registry))
     rows = timed_runs(runs, Questions(registry)) + timed_points(registry)
-    alone = [math.exp(off) - 1 for _, off in without_own(rows)]
+    found = without_own(rows)
+    alone = [math.exp(off) - 1 for _, off in found]
     return [
         _errors("a program whose runs set no rate (each without its own)", alone, 0.10, 0.25),
         _errors(
@@ -59,7 +60,14 @@ def goals(registry: Registry) -> list[Goal]:
         _errors("programs as described", [math.exp(row.off({})) - 1 for row in rows if not row.fitted], 0.10, 0.25),
         _errors("memory", _memory(registry, described), 0.05, 0.15),
         *_sweeps(described),
+        _coverage([off for row, off in found if not row.fitted]),
     ]
+
+
+def _coverage(offs: list[float]) -> Goal:
+    share = covered(offs)
+    found = f"{share:.0%} of {len(offs)} rows of the half that sets nothing"
+    return Goal("rows within the interval of an unknown program", found, "80 to 95%", 0.8 <= share <= 0.95)
 
 
 def _errors(name: str, errors: Iterable[float | None], middle: float, high: float) -> Goal:

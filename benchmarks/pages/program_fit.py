@@ -19,7 +19,7 @@ from levelfield.predict.machines import MachineRates
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import step_time
 from levelfield.specs import constants as constants_file
-from levelfield.specs.constants import RATES, Constants, Pace
+from levelfield.specs.constants import RATES, SPEED_INTERVAL, Constants, Pace
 from pages.points import Point, halves, points_of, throughput
 from pages.unseen import Questions, Run
 
@@ -163,13 +163,28 @@ def without_own(rows: list[Timed]) -> list[tuple[Timed, float]]:
     return found
 
 
+def interval(alone: list[tuple[Timed, float]]) -> tuple[float, float]:
+    """Return the published over the predicted speeds between which 90 of 100 rows of the fitted half lie, each by rates
+    that its program's rows did not set."""
+    ratios = sorted(math.exp(-off) for row, off in alone if row.fitted)
+    low, high = (ratios[math.ceil(share * len(ratios)) - 1] for share in (0.05, 0.95))
+    return float(f"{low:.3g}"), float(f"{high:.3g}")
+
+
+def covered(offs: Iterable[float]) -> float:
+    """Return the share of rows within the interval of the platform."""
+    low, high = SPEED_INTERVAL
+    inside = [low <= math.exp(-off) <= high for off in offs]
+    return sum(inside) / len(inside)
+
+
 def committed_rates() -> Rates:
     """Return the rates in the platform, which are the defaults of Pace."""
     return {name: Pace.model_fields[name].default for name in RATES}
 
 
-def written(rates: Rates) -> tuple[Path, str]:
-    """Return the file with the rates, and its text with these in it. All other words stay."""
+def written(rates: Rates, within: tuple[float, float]) -> tuple[Path, str]:
+    """Return the file with the rates, and its text with these and the interval. All other words stay."""
     path = Path(constants_file.__file__)
     text = path.read_text()
     for name, value in rates.items():
@@ -177,4 +192,4 @@ def written(rates: Rates) -> tuple[Path, str]:
         text, count = pattern.subn(rf"\g<1>{value:g}\g<2>", text)
         if count != 1:
             raise SystemExit(f"{path.name}: found {count} defaults of {name}, expected one")
-    return path, text
+    return path, re.sub(r"\nSPEED_INTERVAL = .*", f"\nSPEED_INTERVAL = ({within[0]:g}, {within[1]:g})", text)

@@ -92,6 +92,18 @@ def test_a_program_without_its_own_rows_is_not_in_its_fit(rows: list[Any], monke
     assert len(found) == len(rows)
 
 
+def test_an_interval_holds_90_of_100_rows_and_sees_wider_errors(rows: list[Any]) -> None:
+    from pages import program_fit
+
+    alone = [(row, n / 100) for n, row in enumerate(row for row in rows if row.fitted)]
+    low, high = program_fit.interval(alone)
+    assert low == pytest.approx(math.exp(-1.43), rel=0.02) and high == pytest.approx(math.exp(-0.07), rel=0.02)
+    assert program_fit.interval([(row, 2 * off) for row, off in alone])[0] < low
+    assert program_fit.covered([0.0, 0.1, 2.0, -2.0]) == 0.5 and program_fit.covered([math.nan]) == 0
+    held = [row.off({}) for row in rows if not row.fitted]
+    assert 0.8 <= program_fit.covered(held) <= 0.96
+
+
 def test_what_is_set_aside_is_in_no_fit(rows: list[Any]) -> None:
     assert sum(row.fitted for row in rows) == 151 and sum(not row.fitted for row in rows) == 141
 
