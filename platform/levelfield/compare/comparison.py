@@ -103,9 +103,10 @@ def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
 
 def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:
     base, *others = [side_values(quantity, side, histories) for side in sides]
-    bases = dict.fromkeys(str(quantity.basis(run)) for side in sides for run in side.counted)
+    each = (quantity.basis(run) for side in sides for run in side.counted)
+    bases = dict.fromkeys(str(found) for found in each if found is not None)
     if len(bases) > 1:
-        none = Ratio(None, None, None, "no ratio", f"the runs have different levels: {', '.join(bases)}")
+        none = Ratio(None, None, None, "no ratio", f"the figure rests on different values: {', '.join(bases)}")
         ratios = tuple(none for _ in others)
     else:
         ratios = tuple(side_ratio(quantity, side, base) for side in others)

@@ -155,6 +155,11 @@ def _energy(record: RunRecord) -> tuple[JsonValue, JsonValue]:
     return at(found, "value"), at(found, "reason")
 
 
+def node_joules_per_token(record: RunRecord) -> float | None:
+    """Return the energy of whole nodes for one token; None where their BMCs gave none."""
+    return _number(at(record.result, "energy", "nodes", "joules_per_token", "value"))
+
+
 def _mfu(record: RunRecord) -> tuple[JsonValue, JsonValue]:
     return palm(record).get("value"), palm(record).get("reason")
 
@@ -182,6 +187,14 @@ QUANTITIES = (
     RATE,
     Quantity(FIGURE_COLUMNS["memory_bytes"], lambda record: record.memory_bytes, _memory),
     Quantity(FIGURE_COLUMNS["joules_per_token"], lambda record: record.joules_per_token, _energy),
+    Quantity(
+        FIGURE_COLUMNS["node_joules_per_token"],
+        node_joules_per_token,
+        lambda record: (
+            at(record.result, "energy", "nodes", "joules_per_token", "value"),
+            at(record.result, "energy", "nodes", "joules_per_token", "reason"),
+        ),
+    ),
     Quantity(FIGURE_COLUMNS["mfu_palm"], lambda record: record.mfu, _mfu),
     Quantity(
         FIGURE_COLUMNS["seconds_to_loss"],
@@ -207,10 +220,16 @@ def cost_quantity(prices: Prices) -> Quantity:
         whole = None if rate is None else rate * series.devices
         is_share = series.device_is == HOST_SHARE
         no_energy = str(why or energy)
-        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, record.joules_per_token, no_energy)
+        own, nodes = record.joules_per_token, node_joules_per_token(record)
+        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, own, no_energy, nodes)
         return cost(use, prices)
 
-    return Quantity(RunCosts(prices).column, lambda record: of(record).value, lambda record: (None, of(record).reason))
+    return Quantity(
+        RunCosts(prices).column,
+        lambda record: of(record).value,
+        lambda record: (None, of(record).reason),
+        basis=lambda record: (covered := of(record).power_of) and f"with the power of {covered}",
+    )
 
 
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
