@@ -67,6 +67,25 @@ def scale_option(parser: Options) -> None:
     )
 
 
+def free_options(parser: Options) -> None:
+    """Add what a run may choose freely, beside the files that choose it."""
+    parser.add_argument("--layout", help="parallel layout, such as DP4TP2PP1")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="sequences per forward pass")
+    parser.add_argument("--virtual-pipeline", type=int, metavar="N", help="interleaved model chunks per pipeline stage")
+    parser.add_argument(
+        "--recompute", choices=("none", "selective", "full"), help="activations to recompute in the backward pass"
+    )
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model")
+    parser.add_argument("--attention", choices=("sdpa", "flash_attn"), help="attention kernel")
+    parser.add_argument("--threads", type=int, metavar="N", help="processor threads per process")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="K=V", help="an environment variable of the training process"
+    )
+    parser.add_argument(
+        "--base", action="store_true", help="the case's defaults alone: no tuning, no setting of a suite"
+    )
+
+
 def runtime_option(parser: Options) -> None:
     says = "process: a Python environment; docker: a container; inside: this machine is a container"
     parser.add_argument("--runtime", choices=("process", "docker", "inside"), default="process", help=says)

@@ -117,13 +117,9 @@ def _request(options: argparse.Namespace) -> UserRequest:
     if options.repeat is not None and not 1 <= options.repeat <= MOST["repeats"]:
         raise UsageError(f"--repeat: found {options.repeat}, expected 1 to {MOST['repeats']}")
     refuse_unknown(options.allow)
-    variables = {"environment": dict(map(_variable, options.env))} if options.env else {}
-    chosen = {**_given(options, _CHOICES), **variables, **_given(options, ("strategy",))}
-    if options.base and chosen:
-        raise UsageError(f"--base: found {', '.join(chosen)} as well, expected the defaults alone; leave one out")
     return UserRequest(
         scale=options.scale,
-        choice=parse(TuningChoice, {**_given(options, _CHOICES), **variables}, "command line"),
+        choice=choice_of(options, _given(options, ("strategy",))),
         base=options.base,
         repeat=options.repeat,
         python=options.python,
@@ -144,6 +140,16 @@ def _request(options: argparse.Namespace) -> UserRequest:
         devices=_devices(options.devices),
         bmc=bmc_of(options, is_read=not options.dry_run),
     )
+
+
+def choice_of(options: argparse.Namespace, further: Iterable[str] = ()) -> TuningChoice:
+    """Return the free fields that the options choose. further: what else chooses some. Raises UsageError."""
+    chosen = _given(options, _CHOICES)
+    if options.env:
+        chosen["environment"] = dict(map(_variable, options.env))
+    if options.base and (named := [*chosen, *further]):
+        raise UsageError(f"--base: found {', '.join(named)} as well, expected the defaults alone; leave one out")
+    return parse(TuningChoice, chosen, "command line")
 
 
 def _devices(text: str | None) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ def side_values(quantity: Quantity, side: ComparedSide, histories: Histories) ->
     """Return the figures of a side with the noise of its history, as every ratio takes them."""
     points = histories.get(side.first.series.fingerprint(), ()) if histories else ()
     noise = _noise(quantity, side, points) if points else None
-    return SideValues(side_figure(quantity, side.counted).values, noise)
+    return SideValues(tuple(value for run in side.counted if (value := quantity.read(run)) is not None), noise)
 
 
 def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:
@@ -127,18 +127,12 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
         is_like = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_of_trend
         if night in nights or not is_like or p.run_id in own:
             continue
-        if (value := quantity.read(_as_run(record, p))) is not None:
+        if (value := quantity.of_night(record, p)) is not None:
             nights[night] = p.began[:10], value
         if len(nights) == NEWEST:
             break
     kept = [*nights.values()]
     return historic_noise([value for _, value in kept], kept[-1][0]) if kept else None
-
-
-def _as_run(record: RunRecord, point: Point) -> RunRecord:
-    """Return the record with the figures of another run of its series."""
-    names = ("tokens_per_second_per_device", "memory_bytes", "joules_per_token", "mfu", "loss_tail")
-    return record.model_copy(update={name: getattr(point, name) for name in names})
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:

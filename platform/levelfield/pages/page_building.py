@@ -111,7 +111,7 @@ def build_pages(
                 progress(done, len(months))
     for name in (*ASSETS, *VENDORED):
         writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
-    write_pages(writer, content, results, registry, datetime.now(timezone.utc), surroundings, prices)
+    write_pages(writer, content, results, registry, references, datetime.now(timezone.utc), surroundings, prices)
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
     return BuiltPages(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
@@ -177,6 +177,7 @@ def write_pages(
     content: PagesContent,
     results: StoredResults,
     registry: Registry,
+    references: References,
     made: datetime,
     documents: SurroundingDocuments,
     prices: Prices | None = None,
@@ -186,7 +187,7 @@ def write_pages(
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
     trainings, night = ranked_trainings(content, results), night_view(content)
     views = _first_views(trainings, content, prices)
-    figures = _figures_by_case(trainings, registry)
+    figures = _figures_by_case(trainings, references)
     switches = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
         *(
@@ -222,9 +223,9 @@ def _first_views(trainings: Sequence[RankedTraining], content: PagesContent, pri
     return [first_view(trainings, metric, histories) for metric in metrics(prices)]
 
 
-def _figures_by_case(trainings: Sequence[RankedTraining], registry: Registry) -> dict[str, list[TrainingFigures]]:
+def _figures_by_case(trainings: Sequence[RankedTraining], references: References) -> dict[str, list[TrainingFigures]]:
     """Return the charts of each case's trainings, by the case's file."""
-    references, found = stored_references(registry), defaultdict(list)
+    found = defaultdict(list)
     for training in trainings:
         found[training.first.case_slug].append(training_figures(training, references))
     return found

@@ -11,14 +11,18 @@ import hashlib
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.variables import TuningVariables, is_secret
 
 # One word without a space, a control character or a leading dash, which a program would read as an option.
 _WORD = re.compile(r"[A-Za-z0-9_.:/@%+=,\[\]{}][A-Za-z0-9_.:/@%+=,\[\]{}-]*")
+_QUANTITY = re.compile(r"(\d+|\d+\.\d+)(m|[kMGTPE]|[KMGTPE]i)?")
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[A-Za-z0-9_.:/@%+=,*\[\]{}-]*)?")
+RDMA = "rdma/"  # resources of RDMA's device plugins; their users lock memory, which needs a capability
+NO_RESOURCE = "none"  # of `devices`: pods have the devices without asking for a resource
+POD_VOLUMES = ("package", "work", "local", "shared-memory", "runs")  # of every run
 FIRST_PORT, LAST_PORT = 1024, 65535
 
 
@@ -40,6 +44,12 @@ def _absolute(text: str) -> str:
     return _word(text)
 
 
+def _quantity(amount: int | str) -> int | str:
+    if isinstance(amount, str) and not _QUANTITY.fullmatch(amount):
+        raise ValueError(f"found {amount!r}, expected a number with a unit, such as 900Gi or 500m")
+    return amount
+
+
 def _public(found: dict[str, str]) -> dict[str, str]:
     """Return the variables. Raises ValueError for one that looks like a secret: a site file is shared."""
     for name, value in found.items():
@@ -51,6 +61,7 @@ def _public(found: dict[str, str]) -> dict[str, str]:
 Word = Annotated[str, AfterValidator(_word)]
 Option = Annotated[str, AfterValidator(_option)]
 AbsoluteFolder = Annotated[str, AfterValidator(_absolute)]
+Quantity = Annotated[int | str, AfterValidator(_quantity)]
 PublicVariables = Annotated[TuningVariables, AfterValidator(_public)]
 Port = Annotated[int, Field(ge=FIRST_PORT, le=LAST_PORT)]
 
@@ -134,12 +145,23 @@ class Toleration(Value):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
+class PodVolume(Value):
+    """A further volume of each pod. source: its kind and fields, as Kubernetes has them. folder: in the pod."""
+
+    name: Word
+    source: dict[Word, JsonValue] = Field(min_length=1, max_length=1)
+    folder: AbsoluteFolder
+    read_only: bool = True
+
+
 class KubernetesSite(Value):
     """Reaching nodes by Kubernetes. kind: the object that is created. context: of the user's kubeconfig.
 
-    devices: the resource that is one device, such as nvidia.com/gpu. resources: further ones of each pod, such as
-    rdma/hca. queue: of Kueue. claim: a volume that all pods and this machine share, at claim_folder; without one the
-    files are streamed through the pods' logs. runtime_ref: the ClusterTrainingRuntime of a TrainJob.
+    devices: the resource that is one device, such as nvidia.com/gpu; `none` where pods have the devices without one.
+    resources: further ones of each pod, such as rdma/hca. queue: of Kueue. claim: a volume that all pods and this
+    machine share, at claim_folder; without one the files are streamed through the pods' logs. runtime_ref: the
+    ClusterTrainingRuntime of a TrainJob. annotations, volumes: of each pod. restricted: as the Pod Security Standard
+    of that name wants it. user, group: numbers of the containers' user and group.
     """
 
     kind: Literal["trainjob", "jobset", "job"] = "job"
@@ -151,17 +173,44 @@ class KubernetesSite(Value):
     node_selector: dict[Word, Word] = Field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     devices: Word | None = None
-    resources: dict[Word, int] = Field(default_factory=dict)
+    resources: dict[Word, Quantity] = Field(default_factory=dict)
     shared_memory_bytes: int | None = Field(default=None, ge=1)
     claim: Word | None = None
     claim_folder: AbsoluteFolder | None = None
     host_network: bool = False
     runtime_ref: Word = "torch-distributed"
+    annotations: dict[Word, str] = Field(default_factory=dict, json_schema_extra=LATER)
+    volumes: tuple[PodVolume, ...] = Field(default=(), json_schema_extra=LATER)
+    priority_class: Word | None = Field(default=None, json_schema_extra=LATER)
+    scheduler: Word | None = Field(default=None, json_schema_extra=LATER)
+    pull_secrets: tuple[Word, ...] = Field(default=(), json_schema_extra=LATER)
+    restricted: bool = Field(default=False, json_schema_extra=LATER)
+    user: int | None = Field(default=None, ge=0, json_schema_extra=LATER)
+    group: int | None = Field(default=None, ge=0, json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _claim_has_a_folder(self) -> KubernetesSite:
         if (self.claim is None) != (self.claim_folder is None):
             raise ValueError("claim and claim_folder: found one of them, expected both or none")
+        return self
+
+    @model_validator(mode="after")
+    def _volumes_are_different(self) -> KubernetesSite:
+        names = [*POD_VOLUMES, *(each.name for each in self.volumes)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"volumes: found {', '.join(twice)}, expected names that no other volume of a pod has")
+        return self
+
+    @model_validator(mode="after")
+    def _restricted_pods_may_start(self) -> KubernetesSite:
+        """A namespace that enforces the standard would refuse the pods, and only an event would say it."""
+        memory = [name for name in self.resources if name.startswith(RDMA)]
+        folders = [each.name for each in self.volumes if "hostPath" in each.source]
+        is_host = ["host_network"] if self.host_network else []
+        if self.restricted and (against := [*memory, *folders, *is_host]):
+            raise ValueError(f"restricted: found it with {', '.join(against)}, which the restricted standard forbids")
+        if self.restricted and self.user == 0:
+            raise ValueError("restricted: found it with user 0, expected a user that is not root")
         return self
 
 
