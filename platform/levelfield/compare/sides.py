@@ -160,7 +160,7 @@ def _energy(record: RunRecord) -> tuple[JsonValue, JsonValue]:
 
 def node_joules_per_token(record: RunRecord) -> float | None:
     """Return the energy of whole nodes for one token; None where their BMCs gave none."""
-    return _number(at(record.result, "energy", "nodes", "joules_per_token", "value"))
+    return _number(at(record.result, *OF_NODES, "joules_per_token", "value"))
 
 
 def _mfu(record: RunRecord) -> tuple[JsonValue, JsonValue]:
@@ -190,18 +190,20 @@ def _stored(column: str, origin: Callable[[RunRecord], tuple[JsonValue, JsonValu
 
 
 RATE = _stored("tokens_per_second_per_device", _rate)
+OF_NODES = ("energy", "nodes")  # of result.json; null where the site's file has no BMCs
+NODES = Quantity(
+    FIGURE_COLUMNS["node_joules_per_token"],
+    node_joules_per_token,
+    lambda record: (
+        at(record.result, *OF_NODES, "joules_per_token", "value"),
+        at(record.result, *OF_NODES, "joules_per_token", "reason"),
+    ),
+)
 QUANTITIES = (
     RATE,
     _stored("memory_bytes", _memory),
     _stored("joules_per_token", _energy),
-    Quantity(
-        FIGURE_COLUMNS["node_joules_per_token"],
-        node_joules_per_token,
-        lambda record: (
-            at(record.result, "energy", "nodes", "joules_per_token", "value"),
-            at(record.result, "energy", "nodes", "joules_per_token", "reason"),
-        ),
-    ),
+    NODES,
     _stored("mfu_palm", _mfu, "mfu"),
     Quantity(
         FIGURE_COLUMNS["seconds_to_loss"],

@@ -187,7 +187,7 @@ class NodeEnergy(Value):
     joules_per_token: Figure = Field(description="That energy over the tokens of the window.")
     mean_watts: Figure = Field(description="That energy over the wall time: mean power of all nodes together.")
     other_joules_per_token: Figure = Field(
-        description="Energy per token that is not of the run's devices. It is of processors, memory, network, fans, power "
+        description="Energy per token that is not of the devices. It is of processors, memory, network, fans, power "
         "supplies and idle devices. Null where the devices' own energy is."
     )
     sources: tuple[str, ...] = Field(description="What was read, and whether the BMC's certificate was checked.")
