@@ -161,9 +161,11 @@ class Beating(Watched):
 
 def limited(run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch, *signs: str) -> Outcome:
     monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.2)
+    for name in ("QUICKEST", "SLOWEST"):  # each question is a process of its own
+        monkeypatch.setattr(slurm_watch, name, 0.1)
     for rank in (0, 1):
         (run / f"events/rank{rank}.alive").write_text("0")
-    planted.says("squeue", *[RUNNING] * 40, "CANCELLED|None|alpha,beta\n")
+    planted.says("squeue", *[RUNNING] * 10, "CANCELLED|None|alpha,beta\n")
     planted.says("sinfo", "beta|allocated*|Not responding\n")
     return Beating(run, signs, heartbeat=0.4).outcome()
 
