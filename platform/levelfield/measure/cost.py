@@ -10,6 +10,8 @@ J: energy of all nodes for one token, in joules, where their BMCs were read; els
 P: price of power, currency per kWh (3.6e6 J).
 E: PUE, power of the whole site over that of its computers.
 
+A planned training has no measured energy: J is the most that its makers let the devices draw, over R.
+
 Without BMCs J covers the chips alone, and the power of hosts is not in the cost. Never in it are the power of the
 network, people, storage, software, loans, failed runs and the time before the window.
 """
@@ -17,7 +19,7 @@ network, people, storage, software, loans, failed runs and the time before the w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from levelfield.specs.prices import ChipPrice, Prices
@@ -85,3 +87,35 @@ def per_hour(price: ChipPrice) -> float:
     if price.own is None:
         return price.rent or math.nan  # the document has one of both
     return price.own.capital / (price.own.years * _HOURS_OF_YEAR * price.own.utilisation)
+
+
+@dataclass(frozen=True)
+class TrainingBill:
+    """What a training on so many tokens takes. kilowatt_hours: of the devices alone; None where J is unknown.
+
+    cost: None without prices, and where there is a reason.
+    """
+
+    seconds: float
+    device_hours: float
+    kilowatt_hours: float | None
+    cost: float | None = None
+    reason: str | None = None
+
+
+def training_bill(use: PaidUse, tokens: float, prices: Prices | None = None) -> TrainingBill:
+    """Return time, energy and cost of a training on so many tokens. Raises ValueError for a use without a speed."""
+    rate, joules = use.tokens_per_second, use.joules_per_token
+    if rate is None or not 0 < rate < math.inf or not 0 < tokens < math.inf:
+        raise ValueError(f"found {tokens} tokens at {rate} tokens/s, expected two positive numbers")
+    seconds = tokens / rate
+    bill = TrainingBill(
+        seconds,
+        device_hours=use.devices * seconds / _SECONDS_OF_HOUR,
+        kilowatt_hours=None if joules is None else tokens * joules / _JOULES_OF_KWH,
+    )
+    if prices is None:
+        return bill
+    found = cost(use, prices)
+    whole = None if found.value is None else found.value * tokens / TOKENS
+    return replace(bill, cost=whole, reason=found.reason)

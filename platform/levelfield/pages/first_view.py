@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.registry import Registry
 from levelfield.compare.comparability import chip_of
 from levelfield.compare.comparison import Histories
 from levelfield.compare.matrix import newest_cell
@@ -26,10 +28,15 @@ from levelfield.compare.ranking import (
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.sides import palm, repeat_number, tuning_of
 from levelfield.compare.trust import PARTS
+from levelfield.errors import LevelfieldError, UnknownName
 from levelfield.pages.content import PagesContent
 from levelfield.pages.results import StoredResults
 from levelfield.pages.series_history import SeriesRuns
-from levelfield.specs.record import Point, RunRecord
+from levelfield.predict.pass_timing import moved_bytes
+from levelfield.predict.setup import setup_of
+from levelfield.specs.case import Work
+from levelfield.specs.record import Point, RunRecord, Series
+from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_SHARE
 
 MOST_BARS = 100  # of the first page, so that it stays small; each case page has all of its series
@@ -86,6 +93,10 @@ class DrawnBar:
     is_clipped: bool
     cautions: tuple[tuple[str, str], ...] = ()
     differs: tuple[str, ...] = ()
+
+    @property
+    def run_id(self) -> str:
+        return self.bar.contender.side.first.run_id
 
     @property
     def held(self) -> int:
@@ -289,6 +300,53 @@ def _ranked(
 
 def _short(digest: str) -> str:
     return digest.removeprefix("sha256:")[:6]
+
+
+# -- the roofline, as far as it is known
+
+
+@dataclass(frozen=True)
+class PlannedIntensity:
+    """FLOP per byte of memory: the model's FLOPs by the headline formula over the planner's count of bytes.
+
+    ridge: the chip's peak over its memory bandwidth; below it the bandwidth is the roof. None: it is not known.
+    """
+
+    value: float
+    ridge: float | None
+
+
+def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity | None:
+    """Return the arithmetic intensity of a run; None where the planner does not know its work or its framework."""
+    series, found = record.series, palm(record)
+    rate, achieved = record.tokens_per_second_per_device, found.get("achieved_tflops")
+    constants = registry.constants(series.framework)
+    work = _work_of(series, registry)
+    if not work or not constants or not rate or not isinstance(achieved, float) or not 0 < achieved < math.inf:
+        return None
+    chosen = {name: getattr(series, name) for name in ("layout", "micro_batch", "virtual_pipeline", "recompute")}
+    on_host = series.device_is == HOST_SHARE
+    setup = setup_of(work, Tuning(**chosen), on_host, constants.keeping)
+    flops = achieved * 1e12 / rate * setup.tokens / setup.layout.tensor
+    value = flops / moved_bytes(setup, constants.pace_on(on_host))
+    return PlannedIntensity(value, None if on_host else _ridge(series.chip, found.get("peak_tflops"), registry))
+
+
+def _work_of(series: Series, registry: Registry) -> Work | None:
+    """Return the work of the case; None where the catalogue has another one of this name, or none."""
+    try:
+        work = registry.case(series.case).work(series.scale)
+    except LevelfieldError:
+        return None
+    return work if work.fingerprint() == series.work else None
+
+
+def _ridge(name: str, peak_tflops: object, registry: Registry) -> float | None:
+    try:
+        bandwidth = find_chip(registry, name)[1].memory_bandwidth_bytes_per_second
+    except UnknownName:
+        return None
+    return peak_tflops * 1e12 / bandwidth if bandwidth and isinstance(peak_tflops, (int, float)) else None
 
 
 # -- the page

@@ -19,7 +19,14 @@ from levelfield.pages.badge import badge_files
 from levelfield.pages.case_figures import TrainingFigures, training_figures
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
-from levelfield.pages.first_view import FirstView, RankedTraining, first_view, ranked_trainings
+from levelfield.pages.first_view import (
+    FirstView,
+    PlannedIntensity,
+    RankedTraining,
+    first_view,
+    planned_intensity,
+    ranked_trainings,
+)
 from levelfield.pages.night_view import night_view
 from levelfield.pages.node_view import nodes_view
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
@@ -191,7 +198,7 @@ def write_pages(
     switches = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
         *(
-            (_file(view), "index", {"v": view, "o": night, "metrics": switches})
+            (_file(view), "index", {"v": view, "o": night, "metrics": switches, "planned": _planned(view, registry)})
             for view in views
             if switches[view.metric.name]
         ),
@@ -229,6 +236,13 @@ def _figures_by_case(trainings: Sequence[RankedTraining], references: References
     for training in trainings:
         found[training.first.case_slug].append(training_figures(training, references))
     return found
+
+
+def _planned(view: FirstView, registry: Registry) -> dict[str, PlannedIntensity]:
+    """Return the planned intensity of each side by its first run, where MFU is shown."""
+    bars = [bar for each in view.trainings for bar in each.best] if view.metric.name == "mfu" else []
+    found = {bar.run_id: planned_intensity(bar.bar.contender.side.first, registry) for bar in bars}
+    return {run_id: planned for run_id, planned in found.items() if planned}
 
 
 def _file(view: FirstView) -> str:

@@ -110,9 +110,9 @@ def described(prices: Prices, chips: Iterable[str]) -> Iterator[str]:
 def in_words(price: ChipPrice, currency: str) -> str:
     """Return a price in words."""
     if price.own is None:
-        return f"rent of {price.rent:,g} {currency} an hour per {price.per}, with power"
+        return f"rent of {price.rent:,.10g} {currency} an hour per {price.per}, with power"
     own = price.own
     return (
-        f"{own.capital:,g} {currency} per {price.per} over {own.years:g} years, in use for {own.utilisation:.0%} of "
+        f"{own.capital:,.12g} {currency} per {price.per} over {own.years:g} years, in use for {own.utilisation:.0%} of "
         f"them; power at {own.power_per_kwh:g} {currency}/kWh and PUE {own.pue:g}"
     )

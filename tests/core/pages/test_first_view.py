@@ -14,11 +14,23 @@ from levelfield.compare.comparison import compare
 from levelfield.compare.ranking import TOKENS, Metric, metrics
 from levelfield.compare.sides import side_of
 from levelfield.pages.content import gathered
-from levelfield.pages.first_view import MOST_BARS, MOST_BEYOND, DrawnBar, FirstView, first_view, ranked_trainings
+from levelfield.pages.first_view import (
+    MOST_BARS,
+    MOST_BEYOND,
+    DrawnBar,
+    FirstView,
+    first_view,
+    planned_intensity,
+    ranked_trainings,
+)
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.results import GivenRuns
+from levelfield.predict.pass_timing import moved_bytes
+from levelfield.predict.setup import setup_of
+from levelfield.specs.layout import Layout
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
+from levelfield.specs.tuning import Tuning
 from seeded_nights import SeededNights
 
 MFU, ENERGY = metrics()[1:]
@@ -220,6 +232,49 @@ def test_a_part_of_the_trust_that_is_missing_says_why(part: str, more: dict[str,
     (bar,) = bars(view(three(1000, 1, more=more))).values()
     lacking = [each for each in bar.bar.contender.trust if not each.holds]
     assert [each.name for each in lacking] == [part] and detail in lacking[0].detail and bar.held == 4
+
+
+def on_h100(**changes: Any) -> RunRecord:
+    """A run of llama3_8b that achieved 400 of 989.4 TFLOP/s, as recorded."""
+    work = Registry().case("llama3_8b").work("full").fingerprint()
+    own = {"case": "llama3_8b", "scale": "full", "precision": "bf16", "chip": "H100-SXM5-80GB", "work": work}
+    run = record(1, 8000.0, **{**own, "vendor": "nvidia", "device_is": "gpu", **changes})
+    palm = {"kind": "MFU", "formula": "palm/1", "value": 0.4, "achieved_tflops": 400.0, "peak_tflops": 989.4}
+    return run.model_copy(update={"result": {**run.result, "utilisation": [palm]}})
+
+
+def test_the_planned_intensity_is_the_models_flops_over_the_planners_bytes() -> None:
+    """By hand: 400e12 / 8000 = 5e10 FLOPs a token, 8 sequences of 8,192 tokens; ridge 989.4e12 over the bandwidth."""
+    found, registry = planned_intensity(on_h100(), Registry()), Registry()
+    constants = registry.constants("torch")
+    assert found and constants
+    setup = setup_of(registry.case("llama3_8b").work("full"), Tuning(micro_batch=8), False, constants.keeping)
+    assert found.value == pytest.approx(5e10 * 8 * 8192 / moved_bytes(setup, constants.pace_on(False)))
+    assert found.ridge == pytest.approx(989.4e12 / 3.35e12, rel=0.01)
+    split = planned_intensity(on_h100(layout=Layout(tensor=8), devices=8), registry)
+    assert split and split.value < found.value, "each rank of a tensor group has less to compute for each byte"
+
+
+@pytest.mark.parametrize(
+    "change", [{"work": "sha256:" + "9" * 64}, {"case": "none"}, {"framework": "unknown"}], ids=str
+)
+def test_what_the_planner_does_not_know_has_no_intensity(change: dict[str, str]) -> None:
+    assert planned_intensity(on_h100(**change), Registry()) is None
+
+
+@pytest.mark.parametrize("achieved", [None, "withheld", math.nan, math.inf, 0.0])
+def test_without_achieved_flops_there_is_no_intensity(achieved: Any) -> None:
+    run = on_h100()
+    palm = {**run.result["utilisation"][0], "achieved_tflops": achieved}
+    assert planned_intensity(run.model_copy(update={"result": {"utilisation": [palm]}}), Registry()) is None
+
+
+def test_the_intensity_is_marked_as_planned_and_stands_by_mfu_alone(tmp_path: Path) -> None:
+    build_pages(GivenRuns([on_h100()]), tmp_path, Registry())
+    assert "planned, not measured: " in (tmp_path / "by-mfu.html").read_text()
+    assert "400.0 of 989.4 TFLOP/s" in (tmp_path / "by-mfu.html").read_text()
+    assert "ridge of the chip 295" in (tmp_path / "by-mfu.html").read_text()
+    assert "FLOP/byte" not in (tmp_path / "index.html").read_text()
 
 
 # -- what somebody new could take for another thing
