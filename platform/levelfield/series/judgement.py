@@ -37,7 +37,7 @@ class Surroundings:
     cause: these, or the digests of the conditions where those are not known: the same for all series with the change.
     is_due: no pairs have compared the builds under the new conditions yet, or they found the new one worse, which is
     is_known_worse; is_cleared: they found it no worse. build_excess: what they found, as a cost. is_chance: as much is
-    expected by chance among so many series. is_of_group: one finding about the change stands for this series and others.
+    expected by chance among so many series. is_of_group: one finding about the change stands for it and others.
     """
 
     series: str
