@@ -93,7 +93,7 @@ class Sizes:
     fleet_series: int
 
 
-FULL, QUICK = Sizes(200, 100, 60, 12, 300), Sizes(2, 3, 6, 1, 30)
+FULL, QUICK = Sizes(200, 100, 60, 4, 300), Sizes(2, 3, 6, 1, 30)
 OF_MANY_CELLS = replace(FULL, power=100, quiet_nights=40)  # noise and worlds
 
 
