@@ -61,7 +61,7 @@ end-to-end: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(PYTEST) -n 4 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models tests/vendors tests
+	$(PYTEST) -n 4 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models --ignore=tests/e2e --ignore=tests/machines tests/vendors tests
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py
@@ -73,7 +73,7 @@ thorough: $(STAMP)
 	$(PYTEST) -m "thorough and containers" tests/containers
 	$(PYTEST) -m "thorough and machines" tests/machines
 	PYTHONPATH=platform $(PY) tests/first_starts.py --all
-	LEVELFIELD_FUZZ=30 $(PYTEST) -n 2 tests/core/fuzz
+	LEVELFIELD_FUZZ=60 $(PYTEST) -n 2 tests/core/fuzz tests/core/store/test_damaged_rows.py
 
 quick: $(STAMP)
 	$(PYTEST) -n 4 --dist worksteal -m "$(NEW)" tests/vendors tests/core

@@ -14,21 +14,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search, machines
 from levelfield.specs.architecture import Model
-from levelfield.specs.case import LossScale, Work
+from levelfield.specs.case import LossScale, Precision, Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
-from levelfield.specs.vendor import Chip
+from levelfield.specs.vendor import Chip, PeakDtype
 
 RUNS = Path(__file__).parents[1] / "data" / "unseen_runs.json"
 CONTEXT_RUNS = RUNS.with_name("context_runs.json")  # in no fit
 MIXTURE_RUNS = RUNS.with_name("mixture_runs.json")  # in no fit
+RECENT_RUNS = RUNS.with_name("recent_runs.json")  # of 2025 and 2026; half of them for no fit ever
 GIB = 2**30
 EVERYTHING = layout_search.SupportedParallelism(frozenset(), layout_search.RECOMPUTATIONS)
 # Chips that no vendor lists: the listed chip that has their rates, and their own memory.
@@ -155,6 +156,11 @@ def _settings(row: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
     return row.get("model_settings") or models[row["model"]]
 
 
+def _precision(name: str) -> tuple[Precision, PeakDtype | None]:
+    """Return the precision of a row's values, and that of its products where it is another."""
+    return ("fp8", "nvfp4") if name == "nvfp4" else (cast(Precision, name), None)
+
+
 class Questions:
     """The questions to the planner, with the constants of each run's framework and program. chips: by name, instead of
     the registry's."""
@@ -165,9 +171,9 @@ class Questions:
 
     def question(self, run: Run) -> layout_search.LayoutQuestion:
         chip, row = self._chip(run.row["chip"]), run.row
-        machine = machines.machine_of(
-            chip, row["precision"], row["devices_per_node"], row["network_bytes_per_second_per_node"]
-        )
+        values, products = _precision(row["precision"])
+        network = row["network_bytes_per_second_per_node"]
+        machine = machines.machine_of(chip, values, row["devices_per_node"], network, products)
         constants = self.constants(run)
         work = self._work(run)
         return layout_search.LayoutQuestion(work, machine, constants, EVERYTHING, False, run.devices, chip.memory_bytes)
@@ -189,7 +195,8 @@ class Questions:
     def _work(self, run: Run) -> Work:
         row = run.row
         model = Model.model_validate({**row["model_settings"], "init_std": 0.02, "scaled_residual_init": True})
-        changes = {name: row[name] for name in ("sequence_length", "global_batch", "precision")}
+        changes = {name: row[name] for name in ("sequence_length", "global_batch")}
+        changes["precision"] = _precision(row["precision"])[0]
         if row["precision"] == "fp16":
             changes["loss_scale"] = LossScale(initial=2**16, growth_interval=1000)
         return self.base.model_copy(update={"model": model, "training": self.base.training.model_copy(update=changes)})

@@ -51,8 +51,11 @@ def record(
 
 
 def repeats(*rates: float, first: int = 1, **changes: Any) -> list[RunRecord]:
-    """Return a run for each speed, of one series."""
-    return [record(number, rate, **changes) for number, rate in enumerate(rates, start=first)]
+    """Return a run for each speed, of one series: the repeats of a command."""
+    runs = [record(number, rate, **changes) for number, rate in enumerate(rates, start=first)]
+    return [
+        run.model_copy(update={"result": {**run.result, "repeat": number}}) for number, run in enumerate(runs, start=1)
+    ]
 
 
 def _taken(changes: dict[str, Any], cls: type) -> dict[str, Any]:

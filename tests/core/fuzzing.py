@@ -1,7 +1,7 @@
 """Seeded damage to what users hand to the platform, and what must come of it: a sentence and an exit code of a user.
 
 A run of a command fails the test with a traceback, exit code 5, more than ten seconds, or a write outside of the test's
-folder (guard.py). Each seed is one case; LEVELFIELD_FUZZ multiplies their number, by 30 in `make thorough`.
+folder (guard.py). Each seed is one case; LEVELFIELD_FUZZ multiplies their number, by 60 in `make thorough`.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ class SimulatedCluster:
         self.kinds = ["jobs", "jobsets", "trainjobs"]
         self.broken_watches = self.broken_logs = self.expired = 0
         self.secrets: list[Fields] = []
+        self.events: list[Fields] = []
         self.pods: dict[str, Fields] = {}
         self.logs: dict[str, Callable[[], Iterator[bytes]]] = {}
         self.on_delete: Callable[[], None] = lambda: None
@@ -50,6 +51,11 @@ class SimulatedCluster:
         self._changes: list[queue.Queue[bytes]] = []
         self.lock = threading.RLock()
         self.closing = False
+
+    def warn(self, name: str, message: str, at: str = "2026-01-01T00:00:00Z") -> None:
+        """Add a warning about an object, as the Job's controller gives it where it can make no pod."""
+        about = {"involvedObject": {"name": name}, "type": "Warning", "reason": "FailedCreate"}
+        self.events.append({**about, "message": message, "lastTimestamp": at})
 
     def main(self) -> Fields:
         """Return the object that runs the pods."""
@@ -157,6 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path.endswith("/pods"):
             with cluster.lock:
                 return self._send(200, {"items": list(cluster.pods.values()), "metadata": {"resourceVersion": "100"}})
+        if path.endswith("/events"):
+            name = query["fieldSelector"].rpartition("=")[2]
+            return self._send(200, {"items": [e for e in cluster.events if e["involvedObject"]["name"] == name]})
         if path in cluster.objects:
             return self._send(200, cluster.objects[path])
         if path == "/version":

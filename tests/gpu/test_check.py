@@ -28,6 +28,11 @@ def tiny(name, *options, case="tiny", **fields):
     return {"name": name, "minutes": 0.1, "arguments": arguments, "shows": f"shows {name}", **fields}
 
 
+def short(name):
+    """An entry that trains nothing."""
+    return tiny(name) | {"arguments": ["show", "cases"], "expects": ["exit 0"]}
+
+
 class Checked:
     """One gpu-check/ with its plan."""
 
@@ -118,7 +123,7 @@ def test_without_an_accelerator_it_ends_with_2(tmp_path):
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
 def test_an_ended_call_leaves_no_run_and_the_next_goes_on(checked, number, expected):
-    first, long = tiny("first"), tiny("long", case="long")
+    first, long = short("first"), tiny("long", case="long")
     process = checked.start([first, long])
     deadline = time.monotonic() + 120
     while not any('"step":5,' in p.read_text() for p in checked.output.glob("runs/*_long_*/events/rank0.jsonl")):
@@ -133,16 +138,16 @@ def test_an_ended_call_leaves_no_run_and_the_next_goes_on(checked, number, expec
         time.sleep(0.05)
     assert json.loads((run / "result.json").read_text())["status"]["failure"] == "interrupted"
     assert list(checked.records()) == ["first"]
-    code, _, err = checked.run([first, tiny("long")])
+    code, _, err = checked.run([first, short("long")])
     assert code == 0 and "1 to do" in err
 
 
 def test_other_code_or_another_machine_makes_a_record_old(checked, tmp_path):
-    code, _, _ = checked.run([tiny("first")])
+    code, _, _ = checked.run([short("first")])
     content = json.loads((checked.output / "done.json").read_text())
     content["entries"]["first"]["code"] = "another"
     (checked.output / "done.json").write_text(json.dumps(content))
-    _, out, _ = checked.run([tiny("first")], "--list")
+    _, out, _ = checked.run([short("first")], "--list")
     assert code == 0 and "with other code or on another machine" in out
     for text in ("{", '{"schema": "other"}', "[]"):
         (checked.output / "done.json").write_text(text)

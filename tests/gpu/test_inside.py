@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch")
-dist = pytest.importorskip("torch.distributed")
-
 
 @pytest.fixture(autouse=True)
 def inside(monkeypatch):
+    """torch is imported here, and not by each process that only reads the tests."""
+    pytest.importorskip("torch.distributed")
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent / "rehearsal" / "inside"), *sys.path])
 
 
@@ -23,11 +22,11 @@ def test_a_rank_alone_tells_its_place_in_each_group_that_is_split_off(monkeypatc
     told = []
     library = SimpleNamespace(standin_next_split=lambda rank, ranks: told.append((rank, ranks)))
     monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", lambda size, rank: (size, rank))
-    monkeypatch.setattr(dist.ProcessGroup, "split_group", lambda self, ranks: ranks)
+    monkeypatch.setattr(distributed_c10d.ProcessGroup, "split_group", lambda self, ranks: ranks)
     tell_splits(library)
     assert distributed_c10d._new_process_group_helper(4, 3) == (4, 3)
-    dist.ProcessGroup.split_group(SimpleNamespace(rank=lambda: 5), [7, 5])
-    dist.ProcessGroup.split_group(SimpleNamespace(rank=lambda: 1), [7, 5])
+    distributed_c10d.ProcessGroup.split_group(SimpleNamespace(rank=lambda: 5), [7, 5])
+    distributed_c10d.ProcessGroup.split_group(SimpleNamespace(rank=lambda: 1), [7, 5])
     assert told == [(3, 4), (0, 2), (0, 2)]
 
 

@@ -43,6 +43,43 @@ def test_a_job_that_another_cancels(benchmark: Benchmark, slurm: Cluster, tmp_pa
     assert words == dict.fromkeys(slurm.hosts, "cancelled")
 
 
+@pytest.mark.thorough
+def test_a_step_that_another_cancels(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """The job itself then has failed, by Slurm's word."""
+    process = begun(benchmark, *site(tmp_path))
+    job = job_of(benchmark.only_run())
+    subprocess.run(["scancel", f"{job}.0"], check=True)
+    code, failure, evidence, _words = end_of(benchmark, process)
+    assert (code, failure) == (3, "cancelled"), evidence
+    assert f"STEP {job}.0 ON {slurm.hosts[0]} CANCELLED AT" in evidence
+
+
+@pytest.mark.thorough
+def test_a_job_that_is_put_back_and_held(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    process = begun(benchmark, *site(tmp_path))
+    job = job_of(benchmark.only_run())
+    subprocess.run(["scontrol", "update", f"jobid={job}", "requeue=1"], check=True)
+    subprocess.run(["scontrol", "requeuehold", job], check=True)
+    code, failure, evidence, _words = end_of(benchmark, process)
+    assert (code, failure) == (3, "cancelled"), evidence
+    assert f"Slurm job {job} was put back into the queue after it ran" in evidence
+    assert job not in answer("squeue", "-h", "-o", "%i").split()
+
+
+@pytest.mark.thorough
+def test_a_node_that_is_set_down(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    process = begun(benchmark, *site(tmp_path))
+    lost = f"nodename={slurm.hosts[1]}"
+    try:
+        subprocess.run(["scontrol", "update", lost, "state=down", "reason=a fan stands still"], check=True)
+        code, failure, evidence, words = end_of(benchmark, process)
+    finally:
+        subprocess.run(["scontrol", "update", lost, "state=resume"])  # Slurm may have taken it back itself
+    assert (code, failure) == (3, "node"), evidence
+    assert f"{slurm.hosts[1]} is down" in evidence and "a fan stands still" in evidence
+    assert words[slurm.hosts[1]] == "lost"
+
+
 def test_a_job_that_another_job_takes_the_nodes_of(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
     process = begun(benchmark, *site(tmp_path))
     argv = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null"]
@@ -164,3 +201,6 @@ def test_drained_nodes(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> 
         subprocess.run(["scontrol", "update", nodes, "state=resume"], check=True)
     assert done.returncode == 130
     assert "Nodes required for job are DOWN, DRAINED" in " ".join(done.stderr.split())
+    assert benchmark.result()["status"]["word"] == "not-run"
+    outcome = json.loads((benchmark.only_run() / "outcome.json").read_text())
+    assert not outcome.get("nodes") and not outcome["ends"]

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from levelfield.run import measurement
 
+# one process runs the probe
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("host probe")]
+
 TORCH = Path(__file__).parents[2] / "models" / "torch"
 # The probe with two ways of dividing the cores, whose processes leave out the largest products and arrays.
 RANK = """
@@ -35,10 +38,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> str:
     rank = tmp_path_factory.mktemp("probe") / "rank.py"
     rank.write_text(RANK.format(folder=str(TORCH)))
     alone = ALONE.format(folder=str(TORCH), rank=str(rank))
-    return subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, timeout=200, check=True).stdout
+    return subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, timeout=600, check=True).stdout
 
 
-@pytest.mark.torch
 def test_every_figure_is_measured(found: str) -> None:
     shares = json.loads(found)["shares"]
     assert [(s["processes"], s["threads"]) for s in shares] == [(1, 1), (2, 1)]
@@ -51,7 +53,6 @@ def test_every_figure_is_measured(found: str) -> None:
     assert all(len(times) == 8 for times in shares[1]["collectives"].values())
 
 
-@pytest.mark.torch
 def test_the_platform_takes_what_the_probe_prints(found: str) -> None:
     answer = json.loads(found)
     for times in answer["shares"][1]["collectives"].values():
@@ -60,7 +61,6 @@ def test_the_platform_takes_what_the_probe_prints(found: str) -> None:
     assert rates.shares[1].collectives["all_reduce"].alpha_seconds == pytest.approx(1e-4)
 
 
-@pytest.mark.torch
 def test_of_several_processes_the_slowest_counts() -> None:
     from host_rates import slowest  # of models/torch
 

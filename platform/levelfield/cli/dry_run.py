@@ -78,7 +78,7 @@ def _arithmetic(plan: Plan, registry: Registry) -> Iterator[str]:
     if assumed:
         yield wrapped(f"assumed, as not public of {found.chip.name}: {', '.join(assumed)}, of an A100-SXM4-80GB", 2)
     yield f"{plan.case} ({plan.scale}) on {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name}: "
-    yield from explained(question, predict(question, plan.tuning))
+    yield from explained(question, predict(question, plan.tuning), assumed=bool(assumed))
 
 
 def _why_unpredicted(found: Selection, plan: Plan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     chips_option,
+    free_options,
     intake,
     prices_of,
     prices_option,
@@ -22,11 +24,13 @@ from levelfield.cli.options import (
     scale_option,
 )
 from levelfield.cli.terminal import Terminal
+from levelfield.errors import UsageError
 
 if TYPE_CHECKING:
     from levelfield.run.scheduler import Job
     from levelfield.series.pairs import Looks
     from levelfield.specs.record import RunRecord
+    from levelfield.specs.tuning import TuningChoice
 
 _HELP = """\
 Run two cases in turns on this machine (A B, B A, A B, ...) until one is shown
@@ -37,10 +41,16 @@ The runs are kept as any others, also where the duel is interrupted.
 Exit code 0 when it ran to its end, also where that decides nothing. 3: a run
 failed. 4: the two are not comparable. 130: interrupted.
 
+--a and --b take the free options of a run for one side, in quotes: --layout,
+--micro-batch, --virtual-pipeline, --recompute, --compile, --attention,
+--threads, --env and --base. So one case can meet itself in two settings.
+
 examples:
   run_benchmarks.py compare duel gpt3_6.7B:torch gpt3_6.7B:jax
   run_benchmarks.py compare duel gpt3_6.7B:torch gpt3_6.7B:jax --repeat 5
   run_benchmarks.py compare duel llama3_8b:torch llama3_8b:megatron --least 3
+  run_benchmarks.py compare duel llama3_8b:torch llama3_8b:torch \\
+      --a='--layout TP2' --b='--layout TP1PP2 --micro-batch 4'
 """
 _FORMATS = ("table", "markdown", "json")
 
@@ -48,6 +58,13 @@ _FORMATS = ("table", "markdown", "json")
 def arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("case", nargs=2, metavar="CASE", help="a case string, such as gpt3_6.7B:torch; the first is the base")
+    for side in "ab":
+        option(
+            f"--{side}",
+            default="",
+            metavar="OPTIONS",
+            help=f"free options of {side.upper()}, as in --{side}='--layout TP2'",
+        )
     option("--repeat", type=int, metavar="N", help="N runs of each (default: 3 to 7, as many as it takes)")
     option(
         "--least",
@@ -73,7 +90,7 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.studies import duels
 
     prices, looks = prices_of(options), duels.looks_of(options.repeat, options.least)
-    found = duels.duel(options.case, looks, _starting(options, looks))
+    found = duels.duel(_names(options), looks, _starting(options, looks))
     if options.format == "json":
         print(json.dumps(duels.duel_values(found, prices), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -99,7 +116,7 @@ def _starting(options: argparse.Namespace, looks: Looks) -> Callable[[str, int],
     terminal = Terminal(quiet=options.quiet or options.format == "json", recorded=intake(options))
     listener, folder = terminal.listener(), FolderRuns(runs)
     certify = certificate_maker.CertificateMaker(registry, runs, listener).certify
-    words = {arm: f"{arm.upper()} ({case})" for arm, case in zip("ab", options.case, strict=True)}
+    words = {arm: f"{arm.upper()} ({case})" for arm, case in zip("ab", _names(options), strict=True)}
     progress = PairProgress(FIGURE, terminal.say, looks.fewest, looks.most, words)
     keep = progress.keeping(lambda arm, paths: folder.record(str(paths.root)))
 
@@ -115,6 +132,27 @@ def _starting(options: argparse.Namespace, looks: Looks) -> Callable[[str, int],
     return start
 
 
+def _names(options: argparse.Namespace) -> list[str]:
+    """Return what each side is called: its case, and its own options."""
+    return [" ".join(filter(None, pair)) for pair in zip(options.case, (options.a, options.b), strict=True)]
+
+
+def _chosen(option: str, text: str) -> tuple[TuningChoice, bool]:
+    """Return the free fields that a side's options choose, and whether it takes the defaults alone."""
+    from levelfield.cli.run_entries import choice_of
+
+    parser = argparse.ArgumentParser(prog=option, add_help=False, allow_abbrev=False, exit_on_error=False)
+    free_options(parser)
+    try:
+        found, rest = parser.parse_known_args(shlex.split(text))
+    except (argparse.ArgumentError, ValueError) as error:
+        raise UsageError(f"{option}: {error}") from None
+    if rest:
+        known = ", ".join(name for name in parser._option_string_actions if not name.startswith("--no-"))
+        raise UsageError(f"{option}: found {' '.join(rest)}, expected free options of a run: {known}")
+    return choice_of(found), found.base
+
+
 def _planned(options: argparse.Namespace, looks: Looks) -> dict[str, list[Job]]:
     """Return the planned runs of both arms. Raises GateFailed where their work differs."""
     from levelfield.plan.request import UserRequest
@@ -122,10 +160,12 @@ def _planned(options: argparse.Namespace, looks: Looks) -> dict[str, list[Job]]:
     from levelfield.store.run_record import series_of
     from levelfield.studies.duels import refuse_other_work
 
-    registry = registry_of(options)
-    request = UserRequest(scale=options.scale, repeat=looks.most, python=options.python)
-    jobs = list(scheduler.jobs(registry, scheduler.entries(registry, options.case, [], request), None))
-    a, b = jobs[: looks.most], jobs[looks.most :]
+    registry, arms = registry_of(options), []
+    for side, case in zip("ab", options.case, strict=True):
+        choice, base = _chosen(f"--{side}", getattr(options, side))
+        request = UserRequest(scale=options.scale, repeat=looks.most, python=options.python, choice=choice, base=base)
+        arms.append(list(scheduler.jobs(registry, scheduler.entries(registry, [case], [], request), None)))
+    a, b = arms
     refuse_other_work(series_of(a[0].plan), series_of(b[0].plan))
     return {"a": a, "b": b}
 

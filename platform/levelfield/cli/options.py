@@ -24,7 +24,7 @@ from levelfield.user_folders import config_folder
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.specs.prices import Prices
-    from levelfield.specs.site import Host, LaunchPlan, Site
+    from levelfield.specs.site import BmcSite, Host, LaunchPlan, Site
     from levelfield.store.database import Store
 
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -64,6 +64,25 @@ def scale_option(parser: Options) -> None:
         choices=("auto", "smoke", "full"),
         default="auto",
         help="auto: full on an accelerator with enough memory, else smoke",
+    )
+
+
+def free_options(parser: Options) -> None:
+    """Add what a run may choose freely, beside the files that choose it."""
+    parser.add_argument("--layout", help="parallel layout, such as DP4TP2PP1")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="sequences per forward pass")
+    parser.add_argument("--virtual-pipeline", type=int, metavar="N", help="interleaved model chunks per pipeline stage")
+    parser.add_argument(
+        "--recompute", choices=("none", "selective", "full"), help="activations to recompute in the backward pass"
+    )
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model")
+    parser.add_argument("--attention", choices=("sdpa", "flash_attn"), help="attention kernel")
+    parser.add_argument("--threads", type=int, metavar="N", help="processor threads per process")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="K=V", help="an environment variable of the training process"
+    )
+    parser.add_argument(
+        "--base", action="store_true", help="the case's defaults alone: no tuning, no setting of a suite"
     )
 
 
@@ -203,7 +222,23 @@ def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
     hosts = hosts_of(options.hosts or (beside if name == "ssh" else None))
     if name == "ssh" and not hosts:
         raise UsageError("--launcher ssh: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
-    return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=site, hosts=hosts)
+    known = site.model_copy(update={"bmc": None})  # a plan records its site, and not where the BMCs are
+    return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=known, hosts=hosts)
+
+
+def bmc_of(options: argparse.Namespace, is_read: bool = True) -> BmcSite | None:
+    """Return how the power of nodes is read; None where the site's file says nothing, and with LEVELFIELD_BMC=none.
+
+    is_read: whether runs follow, so that a password is needed. Raises UsageError without one.
+    """
+    from levelfield.run.bmc import NO_BMC, password_of
+
+    site = site_of(options.site).bmc
+    if site is None or NO_BMC.items() <= os.environ.items():
+        return None
+    if is_read and site.protocol != "local":
+        password_of(site)
+    return site
 
 
 def site_of(given: str | None) -> Site:

@@ -16,6 +16,7 @@ from levelfield.cli.options import (
     chips_option,
     intake,
     json_option,
+    prices_option,
     python_option,
     quiet_option,
     recording_options,
@@ -45,6 +46,7 @@ examples:
   run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --beyond 5
   run_benchmarks.py plan llama3_8b --chip H100 --layout DP4CP2SH3
   run_benchmarks.py plan gpt2_medium --chip A100 --precision tf32
+  run_benchmarks.py plan llama3_8b --chip H100 --tokens 1T --prices prices.yaml
   run_benchmarks.py plan llama3_8b:torch:H100:1:8 --rehearse
   run_benchmarks.py plan gpt2_small:torch:H100:1:1 --rehearse 1 --compile
 
@@ -68,8 +70,8 @@ examples:
   run_benchmarks.py plan sweep gpt3_6.7B:torch:cpu:1:2 --top 4
   run_benchmarks.py plan sweep llama3_8b:megatron --top 3
 """
-# tf32 is no precision of a case: its values have 32 bits, and only products round them.
-PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "tf32")
+# tf32 and nvfp4 are no precisions of a case: values have 32 bits, or those of fp8, and only products round them.
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "tf32", "nvfp4")
 KERNELS = ("flash1", "triton", "flash2", "flash3", "cudnn", "efficient", "materialised")
 REHEARSED = 3  # rows, where --rehearse has no number
 
@@ -83,8 +85,13 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     option("--nodes", type=int, metavar="N", help="number of nodes (default: from --devices)")
     option("--devices", type=int, metavar="N", help="devices per node; without --nodes: devices of all nodes")
     option("--framework", metavar="NAME", help="default: torch")
-    option("--network", metavar="RATE", help="network of a node: 100Gb/s, 8x400Gb/s (default: 200 Gb/s per device)")
-    option("--precision", choices=PRECISIONS, help="plan as if the case had this one; tf32: fp32 with products in TF32")
+    option("--network", metavar="RATE", help="network of a node: 100Gb/s, 8x400Gb/s (default: of `show chips`)")
+    option(
+        "--precision",
+        choices=PRECISIONS,
+        help="plan as if the case had this one; fp8: also mxfp8; tf32: fp32 with products in TF32; nvfp4: fp8 with "
+        "products in NVFP4",
+    )
     option("--scale", choices=("full", "smoke"), default="full", help="default: full")
     option("--top", type=int, default=10, metavar="N", help="rows to show (default: 10)")
     option(
@@ -97,6 +104,8 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     option("--explain", type=int, metavar="ROW", help="show the arithmetic of one row, with sources")
     option("--json", action="store_true", help="machine-readable output, with all parts of memory and time")
     chips_option(parser)
+    option("--tokens", metavar="N", help="also what a training on so many takes, such as 300B or 1.5T")
+    prices_option(parser)
     real = parser.add_argument_group("the real code, without the device").add_argument
     real(
         "--rehearse",

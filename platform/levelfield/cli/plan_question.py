@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.cli.options import registry_of
+from levelfield.cli.options import prices_of, registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.predict import machines, questions
-from levelfield.predict.layout_rules import require
+from levelfield.predict.layout_rules import divisors, require
 from levelfield.predict.layout_search import (
     RECOMPUTATIONS,
     LayoutEstimate,
@@ -24,14 +25,20 @@ from levelfield.predict.layout_search import (
 )
 from levelfield.predict.machines import UnknownLink, with_assumed_rates
 from levelfield.specs.base import MOST_RANKS
-from levelfield.specs.case import Work
+from levelfield.specs.case import Precision, Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.layout import parse_layout
+from levelfield.specs.prices import Prices
 from levelfield.specs.selector import Selector, labelled, parse_selector
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip, VendorFile
 from levelfield.studies.plan_rehearsals import Rehearser
 
+_TOKENS = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
+_THOUSANDS = ("", "K", "M", "B", "T")
+MOST_TOKENS = 1e18
+# Only products have this precision. The rest of the training has the other.
+_VALUES: dict[str, Precision] = {"tf32": "fp32", "nvfp4": "fp8"}
 _PLANNED_ONLY = ("precision", "program", "attention", "explain")  # they change the planner's question, and no run
 
 
@@ -40,7 +47,8 @@ class AnsweredPlan:
     """A question with its rows. others: those that need what the framework does not offer.
 
     assumed: sentences about what the user gave no value for; remarks: these, and what the question itself assumes.
-    assumes_rates: rates of another chip put the rows in an order, so that no speed is known.
+    assumes_rates: rates of another chip put the rows in an order, so that no speed is known. tokens: of the training
+    whose time is wanted.
     """
 
     question: LayoutQuestion
@@ -53,6 +61,8 @@ class AnsweredPlan:
     found: LayoutRanking
     others: Sequence[LayoutEstimate]
     rehearser: Rehearser | None
+    tokens: float | None = None
+    prices: Prices | None = None
 
     @property
     def devices_per_node(self) -> int:
@@ -62,9 +72,12 @@ class AnsweredPlan:
 def planned(options: argparse.Namespace) -> AnsweredPlan:
     """Return the rows for the options. Raises UsageError or LayoutError for what is impossible."""
     _read_case(options)
+    tokens, prices = _tokens(options.tokens), prices_of(options)
+    if prices and tokens is None:
+        raise UsageError("--prices: expected --tokens N beside it; `report --prices` has the cost of runs")
     registry = registry_of(options)
     vendor, chip = lookup.find_chip(registry, options.chip)
-    nodes, per_node, network, assumed = _place(options)
+    nodes, per_node, network, assumed = _place(options, chip)
     rehearser = _rehearser(options, chip, nodes, per_node)
     work = _work_in(registry.case(options.case).work(options.scale), options.precision)
     rated, unknown = (chip, ()) if vendor.is_host else _rated(chip, work, options.precision, nodes * per_node)
@@ -74,6 +87,8 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
             "A100-SXM4-80GB give them, and no speed. Your own go into a private chips file (--chips, "
             "docs/private-chips.md)"
         )
+    if chip.memory_bytes is None and not vendor.is_host:
+        assumed.append(f"enough memory: that of {chip.name} is not public, so every layout counts as fitting")
     question = _asked(_question(options, registry, vendor, rated, work, nodes, per_node, network), options, nodes)
     try:
         found = answer(question)
@@ -93,14 +108,27 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
         found=found,
         others=not_offered(question)[: options.beyond] if options.beyond and not options.layout else (),
         rehearser=rehearser,
+        tokens=tokens,
+        prices=prices,
     )
+
+
+def _tokens(text: str | None) -> float | None:
+    """Return the number of tokens that `300B` or `1.5T` stands for. Raises UsageError."""
+    if text is None:
+        return None
+    match = _TOKENS.fullmatch(text.strip())
+    found = float(match[1]) * 1000.0 ** _THOUSANDS.index(match[2].upper()) if match else 0.0
+    if not 1 <= found <= MOST_TOKENS:
+        raise UsageError(f"--tokens: found '{text[:40]}', expected 1 to 1e18 tokens, such as 300B, 1.5T or 2e12")
+    return found
 
 
 def _work_in(work: Work, precision: str | None) -> Work:
     """Return the work in another precision, as the planner sees it; None: in its own."""
     if precision is None:
         return work
-    changes = {"precision": "fp32" if precision == "tf32" else precision}
+    changes = {"precision": _VALUES.get(precision, precision)}
     return work.model_copy(update={"training": work.training.model_copy(update=changes)})
 
 
@@ -110,7 +138,7 @@ def _rated(chip: Chip, work: Work, precision: str | None, devices: int) -> tuple
     A chip with peaks, but none of this precision, stays as it is: it has no products in it.
     """
     own = work.training.precision
-    if precision == "tf32" or (chip.peaks and ("bf16" if own == "fp8" else own) not in chip.peaks):
+    if precision in _VALUES or (chip.peaks and ("bf16" if own == "fp8" else own) not in chip.peaks):
         return chip, ()
     return with_assumed_rates(chip, own, devices)
 
@@ -136,7 +164,7 @@ def _read_case(options: argparse.Namespace) -> None:
         raise UsageError(f"plan {options.case}: found no chip; give --chip NAME or case:framework:chip (`show chips`)")
 
 
-def _place(options: argparse.Namespace) -> tuple[int, int, float | None, list[str]]:
+def _place(options: argparse.Namespace, chip: Chip) -> tuple[int, int, float | None, list[str]]:
     """Return nodes, devices per node, a node's network in bytes per second, and sentences about assumed ones.
 
     Raises UsageError for counts that do not divide into nodes."""
@@ -147,24 +175,33 @@ def _place(options: argparse.Namespace) -> tuple[int, int, float | None, list[st
     if (devices := (options.nodes or 1) * (options.devices or 1)) > MOST_RANKS:
         raise UsageError(f"--nodes x --devices: found {devices:,}, expected at most {MOST_RANKS:,}")
     remarks = []
-    if options.nodes is None:
-        devices = options.devices or machines.DEVICES_PER_NODE
-        per_node = min(devices, machines.DEVICES_PER_NODE)
-        if devices % per_node:
-            raise UsageError(
-                f"--devices {devices}: expected a multiple of {per_node}, the assumed devices per node; "
-                "give --nodes N and --devices per node"
-            )
-        nodes = devices // per_node
+    most = chip.node.devices if chip.node else machines.DEVICES_PER_NODE
+    nodes, per_node = options.nodes, options.devices or min(most, machines.DEVICES_PER_NODE)
+    if nodes is None:
+        nodes, per_node = _nodes_of(per_node, most)
         if nodes > 1:
             remarks.append(f"nodes of {per_node} devices; --nodes and --devices change this")
-    else:
-        nodes, per_node = options.nodes, options.devices or machines.DEVICES_PER_NODE
     network = machines.network_rate(options.network) if options.network else None
     if nodes > 1 and network is None:
-        network = machines.ASSUMED_PORT_BYTES_PER_SECOND * per_node
-        remarks.append(f"a network of {per_node} x 200 Gb/s per node; --network changes this")
+        port = machines.port_rate(chip)
+        network, source = port * per_node, f" ({chip.node.source})" if chip.node else ""
+        remarks.append(f"a network of {per_node} x {port * 8e-9:g} Gb/s per node{source}; --network changes this")
     return nodes, per_node, network, remarks
+
+
+def _nodes_of(devices: int, most: int) -> tuple[int, int]:
+    """Return nodes and devices per node. A rack whose links join more than usual gives each run an equal part of it.
+
+    Raises UsageError for devices that do not divide into nodes."""
+    per_node = min(devices, most)
+    if most > machines.DEVICES_PER_NODE:
+        per_node = max(n for n in divisors(devices) if n <= most)
+    if devices % per_node or (most > 2 * per_node and per_node < devices):
+        raise UsageError(
+            f"--devices {devices}: expected a multiple of {per_node}, the assumed devices per node; "
+            "give --nodes N and --devices per node"
+        )
+    return devices // per_node, per_node
 
 
 def _rehearser(options: argparse.Namespace, chip: Chip, nodes: int, devices: int) -> Rehearser | None:
@@ -207,12 +244,12 @@ def _question(
     per_node: int,
     network: float | None,
 ) -> LayoutQuestion:
-    tf32 = options.precision == "tf32"
+    products = options.precision if options.precision in _VALUES else None
     if not vendor.is_host:
-        kind = vendor.device_kind
-        return questions.question_on_chip(registry, options.framework, work, chip, kind, nodes, per_node, network, tf32)
-    if tf32:
-        raise UsageError("--precision tf32: a host's processors have no TF32; give an accelerator with --chip")
+        kind, framework = vendor.device_kind, options.framework
+        return questions.question_on_chip(registry, framework, work, chip, kind, nodes, per_node, network, products)
+    if products:
+        raise UsageError(f"--precision {products}: a host's processors have none; give an accelerator with --chip")
     # Only a plan for this host runs anything, and what runs takes longer to import than most plans take.
     from levelfield.studies.variations import question_here
 
@@ -224,7 +261,8 @@ def _asked(question: LayoutQuestion, options: argparse.Namespace, nodes: int) ->
     """Return the question with the asked rows and program. Raises UsageError or LayoutError for what is impossible."""
     offer = question.offer
     if options.program:
-        offer = replace(offer, recompute=RECOMPUTATIONS, refuses=())
+        stages = {"uneven", "interleaved"} if "pipeline" in offer.parallelism else set()
+        offer = replace(offer, parallelism=offer.parallelism | stages, recompute=RECOMPUTATIONS, refuses=())
     if options.recompute and options.recompute not in offer.recompute:
         raise UsageError(
             f"--recompute {options.recompute}: framework {question.constants.framework} offers "
@@ -258,8 +296,9 @@ def _constants(own: Constants, options: argparse.Namespace) -> Constants:
 
 
 def _of_precision(precision: str | None) -> Iterator[str]:
-    if precision == "tf32":
-        yield "fp32 with products in TF32, in which no framework here trains; predicted only"
+    if precision in _VALUES:
+        values, products = _VALUES[precision], precision.upper()
+        yield f"{values} with products in {products}, in which no framework here trains; predicted only"
     elif precision:
         yield f"precision {precision}, whatever the case has"
 
@@ -271,7 +310,7 @@ def _remarks(question: LayoutQuestion) -> Iterator[str]:
         yield f"the busiest expert rank has {busiest:g} x the mean's tokens; published runs lose 8 to 17 % to imbalance"
     if layout is None:
         return
-    if lacks := question.offer.lacks(Tuning(layout=layout)):
+    if lacks := question.offer.lacks(Tuning(layout=layout), layout.pipeline):
         yield f"{', '.join(lacks)}, which {question.constants.framework} does not offer here; predicted only"
     if layers % layout.pipeline == 0:
         return

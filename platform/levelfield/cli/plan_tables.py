@@ -12,15 +12,18 @@ from types import MappingProxyType
 from levelfield.cli.plan_question import AnsweredPlan
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, RunFailed, UsageError
+from levelfield.measure.cost import PaidUse, TrainingBill, training_bill
 from levelfield.measure.flops import flops_per_token
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.explanation import Term, memory_terms, time_terms
 from levelfield.predict.layout_rules import divisors
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
+from levelfield.predict.machines import ASSUMED
+from levelfield.report.costs import described
 from levelfield.report.sheets import padded
-from levelfield.report.words import GIB, NONE, parameters_in_words, wrapped
+from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.run.interruption import interrupted_once
-from levelfield.specs.vendor import PeakDtype
+from levelfield.specs.vendor import HOST_SHARE, PeakDtype
 from levelfield.studies.plan_rehearsals import Rehearser, RowRehearsal
 
 _Rehearsed = tuple[int, LayoutEstimate, RowRehearsal]  # a row by its number
@@ -56,26 +59,43 @@ def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
         return
     dtype: PeakDtype = options.precision or question.work.training.precision
     widths = (*_WIDTHS, -5)
-    yield padded((*_COLUMNS, "MFU"), widths, " ")
+    yield padded((*_columns(plan), "MFU"), widths, " ")
     for number, row in enumerate(found.rows[: options.top], 1):
         yield padded((number, *_cells(plan, row), _utilisation(plan, row, dtype)), widths, " ")
     yield ""
+    yield from _training(plan, found.rows[: options.top])
     if options.layout:
         yield from _breakdown(plan, found.rows[0])
     yield from _beyond(plan, options.beyond)
     yield from _not_offered(plan)
     yield wrapped(
-        f"{len(found.rows):,} of {found.considered:,} layouts fit. tokens/s is per device, GiB of the fullest device; "
-        "again: what is recomputed; chunks: per pipeline stage. MFU is by formula palm, of the "
-        f"{dtype} peak. --explain ROW shows the arithmetic",
+        f"{len(found.rows):,} of {found.considered:,} layouts fit. GiB of the fullest device; again: what is "
+        f"recomputed; chunks: per pipeline stage. {_legend(plan, dtype)}. --explain ROW shows the arithmetic",
         0,
     )
 
 
+def _legend(plan: AnsweredPlan, dtype: PeakDtype) -> str:
+    if plan.assumes_rates:
+        return "assumed: speed over row 1's, by the assumed rates; no speed and no MFU follow from them"
+    return f"tokens/s is per device. MFU is by formula palm, of the {dtype} peak"
+
+
 def _cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[object, ...]:
-    tuning, rate = row.tuning, "-" if plan.assumes_rates else f"{row.tokens_per_second:,.0f}"
+    tuning, speed = row.tuning, _speed(plan, row)
+    rate = f"{speed:.0%}" if plan.assumes_rates else f"{speed:,.0f}"
     memory = f"{row.memory.total / GIB:.1f}"
     return row.layout, tuning.micro_batch, tuning.virtual_pipeline, tuning.recompute, memory, rate
+
+
+def _speed(plan: AnsweredPlan, row: LayoutEstimate) -> float:
+    """Return the tokens/s of a device; with assumed rates the share of the first row's, and no speed."""
+    first = next(iter(plan.found.rows or plan.found.beyond), row)
+    return row.tokens_per_second / first.tokens_per_second if plan.assumes_rates else row.tokens_per_second
+
+
+def _columns(plan: AnsweredPlan) -> tuple[str, ...]:
+    return (*_COLUMNS[:-1], "assumed" if plan.assumes_rates else _COLUMNS[-1])
 
 
 def _utilisation(plan: AnsweredPlan, row: LayoutEstimate, dtype: PeakDtype) -> str:
@@ -86,13 +106,63 @@ def _utilisation(plan: AnsweredPlan, row: LayoutEstimate, dtype: PeakDtype) -> s
     return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):.1%}"
 
 
+def _bill(plan: AnsweredPlan, row: LayoutEstimate, tokens: float) -> TrainingBill:
+    chip, devices = plan.chip, plan.question.devices
+    rate = row.tokens_per_second * devices
+    use = PaidUse(
+        chip.name,
+        is_host_share=chip.device_is == HOST_SHARE,
+        nodes=plan.nodes,
+        devices=devices,
+        tokens_per_second=rate,
+        joules_per_token=chip.power_watts * devices / rate if chip.power_watts else None,
+        no_energy=f"no source gives the power of {chip.name}; --chips FILE adds it",
+    )
+    return training_bill(use, tokens, plan.prices)
+
+
+def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
+    """Yield what a training on --tokens takes by each row."""
+    if plan.tokens is None:
+        return
+    yield f"a training on {plan.tokens:,.0f} tokens"
+    if plan.assumes_rates:
+        yield wrapped(f"  has no time and no cost here: the speed of {plan.chip.name} is not known", 2)
+        yield ""
+        return
+    currency = plan.prices.currency if plan.prices else ""
+    widths = (-3, -12, -16, -14, -16)
+    yield padded(("row", "days", "device-hours", "MWh", currency), widths, " ")
+    bills = [_bill(plan, row, plan.tokens) for row in rows]
+    for number, bill in enumerate(bills, 1):
+        time = (significant(bill.seconds / 86400), f"{bill.device_hours:,.0f}")
+        energy = significant(bill.kilowatt_hours / 1000 if bill.kilowatt_hours else None)
+        yield padded((number, *time, energy, significant(bill.cost) if plan.prices else ""), widths, " ")
+    yield from (wrapped(said, 2) for said in _training_notes(plan, bills[0]))
+    yield ""
+
+
+def _training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
+    """Yield what the figures of a training hold and where they are from."""
+    chip = plan.chip
+    if chip.power_watts:
+        yield f"MWh: at most, {chip.power_watts:g} W for each device and no host ({chip.power_source})"
+    else:
+        yield f"MWh: none, as no source gives the power of {chip.name}; --chips FILE adds it"
+    if plan.prices:
+        yield from (f"{plan.prices.currency}: {said}" for said in described(plan.prices, [chip.name]))
+        if bill.reason:
+            yield f"{plan.prices.currency}: none: {bill.reason}"
+    yield "restarts, evaluation and checkpoints are not in it"
+
+
 def _beyond(plan: AnsweredPlan, count: int) -> Iterator[str]:
     """Yield the rows that do not fit and need least, with what they need beyond the memory."""
     rows, capacity = plan.found.beyond[:count], plan.question.capacity_bytes
     if not rows or capacity is None:
         return
     widths = (*_WIDTHS, -6)
-    yield padded(("", *_COLUMNS[1:], "over"), widths, " ")
+    yield padded(("", *_columns(plan)[1:], "over"), widths, " ")
     for row in rows:
         yield padded(("", *_cells(plan, row), f"{(row.memory.total - capacity) / GIB:+.1f}"), widths, " ")
     yield ""
@@ -105,14 +175,14 @@ def _not_offered(plan: AnsweredPlan) -> Iterator[str]:
     if not plan.others:
         return
     widths = (*_WIDTHS, -7)
-    yield padded(("", *_COLUMNS[1:], "needs"), widths, " ")
+    yield padded(("", *_columns(plan)[1:], "needs"), widths, " ")
     for row in plan.others:
-        lacks = plan.question.offer.lacks(row.tuning)
+        lacks = plan.question.offer.lacks(row.tuning, plan.question.work.model.layers)
         yield padded(("", *_cells(plan, row), lacks[0] if len(lacks) == 1 else "several"), widths, " ")
     yield wrapped(
-        f"{plan.question.constants.framework} does not offer context or expert parallelism or hybrid sharding (sharded "
-        "states over a part of the data-parallel ranks) where `needs` names it: these rows are predicted and cannot "
-        "run here",
+        f"{plan.question.constants.framework} does not offer context or expert parallelism, stages of unequal layers "
+        "(uneven) or hybrid sharding (sharded states over a part of the data-parallel ranks) where `needs` names it: "
+        "these rows are predicted and cannot run here",
         0,
     )
     yield ""
@@ -144,13 +214,15 @@ def _what_divides(question: LayoutQuestion) -> str:
     model, batch = question.work.model, question.work.training.global_batch
     tensor = [n for n in divisors(model.kv_heads) if not (model.heads % n or model.vocab_size % n)]
     asked = question.wanted
+    stages = f"pipeline divides {model.layers} layers ({_listed(divisors(model.layers))})"
+    if "uneven" in question.offer.parallelism:
+        stages = f"pipeline is at most {model.layers} layers"
     rows = f" with micro-batch {asked.micro_batch}" if asked.micro_batch else ""
     rows += f" and {asked.virtual_pipeline} model chunks" if asked.virtual_pipeline else ""
     return (
         f"no layout of {question.devices} devices{rows}: data x tensor x pipeline has to be {question.devices}, where "
         f"tensor divides {model.heads} heads, {model.kv_heads} key-value heads and the vocabulary of "
-        f"{model.vocab_size} ({_listed(tensor)}), pipeline divides {model.layers} layers "
-        f"({_listed(divisors(model.layers))}), and data divides the global batch of {batch} "
+        f"{model.vocab_size} ({_listed(tensor)}), {stages}, and data divides the global batch of {batch} "
         f"({_listed(divisors(batch))}); {question.constants.framework} offers "
         f"{', '.join(sorted(question.offer.parallelism)) or 'no parallelism'}. Try another number of devices"
     )
@@ -172,6 +244,11 @@ def _content(plan: AnsweredPlan, options: argparse.Namespace) -> dict[str, objec
         "network_bytes_per_second": plan.network_bytes_per_second,
         "precision": options.precision or work.training.precision,
         "assumed": list(plan.remarks),
+        "rates": ASSUMED if plan.assumes_rates else "of the chip",
+        "tokens": plan.tokens,
+        "currency": plan.prices.currency if plan.prices else None,
+        "power_watts": plan.chip.power_watts,
+        "power_source": plan.chip.power_source,
         "capacity_bytes": plan.question.capacity_bytes,
         "parameters": count.total,
         "active_parameters": count.active,
@@ -187,13 +264,21 @@ def _content(plan: AnsweredPlan, options: argparse.Namespace) -> dict[str, objec
 def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
     return {
         **_choices(row),
-        "needs_what_is_not_offered": list(plan.question.offer.lacks(row.tuning)),
+        "needs_what_is_not_offered": list(plan.question.offer.lacks(row.tuning, plan.question.work.model.layers)),
         "memory_bytes": row.memory.total,
         "memory_parts_bytes": row.memory.parts(),
         "step_seconds": None if plan.assumes_rates else row.time.total,
         "step_parts_seconds": None if plan.assumes_rates else row.time.parts(),
         "tokens_per_second_per_device": None if plan.assumes_rates else row.tokens_per_second,
+        **({"speed_over_first_row": _speed(plan, row)} if plan.assumes_rates else {}),
+        **_training_content(plan, row),
     }
+
+
+def _training_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
+    if plan.tokens is None:
+        return {}
+    return {"training": None if plan.assumes_rates else asdict(_bill(plan, row, plan.tokens))}
 
 
 def _choices(row: LayoutEstimate) -> dict[str, object]:
@@ -217,15 +302,17 @@ def print_explained(plan: AnsweredPlan, options: argparse.Namespace) -> None:
         content: dict[str, object] = {name: [asdict(term) for term in found] for name, found in terms.items()}
         print(json.dumps({**content, **({"assumed": assumed} if assumed else {})}, indent=2))
     else:
-        print("\n".join([*(wrapped(f"assumed: {remark}", 2) for remark in assumed), *explained(question, row)]))
+        lines = explained(question, row, assumed=bool(assumed))
+        print("\n".join([*(wrapped(f"assumed: {remark}", 2) for remark in assumed), *lines]))
 
 
-def explained(question: LayoutQuestion, row: LayoutEstimate) -> Iterator[str]:
-    """Return each part of memory and time with its numbers and the source of its formula."""
+def explained(question: LayoutQuestion, row: LayoutEstimate, assumed: bool = False) -> Iterator[str]:
+    """Return each part of memory and time with its numbers and the source of its formula. assumed: so are the rates."""
     yield f"{row.layout}, micro-batch {row.tuning.micro_batch}, recomputed: {row.tuning.recompute}"
     yield f"\nmemory of the fullest device: {row.memory.total / GIB:.2f} GiB\n"
     yield from _term_lines(memory_terms(question, row), GIB, "GiB")
-    yield f"\ntime of a step: {row.time.total:.4g} s, so {row.tokens_per_second:,.1f} tokens/s on each device\n"
+    speed = "by the assumed rates" if assumed else f"so {row.tokens_per_second:,.1f} tokens/s on each device"
+    yield f"\ntime of a step: {row.time.total:.4g} s, {speed}\n"
     yield from _term_lines(time_terms(question, row), 1, "s")
 
 

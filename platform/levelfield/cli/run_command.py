@@ -10,6 +10,7 @@ from levelfield.cli.options import (
     BASE_HAS_FRAMEWORK,
     BASE_IMAGE,
     chips_option,
+    free_options,
     json_option,
     python_option,
     quiet_option,
@@ -76,22 +77,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     derived.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")
     derived.add_argument("--seed", type=int, metavar="N", help="seed of the weights and of the data's order")
     free = parser.add_argument_group("free choices (the case fixes everything else)")
-    free.add_argument("--layout", help="parallel layout, such as DP4TP2PP1")
-    free.add_argument("--micro-batch", type=int, metavar="N", help="sequences per forward pass")
-    free.add_argument("--virtual-pipeline", type=int, metavar="N", help="interleaved model chunks per pipeline stage")
-    free.add_argument(
-        "--recompute", choices=("none", "selective", "full"), help="activations to recompute in the backward pass"
-    )
-    free.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model")
-    free.add_argument("--attention", choices=("sdpa", "flash_attn"), help="attention kernel")
-    free.add_argument("--threads", type=int, metavar="N", help="processor threads per process")
-    free.add_argument(
-        "--env", action="append", default=[], metavar="K=V", help="an environment variable of the training process"
-    )
+    free_options(free)
     free.add_argument(
         "--strategy", type=Path, metavar="FILE", help="FlagPerf's config_*.py: its layout, batch and recomputation"
     )
-    free.add_argument("--base", action="store_true", help="the case's defaults alone: no tuning, no setting of a suite")
     how = parser.add_argument_group("how to run it")
     how.add_argument("--dry-run", action="store_true", help="show the plan with all commands, and run nothing")
     how.add_argument(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from levelfield.catalog.lookup import reference_of
 from levelfield.cli import dry_run
-from levelfield.cli.options import base_image, hosts_of, intake, launch_of, registry_of, runs_of
+from levelfield.cli.options import base_image, bmc_of, hosts_of, intake, launch_of, registry_of, runs_of
 from levelfield.cli.terminal import Terminal
 from levelfield.compare import scaling
 from levelfield.compare.scaling import Scaling, without_batch
@@ -117,13 +117,9 @@ def _request(options: argparse.Namespace) -> UserRequest:
     if options.repeat is not None and not 1 <= options.repeat <= MOST["repeats"]:
         raise UsageError(f"--repeat: found {options.repeat}, expected 1 to {MOST['repeats']}")
     refuse_unknown(options.allow)
-    variables = {"environment": dict(map(_variable, options.env))} if options.env else {}
-    chosen = {**_given(options, _CHOICES), **variables, **_given(options, ("strategy",))}
-    if options.base and chosen:
-        raise UsageError(f"--base: found {', '.join(chosen)} as well, expected the defaults alone; leave one out")
     return UserRequest(
         scale=options.scale,
-        choice=parse(TuningChoice, {**_given(options, _CHOICES), **variables}, "command line"),
+        choice=choice_of(options, _given(options, ("strategy",))),
         base=options.base,
         repeat=options.repeat,
         python=options.python,
@@ -142,7 +138,18 @@ def _request(options: argparse.Namespace) -> UserRequest:
         preflight=options.preflight,
         quiet_machine=options.quiet_machine,
         devices=_devices(options.devices),
+        bmc=bmc_of(options, is_read=not options.dry_run),
     )
+
+
+def choice_of(options: argparse.Namespace, further: Iterable[str] = ()) -> TuningChoice:
+    """Return the free fields that the options choose. further: what else chooses some. Raises UsageError."""
+    chosen = _given(options, _CHOICES)
+    if options.env:
+        chosen["environment"] = dict(map(_variable, options.env))
+    if options.base and (named := [*chosen, *further]):
+        raise UsageError(f"--base: found {', '.join(named)} as well, expected the defaults alone; leave one out")
+    return parse(TuningChoice, chosen, "command line")
 
 
 def _devices(text: str | None) -> tuple[int, ...]:

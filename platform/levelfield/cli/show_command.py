@@ -45,7 +45,7 @@ examples:
 """
 KINDS = ("cases", "frameworks", "vendors", "chips", "suites", "published", "runs")
 HERE_WIDTH = 28
-CHIP_DATA = {"peaks", "achievable", "interconnect"}
+CHIP_DATA = {"peaks", "achievable", "interconnect", "node", "power_watts", "power_source"}
 _OF_A_CASE = ("scale", "vendor", "diff", "framework", "chip", "devices")
 
 
@@ -225,7 +225,7 @@ def _runs(runs: Path) -> list[Row]:
 
 
 def _rates(chip: Chip) -> str:
-    """Return published and measured peaks in TFLOP/s, and the links in GB/s each way."""
+    """Return published and measured peaks in TFLOP/s, links in GB/s each way, the network of a device, and power."""
     said = [f"TFLOP/s: {_by_dtype(chip.peaks) or 'none published'}"]
     said += [f"reached: {_by_dtype(chip.achievable)}"] if chip.achievable else []
     link = chip.interconnect
@@ -233,6 +233,10 @@ def _rates(chip: Chip) -> str:
         said.append(f"links: {link.each_way_bytes_per_second / 1e9:g} GB/s each way")
     if link and link.pair_each_way_bytes_per_second:
         said.append(f"of a pair: {link.pair_each_way_bytes_per_second / 1e9:g}")
+    if chip.node:
+        network = f"{chip.node.network_each_way_bytes_per_second * 8e-9:g} Gb/s"
+        said.append(f"{chip.node.devices} joined, {network} of network each")
+    said += [f"at most {chip.power_watts:g} W"] if chip.power_watts else []
     return "; ".join(said)
 
 

@@ -26,6 +26,7 @@ sides are not comparable; the page then says why.
 examples:
   run_benchmarks.py report summary A B --output one.html
   run_benchmarks.py report summary --case gpt3_6.7B --format markdown
+  run_benchmarks.py report summary A B --language zh --output one.html
 """
 
 
@@ -35,6 +36,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     option("--case", metavar="CASE", help="the chips and frameworks of this case, the fastest first")
     option("--repeats", action="store_true", help="each named run stands for all repeats of its command")
     option("--format", choices=("html", "markdown"), default="html", metavar="FORMAT", help="html (default), markdown")
+    option("--language", choices=("en", "zh"), default="en", metavar="LANGUAGE", help="en (default), zh: Chinese")
     option("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
     store_option(parser, "look only in ")
 
@@ -43,8 +45,7 @@ def _execute(options: argparse.Namespace) -> int:
     """Print or write the page. Return 0 when the sides were compared, 4 when they are not comparable."""
     from levelfield.compare.comparison import compare
     from levelfield.compare.sides import side_of
-    from levelfield.compare.summary import sides_of_case, summary
-    from levelfield.pages.summary_page import summary_page
+    from levelfield.pages.summary_page import sides_of_case, summary
     from levelfield.report.escapes import printable
     from levelfield.report.sheets import as_markdown
     from levelfield.rundir.directory import write_atomically
@@ -63,9 +64,9 @@ def _execute(options: argparse.Namespace) -> int:
             sides, left_out = [side_of(chr(ord("A") + i), runs) for i, runs in enumerate(found)], 0
         histories = places.histories([side.first for side in sides])
     compared = compare(sides, histories)
-    page = summary(compared, histories, left_out)
+    page = summary(compared, histories, left_out, options.language)
     now = datetime.now(timezone.utc)
-    text = as_markdown(page.sheets()) if options.format == "markdown" else summary_page(page, now)
+    text = as_markdown(page.sheets()) if options.format == "markdown" else page.html(now)
     if options.output:
         with writing(options.output):
             write_atomically(options.output, printable(text))

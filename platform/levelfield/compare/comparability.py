@@ -15,7 +15,7 @@ from levelfield.specs.vendor import HOST_SHARE
 
 _HOLDS, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"
 _PEAK = "peak of MFU"
-_HARMLESS = {"alignment": "aligned", "source": "as committed"}
+HARMLESS = {"alignment": "aligned", "source": "as committed"}
 NOTHING = "-"
 Reader = Callable[[RunRecord], object]
 _DIGEST = 12  # characters of a digest that a table shows
@@ -225,7 +225,7 @@ def warned(sides: Sequence[ComparedSide]) -> Iterator[str]:
     """Yield what a table of speeds must say of the last side: each field of WHY that asks for caution in it."""
     for field in cautions(sides):
         own = field.cells[-1]
-        if field.name in WHY and field.name != _PEAK and own not in (NOTHING, _HARMLESS.get(field.name)):
+        if field.name in WHY and field.name != _PEAK and own not in (NOTHING, HARMLESS.get(field.name)):
             yield f"{field.name} {own}"
 
 

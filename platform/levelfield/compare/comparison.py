@@ -8,7 +8,7 @@ from typing import Any
 
 from levelfield.compare.comparability import NOTHING, WHY, Comparability, ComparedField, comparability, shortened
 from levelfield.compare.ratios import LEAST_RUNS, HistoricNoise, Ratio, SideValues, historic_noise, ratio
-from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
+from levelfield.compare.sides import NODES, OF_NODES, QUANTITIES, ComparedSide, Quantity, at, cost_quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.costs import described
@@ -60,7 +60,10 @@ def compare(
     if len(sides) < 2:
         raise UsageError(f"compare: found {len(sides)} side, expected at least 2: compare A B")
     found = comparability(sides, across_precision)
-    quantities = (*QUANTITIES, cost_quantity(prices)) if prices else QUANTITIES
+    asked = [
+        q for q in QUANTITIES if q is not NODES or any(at(r.result, *OF_NODES) for side in sides for r in side.counted)
+    ]
+    quantities = (*asked, cost_quantity(prices)) if prices else asked
     figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if found.holds else ()
     return Comparison(tuple(sides), found, figures, prices)
 
@@ -78,7 +81,7 @@ def side_values(quantity: Quantity, side: ComparedSide, histories: Histories) ->
     """Return the figures of a side with the noise of its history, as every ratio takes them."""
     points = histories.get(side.first.series.fingerprint(), ()) if histories else ()
     noise = _noise(quantity, side, points) if points else None
-    return SideValues(side_figure(quantity, side.counted).values, noise)
+    return SideValues(tuple(value for run in side.counted if (value := quantity.read(run)) is not None), noise)
 
 
 def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:
@@ -103,9 +106,10 @@ def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
 
 def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:
     base, *others = [side_values(quantity, side, histories) for side in sides]
-    bases = dict.fromkeys(str(quantity.basis(run)) for side in sides for run in side.counted)
+    each = (quantity.basis(run) for side in sides for run in side.counted)
+    bases = dict.fromkeys(str(found) for found in each if found is not None)
     if len(bases) > 1:
-        none = Ratio(None, None, None, "no ratio", f"the runs have different levels: {', '.join(bases)}")
+        none = Ratio(None, None, None, "no ratio", f"the figure rests on different values: {', '.join(bases)}")
         ratios = tuple(none for _ in others)
     else:
         ratios = tuple(side_ratio(quantity, side, base) for side in others)
@@ -126,18 +130,12 @@ def _noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]) -> H
         is_like = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_of_trend
         if night in nights or not is_like or p.run_id in own:
             continue
-        if (value := quantity.read(_as_run(record, p))) is not None:
+        if (value := quantity.of_night(record, p)) is not None:
             nights[night] = p.began[:10], value
         if len(nights) == NEWEST:
             break
     kept = [*nights.values()]
     return historic_noise([value for _, value in kept], kept[-1][0]) if kept else None
-
-
-def _as_run(record: RunRecord, point: Point) -> RunRecord:
-    """Return the record with the figures of another run of its series."""
-    names = ("tokens_per_second_per_device", "memory_bytes", "joules_per_token", "mfu", "loss_tail")
-    return record.model_copy(update={name: getattr(point, name) for name in names})
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:

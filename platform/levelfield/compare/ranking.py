@@ -5,16 +5,15 @@ Every ratio is that of `compare`: by the same function, with the same interval, 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from levelfield.compare.comparability import NOTHING, WHY, cautions, chip_of
+from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, cautions, chip_of
 from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
 from levelfield.compare.matrix import MatrixCell, difference
-from levelfield.compare.ratios import Ratio, SideValues, mean_ratio, own_interval
-from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity
+from levelfield.compare.ratios import Ratio, SideValues, mean_ratio, own_interval, own_mean
+from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity, tuning_of
 from levelfield.compare.trust import TrustPart, trust
 from levelfield.specs.prices import Prices
 
@@ -45,18 +44,23 @@ def metrics(prices: Prices | None = None) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True)
 class Contender:
-    """A chip with a framework in one training: the newest counted runs of its fastest series."""
+    """A chip with a framework in one training: the newest counted runs of its fastest series.
+
+    tuning: `base` or `peak`; empty for runs of an earlier version.
+    """
 
     chip: str
     framework: str
+    tuning: str
     side: ComparedSide
     trust: tuple[TrustPart, ...]
 
 
 @dataclass(frozen=True)
 class RankedBar:
-    """One contender by a metric. low, high: the 95 % interval; None where no noise is known.
+    """One contender by a metric. value: the geometric mean of its runs, so that two bars divide to their ratio.
 
+    low, high: its 95 % interval; None where no noise is known.
     ratio: to the best one; None of the best itself.
     """
 
@@ -66,11 +70,6 @@ class RankedBar:
     low: float | None
     high: float | None
     ratio: Ratio | None
-
-    @property
-    def most(self) -> float:
-        """Return how far the bar reaches with its interval."""
-        return max(self.value, self.high or 0.0)
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,8 @@ def contender(cell: MatrixCell) -> Contender:
     if cell.side is None or cell.values is None:
         raise ValueError(f"found a cell that is {cell.state}, expected a measured one")
     series = cell.side.first.series
-    return Contender(chip_of(series), series.framework_label, cell.side, trust(cell.side, cell.values))
+    found = trust(cell.side, cell.values)
+    return Contender(chip_of(series), series.framework_label, tuning_of(cell.side.first) or "", cell.side, found)
 
 
 def ranking(contenders: Sequence[Contender], metric: Metric, histories: Histories) -> Ranking:
@@ -130,19 +130,21 @@ def _most_alike(contenders: Sequence[Contender]) -> tuple[list[Contender], list[
 
 def _bar(each: Contender, metric: Metric, histories: Histories) -> RankedBar | Unranked:
     """Return the bar, still without its ratio. Every run of the side must have the figure."""
-    figure = side_figure(metric.quantity, each.side.counted)
-    if figure.reason or figure.interval is None or not 0 < figure.interval.median < math.inf:
-        return Unranked(each, figure.reason or f"found {list(figure.values)}, expected positive numbers")
     values = side_values(metric.quantity, each.side, histories)
+    value = own_mean(values)
+    if value is None or len(values.values) < len(each.side.counted):
+        reason = side_figure(metric.quantity, each.side.counted).reason
+        return Unranked(each, reason or f"found {list(values.values)}, expected positive numbers")
     low, high = own_interval(values) or (None, None)  # of logarithms, as the ratio's: it never ends below zero
-    return RankedBar(each, values, figure.interval.median, low, high, None)
+    return RankedBar(each, values, value, low, high, None)
 
 
 def caution_fields(best: Contender, each: Contender) -> tuple[list[tuple[str, str]], list[str]]:
     """Return what calls for caution in `each` beside the best, with its values, and other fields that differ."""
     sides = [each.side] if each is best else [best.side, each.side]
     found = list(cautions(sides))
-    own = [(field.name, field.cells[-1]) for field in found if field.name in WHY and field.cells[-1] != NOTHING]
+    named = [(field.name, field.cells[-1]) for field in found if field.name in WHY]
+    own = [(name, value) for name, value in named if value not in (NOTHING, HARMLESS.get(name))]
     return own, [field.name for field in found if field.name not in WHY]
 
 
@@ -161,11 +163,10 @@ class MeanRatio:
 
 @dataclass(frozen=True)
 class Overall:
-    """Columns over all trainings, the best first. The first row is against itself: its ratio is None.
+    """Columns over all trainings, the best first. The first row is against itself.
 
-    leader: the first against the second; None with fewer than two columns. is_by_chip: whether the columns are chips;
-    else they are the frameworks of one chip. trainings: of which any column has a bar. left_out: columns that share no
-    training with the first.
+    is_by_chip: whether the columns are chips; else they are the frameworks of one chip. trainings: of which any column
+    has a bar. left_out: columns that share no training with the first.
     """
 
     rows: tuple[MeanRatio, ...]

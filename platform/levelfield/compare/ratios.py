@@ -76,6 +76,13 @@ class Ratio:
         """Return the interval; empty where there is none."""
         return "" if self.low is None or self.high is None else f"[{self.low:.3f}, {self.high:.3f}]"
 
+    @property
+    def inverse(self) -> Ratio:
+        """Return the same comparison seen from the other side."""
+        turned: dict[Standing, Standing] = {"higher": "lower", "lower": "higher"}
+        value, low, high = (None if each is None else 1 / each for each in (self.value, self.high, self.low))
+        return Ratio(value, low, high, turned.get(self.standing, self.standing), self.reason)
+
 
 @dataclass(frozen=True)
 class _Variance:
@@ -99,7 +106,7 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     The interval is of the noise of the runs. It says nothing about trainings that are not among the pairs.
     """
     for values in (of.values for pair in pairs for of in pair):
-        if not values or not all(0 < value < math.inf for value in values):  # NaN fails this too
+        if own_mean(SideValues(values)) is None:
             return Ratio(None, None, None, "no ratio", f"found {list(values)}, expected positive numbers")
     if not pairs:
         return Ratio(None, None, None, "no ratio", "found no pair, expected at least one")
@@ -112,6 +119,11 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     half = _quantile(freedom) * math.sqrt(whole) / len(pairs)
     low, high = _exp(difference - half), _exp(difference + half)
     return Ratio(_exp(difference), low, high, standing_of(low, high), _described(pairs, freedom))
+
+
+def own_mean(of: SideValues) -> float | None:
+    """Return a side's geometric mean: the means of two sides have their ratio. None: not all are positive numbers."""
+    return _exp(_log_mean(of)) if of.values and all(0 < value < math.inf for value in of.values) else None
 
 
 def own_interval(of: SideValues) -> tuple[float, float] | None:

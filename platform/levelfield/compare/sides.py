@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 from pydantic import JsonValue
 
@@ -17,7 +18,7 @@ from levelfield.measure.cost import Cost, PaidUse, cost
 from levelfield.report.costs import RunCosts
 from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
 from levelfield.specs.prices import Prices
-from levelfield.specs.record import RunRecord
+from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.vendor import HOST_SHARE
 
 DIFFERS = ("different", "diverged")  # verdicts of a training that did not do the work
@@ -110,7 +111,8 @@ def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
 class Quantity:
     """One compared figure. origin: its value and reason in result.json. is_noisy: whether equal runs differ in it.
 
-    basis: what has to be equal on all sides for a ratio, such as the level of a time to a loss.
+    basis: what has to be equal on all sides for a ratio, such as the level of a time to a loss. of_night: the figure of
+    a stored night of a run's series; None where nights do not store it.
     """
 
     column: FigureColumn
@@ -118,6 +120,7 @@ class Quantity:
     origin: Callable[[RunRecord], tuple[JsonValue, JsonValue]]
     is_noisy: bool = True
     basis: Callable[[RunRecord], JsonValue] = lambda record: None
+    of_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
 
     def missing(self, record: RunRecord) -> str:
         """Return why the run has no such figure."""
@@ -155,6 +158,11 @@ def _energy(record: RunRecord) -> tuple[JsonValue, JsonValue]:
     return at(found, "value"), at(found, "reason")
 
 
+def node_joules_per_token(record: RunRecord) -> float | None:
+    """Return the energy of whole nodes for one token; None where their BMCs gave none."""
+    return _number(at(record.result, *OF_NODES, "joules_per_token", "value"))
+
+
 def _mfu(record: RunRecord) -> tuple[JsonValue, JsonValue]:
     return palm(record).get("value"), palm(record).get("reason")
 
@@ -175,24 +183,36 @@ def _number(value: JsonValue) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-RATE = Quantity(
-    FIGURE_COLUMNS["tokens_per_second_per_device"], lambda record: record.tokens_per_second_per_device, _rate
+def _stored(column: str, origin: Callable[[RunRecord], tuple[JsonValue, JsonValue]], name: str = "") -> Quantity:
+    """Return a figure that a record and a stored night have under this name; by default that of its column."""
+    read = attrgetter(name or column)
+    return Quantity(FIGURE_COLUMNS[column], read, origin, of_night=lambda record, point: read(point))
+
+
+RATE = _stored("tokens_per_second_per_device", _rate)
+OF_NODES = ("energy", "nodes")  # of result.json; null where the site's file has no BMCs
+NODES = Quantity(
+    FIGURE_COLUMNS["node_joules_per_token"],
+    node_joules_per_token,
+    lambda record: (
+        at(record.result, *OF_NODES, "joules_per_token", "value"),
+        at(record.result, *OF_NODES, "joules_per_token", "reason"),
+    ),
 )
 QUANTITIES = (
     RATE,
-    Quantity(FIGURE_COLUMNS["memory_bytes"], lambda record: record.memory_bytes, _memory),
-    Quantity(FIGURE_COLUMNS["joules_per_token"], lambda record: record.joules_per_token, _energy),
-    Quantity(FIGURE_COLUMNS["mfu_palm"], lambda record: record.mfu, _mfu),
+    _stored("memory_bytes", _memory),
+    _stored("joules_per_token", _energy),
+    NODES,
+    _stored("mfu_palm", _mfu, "mfu"),
     Quantity(
         FIGURE_COLUMNS["seconds_to_loss"],
         lambda record: _number(at(record.result, "to_loss", "seconds")),
         lambda record: (at(record.result, "to_loss", "seconds"), at(record.result, "to_loss", "reason")),
         basis=lambda record: at(record.result, "to_loss", "level"),
     ),
-    Quantity(
-        FIGURE_COLUMNS["loss_tail_mean"],
-        lambda record: record.loss_tail,
-        lambda record: (at(record.result, "loss", "tail_mean"), None),
+    replace(
+        _stored("loss_tail_mean", lambda record: (at(record.result, "loss", "tail_mean"), None), "loss_tail"),
         is_noisy=False,
     ),
 )
@@ -207,10 +227,23 @@ def cost_quantity(prices: Prices) -> Quantity:
         whole = None if rate is None else rate * series.devices
         is_share = series.device_is == HOST_SHARE
         no_energy = str(why or energy)
-        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, record.joules_per_token, no_energy)
+        own, nodes = record.joules_per_token, node_joules_per_token(record)
+        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, own, no_energy, nodes)
         return cost(use, prices)
 
-    return Quantity(RunCosts(prices).column, lambda record: of(record).value, lambda record: (None, of(record).reason))
+    def of_night(record: RunRecord, point: Point) -> float | None:
+        if node_joules_per_token(record) is not None:
+            return None  # a stored night has the chips' energy alone
+        names = ("tokens_per_second_per_device", "joules_per_token")
+        return of(record.model_copy(update={name: getattr(point, name) for name in names})).value
+
+    return Quantity(
+        RunCosts(prices).column,
+        lambda record: of(record).value,
+        lambda record: (None, of(record).reason),
+        basis=lambda record: (covered := of(record).power_of) and f"with the power of {covered}",
+        of_night=of_night,
+    )
 
 
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:

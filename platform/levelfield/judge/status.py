@@ -62,6 +62,8 @@ def judge(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
         return Status(word="failed", failure="unkillable", reasons=reasons, evidence=evidence)
     if cause in _WORDS_OF_CAUSES:
         word, failure, reason = _WORDS_OF_CAUSES[cause]
+        if cause == "interrupted" and not (raw.outcome.get("ends") or raw.begins or raw.node_ends):
+            word = "not-run"  # while its environment was made, or while it was queued: no rank has started
         return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(raw))
     if raw.errors or cause == "rank-failed":
         return _failed(plan, raw, paths)

@@ -20,7 +20,7 @@ from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
-from levelfield.nights.build_pairs import arms_of, paired_records, shared_python
+from levelfield.nights.build_pairs import WEEKLY_PAIRS, arms_of, null_arms, paired_records, shared_python, weekly_series
 from levelfield.nights.gate import (
     MOST_PAIRS_OF_A_NIGHT,
     Confirmation,
@@ -49,7 +49,6 @@ from levelfield.nights.nightly import (
     state_path,
     write_state,
 )
-from levelfield.nights.null_pairs import WEEKLY_PAIRS, null_arms, weekly_series
 from levelfield.nights.stored_nights import gate_input
 from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest

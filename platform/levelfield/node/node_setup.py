@@ -214,14 +214,15 @@ def _run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
 
 
 def _say_while(process: subprocess.Popen[str], what: str) -> None:
-    """Report from time to time that an installer still works: it may be silent for minutes."""
-    begun = time.monotonic()
+    """Report that an installer still works, ever more seldom: it may be silent for minutes."""
+    begun, pause = time.monotonic(), SAY_SECONDS
     while True:
         try:
-            process.wait(SAY_SECONDS)
+            process.wait(pause)
             return
         except subprocess.TimeoutExpired:
             answer(say=f"{what}: {time.monotonic() - begun:.0f} s so far")
+            pause *= 2
 
 
 def _end_with_platform() -> None:

@@ -40,7 +40,7 @@ class ScalingPoint:
 class ScalingChart:
     """A framework and chip at one scale, on several numbers of devices. ideal_y: of the ideal line at the last point.
 
-    ticks: numbers of the vertical axis with their places.
+    ticks: numbers of the vertical axis with their places; token_ticks: the same lines in tokens/s of all devices.
     """
 
     framework: str
@@ -49,6 +49,7 @@ class ScalingChart:
     points: tuple[ScalingPoint, ...]
     ideal_y: float
     ticks: tuple[tuple[str, float], ...]
+    token_ticks: tuple[tuple[str, float], ...]
 
     @property
     def line(self) -> str:
@@ -95,8 +96,17 @@ def _chart(members: Sequence[Latest]) -> ScalingChart:
     )
     powers = [2.0**power for power in range(int(math.log2(top) + 1e-9) + 1)]
     ticks = tuple((f"{value:g}", _y(value, top)) for value in powers)
+    token_ticks = tuple((_in_brief(value * base * fewest), _y(value, top)) for value in powers)
     setting = f"{first.scale} {first.precision}"
-    return ScalingChart(first.framework_label, first.chip, setting, points, _y(most / fewest, top), ticks)
+    return ScalingChart(first.framework_label, first.chip, setting, points, _y(most / fewest, top), ticks, token_ticks)
+
+
+def _in_brief(value: float) -> str:
+    """Return a number for an axis, such as 12.5k."""
+    power, end = next(
+        ((power, end) for power, end in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if value >= power), (1.0, "")
+    )
+    return f"{value / power:.3g}{end}"
 
 
 def _x(devices: int, fewest: int, most: int) -> float:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.registry import Registry
 from levelfield.compare.comparability import chip_of
 from levelfield.compare.comparison import Histories
 from levelfield.compare.matrix import newest_cell
@@ -22,18 +25,27 @@ from levelfield.compare.ranking import (
     overall,
     ranking,
 )
-from levelfield.compare.ratios import Ratio, Standing
-from levelfield.compare.sides import palm, repeat_number
+from levelfield.compare.ratios import Ratio
+from levelfield.compare.sides import palm, repeat_number, tuning_of
 from levelfield.compare.trust import PARTS
+from levelfield.errors import LevelfieldError, UnknownName
 from levelfield.pages.content import PagesContent
 from levelfield.pages.results import StoredResults
 from levelfield.pages.series_history import SeriesRuns
-from levelfield.specs.record import Point, RunRecord
+from levelfield.predict.pass_timing import moved_bytes
+from levelfield.predict.setup import setup_of
+from levelfield.specs.case import Work
+from levelfield.specs.record import Point, RunRecord, Series
+from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_SHARE
 
 MOST_BARS = 100  # of the first page, so that it stays small; each case page has all of its series
 OF_TRUST = ("alignment", "other programs")  # cautions that a part of the trust names already
+OF_ONE_SIDE = ("left out", "source")  # cautions about a side alone; the others are about it and the best
 MOST_LISTED = 120  # contenders that are listed below the bars of their training
+MOST_BEYOND = 1.5  # an axis ends there, of its longest bar; an interval that goes on is clipped, with a mark
+BAR_COLUMNS = ("chip", "framework", "tuning", "value", "low", "high", "ratio", "ratio low", "ratio high", "standing")
+MEAN_COLUMNS = ("name", "ratio", "low", "high", "standing", "trainings")
 
 
 @dataclass(frozen=True)
@@ -66,20 +78,38 @@ class RankedTraining:
 
 @dataclass(frozen=True)
 class DrawnBar:
-    """A bar with its place on the axis, in percent of it. cautions: with their values. differs: other fields."""
+    """A bar with its place on the axis, in percent of it. name: what tells it from the others. beside: the rest of it.
+
+    is_clipped: whether its interval goes on beyond the axis. cautions: with their values. differs: other fields.
+    """
 
     bar: RankedBar
+    name: str
+    beside: str
     slug: str
     length: float
     low: float | None
     high: float | None
+    is_clipped: bool
     cautions: tuple[tuple[str, str], ...] = ()
     differs: tuple[str, ...] = ()
+
+    @property
+    def run_id(self) -> str:
+        return self.bar.contender.side.first.run_id
 
     @property
     def held(self) -> int:
         """Return how many parts of the trust hold."""
         return sum(part.holds for part in self.bar.contender.trust)
+
+    @property
+    def row(self) -> tuple[str | float | None, ...]:
+        """Return the bar as a row of a CSV, under BAR_COLUMNS."""
+        found, ratio = self.bar.contender, self.bar.ratio or Ratio(1.0, None, None, "no ratio", "")
+        ends = (self.bar.value, self.bar.low, self.bar.high)
+        standing = self.bar.ratio.standing if self.bar.ratio else ""
+        return (found.chip, found.framework, found.tuning, *ends, ratio.value, ratio.low, ratio.high, standing)
 
     @property
     def achieved(self) -> tuple[float, float] | None:
@@ -114,13 +144,22 @@ class DrawnMean:
     length: float
     low: float | None
     high: float | None
+    is_clipped: bool
+
+    @property
+    def row(self) -> tuple[str | float | None, ...]:
+        """Return the bar as a row of a CSV, under MEAN_COLUMNS."""
+        found, is_best = self.mean.ratio, self.mean.column == self.mean.base
+        ends = (None, None, "") if is_best else (found.low, found.high, found.standing)
+        return (self.mean.column, found.value, *ends, self.mean.trainings)
 
 
 @dataclass(frozen=True)
 class FirstView:
     """scale: of the trainings that the answer is over. trust: by part, how many of the `sides` in the answer hold it.
 
-    left_out: trainings beyond those that are drawn. chip: the only one, where frameworks are compared.
+    clear: by caution that any of them calls for, how many do not, and of how many. tunings: of all bars. left_out:
+    trainings beyond those that are drawn. chip: the only one, where frameworks are compared.
     """
 
     metric: Metric
@@ -129,15 +168,18 @@ class FirstView:
     scale: str
     sides: int
     trust: Mapping[str, int]
-    cautions: Mapping[str, int]
+    clear: Mapping[str, tuple[int, int]]
+    tunings: Sequence[str]
     trainings: tuple[DrawnTraining, ...]
     left_out: int
     chip: str | None
+    bar_columns: ClassVar = BAR_COLUMNS
+    mean_columns: ClassVar = MEAN_COLUMNS
 
     @property
     def lead(self) -> Ratio | None:
         """Return the best over the second; None with fewer than two."""
-        return inverse(self.overall.rows[1].ratio) if len(self.overall.rows) > 1 else None
+        return self.overall.rows[1].ratio.inverse if len(self.overall.rows) > 1 else None
 
     @property
     def is_told(self) -> bool:
@@ -150,27 +192,46 @@ class FirstView:
         return any(each.training.is_host_share for each in self.trainings)
 
 
-def inverse(ratio: Ratio) -> Ratio:
-    """Return the same comparison seen from the other side."""
-    turned: dict[Standing, Standing] = {"higher": "lower", "lower": "higher"}
-    value, low, high = (None if each is None else 1 / each for each in (ratio.value, ratio.high, ratio.low))
-    return Ratio(value, low, high, turned.get(ratio.standing, ratio.standing), ratio.reason)
-
-
 # -- who ran what
 
 
 def ranked_trainings(content: PagesContent, results: StoredResults) -> list[RankedTraining]:
-    """Return the trainings: full scale first, then by name. Of each chip and framework the fastest series is taken."""
-    fastest: dict[tuple[str, ...], dict[tuple[str, str], SeriesRuns]] = defaultdict(dict)
-    for runs in content.series.values():
-        place, column = _training(runs), (chip_of(runs.series), runs.series.framework_label)
-        if column not in fastest[place] or _order(runs) > _order(fastest[place][column]):
-            fastest[place][column] = runs
-    records = _newest_records([runs for row in fastest.values() for runs in row.values()], results)
+    """Return the trainings: full scale first, then by name.
+
+    Of each chip and framework the fastest series is taken: one with the defaults alone (base), and one with chosen
+    fields (peak).
+    """
+    columns: dict[tuple[str, ...], list[SeriesRuns]] = defaultdict(list)
+    for runs in sorted(content.series.values(), key=_order, reverse=True):
+        columns[(*_training(runs), chip_of(runs.series), runs.series.framework_label)].append(runs)
+    chosen, newest = _fastest_by_tuning(list(columns.values()), results)
+    records = _with_repeats(chosen, newest, results)
+    fastest: dict[tuple[str, ...], list[SeriesRuns]] = defaultdict(list)
+    for runs in chosen:
+        fastest[_training(runs)].append(runs)
     names = Counter(place[:5] for place in fastest)
-    found = [_ranked(row, names[place[:5]] > 1, records, content) for place, row in sorted(fastest.items())]
+    found = [_ranked(row, names[place[:5]] > 1, records) for place, row in sorted(fastest.items())]
     return sorted(found, key=lambda each: each.first.series.scale != "full")
+
+
+def _fastest_by_tuning(
+    columns: Sequence[Sequence[SeriesRuns]], results: StoredResults
+) -> tuple[list[SeriesRuns], dict[str, RunRecord]]:
+    """Return the fastest series of each column as base and as peak, and their newest records.
+
+    columns: series, the fastest first. A record says which of both it is, so series are read until both are found.
+    """
+    chosen: list[SeriesRuns] = []
+    newest: dict[str, RunRecord] = {}
+    left = [(iter(column), set[str]()) for column in columns]
+    while ahead := [(runs, rest, seen) for rest, seen in left if (runs := next(rest, None))]:
+        newest |= _read([run_id for runs, _, _ in ahead for run_id in _ends(runs)], results)
+        for runs, _, seen in ahead:
+            if (word := _tuning(runs, newest)) not in seen:
+                seen.add(word)
+                chosen.append(runs)
+        left = [(rest, seen) for _, rest, seen in ahead if seen in ({"base"}, {"peak"})]
+    return chosen, newest
 
 
 def _training(runs: SeriesRuns) -> tuple[str, ...]:
@@ -185,26 +246,32 @@ def _order(runs: SeriesRuns) -> tuple[float, str]:
     return (speed if speed is not None and 0 < speed < math.inf else -1.0, runs.points[-1].began)
 
 
-def _trend(runs: SeriesRuns) -> Sequence[Point]:
-    return [point for point in runs.points if point.is_of_trend] or runs.points
-
-
 def _last_good(runs: SeriesRuns) -> Point | None:
     return next((point for point in reversed(runs.points) if point.is_of_trend and point.is_comparable), None)
 
 
-def _newest_records(series: Sequence[SeriesRuns], results: StoredResults) -> dict[str, list[RunRecord]]:
-    """Return by series the newest run that counts with the repeats before it, and the newest run of all."""
-    ends = {runs.digest: dict.fromkeys(p.run_id for p in (_last_good(runs), _trend(runs)[-1]) if p) for runs in series}
-    found = _read([run_id for ids in ends.values() for run_id in ids], results)
+def _ends(runs: SeriesRuns) -> list[str]:
+    """Return the ids of the newest run that counts, and of the newest of all."""
+    last = next((point for point in reversed(runs.points) if point.is_of_trend), runs.points[-1])
+    return list(dict.fromkeys(point.run_id for point in (_last_good(runs), last) if point))
+
+
+def _tuning(runs: SeriesRuns, newest: Mapping[str, RunRecord]) -> str:
+    return next((tuning_of(newest[run_id]) or "" for run_id in _ends(runs) if run_id in newest), "")
+
+
+def _with_repeats(
+    series: Sequence[SeriesRuns], newest: Mapping[str, RunRecord], results: StoredResults
+) -> dict[str, list[RunRecord]]:
+    """Return by series its newest runs with the repeats before the one that counts."""
     before: dict[str, list[str]] = {}
     for runs in series:
-        ids, good = [point.run_id for point in _trend(runs)], _last_good(runs)
-        if good and good.run_id in found:
+        if (good := _last_good(runs)) and good.run_id in newest:
+            ids = [point.run_id for point in runs.points if point.is_of_trend]
             place = ids.index(good.run_id)
-            before[runs.digest] = ids[max(0, place + 1 - repeat_number(found[good.run_id])) : place]
-    found |= _read([run_id for ids in before.values() for run_id in ids], results)
-    wanted = {runs.digest: dict.fromkeys([*before.get(runs.digest, ()), *ends[runs.digest]]) for runs in series}
+            before[runs.digest] = ids[max(0, place + 1 - repeat_number(newest[good.run_id])) : place]
+    found = {**newest, **_read([run_id for ids in before.values() for run_id in ids], results)}
+    wanted = {runs.digest: dict.fromkeys([*before.get(runs.digest, ()), *_ends(runs)]) for runs in series}
     return {digest: [found[run_id] for run_id in ids if run_id in found] for digest, ids in wanted.items()}
 
 
@@ -213,28 +280,73 @@ def _read(run_ids: Sequence[str], results: StoredResults) -> dict[str, RunRecord
 
 
 def _ranked(
-    row: Mapping[tuple[str, str], SeriesRuns],
-    is_ambiguous: bool,
-    records: Mapping[str, Sequence[RunRecord]],
-    content: PagesContent,
+    series: Sequence[SeriesRuns], is_ambiguous: bool, records: Mapping[str, Sequence[RunRecord]]
 ) -> RankedTraining:
     contenders, absent, slugs = [], [], {}
-    for (chip, framework), runs in row.items():
-        histories = {runs.digest: runs.points}
-        cell = newest_cell(records[runs.digest], histories) if records[runs.digest] else None
+    for runs in series:
+        cell = newest_cell(records[runs.digest], {runs.digest: runs.points}) if records[runs.digest] else None
         if cell and cell.state == "measured" and cell.side:
             contenders.append(contender(cell))
             slugs[cell.side.first.run_id] = runs.slug
         else:
-            absent.append(AbsentRuns(chip, framework, cell.state if cell else "not run", runs))
-    first = next(iter(row.values()))
+            word = cell.state if cell else "not run"
+            absent.append(AbsentRuns(chip_of(runs.series), runs.series.framework_label, word, runs))
+    first, ran = series[0], {(each.chip, each.framework) for each in contenders}
     digest = "/".join(_short(text) for text in (first.series.work, first.series.corpus)) if is_ambiguous else ""
     fastest = sorted(contenders, key=lambda each: -(each.side.first.tokens_per_second_per_device or 0.0))
-    return RankedTraining(first, digest, tuple(fastest), tuple(absent), slugs)
+    missing = tuple(each for each in absent if (each.chip, each.framework) not in ran)
+    return RankedTraining(first, digest, tuple(fastest), missing, slugs)
 
 
 def _short(digest: str) -> str:
     return digest.removeprefix("sha256:")[:6]
+
+
+# -- the roofline, as far as it is known
+
+
+@dataclass(frozen=True)
+class PlannedIntensity:
+    """FLOP per byte of memory: the model's FLOPs by the headline formula over the planner's count of bytes.
+
+    ridge: the chip's peak over its memory bandwidth; below it the bandwidth is the roof. None: it is not known.
+    """
+
+    value: float
+    ridge: float | None
+
+
+def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity | None:
+    """Return the arithmetic intensity of a run; None where the planner does not know its work or its framework."""
+    series, found = record.series, palm(record)
+    rate, achieved = record.tokens_per_second_per_device, found.get("achieved_tflops")
+    constants = registry.constants(series.framework)
+    work = _work_of(series, registry)
+    if not work or not constants or not rate or not isinstance(achieved, float) or not 0 < achieved < math.inf:
+        return None
+    chosen = {name: getattr(series, name) for name in ("layout", "micro_batch", "virtual_pipeline", "recompute")}
+    on_host = series.device_is == HOST_SHARE
+    setup = setup_of(work, Tuning(**chosen), on_host, constants.keeping)
+    flops = achieved * 1e12 / rate * setup.tokens / setup.layout.tensor
+    value = flops / moved_bytes(setup, constants.pace_on(on_host))
+    return PlannedIntensity(value, None if on_host else _ridge(series.chip, found.get("peak_tflops"), registry))
+
+
+def _work_of(series: Series, registry: Registry) -> Work | None:
+    """Return the work of the case; None where the catalogue has another one of this name, or none."""
+    try:
+        work = registry.case(series.case).work(series.scale)
+    except LevelfieldError:
+        return None
+    return work if work.fingerprint() == series.work else None
+
+
+def _ridge(name: str, peak_tflops: object, registry: Registry) -> float | None:
+    try:
+        bandwidth = find_chip(registry, name)[1].memory_bandwidth_bytes_per_second
+    except UnknownName:
+        return None
+    return peak_tflops * 1e12 / bandwidth if bandwidth and isinstance(peak_tflops, (int, float)) else None
 
 
 # -- the page
@@ -248,8 +360,12 @@ def first_view(trainings: Sequence[RankedTraining], metric: Metric, histories: H
     answer = overall([ranked for each, ranked in found if each.first.series.scale == scale], metric)
     chips = {bar.contender.chip for _, ranked in found for bar in ranked.bars}
     drawn, left_out = _within(_drawn(each, ranked, metric, len(chips) > 1) for each, ranked in found)
-    sides = [bar for each in drawn if each.training.first.series.scale == scale for bar in each.best]
+    answers = [each for each in drawn if each.training.first.series.scale == scale]
+    sides = [bar for each in answers for bar in each.best]
     held = Counter(part.name for bar in sides for part in bar.bar.contender.trust if part.holds)
+    warned = Counter(name for bar in sides for name, _ in bar.cautions)
+    beside = len(sides) - sum(bool(each.best) for each in answers)
+    of = {name: len(sides) if name in OF_ONE_SIDE else beside for name in warned}
     return FirstView(
         metric=metric,
         overall=answer,
@@ -257,7 +373,8 @@ def first_view(trainings: Sequence[RankedTraining], metric: Metric, histories: H
         scale=scale,
         sides=len(sides),
         trust={name: held[name] for name in PARTS},
-        cautions=Counter(name for bar in sides for name, _ in bar.cautions),
+        clear={name: (of[name] - count, of[name]) for name, count in warned.items()},
+        tunings=sorted({bar.contender.tuning for _, ranked in found for bar in ranked.bars} - {""}),
         trainings=tuple(drawn),
         left_out=left_out,
         chip=chips.pop() if len(chips) == 1 else None,
@@ -265,29 +382,44 @@ def first_view(trainings: Sequence[RankedTraining], metric: Metric, histories: H
 
 
 def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip: bool) -> DrawnTraining:
-    """Return the bars with their places. By MFU the axis ends at the peak of the chip, else at the longest bar."""
-    axis = 1.0 if metric.name == "mfu" else max((bar.most for bar in ranked.bars), default=1.0)
+    """Return the bars with their places. By MFU the axis ends at the peak of the chip."""
+    axis = 1.0 if metric.name == "mfu" else _axis([(bar.value, bar.high) for bar in ranked.bars])
     best: dict[str, DrawnBar] = {}
     for bar in ranked.bars:
-        column = bar.contender.chip if is_by_chip else bar.contender.framework
+        chip, framework, tuning = _words(bar)
+        column = chip if is_by_chip else framework
         if column not in best:
             cautions, differs = caution_fields(ranked.bars[0].contender, bar.contender)
-            further = [caution for caution in cautions if caution[0] not in OF_TRUST]
-            best[column] = _placed(training, bar, axis, further, differs)
-    each = [_placed(training, bar, axis) for bar in ranked.bars] if len(best) < len(ranked.bars) else []
-    return DrawnTraining(training, ranked, tuple(best.values()), tuple(each))
+            further = tuple(caution for caution in cautions if caution[0] not in OF_TRUST)
+            beside = " ".join(filter(None, (framework if is_by_chip else chip, tuning)))
+            drawn = _placed(training, bar, axis, column, beside)
+            best[column] = replace(drawn, cautions=further, differs=tuple(differs))
+    each = [_placed(training, bar, axis, *_told_apart(bar, ranked.bars)) for bar in ranked.bars]
+    return DrawnTraining(training, ranked, tuple(best.values()), tuple(each) if len(best) < len(each) else ())
 
 
-def _placed(
-    training: RankedTraining,
-    bar: RankedBar,
-    axis: float,
-    cautions: Sequence[tuple[str, str]] = (),
-    differs: Sequence[str] = (),
-) -> DrawnBar:
+def _words(bar: RankedBar) -> tuple[str, str, str]:
+    return bar.contender.chip, bar.contender.framework, bar.contender.tuning
+
+
+def _told_apart(bar: RankedBar, bars: Sequence[RankedBar]) -> tuple[str, str]:
+    """Return the words of a bar that tell it from the others, and those that all of them have."""
+    varied = [len(set(words)) > 1 for words in zip(*map(_words, bars), strict=True)]
+    named = list(zip(_words(bar), varied, strict=True))
+    name, beside = ([word for word, varies in named if word and varies is wanted] for wanted in (True, False))
+    return " ".join(name), " ".join(beside)
+
+
+def _axis(ends: Sequence[tuple[float, float | None]]) -> float:
+    """Return where an axis ends: with the intervals, but not so far that a wide one makes the bars short."""
+    longest = max((value for value, _ in ends), default=1.0)
+    return min(max((high or value for value, high in ends), default=1.0), MOST_BEYOND * longest) or 1.0
+
+
+def _placed(training: RankedTraining, bar: RankedBar, axis: float, name: str, beside: str) -> DrawnBar:
     slug = training.slugs[bar.contender.side.first.run_id]
     length, low, high = (_percent(value, axis) for value in (bar.value, bar.low, bar.high))
-    return DrawnBar(bar, slug, length or 0.0, low, high, tuple(cautions), tuple(differs))
+    return DrawnBar(bar, name, beside, slug, length or 0.0, low, high, (bar.high or 0.0) > axis)
 
 
 def _percent(value: float | None, axis: float) -> float | None:
@@ -309,8 +441,8 @@ def _within(found: Iterable[DrawnTraining]) -> tuple[list[DrawnTraining], int]:
 
 def _drawn_means(rows: Sequence[MeanRatio]) -> Iterator[DrawnMean]:
     """Yield the columns as bars. The best has no interval: it is what the others are measured by."""
-    axis = max((max(row.ratio.value or 0.0, row.ratio.high or 0.0) for row in rows[1:]), default=1.0)
+    axis = _axis([(row.ratio.value or 0.0, row.ratio.high if number else None) for number, row in enumerate(rows)])
     for number, row in enumerate(rows):
         ends = (row.ratio.low, row.ratio.high) if number else (None, None)
-        places = [_percent(value, max(1.0, axis)) for value in (row.ratio.value, *ends)]
-        yield DrawnMean(row, places[0] or 0.0, places[1], places[2])
+        places = [_percent(value, axis) for value in (row.ratio.value, *ends)]
+        yield DrawnMean(row, places[0] or 0.0, places[1], places[2], (ends[1] or 0.0) > axis)

@@ -19,7 +19,14 @@ from levelfield.pages.badge import badge_files
 from levelfield.pages.case_figures import TrainingFigures, training_figures
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
-from levelfield.pages.first_view import FirstView, RankedTraining, first_view, ranked_trainings
+from levelfield.pages.first_view import (
+    FirstView,
+    PlannedIntensity,
+    RankedTraining,
+    first_view,
+    planned_intensity,
+    ranked_trainings,
+)
 from levelfield.pages.night_view import night_view
 from levelfield.pages.node_view import nodes_view
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
@@ -111,7 +118,7 @@ def build_pages(
                 progress(done, len(months))
     for name in (*ASSETS, *VENDORED):
         writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
-    write_pages(writer, content, results, registry, datetime.now(timezone.utc), surroundings, prices)
+    write_pages(writer, content, results, registry, references, datetime.now(timezone.utc), surroundings, prices)
     writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
     return BuiltPages(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
@@ -177,6 +184,7 @@ def write_pages(
     content: PagesContent,
     results: StoredResults,
     registry: Registry,
+    references: References,
     made: datetime,
     documents: SurroundingDocuments,
     prices: Prices | None = None,
@@ -186,11 +194,11 @@ def write_pages(
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
     trainings, night = ranked_trainings(content, results), night_view(content)
     views = _first_views(trainings, content, prices)
-    figures = _figures_by_case(trainings, registry)
+    figures = _figures_by_case(trainings, references)
     switches = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
         *(
-            (_file(view), "index", {"v": view, "o": night, "metrics": switches})
+            (_file(view), "index", {"v": view, "o": night, "metrics": switches, "planned": _planned(view, registry)})
             for view in views
             if switches[view.metric.name]
         ),
@@ -222,12 +230,19 @@ def _first_views(trainings: Sequence[RankedTraining], content: PagesContent, pri
     return [first_view(trainings, metric, histories) for metric in metrics(prices)]
 
 
-def _figures_by_case(trainings: Sequence[RankedTraining], registry: Registry) -> dict[str, list[TrainingFigures]]:
+def _figures_by_case(trainings: Sequence[RankedTraining], references: References) -> dict[str, list[TrainingFigures]]:
     """Return the charts of each case's trainings, by the case's file."""
-    references, found = stored_references(registry), defaultdict(list)
+    found = defaultdict(list)
     for training in trainings:
         found[training.first.case_slug].append(training_figures(training, references))
     return found
+
+
+def _planned(view: FirstView, registry: Registry) -> dict[str, PlannedIntensity]:
+    """Return the planned intensity of each side by its first run, where MFU is shown."""
+    bars = [bar for each in view.trainings for bar in each.best] if view.metric.name == "mfu" else []
+    found = {bar.run_id: planned_intensity(bar.bar.contender.side.first, registry) for bar in bars}
+    return {run_id: planned for run_id, planned in found.items() if planned}
 
 
 def _file(view: FirstView) -> str:

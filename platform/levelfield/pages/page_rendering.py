@@ -11,6 +11,7 @@ from urllib.parse import quote
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from levelfield.compare.ratios import Ratio
 from levelfield.report.escapes import printable
 from levelfield.report.words import GIB, significant
 from levelfield.series.findings import WORDS
@@ -63,6 +64,7 @@ def _environment(language: str) -> Environment:
     made.globals.update(
         t=partial(text, language),
         figure_name=partial(figure_name, language),
+        **{each.__name__: partial(each, language) for each in (verdict, basis)},
         not_english=language != "en",
         policy=POLICY,
         words=WORDS,
@@ -130,6 +132,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "percent": percent,
     "figure": figure,
     "ratio": ratio,
+    "significant": significant,
     "gib": lambda value: number(None if value is None else value / GIB, 2),
     "fragment": partial(quote, safe=""),  # a text as a part of what follows # in a link
     "short": lambda digest: digest.removeprefix("sha256:")[:12],
@@ -153,3 +156,21 @@ def script_texts(language: str) -> dict[str, str]:
     """Return the texts that scripts show, and the words that both show, by key."""
     shared = ("word.", "figure.", "unit.", _SCRIPTED)
     return {key.removeprefix(_SCRIPTED): found for key, found in texts(language).items() if key.startswith(shared)}
+
+
+# -- the verdict on two sides, which the first page and the summary share
+
+
+def verdict(language: str, metric: str, found: Ratio, best: str, other: str) -> str:
+    """Return which side is better by a metric, or that this is not known. found: of the better side over the other."""
+    key = {"within noise": "noise", "higher": metric, "lower": metric}.get(found.standing, "inconclusive")
+    values = {"ratio": ratio(found.value)} if key == metric and found.value else {}
+    return text(language, f"answer.{key}", best=best, other=other, figure=text(language, f"by.{metric}"), **values)
+
+
+def basis(language: str, found: Ratio, best: str, other: str) -> str:
+    """Return the interval of a verdict, or why there is none."""
+    if found.low is None or found.high is None:
+        return text(language, "answer.few")
+    ends = {"low": ratio(found.low), "high": ratio(found.high)}
+    return text(language, "answer.interval", best=best, other=other, **ends)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from levelfield.catalog.lookup import Selection
 from levelfield.predict.layout_rules import broken, divisors
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Wanted, answer, predict
-from levelfield.predict.machines import ASSUMED_PORT_BYTES_PER_SECOND, DEVICES_PER_NODE, machine_of, with_assumed_rates
+from levelfield.predict.machines import DEVICES_PER_NODE, machine_of, port_rate, with_assumed_rates
 from levelfield.predict.questions import offer_of
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.implementation import refused
@@ -128,7 +128,7 @@ def question_of(place: Place) -> LayoutQuestion | None:
     capacity = found.memory_of_device(place.world)
     if found.vendor.is_host or capacity is None or found.constants is None:
         return None
-    network = ASSUMED_PORT_BYTES_PER_SECOND * place.devices if place.nodes > 1 else None
+    network = port_rate(found.chip) * place.devices if place.nodes > 1 else None
     chip, _ = with_assumed_rates(found.chip, work.training.precision, place.world)
     machine = machine_of(chip, work.training.precision, place.devices, network)
     offer = offer_of(found.implementation, found.vendor.device_kind)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
@@ -105,26 +105,24 @@ def _stage(s: TrainingSetup, stage: int, layer: LayerBytes, states: StageStates)
     """Return the peak of a stage: the moment when most activations wait."""
     waiting, logits = activations(s, stage, layer), _logits(s) if stage == s.layout.pipeline - 1 else 0
     buffers = states.buffers + context_buffers(s) + _receive_buffers(s, stage)
-    tensors = Footprint(
+    return Footprint(
         weights=states.weights,
         gradients=states.gradients,
         optimizer_states=states.optimizer_states,
         activations=waiting,
         logits=logits,
         buffers=buffers,
-        reserve=0,
+        reserve=_reserve(s, waiting + logits + buffers, states.pools),
     )
-    return replace(tensors, reserve=_reserve(s, tensors, states.pools))
 
 
-def _reserve(s: TrainingSetup, tensors: Footprint, pools: int) -> int:
+def _reserve(s: TrainingSetup, passing: int, pools: int) -> int:
     """Return the bytes that hold no tensor: of the process, of gaps between tensors that come and go, and of the
-    allocator's pools for other streams."""
+    allocator's pools for other streams. passing: activations, logits and buffers."""
     model = s.memory_model
     if s.on_host:
         return model.host_process_bytes
-    gaps = model.fragmentation * (tensors.activations + tensors.logits + tensors.buffers)
-    return model.reserve_bytes + int(gaps) + pools
+    return model.reserve_bytes + int(model.fragmentation * passing) + pools
 
 
 def _stream_pools(s: TrainingSetup, parameters: int) -> int:

@@ -35,7 +35,7 @@ def broken(
 ) -> list[str]:
     """Return the broken rules, each as a sentence with its numbers; empty for a possible layout.
 
-    uneven_stages: the stages of the pipeline may differ by a layer.
+    uneven_stages: the stages of the pipeline, and their model chunks, may differ by a layer.
     """
     per_pass = micro_batch * layout.data
     batches = (
@@ -43,7 +43,7 @@ def broken(
         f"micro-batch {micro_batch} x data {layout.data} x accumulation = global batch: "
         f"{work.training.global_batch} is not a multiple of {per_pass}",
     )
-    chunks = _interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline)
+    chunks = _interleaving(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline, uneven_stages)
     beside = broken_beside_batches(work, layout, nodes, devices_per_node, uneven_stages)
     return [*_unkept([batches]), *beside, *_unkept(chunks)]
 
@@ -64,12 +64,14 @@ def _unkept(checks: Iterable[tuple[bool, str]]) -> list[str]:
     return [sentence for holds, sentence in checks if not holds]
 
 
-def interleaves(work: Work, layout: Layout, micro_batch: int, virtual_pipeline: int) -> bool:
-    """Return whether the schedule of model chunks is possible with this micro-batch."""
+def interleaves(
+    work: Work, layout: Layout, micro_batch: int, virtual_pipeline: int, uneven_stages: bool = False
+) -> bool:
+    """Return whether the schedule of model chunks is possible with this micro-batch. uneven_stages: as in `broken`."""
     if virtual_pipeline == 1:
         return True
     batches = accumulation(work, layout, micro_batch)
-    return all(holds for holds, _ in _interleaving(work, layout, batches, virtual_pipeline))
+    return all(holds for holds, _ in _interleaving(work, layout, batches, virtual_pipeline, uneven_stages))
 
 
 def accumulation(work: Work, layout: Layout, micro_batch: int) -> int:
@@ -184,13 +186,17 @@ def _divides_sequence(length: int, layout: Layout) -> tuple[bool, str]:
     return holds, f"sequence length {length} cannot be cut over 2 x context {layout.context}{beside}"
 
 
-def _interleaving(work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int) -> Iterator[tuple[bool, str]]:
+def _interleaving(
+    work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int, uneven_stages: bool
+) -> Iterator[tuple[bool, str]]:
     """Check the rules of the interleaved schedule (Narayanan et al., 2021, section 2.2)."""
     if virtual_pipeline == 1:
         return
     stages, layers, asked = layout.pipeline, work.model.layers, f"virtual pipeline {virtual_pipeline}"
     yield stages > 1, f"{asked} needs a pipeline size above 1"
-    yield layers % (stages * virtual_pipeline) == 0, f"{layers} layers cannot be cut over pipeline {stages} x {asked}"
+    parts = stages * virtual_pipeline
+    divides = layers % parts == 0 or (uneven_stages and layers >= parts)
+    yield divides, f"{layers} layers cannot be cut over pipeline {stages} x {asked}"
     yield (
         micro_batches % stages == 0,
         f"{asked} takes rounds of as many micro-batches as pipeline {stages}: accumulation {micro_batches} is not a "

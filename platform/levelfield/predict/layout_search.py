@@ -38,10 +38,12 @@ class SupportedParallelism:
     recompute: tuple[Recompute, ...]
     refuses: tuple[Refusable, ...] = ()
 
-    def lacks(self, tuning: Tuning) -> tuple[str, ...]:
-        """Return the kinds of parallelism that the fields need and the framework does not offer; `hybrid` for sharded
-        states over a part of the ranks."""
-        lacking = tuple(name for name in tuning.parallelism if name not in self.parallelism)
+    def lacks(self, tuning: Tuning, layers: int) -> tuple[str, ...]:
+        """Return the kinds of parallelism that the fields need, with so many layers, and the framework does not offer;
+        `hybrid` for sharded states over a part of the ranks."""
+        parts = tuning.layout.pipeline * tuning.virtual_pipeline
+        needed = (*tuning.parallelism, *(("uneven",) if layers % parts else ()))
+        lacking = tuple(name for name in needed if name not in self.parallelism)
         return (*lacking, "hybrid") if tuning.layout.shards_a_part and PARTIAL in self.refuses else lacking
 
 
@@ -109,14 +111,14 @@ def answer(question: LayoutQuestion) -> LayoutRanking:
 
 
 def not_offered(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
-    """Return the rows that fit and need context or expert parallelism or hybrid sharding that the framework does not
-    offer here, fastest first."""
-    offer = question.offer
+    """Return the rows that fit and need context or expert parallelism, stages of unequal layers or hybrid sharding that
+    the framework does not offer here, fastest first."""
+    offer, layers = question.offer, question.work.model.layers
     refuses = tuple(name for name in offer.refuses if name != PARTIAL)
-    wider = replace(offer, parallelism=offer.parallelism | {"context", "expert"}, refuses=refuses)
-    asked = replace(question, offer=wider)
-    layouts = (layout for layout in _layouts(asked) if offer.lacks(Tuning(layout=layout)))
-    return tuple(_Search(asked).fastest(layouts))
+    uneven = {"uneven"} if "pipeline" in offer.parallelism else set()
+    wider = replace(offer, parallelism=offer.parallelism | {"context", "expert"} | uneven, refuses=refuses)
+    rows = _Search(replace(question, offer=wider)).fastest(_layouts(replace(question, offer=wider)))
+    return tuple(row for row in rows if offer.lacks(row.tuning, layers))
 
 
 def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
@@ -178,7 +180,7 @@ class _Search:
     def _can_be(self, layout: Layout, micro_batch: int, chunks: int) -> bool:
         """Return whether the rules and the framework allow the row. A wanted layout is predicted for any program."""
         work, refuses = self.question.work, self.question.offer.refuses
-        if not interleaves(work, layout, micro_batch, chunks):
+        if not interleaves(work, layout, micro_batch, chunks, _may_be_uneven(self.question)):
             return False
         if not refuses or self.question.wanted.layout is not None:
             return True
@@ -290,12 +292,20 @@ def _shardings(question: LayoutQuestion, tensor: int, ranks: int) -> Iterator[tu
 
 
 def _chunks(question: LayoutQuestion, layout: Layout) -> list[int]:
-    """Return the numbers of model chunks: 1, or every divisor of a stage's layers if the framework interleaves."""
+    """Return the numbers of model chunks: 1, or every divisor of the longest stage's layers if the framework
+    interleaves."""
     if question.wanted.virtual_pipeline is not None:
         return [question.wanted.virtual_pipeline]
     if layout.pipeline == 1 or "interleaved" not in question.offer.parallelism:
         return [1]
-    return divisors(max(1, question.work.model.layers // layout.pipeline))
+    layers, stages = question.work.model.layers, layout.pipeline
+    longest = math.ceil(layers / stages) if _may_be_uneven(question) else max(1, layers // stages)
+    return [chunks for chunks in divisors(longest) if chunks == 1 or chunks * stages <= layers]
+
+
+def _may_be_uneven(question: LayoutQuestion) -> bool:
+    """Return whether stages may differ by a layer: where the framework runs them, and in a wanted layout."""
+    return question.wanted.layout is not None or "uneven" in question.offer.parallelism
 
 
 def _recomputations(question: LayoutQuestion) -> tuple[Recompute, ...]:
@@ -314,7 +324,7 @@ def _micro_batches(question: LayoutQuestion, layout: Layout) -> list[int]:
     work, asked = question.work, question.wanted
     if work.training.global_batch % layout.data:
         return []
-    if broken_beside_batches(work, layout, 1, question.devices, uneven_stages=asked.layout is not None):
+    if broken_beside_batches(work, layout, 1, question.devices, uneven_stages=_may_be_uneven(question)):
         return []
     sizes = divisors(work.training.global_batch // layout.data)
     if asked.layout is None:

@@ -16,13 +16,13 @@ from levelfield.specs.vendor import Achieved, Chip, Interconnect, Peak, PeakDtyp
 
 # A hop of a ring with large messages, from NCCL's own model (src/graph/tuning.cc, hwLatencies, Ring, Simple).
 NODE_HOP_SECONDS, NETWORK_HOP_SECONDS = 3.4e-6, 14e-6
-# The default without --network: one 200 Gb/s port for each device, as in NVIDIA's DGX A100.
+# Where neither the chip's data nor --network says it: one port of 200 Gb/s for each device.
 ASSUMED_PORT_BYTES_PER_SECOND = 25e9
 DEVICES_PER_NODE = 8
 # The share of a matrix unit's peak that large products reach on a chip without a public measurement: that of most chips
 # with one (0.80 on H100 and H200, 0.87 on A100).
 REACHABLE = 0.8
-MATRIX_DTYPES: tuple[PeakDtype, ...] = ("tf32", "bf16", "fp16", "fp8")
+MATRIX_DTYPES: tuple[PeakDtype, ...] = ("tf32", "bf16", "fp16", "fp8", "nvfp4")
 # The rate of attention's kernels over that of products on a chip without its own: between those of A100 and H100.
 # cuDNN's is that of H100. The efficient one is assumed to be as fast as FlashAttention 1.
 ATTENTION_SHARES: dict[AttentionKernel, float] = {
@@ -43,21 +43,27 @@ def network_rate(text: str) -> float:
     return int(match["ports"] or 1) * float(match["rate"]) * 1e9 / bits
 
 
+def port_rate(chip: Chip) -> float:
+    """Return the bytes per second, each way, that one device has of its node's network; assumed where unknown."""
+    return chip.node.network_each_way_bytes_per_second if chip.node else ASSUMED_PORT_BYTES_PER_SECOND
+
+
 def machine_of(
     chip: Chip,
     precision: Precision,
     devices_per_node: int,
     network_bytes_per_second: float | None,
-    tf32: bool = False,
+    products: PeakDtype | None = None,
 ) -> MachineRates:
     """Return the machine of a chip. Raises UsageError when its peak or memory bandwidth is not public.
 
-    tf32: products of 32-bit values round their operands to TF32. Values in memory and messages stay as wide.
+    products: `tf32` rounds the operands of 32-bit products, `nvfp4` those of fp8 products. Values in memory and
+    messages stay as wide. None: products in the precision itself.
     """
-    dtype: PeakDtype = "tf32" if tf32 else "bf16" if precision == "fp8" else precision
+    dtype: PeakDtype = "tf32" if products == "tf32" else "bf16" if precision == "fp8" else precision
     return MachineRates(
         matmul_flops_per_second=_rate(chip, dtype),
-        fp8_matmul_flops_per_second=_rate(chip, "fp8") if precision == "fp8" else None,
+        fp8_matmul_flops_per_second=_rate(chip, products or "fp8") if precision == "fp8" else None,
         memory_bytes_per_second=_bandwidth(chip),
         node=_node_link(chip),
         network=Link(NETWORK_HOP_SECONDS, network_bytes_per_second) if network_bytes_per_second else None,

@@ -143,6 +143,18 @@ def traffic_bytes(cost: Cost, pace: Pace) -> float:
     return cost.product_bytes * pace.product_traffic + cost.logit_bytes + cost.moved_bytes * pace.elementwise_traffic
 
 
+def moved_bytes(setup: TrainingSetup, pace: Pace) -> float:
+    """Return the bytes that a device's memory moves for one micro-batch, over all stages, without the update."""
+    model, part = setup.model, slice_of(setup)
+    mixtures = model.mixture_layers if model.experts else 0
+    layers = layer_forward(model, part) * (model.layers - mixtures)
+    if mixtures:
+        layers += (layer_forward(model, part, mixture=True) + experts_forward(model, part)) * mixtures
+    again = 1 if setup.tuning.recompute == "full" else 0
+    ends = embedding_forward(model, part) + head_forward(model, part)
+    return traffic_bytes(layers * (1 + BACKWARD + again) + ends * (1 + BACKWARD), pace)
+
+
 def _attention_seconds(s: RankWork, cost: Cost, product_rate: float) -> float:
     """Return the time of attention's core. A fused kernel computes the blocks on the diagonal whole."""
     fused = _fused_attention_rate(s)

@@ -11,7 +11,7 @@ from levelfield.predict.machines import MachineRates
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.vendor import HOST_KIND, Chip
+from levelfield.specs.vendor import HOST_KIND, Chip, PeakDtype
 
 
 def question_on_chip(
@@ -23,10 +23,10 @@ def question_on_chip(
     nodes: int,
     devices_per_node: int,
     network_bytes_per_second: float | None,
-    tf32: bool = False,
+    products: PeakDtype | None = None,
 ) -> LayoutQuestion:
     """Return the question for a chip. Raises UsageError when data of the chip or the framework is missing."""
-    machine = machines.machine_of(chip, work.training.precision, devices_per_node, network_bytes_per_second, tf32)
+    machine = machines.machine_of(chip, work.training.precision, devices_per_node, network_bytes_per_second, products)
     return _question(registry, framework, work, machine, device_kind, nodes * devices_per_node, chip.memory_bytes)
 
 

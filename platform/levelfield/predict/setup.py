@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Training, Work
@@ -49,20 +50,19 @@ class TrainingSetup:
         experts = self.model.experts
         if experts is None:
             return 0
-        whole, more = divmod(self.model.layers, self.layout.pipeline)
-        first = whole * stage + min(stage, more)
-        return experts.mixtures_below(first + self.layers_of(stage)) - experts.mixtures_below(first)
+        return _compositions(self.model.layers, self.layout.pipeline, experts.first_layer, experts.every)[stage][1]
 
     @property
     def end_stages(self) -> tuple[int, ...]:
-        """The stages of which one needs most: the first and the last; all, where layers are of two kinds, or where a
-        stage between the ends receives from both sides in buffers for the whole step."""
-        stages = self.layout.pipeline
+        """The stages of which one needs most: the first and the last; where layers are of two kinds also the first one
+        between them of each composition; all, where a stage between the ends receives from both sides in buffers for
+        the whole step."""
+        stages, experts = self.layout.pipeline, self.model.experts
         if self.memory_model.receives_all and stages > 2:
             return tuple(range(stages))
-        if self.model.experts is None or self.model.mixture_layers == self.model.layers:
+        if experts is None or self.model.mixture_layers == self.model.layers:
             return (0, stages - 1) if stages > 1 else (0,)
-        return tuple(range(stages))
+        return _stages_of_each_kind(self.model.layers, stages, experts.first_layer, experts.every)
 
     @property
     def routed_tokens(self) -> int:
@@ -89,6 +89,24 @@ class TrainingSetup:
         """Bytes of one master weight, and of Adam's two moments of it."""
         model = self.memory_model
         return (FP32, 2 * FP32) if self.width == FP32 else (model.master_bytes, model.state_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _compositions(layers: int, stages: int, first_mixture: int, every: int) -> tuple[tuple[int, int], ...]:
+    """Return the layers of each stage, and the mixtures among them."""
+    whole, more = divmod(layers, stages)
+    begins = [whole * stage + min(stage, more) for stage in range(stages + 1)]
+    mixtures = [max(0, -(-(layer - first_mixture) // every)) for layer in begins]
+    return tuple((begins[n + 1] - begins[n], mixtures[n + 1] - mixtures[n]) for n in range(stages))
+
+
+@lru_cache(maxsize=1024)
+def _stages_of_each_kind(layers: int, stages: int, first_mixture: int, every: int) -> tuple[int, ...]:
+    """Return the first stage, the last, and the first between them of each composition. The later ones of the same hold
+    fewer micro-batches."""
+    found = _compositions(layers, stages, first_mixture, every)
+    kinds = {found[stage]: stage for stage in reversed(range(1, stages - 1))}
+    return tuple(sorted({0, *kinds.values(), stages - 1}))
 
 
 def key_value_width(model: Model) -> int:

@@ -105,11 +105,12 @@ def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
 
 def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> MeasuredPeaks:
     """Return stored peaks. Measure first where the chip has no published peak and the stored one is missing, old or
-    doubtful, or with --probe."""
+    doubtful, or with --probe. Nothing is measured for a run whose tensors are read, and not its speed."""
     if plan.launch and not plan.launch.hosts:
         return MeasuredPeaks(how=f"launcher {plan.launch.launcher} measures no peak on its nodes")
     known, precision = known_peaks(plan, machine), plan.work.training.precision
-    if precision in plan.hardware.chip.peaks and not plan.probe_peak:
+    is_needed = precision not in plan.hardware.chip.peaks and plan.capture_step is None
+    if not (is_needed or plan.probe_peak):
         return known
     if precision not in known.tflops or plan.probe_peak:
         return measure_peaks(plan, machine, runtime, say)

@@ -22,9 +22,11 @@ from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
 from levelfield.report.one_run import run_report
 from levelfield.run import measurement
+from levelfield.run.bmc import nodes_read
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
 from levelfield.run.interruption import interrupted_once
 from levelfield.run.launchers import means, speaking
+from levelfield.run.launchers.node_records import shared_machines
 from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
 from levelfield.run.run_devices import devices_locked, devices_sampled
@@ -253,7 +255,7 @@ def _execute(
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
     try:
-        with devices_sampled(plan, vendor, paths):
+        with nodes_read(plan, paths), devices_sampled(plan, vendor, paths):
             outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
         outcome = inputs.judged(outcome)
     except OSError as error:
@@ -261,6 +263,9 @@ def _execute(
     _read_nodes(plan, vendor, paths)
     # a file server or a connection may deliver an event of the window much later: nothing was seen then
     outcome = replace(outcome, seen={} if plan.launch else follower.seen)
+    if plan.launch:
+        shared = shared_machines(paths.root, plan.hardware.nodes)
+        outcome = replace(outcome, warnings=(*outcome.warnings, *shared))
     return corpus.judged(code.judged(outcome), listener.say)
 
 

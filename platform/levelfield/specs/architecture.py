@@ -239,7 +239,7 @@ class Model(Value):
     @property
     def mixture_layers(self) -> int:
         """The number of layers whose MLP is a mixture of experts."""
-        return sum(self.is_mixture(layer) for layer in range(self.layers))
+        return self.experts.mixtures_below(self.layers) if self.experts else 0
 
     def is_mixture(self, layer: int) -> bool:
         """Return whether layer `layer`, counted from 0, is a mixture of experts."""

@@ -12,7 +12,11 @@ from levelfield.errors import DocumentError
 from levelfield.specs.base import Document, Value, load, parse
 from levelfield.specs.vendor import Chip, VendorFile
 
-SOURCES = {"memory_bytes": "memory_source", "memory_bandwidth_bytes_per_second": "bandwidth_source"}
+SOURCES = {
+    "memory_bytes": "memory_source",
+    "memory_bandwidth_bytes_per_second": "bandwidth_source",
+    "power_watts": "power_source",
+}
 RATES = ("peaks", "achievable")
 
 
@@ -115,5 +119,5 @@ def _marked(given: dict[str, Any], label: str) -> dict[str, Any]:
 
     sources = {key: f"{label}: {given[key]}" for key in SOURCES.values() if given.get(key)}
     rates = {key: {dtype: marked(rate) for dtype, rate in given.get(key, {}).items()} for key in RATES}
-    links = {"interconnect": marked(given["interconnect"])} if given.get("interconnect") else {}
+    links = {key: marked(given[key]) for key in ("interconnect", "node") if given.get(key)}
     return {**given, **sources, **rates, **links}

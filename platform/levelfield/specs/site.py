@@ -1,23 +1,28 @@
 """A site's description: how its machines are reached. And a list of hosts for ssh.
 
 A site file holds what every run at a site needs once: the launcher, partition and account, folders, interface,
-environment. No secret stands in it: keys come from the user's ssh agent, tokens from the user's own configuration.
+environment, the nodes' BMCs. No secret stands in it: keys come from the user's ssh agent, tokens from the user's own
+configuration, the BMCs' password from a variable or a file of the user's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.variables import TuningVariables, is_secret
 
 # One word without a space, a control character or a leading dash, which a program would read as an option.
 _WORD = re.compile(r"[A-Za-z0-9_.:/@%+=,\[\]{}][A-Za-z0-9_.:/@%+=,\[\]{}-]*")
+_QUANTITY = re.compile(r"(\d+|\d+\.\d+)(m|[kMGTPE]|[KMGTPE]i)?")
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[A-Za-z0-9_.:/@%+=,*\[\]{}-]*)?")
+RDMA = "rdma/"  # resources of RDMA's device plugins; their users lock memory, which needs a capability
+NO_RESOURCE = "none"  # of `devices`: pods have the devices without asking for a resource
+POD_VOLUMES = ("package", "work", "local", "shared-memory", "runs")  # of every run
 FIRST_PORT, LAST_PORT = 1024, 65535
 
 
@@ -39,6 +44,12 @@ def _absolute(text: str) -> str:
     return _word(text)
 
 
+def _quantity(amount: int | str) -> int | str:
+    if isinstance(amount, str) and not _QUANTITY.fullmatch(amount):
+        raise ValueError(f"found {amount!r}, expected a number with a unit, such as 900Gi or 500m")
+    return amount
+
+
 def _public(found: dict[str, str]) -> dict[str, str]:
     """Return the variables. Raises ValueError for one that looks like a secret: a site file is shared."""
     for name, value in found.items():
@@ -50,6 +61,7 @@ def _public(found: dict[str, str]) -> dict[str, str]:
 Word = Annotated[str, AfterValidator(_word)]
 Option = Annotated[str, AfterValidator(_option)]
 AbsoluteFolder = Annotated[str, AfterValidator(_absolute)]
+Quantity = Annotated[int | str, AfterValidator(_quantity)]
 PublicVariables = Annotated[TuningVariables, AfterValidator(_public)]
 Port = Annotated[int, Field(ge=FIRST_PORT, le=LAST_PORT)]
 
@@ -133,12 +145,23 @@ class Toleration(Value):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
+class PodVolume(Value):
+    """A further volume of each pod. source: its kind and fields, as Kubernetes has them. folder: in the pod."""
+
+    name: Word
+    source: dict[Word, JsonValue] = Field(min_length=1, max_length=1)
+    folder: AbsoluteFolder
+    read_only: bool = True
+
+
 class KubernetesSite(Value):
     """Reaching nodes by Kubernetes. kind: the object that is created. context: of the user's kubeconfig.
 
-    devices: the resource that is one device, such as nvidia.com/gpu. resources: further ones of each pod, such as
-    rdma/hca. queue: of Kueue. claim: a volume that all pods and this machine share, at claim_folder; without one the
-    files are streamed through the pods' logs. runtime_ref: the ClusterTrainingRuntime of a TrainJob.
+    devices: the resource that is one device, such as nvidia.com/gpu; `none` where pods have the devices without one.
+    resources: further ones of each pod, such as rdma/hca. queue: of Kueue. claim: a volume that all pods and this
+    machine share, at claim_folder; without one the files are streamed through the pods' logs. runtime_ref: the
+    ClusterTrainingRuntime of a TrainJob. annotations, volumes: of each pod. restricted: as the Pod Security Standard
+    of that name wants it. user, group: numbers of the containers' user and group.
     """
 
     kind: Literal["trainjob", "jobset", "job"] = "job"
@@ -150,12 +173,20 @@ class KubernetesSite(Value):
     node_selector: dict[Word, Word] = Field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     devices: Word | None = None
-    resources: dict[Word, int] = Field(default_factory=dict)
+    resources: dict[Word, Quantity] = Field(default_factory=dict)
     shared_memory_bytes: int | None = Field(default=None, ge=1)
     claim: Word | None = None
     claim_folder: AbsoluteFolder | None = None
     host_network: bool = False
     runtime_ref: Word = "torch-distributed"
+    annotations: dict[Word, str] = Field(default_factory=dict, json_schema_extra=LATER)
+    volumes: tuple[PodVolume, ...] = Field(default=(), json_schema_extra=LATER)
+    priority_class: Word | None = Field(default=None, json_schema_extra=LATER)
+    scheduler: Word | None = Field(default=None, json_schema_extra=LATER)
+    pull_secrets: tuple[Word, ...] = Field(default=(), json_schema_extra=LATER)
+    restricted: bool = Field(default=False, json_schema_extra=LATER)
+    user: int | None = Field(default=None, ge=0, json_schema_extra=LATER)
+    group: int | None = Field(default=None, ge=0, json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _claim_has_a_folder(self) -> KubernetesSite:
@@ -163,13 +194,99 @@ class KubernetesSite(Value):
             raise ValueError("claim and claim_folder: found one of them, expected both or none")
         return self
 
+    @model_validator(mode="after")
+    def _volumes_are_different(self) -> KubernetesSite:
+        names = [*POD_VOLUMES, *(each.name for each in self.volumes)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"volumes: found {', '.join(twice)}, expected names that no other volume of a pod has")
+        return self
+
+    @model_validator(mode="after")
+    def _restricted_pods_may_start(self) -> KubernetesSite:
+        """A namespace that enforces the standard would refuse the pods, and only an event would say it."""
+        memory = [name for name in self.resources if name.startswith(RDMA)]
+        folders = [each.name for each in self.volumes if "hostPath" in each.source]
+        is_host = ["host_network"] if self.host_network else []
+        if self.restricted and (against := [*memory, *folders, *is_host]):
+            raise ValueError(f"restricted: found it with {', '.join(against)}, which the restricted standard forbids")
+        if self.restricted and self.user == 0:
+            raise ValueError("restricted: found it with user 0, expected a user that is not root")
+        return self
+
+
+BmcProtocol = Literal["redfish", "ipmi", "local"]
+
+
+class BmcSite(Value):
+    """Reading the power of whole nodes from their BMCs. local: this machine's own, by ipmitool and /dev/ipmi0.
+
+    address: of a node's BMC, {host} is the node's name. addresses: by node, of those that differ. password_variable,
+    password_file: one of them holds the user's password. ca_file: certificates that are trusted beside the system's.
+    verify: whether the BMC's certificate is checked. chassis: its id, where a BMC shows several. seconds: between two
+    readings. No record of a run has addresses, user or password.
+    """
+
+    protocol: BmcProtocol = "redfish"
+    address: Word | None = None
+    addresses: dict[Word, Word] = Field(default_factory=dict)
+    user: Word | None = None
+    password_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    password_file: AbsoluteFolder | None = None
+    ca_file: AbsoluteFolder | None = None
+    verify: bool = True
+    chassis: Word | None = None
+    seconds: float = Field(default=2.0, ge=0.1, le=60)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_secret(cls, found: Any) -> Any:
+        if isinstance(found, dict) and "password" in found:
+            raise ValueError(
+                "password: found a secret in a file that is shared; remove it, change it on the BMC, and name a "
+                "variable with password_variable or a file of yours with password_file"
+            )
+        return found
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> BmcSite:
+        password = self.password_variable or self.password_file
+        places = [bool(each) for each in (self.address or self.addresses, self.user, password)]
+        if self.protocol == "local":
+            if any(places):
+                raise ValueError("protocol local: found address, user or password, expected none: it uses /dev/ipmi0")
+        elif not all(places) or (self.password_variable and self.password_file):
+            raise ValueError(
+                f"protocol {self.protocol}: expected address or addresses, user, and one of password_variable and "
+                "password_file"
+            )
+        if self.protocol != "redfish" and (self.ca_file or self.chassis or not self.verify):
+            raise ValueError(f"protocol {self.protocol}: ca_file, verify and chassis are of redfish; leave them out")
+        if self.ca_file and not self.verify:
+            raise ValueError("ca_file with `verify: false`: expected one of them, as the file would not be used")
+        addresses = list(self.addresses.values())
+        if twice := sorted({each for each in addresses if addresses.count(each) > 1}):
+            raise ValueError(f"addresses: found {', '.join(twice)} for two nodes, expected a BMC of its own for each")
+        return self
+
+    def address_of(self, host: str) -> str | None:
+        """Return the address of a node's BMC; None for one that the site's file does not name."""
+        return self.addresses.get(host) or (self.address and self.address.replace("{host}", host))
+
+
+class NodePowerPlan(Value):
+    """What a run records of how it reads the power of its nodes."""
+
+    protocol: BmcProtocol
+    seconds: float
+    verify: bool = True
+
 
 class Site(Document):
     """How a site's machines are reached. launcher: the default of its runs. hosts: a hosts file, for ssh.
 
     shared: a folder that every node sees at the same path. interface: of the network between nodes. ports: the first
     and the last port for the rendezvous; below the kernel's own range. python: the interpreter on the nodes. modules:
-    environment modules to load. environment: variables of every rank.
+    environment modules to load. environment: variables of every rank. bmc: how the power of whole nodes is read.
     """
 
     KIND: ClassVar[str] = "site"
@@ -185,6 +302,7 @@ class Site(Document):
     ssh: SshSite = Field(default_factory=SshSite)
     slurm: SlurmSite = Field(default_factory=SlurmSite)
     kubernetes: KubernetesSite = Field(default_factory=KubernetesSite)
+    bmc: BmcSite | None = Field(default=None, json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _ports_are_ordered(self) -> Site:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.base import LATER, MOST_DEVICES, Document, Value
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.tool import Discovery, PrintedCommand, Tool, VersionCommand
 from levelfield.specs.variables import ContainerVariables, VendorVariables, VisibleVariable
@@ -17,7 +17,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a vendor or a framework: a part of 
 HOST_KIND = "cpu"  # the device kind of the host's own processors
 HOST_SHARE: Literal["host share"] = "host share"  # `device_is` of its devices
 DebianPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*(=[A-Za-z0-9.+:~-]+)?$")]
-PeakDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
+PeakDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "nvfp4"]
 
 
 class Peak(Value):
@@ -75,6 +75,15 @@ class Interconnect(Value):
         return self
 
 
+class ChipNode(Value):
+    """What makers build of the chip. devices: that its own links join, also over several hosts, where a rack is one
+    domain of them. network_each_way_bytes_per_second: of one device, to the devices beyond."""
+
+    devices: int = Field(ge=1, le=MOST_DEVICES)
+    network_each_way_bytes_per_second: float = Field(gt=0)
+    source: str = Field(min_length=3)
+
+
 class Chip(Value):
     """One device as the framework sees it. `device_is`: a card, a die of a card, or a share of the host.
 
@@ -84,6 +93,7 @@ class Chip(Value):
     attention: by kernel, the rate of attention's core in 16 bits for long sequences, forward and backward together.
     sdpa: the fused kernels that torch's scaled_dot_product_attention has on the chip in 16 bits, in its order.
     compute_capability: the number by which packages say which chips they have code for (NVIDIA's, such as 9.0).
+    power_watts: the most that the maker lets one device draw.
     """
 
     name: str
@@ -100,6 +110,9 @@ class Chip(Value):
     attention: dict[AttentionKernel, Achieved] = Field(default_factory=dict)
     sdpa: tuple[AttentionKernel, ...] = Field(default=(), json_schema_extra=LATER)
     compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d+$", json_schema_extra=LATER)
+    power_watts: float | None = Field(default=None, gt=0, le=20_000, json_schema_extra=LATER)
+    power_source: str | None = Field(default=None, json_schema_extra=LATER)
+    node: ChipNode | None = Field(default=None, json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _no_more_than_the_peak(self) -> Chip:

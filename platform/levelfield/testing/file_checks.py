@@ -9,6 +9,7 @@ from pathlib import Path
 from levelfield.contracts.readings import is_named
 from levelfield.contracts.vendor import Device
 from levelfield.errors import DocumentError, UsageError
+from levelfield.specs.chips import SOURCES
 from levelfield.specs.vendor import Chip, PeakDtype
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.recordings import ORIGINS, Recording
@@ -26,6 +27,7 @@ PEAKS: dict[PeakDtype, Range] = {
     "bf16": (5, 20_000),
     "fp16": (5, 20_000),
     "fp8": (10, 40_000),
+    "nvfp4": (20, 80_000),
 }
 # First over second. bf16 is half of fp16 on MI100; fp8 equals bf16 on Gaudi 3; tf32 is half of bf16 wherever both are.
 RATIOS: dict[tuple[PeakDtype, PeakDtype], Range] = {
@@ -35,10 +37,13 @@ RATIOS: dict[tuple[PeakDtype, PeakDtype], Range] = {
     ("bf16", "fp32"): (0.95, 64),
     ("fp16", "fp32"): (0.95, 64),
     ("fp8", "bf16"): (0.95, 4.2),
+    ("nvfp4", "fp8"): (1.5, 4.2),
 }
 MEMORY_GIB: Range = (2, 4096)
 BANDWIDTH_GB: Range = (50, 50_000)
 LINK_GB: Range = (1, 10_000)
+NETWORK_GB: Range = (0.1, 1000)  # of one device
+POWER_WATTS: Range = (30, 10_000)
 FLOPS_PER_BYTE: Range = (20, 1000)  # 16-bit peak over bandwidth: 110 (MI250) to 500 (Gaudi 3)
 REACHED: Range = (0.15, 1)  # achievable over peak
 SPARSE = "compare unit, sparsity and chip of both sources"
@@ -92,10 +97,7 @@ def chips(subject: VendorSubject) -> str:
 
 
 def _check_sources(chip: Chip) -> None:
-    for number, source in (
-        ("memory_bytes", "memory_source"),
-        ("memory_bandwidth_bytes_per_second", "bandwidth_source"),
-    ):
+    for number, source in SOURCES.items():
         if getattr(chip, number) is not None and not (getattr(chip, source) or "").strip():
             raise Missing(f"chip {chip.name}: {number} has no {source}", "name the document of the number")
     link = chip.interconnect
@@ -161,6 +163,11 @@ def _alone(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
     for rate in rates:
         if rate:
             yield "a rate of interconnect in GB/s", rate / 1e9, LINK_GB, UNITS
+    if chip.node:
+        rate = chip.node.network_each_way_bytes_per_second
+        yield "node's network of a device in GB/s", rate / 1e9, NETWORK_GB, UNITS
+    if chip.power_watts:
+        yield "power_watts", chip.power_watts, POWER_WATTS, UNITS
 
 
 def _together(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:

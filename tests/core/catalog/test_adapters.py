@@ -36,13 +36,14 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def adapted(tmp_path: Path) -> Callable[[str, str], list[str]]:
-    """adapted(method, body): the options for a folder of plugins whose adapter has this method."""
+def adapted(tmp_path: Path) -> Callable[..., list[str]]:
+    """adapted(method, body, ...): the options for a folder of plugins whose adapter has this method, or these."""
 
-    def write(method: str, body: str) -> list[str]:
+    def write(method: str, body: str, *others: str) -> list[str]:
         folder = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
         given = "self, spec" if method == "__init__" else "self, devices=()"
-        text = f"{HEAD}\n    def {method}({given}):\n        {body}\n" if method else body
+        methods = "".join(f"\n    def {name}({given}):\n        {body}\n" for name in (method, *others))
+        text = HEAD + methods if method else body
         (folder / "vendors" / "fake" / "adapter.py").write_text(text)
         return ["--plugins", str(folder)]
 
@@ -71,7 +72,7 @@ def adapted(tmp_path: Path) -> Callable[[str, str], list[str]]:
     ],
 )
 def test_devices_that_are_none_are_said(
-    adapted: Callable[[str, str], list[str]], capsys: pytest.CaptureFixture[str], body: str, says: str
+    adapted: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], body: str, says: str
 ) -> None:
     given = adapted("devices", body)
     assert main(["show", "vendors", *given]) == 0
@@ -90,7 +91,7 @@ def test_devices_that_are_none_are_said(
     ],
 )
 def test_a_container_that_is_none_is_refused(
-    adapted: Callable[[str, str], list[str]], capsys: pytest.CaptureFixture[str], body: str, says: str
+    adapted: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], body: str, says: str
 ) -> None:
     words = ["--case", "tiny:fake:F1:1:1", "--dry-run", "--runtime", "docker", "--base-image", "a"]
     assert main([*words, *adapted("container", body)]) == 2
@@ -99,24 +100,24 @@ def test_a_container_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("body", ["return None", "return -1", "return 'text'", "import sys; sys.exit(7)"])
-@pytest.mark.parametrize("method", ["sample", "software"])
 def test_a_run_goes_on_without_readings(
-    adapted: Callable[[str, str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, body: str
+    adapted: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str
 ) -> None:
     words = ["--case", "tiny:fake:F1:1:1", "--python", sys.executable, "--runs", str(tmp_path / "runs")]
-    assert main([*words, *adapted(method, body)]) == 0
+    assert main([*words, *adapted("sample", body, "software")]) == 0
     said = capsys.readouterr()
     assert "result   valid" in said.out and "fault of the platform" not in said.err
     (root,) = (tmp_path / "runs").iterdir()
-    recorded = (root / "telemetry.jsonl" if method == "sample" else root / "provenance.json").read_text()
-    assert f"{method}() " in recorded and ("expected" in recorded)
+    for method, file in (("sample", "telemetry.jsonl"), ("software", "provenance.json")):
+        recorded = (root / file).read_text()
+        assert f"{method}() " in recorded and "expected" in recorded, method
 
 
 @pytest.mark.parametrize(
     "body", ["import time; time.sleep(9)", "from levelfield.contracts.command import ask; ask(['sleep', '9'], 9)"]
 )
 def test_an_adapter_that_never_answers_is_said(
-    adapted: Callable[[str, str], list[str]],
+    adapted: Callable[..., list[str]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -129,7 +130,7 @@ def test_an_adapter_that_never_answers_is_said(
 
 
 def test_a_tool_of_an_adapter_ends_with_the_telemetry(
-    adapted: Callable[[str, str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    adapted: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "FIRST_SECONDS", 0.5)
     monkeypatch.setattr(sampling, "LEAVE_SECONDS", 0.1)
@@ -158,7 +159,7 @@ def commands() -> list[bytes]:
 
 @pytest.mark.parametrize("body", ["raise ValueError('no')", "import sys; sys.exit(7)"])
 def test_a_preflight_goes_on_without_readings(
-    adapted: Callable[[str, str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str
+    adapted: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str
 ) -> None:
     words = ["--case", "tiny:fake:F1:1:1", "--python", sys.executable, "--preflight", "--runs", str(tmp_path / "runs")]
     assert main([*words, *adapted("sample", body)]) in (0, 3)
@@ -175,7 +176,7 @@ def test_a_preflight_goes_on_without_readings(
     ],
 )
 def test_an_adapter_that_cannot_be_made_is_refused(
-    adapted: Callable[[str, str], list[str]], capsys: pytest.CaptureFixture[str], method: str, body: str, says: str
+    adapted: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], method: str, body: str, says: str
 ) -> None:
     assert main(["--case", "tiny:fake:F1:1:1", "--dry-run", *adapted(method, body)]) == 2
     assert says in " ".join(capsys.readouterr().err.split())

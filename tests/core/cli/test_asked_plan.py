@@ -87,7 +87,10 @@ def test_context_parallelism_is_predicted_and_marked(capsys: pytest.CaptureFixtu
 def test_rows_that_a_framework_does_not_offer_are_beyond(capsys: pytest.CaptureFixture[str]) -> None:
     asked = (*CASE, "--nodes", "2", "--framework", "megatron", "--beyond", "2")
     text = said(capsys, *asked)
-    assert "megatron does not offer context or expert parallelism or hybrid sharding" in " ".join(text.split())
+    assert (
+        "does not offer context or expert parallelism, stages of unequal layers (uneven) or hybrid sharding"
+        in " ".join(text.split())
+    )
     rows = [line for line in text.splitlines() if line.split()[-1:] in (["context"], ["hybrid"], ["several"])]
     assert len(rows) == 2 and max(map(len, text.splitlines())) <= 80
     found = json.loads(said(capsys, *asked, "--json"))
@@ -118,7 +121,7 @@ def test_a_precision_that_a_run_may_not_choose_can_be_planned(capsys: pytest.Cap
         ((*CASE, "--overlap", "1.5"), "expected a share from 0 to 1"),
         ((*CASE, "--micro-batch", "0"), "--micro-batch: found 0"),
         (("gpt2_medium", "--chip", "V100", "--precision", "tf32"), "no published tf32 peak"),
-        (("gpt2_medium", "--chip", "cpu", "--precision", "tf32"), "a host's processors have no TF32"),
+        (("gpt2_medium", "--chip", "cpu", "--precision", "tf32"), "--precision tf32: a host's processors have none"),
         (("llama3_8b", "--chip", "A100", "--layout", "CP3", "--devices", "3"), "cannot be cut over 2 x context 3"),
         (("llama3_8b", "--chip", "A100", "--framework", "oneflow"), "found precision bf16, expected one of fp32, fp16"),
     ],
@@ -128,6 +131,8 @@ def test_wrong_wishes(capsys: pytest.CaptureFixture[str], arguments: tuple[str, 
 
 
 def test_numbers_that_do_not_divide_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(said(capsys, *CASE, "--devices", "7").split())
+    text = " ".join(said(capsys, *CASE, "--devices", "7", "--framework", "megatron").split())
     assert "32 heads, 8 key-value heads and the vocabulary of 128256 (1, 2, 4, 8)" in text
     assert "divides 32 layers (1, 2, 4, 8, 16, 32)" in text and "global batch of 512" in text
+    text = " ".join(said(capsys, *CASE, "--nodes", "1", "--devices", "37").split())
+    assert "pipeline is at most 32 layers" in text

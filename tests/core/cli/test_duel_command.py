@@ -62,6 +62,20 @@ def test_equal_ones_as_json(duel: Duel, capsys: pytest.CaptureFixture[str]) -> N
     assert found["duel"]["value"] == pytest.approx(1.0) and found["schema"] == "levelfield.comparison/1"
 
 
+def test_each_side_has_its_own_free_options(duel: Duel, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert duel("--repeat", "3", "--a=--base", "--b=--micro-batch 1 --threads 2 --env X=1", pace=0.0105) == 0
+    assert " ".join(capsys.readouterr().out.split()).startswith(
+        "B (tiny:quick --micro-batch 1 --threads 2 --env X=1) is slower than A (tiny:fake --base): "
+    )
+    plans = [json.loads(path.read_text()) for path in sorted((tmp_path / "runs").glob("*/plan.json"))]
+    chosen = {
+        p["asked"]: (p["tuning"]["threads"], p["tuning"]["micro_batch"], "X" in p["tuning"]["environment"])
+        for p in plans
+    }
+    assert len(plans) == 6 and chosen["tiny:quick"] == (2, 1, True)
+    assert chosen["tiny:fake"][0] != 2 and not chosen["tiny:fake"][2]
+
+
 def test_one_that_fails_is_said(duel: Duel, capsys: pytest.CaptureFixture[str]) -> None:
     assert duel(fault=', FAKE_FAULT="oom"') == 3
     said = " ".join(capsys.readouterr().err.split())
@@ -74,6 +88,15 @@ def test_one_that_fails_is_said(duel: Duel, capsys: pytest.CaptureFixture[str]) 
         (["tiny:fake", "tiny:nothing"], 2, "unknown framework 'nothing'"),
         (["tiny:fake", "gpt3_6.7B:fake"], 4, "not comparable: found work"),
         (["tiny:fake", "tiny:fake", "--repeat", "2"], 2, "expected 3 to 100"),
+        (["tiny:fake", "tiny:fake", "--a=--layout TP3"], 2, "found 1 x F1 (vendor fake), expected 3"),
+        (
+            ["tiny:fake", "tiny:fake", "--a=--steps 9"],
+            2,
+            "--a: found --steps 9, expected free options of a run: --layout",
+        ),
+        (["tiny:fake", "tiny:fake", "--b=--micro-batch x"], 2, "--b: argument --micro-batch: invalid int value: 'x'"),
+        (["tiny:fake", "tiny:fake", "--b=--base --threads 2"], 2, "--base: found threads as well"),
+        (["tiny:fake", "tiny:fake", "--b=--env 'X=1"], 2, "--b: No closing quotation"),
         (["tiny:fake", "tiny:fake", "--least", "0"], 2, "expected a percentage"),
         (["tiny:fake", "tiny:fake", "--prices", "none.yaml"], 2, "none.yaml: cannot be read"),
     ],

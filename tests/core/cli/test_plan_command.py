@@ -24,7 +24,7 @@ def test_a_table_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "llama3_70b", "--chip", "H100", "--devices", "16384", "--framework", "megatron")
     assert max(map(len, text.splitlines())) <= 80
     assert "predicted, not measured" in text
-    assert "assumed: nodes of 8 devices" in text and "assumed: a network of 8 x 200 Gb/s per node" in text
+    assert "assumed: nodes of 8 devices" in text and "a network of 8 x 400 Gb/s per node (NVIDIA DGX H100" in text
 
 
 def test_the_parameters_are_printed_and_of_a_mixture_the_active_ones_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +93,7 @@ def test_a_chip_without_public_rates_is_ranked_without_a_speed(capsys: pytest.Ca
     arguments = ("llama3_8b", "--chip", "Ascend-910B1", "--devices", "8")
     lines = said(capsys, *arguments, "--top", "1").splitlines()
     assert any(line.startswith("assumed: peak of bf16") for line in lines) and max(map(len, lines)) <= 80
-    assert next(line for line in lines if line.startswith("  1 ")).split()[-2:] == ["-", "-"]
+    assert next(line for line in lines if line.startswith("  1 ")).split()[-2:] == ["100%", "-"]
     assert said(capsys, *arguments, "--explain", "1").startswith("assumed: peak of bf16")
     one = " ".join(said(capsys, "gpt2_small_b8", "--chip", "BI-V100", "--devices", "1").split())
     assert "memory bandwidth: not public of BI-V100" in one, "one device needs no links"

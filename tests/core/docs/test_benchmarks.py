@@ -31,13 +31,15 @@ def quick(name: str, *more: str) -> str:
     return done.stdout
 
 
-# Their figures are read below; `make thorough` runs them once more for what they print.
+# `make thorough` runs these once more for what they print: figures of some are read below, and
+# core/predict/test_planner_residuals.py runs the others with --check.
 WITH_FIGURES = ("corpus_opening", "initial_weights", "store_speed")
+CHECKED = ("planner_fit", "planner_host")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.thorough] if n in WITH_FIGURES else []) for n in NO_FRAMEWORK],
+    [pytest.param(n, marks=[pytest.mark.thorough] if n in (*WITH_FIGURES, *CHECKED) else []) for n in NO_FRAMEWORK],
 )
 def test_a_benchmark_runs_and_prints_figures(name: str) -> None:
     assert any(character.isdigit() for character in quick(name))

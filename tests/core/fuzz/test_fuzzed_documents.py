@@ -26,7 +26,7 @@ def written(path: Path, source: Path, draw: random.Random, **changes: Any) -> No
     path.write_bytes(whole if draw.random() < 0.8 else damaged_bytes(whole, draw))
 
 
-@pytest.mark.parametrize("seed", seeds(30))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_a_damaged_case_ends_in_words(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     source = draw.choice(CASES)
@@ -36,7 +36,7 @@ def test_a_damaged_case_ends_in_words(seed: int, tmp_path: Path) -> None:
     outcome("--case-file", str(path), "--case", f"{source.stem}:torch", "--dry-run", "--scale", "smoke", "--no-store")
 
 
-@pytest.mark.parametrize("seed", seeds(20))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_a_damaged_vendor_ends_in_words(seed: int, tmp_path: Path) -> None:
     draw = random.Random(1000 + seed)
     source = draw.choice(VENDORS)
@@ -45,7 +45,7 @@ def test_a_damaged_vendor_ends_in_words(seed: int, tmp_path: Path) -> None:
     outcome("show", "vendor", "other", "--plugins", str(tmp_path))
 
 
-@pytest.mark.parametrize("seed", seeds(20))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_a_damaged_framework_ends_in_words(seed: int, tmp_path: Path) -> None:
     draw = random.Random(2000 + seed)
     source = draw.choice(FRAMEWORKS)

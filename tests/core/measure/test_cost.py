@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from levelfield.compare.comparison import as_values, compare, sheets
 from levelfield.compare.sides import cost_quantity, side_of
 from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
-from levelfield.measure.cost import PaidUse, cost
+from levelfield.measure.cost import PaidUse, cost, training_bill
 from levelfield.report.costs import RunCosts, listed
 from levelfield.report.sheets import as_text
 from levelfield.report.words import significant
@@ -46,6 +47,30 @@ def test_one_example_by_hand() -> None:
     found = cost(USE, prices(own=OWN))
     assert found.machine == pytest.approx(10 / 72) and found.power == pytest.approx(0.075)
     assert found.value == pytest.approx(0.213889, abs=1e-6)
+
+
+def test_a_training_by_hand() -> None:
+    # 7.2e12 tokens at 20,000 tokens/s are 3.6e8 s = 100,000 h; 16 devices 1.6 million device-hours.
+    # 0.6 J x 7.2e12 / 3.6e6 = 1.2 million kWh. 0.213889 EUR a million tokens: 1.54 million EUR.
+    bill = training_bill(USE, 7.2e12, prices(own=OWN))
+    assert (bill.seconds, bill.device_hours) == (pytest.approx(3.6e8), pytest.approx(1.6e6))
+    assert bill.kilowatt_hours == pytest.approx(1.2e6) and bill.cost == pytest.approx(1.54e6)
+    assert training_bill(USE, 7.2e12).cost is None and training_bill(USE, 7.2e12).reason is None
+
+
+def test_a_training_without_power_has_no_energy_and_an_owned_one_no_cost() -> None:
+    use = replace(USE, joules_per_token=None, no_energy="no source gives it")
+    bill = training_bill(use, 1e12, prices(own=OWN))
+    assert bill.kilowatt_hours is None and bill.cost is None and "no source gives it" in (bill.reason or "")
+    assert training_bill(use, 1e12, prices(rent=3.0)).cost == pytest.approx(6 / 72 * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("rate", "tokens"), [(math.nan, 1e12), (0.0, 1e12), (None, 1e12), (1.0, math.nan), (1.0, 0.0), (1.0, math.inf)]
+)
+def test_a_training_needs_a_speed_and_tokens(rate: float | None, tokens: float) -> None:
+    with pytest.raises(ValueError, match="expected two positive numbers"):
+        training_bill(replace(USE, tokens_per_second=rate), tokens)
 
 
 def test_a_rent_is_paid_per_device_or_per_node_of_the_run() -> None:

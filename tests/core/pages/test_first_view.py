@@ -14,11 +14,23 @@ from levelfield.compare.comparison import compare
 from levelfield.compare.ranking import TOKENS, Metric, metrics
 from levelfield.compare.sides import side_of
 from levelfield.pages.content import gathered
-from levelfield.pages.first_view import MOST_BARS, DrawnBar, FirstView, first_view, inverse, ranked_trainings
+from levelfield.pages.first_view import (
+    MOST_BARS,
+    MOST_BEYOND,
+    DrawnBar,
+    FirstView,
+    first_view,
+    planned_intensity,
+    ranked_trainings,
+)
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.results import GivenRuns
+from levelfield.predict.pass_timing import moved_bytes
+from levelfield.predict.setup import setup_of
+from levelfield.specs.layout import Layout
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
+from levelfield.specs.tuning import Tuning
 from seeded_nights import SeededNights
 
 MFU, ENERGY = metrics()[1:]
@@ -32,10 +44,7 @@ def three(rate: float, first: int, spread: float = 0.002, **changes: Any) -> lis
     """Three repeats about a rate; `more` is added to their results."""
     more = {**QUIET, **changes.pop("more", {})}
     runs = repeats(rate * (1 - spread), rate * (1 + spread), rate, first=first, **{"scale": "full", **changes})
-    return [
-        run.model_copy(update={"result": {**run.result, **more, "repeat": number}})
-        for number, run in enumerate(runs, start=1)
-    ]
+    return [run.model_copy(update={"result": {**run.result, **more}}) for run in runs]
 
 
 FAST, SLOW = three(1000, 1, chip="X1"), three(500, 4, chip="Z9")
@@ -129,7 +138,7 @@ def test_a_figure_that_is_no_number_in_its_result_gives_no_bar(value: float | No
 
 def test_the_last_run_that_counts_stands_in_where_a_newer_one_does_not() -> None:
     worse = record(9, 9000.0, scale="full", word="oom", failure="oom")
-    assert bars(view([*FAST, worse]))["acme X1"].bar.value == 1000.0
+    assert bars(view([*FAST, worse]))["acme X1"].bar.value == pytest.approx(1000.0, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +234,109 @@ def test_a_part_of_the_trust_that_is_missing_says_why(part: str, more: dict[str,
     assert [each.name for each in lacking] == [part] and detail in lacking[0].detail and bar.held == 4
 
 
+def on_h100(**changes: Any) -> RunRecord:
+    """A run of llama3_8b that achieved 400 of 989.4 TFLOP/s, as recorded."""
+    work = Registry().case("llama3_8b").work("full").fingerprint()
+    own = {"case": "llama3_8b", "scale": "full", "precision": "bf16", "chip": "H100-SXM5-80GB", "work": work}
+    run = record(1, 8000.0, **{**own, "vendor": "nvidia", "device_is": "gpu", **changes})
+    palm = {"kind": "MFU", "formula": "palm/1", "value": 0.4, "achieved_tflops": 400.0, "peak_tflops": 989.4}
+    return run.model_copy(update={"result": {**run.result, "utilisation": [palm]}})
+
+
+def test_the_planned_intensity_is_the_models_flops_over_the_planners_bytes() -> None:
+    """By hand: 400e12 / 8000 = 5e10 FLOPs a token, 8 sequences of 8,192 tokens; ridge 989.4e12 over the bandwidth."""
+    found, registry = planned_intensity(on_h100(), Registry()), Registry()
+    constants = registry.constants("torch")
+    assert found and constants
+    setup = setup_of(registry.case("llama3_8b").work("full"), Tuning(micro_batch=8), False, constants.keeping)
+    assert found.value == pytest.approx(5e10 * 8 * 8192 / moved_bytes(setup, constants.pace_on(False)))
+    assert found.ridge == pytest.approx(989.4e12 / 3.35e12, rel=0.01)
+    split = planned_intensity(on_h100(layout=Layout(tensor=8), devices=8), registry)
+    assert split and split.value < found.value, "each rank of a tensor group has less to compute for each byte"
+
+
+@pytest.mark.parametrize(
+    "change", [{"work": "sha256:" + "9" * 64}, {"case": "none"}, {"framework": "unknown"}], ids=str
+)
+def test_what_the_planner_does_not_know_has_no_intensity(change: dict[str, str]) -> None:
+    assert planned_intensity(on_h100(**change), Registry()) is None
+
+
+@pytest.mark.parametrize("achieved", [None, "withheld", math.nan, math.inf, 0.0])
+def test_without_achieved_flops_there_is_no_intensity(achieved: Any) -> None:
+    run = on_h100()
+    palm = {**run.result["utilisation"][0], "achieved_tflops": achieved}
+    assert planned_intensity(run.model_copy(update={"result": {"utilisation": [palm]}}), Registry()) is None
+
+
+def test_the_intensity_is_marked_as_planned_and_stands_by_mfu_alone(tmp_path: Path) -> None:
+    build_pages(GivenRuns([on_h100()]), tmp_path, Registry())
+    assert "planned, not measured: " in (tmp_path / "by-mfu.html").read_text()
+    assert "400.0 of 989.4 TFLOP/s" in (tmp_path / "by-mfu.html").read_text()
+    assert "ridge of the chip 295" in (tmp_path / "by-mfu.html").read_text()
+    assert "FLOP/byte" not in (tmp_path / "index.html").read_text()
+
+
+# -- what somebody new could take for another thing
+
+
+def test_two_bars_divide_to_the_headline_also_where_a_median_would_not() -> None:
+    skewed = [*repeats(1000.0, 1010.0, 4000.0, chip="X1"), *repeats(500.0, 510.0, 520.0, first=4, chip="Z9")]
+    seen = view(skewed)
+    first, second = (bar.bar for bar in seen.trainings[0].best)
+    assert seen.lead and seen.lead.value == pytest.approx(first.value / second.value)
+    assert first.value == pytest.approx((1000 * 1010 * 4000) ** (1 / 3)) and first.value > 1500, "its median is 1010"
+    assert first.low and first.high and first.low * first.high == pytest.approx(first.value**2), "the interval is of it"
+
+
+def test_what_is_counted_is_what_is_good() -> None:
+    """By hand: one of two sides has changed files; beside the best there is one side, which did not run in turn."""
+    seen = view([*FAST, *three(500, 4, chip="Z9", is_dirty=True)])
+    assert seen.clear == {"source": (1, 2), "run order": (0, 1)}
+    best_alone = view([*three(1000, 1, is_dirty=True), *three(500, 4, chip="Z9")])
+    assert best_alone.clear["source"] == (1, 2), "unchanged files are no caution beside a best with changed ones"
+
+
+def test_the_large_word_is_what_differs_between_the_bars() -> None:
+    by_framework = view([*FAST, *three(2000, 4, framework="jax")]).trainings[0]
+    assert [(bar.name, bar.beside) for bar in by_framework.best] == [("jax", "acme X1"), ("torch", "acme X1")]
+    by_chip = view([*FAST, *SLOW, *three(2000, 11, framework="jax")]).trainings[0]
+    assert [(bar.name, bar.beside) for bar in by_chip.best] == [("acme X1", "jax"), ("acme Z9", "torch")]
+    assert [bar.name for bar in by_chip.each] == ["acme X1 jax", "acme X1 torch", "acme Z9 torch"]
+
+
+def test_a_wide_interval_is_clipped_and_does_not_shorten_the_bars() -> None:
+    wide, other = view([*three(1000, 1, 0.5), *three(900, 4, chip="Z9")]).trainings[0].best
+    assert wide.bar.high and wide.bar.high > MOST_BEYOND * wide.bar.value and wide.is_clipped and wide.high == 100.0
+    assert wide.length == pytest.approx(100 / MOST_BEYOND, abs=0.1) and not other.is_clipped
+    (narrow, *_) = view([*FAST, *SLOW]).trainings[0].best
+    assert narrow.high == 100.0 and not narrow.is_clipped and narrow.length > 99
+
+
+def tuned(runs: list[RunRecord], word: str, **chosen: str) -> list[RunRecord]:
+    found = {"word": word, "chosen": chosen}
+    return [run.model_copy(update={"result": {**run.result, "tuning": found}}) for run in runs]
+
+
+def test_base_and_peak_have_a_bar_each_and_the_faster_one_stands_for_the_chip() -> None:
+    base = tuned(three(1000, 1), "base")
+    peak = tuned(three(1300, 4, micro_batch=4), "peak", micro_batch="the user")
+    slower = tuned(three(1200, 7, micro_batch=2), "peak", micro_batch="the user")
+    other = tuned(three(500, 11, chip="Z9"), "base")
+    (drawn,) = view([*base, *peak, *slower, *other]).trainings
+    assert [(bar.name, bar.beside) for bar in drawn.best] == [("acme X1", "torch peak"), ("acme Z9", "torch base")]
+    each = [(bar.name, bar.beside, round(bar.bar.value)) for bar in drawn.each]
+    names = ("acme X1 peak", 1300), ("acme X1 base", 1000), ("acme Z9 base", 500)
+    assert each == [(name, "torch", value) for name, value in names]
+    assert ("tuning", "base") in drawn.best[1].cautions and view([*base, *other]).clear.get("tuning") is None
+
+
+def test_a_failed_setting_is_named_only_where_the_chip_and_framework_have_no_other() -> None:
+    failed = [run.model_copy(update={"word": "oom"}) for run in three(1, 11, micro_batch=64)]
+    assert view([*tuned(three(1000, 1), "peak"), *failed]).trainings[0].training.absent == ()
+    assert [each.word for each in view([*SLOW, *failed]).trainings[0].training.absent] == ["oom"]
+
+
 def test_an_unchecked_training_is_not_aligned() -> None:
     (bar,) = bars(view(three(1000, 1, verdict="unchecked"))).values()
     assert [part.name for part in bar.bar.contender.trust if not part.holds] == ["aligned"]
@@ -232,11 +344,11 @@ def test_an_unchecked_training_is_not_aligned() -> None:
 
 def test_the_inverse_of_a_ratio_is_the_same_comparison() -> None:
     found = view([*FAST, *SLOW]).overall.rows[1].ratio
-    back = inverse(found)
+    back = found.inverse
     assert (back.value, back.low, back.high) == tuple(
         pytest.approx(1 / (x or 0)) for x in (found.value, found.high, found.low)
     )
-    assert back.standing == "higher" and inverse(back).standing == found.standing
+    assert back.standing == "higher" and back.inverse.standing == found.standing
 
 
 def test_a_page_of_many_trainings_says_how_many_it_leaves_out() -> None:
@@ -249,7 +361,7 @@ def test_a_page_of_many_trainings_says_how_many_it_leaves_out() -> None:
 def test_the_page_says_the_answer_in_both_languages(tmp_path: Path) -> None:
     build_pages(GivenRuns([*FAST, *SLOW]), tmp_path, Registry())
     english, chinese = ((tmp_path / name).read_text() for name in ("index.html", "zh/index.html"))
-    assert "acme X1 trains 2.00 times as fast as acme Z9" in english
+    assert "acme X1 trains 2.00 times as fast as acme Z9" in english and "<b>decided</b>" in english
     assert "acme X1 over acme Z9: 95 % interval 1.9" in english
     assert "acme X1 的训练速度是 acme Z9 的 2.00 倍" in chinese
     assert "acme X1 needs" in (tmp_path / "by-energy.html").read_text() or "cannot be told" in (
@@ -261,7 +373,7 @@ def test_the_cost_is_a_switch_only_with_prices(tmp_path: Path) -> None:
     rents = {"X1": {"per": "device", "rent": 3.6}, "Z9": {"per": "device", "rent": 2.0}}
     prices = Prices.model_validate({"currency": "EUR", "chips": rents})
     seen = view([*FAST, *SLOW], metrics(prices)[-1])
-    assert [bar.bar.value for bar in bars(seen).values()] == [pytest.approx(1.0), pytest.approx(1.1111, rel=1e-4)]
+    assert [bar.bar.value for bar in bars(seen).values()] == pytest.approx([1.0, 1.1111], rel=1e-4)
     assert seen.lead and seen.lead.value == pytest.approx(0.9) and seen.is_told
     build_pages(GivenRuns([*FAST, *SLOW]), tmp_path / "without", Registry())
     assert not (tmp_path / "without/by-cost.html").exists()

@@ -9,6 +9,8 @@ from typing import get_args
 import pytest
 from levelfield.compare.comparability import WHY
 from levelfield.compare.ranking import metrics
+from levelfield.compare.ratios import Standing
+from levelfield.compare.sides import QUANTITIES
 from levelfield.compare.trust import PARTS
 from levelfield.pages import case_figures
 from levelfield.pages.first_view import OF_TRUST
@@ -20,6 +22,7 @@ from levelfield.specs.result import Word
 PAGES = Path(__file__).resolve().parents[3] / "platform/levelfield/pages"
 TEMPLATES = "".join(path.read_text() for path in (PAGES / "templates").glob("*.j2"))
 SCRIPTS = "".join(path.read_text() for path in (PAGES / "assets").glob("*.js"))
+MODULES = "".join(path.read_text() for path in PAGES.glob("*.py"))
 RANKED = (*(metric.name for metric in metrics()), "cost")
 # Keys that are put together from a part and a name that is not known before.
 FAMILIES = {
@@ -33,9 +36,11 @@ FAMILIES = {
     "part.": case_figures.PARTS,
     "lacks.": PARTS,
     "caution.": sorted(set(WHY) - set(OF_TRUST)),
-    "answer.": RANKED,
+    "answer.": (*RANKED, "noise", "inconclusive"),
     "by.": RANKED,
-    "standing.": ("within noise", "inconclusive", "no ratio"),
+    "standing.": get_args(Standing),
+    "clear.": sorted(set(WHY) - set(OF_TRUST)),
+    "column.": [quantity.column.name for quantity in QUANTITIES],
     "figure.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "unit.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "js.evidence.": get_args(Evidence),
@@ -59,6 +64,7 @@ def scripted(key: str) -> str:
 def used() -> set[str]:
     """Every key that a template or a script names."""
     named = set(re.findall(r"\bt\('([\w.-]+)'", TEMPLATES))
+    named |= set(re.findall(r'\b(?:say\(|text\(language, )"([\w.-]+)"', MODULES))
     named |= {scripted(key) for key in re.findall(r"\bt\(\"([\w.-]+)\"", SCRIPTS)}
     named |= {
         f"js.{a}"
@@ -74,7 +80,8 @@ def used() -> set[str]:
 
 def test_the_languages_have_the_same_texts() -> None:
     english, chinese = texts("en"), texts("zh")
-    assert set(english) == set(chinese) and len(english) > 200
+    own = {f"why.{name}" for name in WHY}  # the English ones are those of compare
+    assert set(english) == set(chinese) - own and own < set(chinese) and len(english) > 200
     for key, value in english.items():
         assert placeholders(value) == placeholders(chinese[key]), key
         assert value.strip() and chinese[key].strip(), key
@@ -90,7 +97,7 @@ def test_a_text_that_is_there_is_named() -> None:
 
 def test_chinese_texts_are_chinese() -> None:
     same = {key for key, value in texts("zh").items() if not re.search(r"[\u4e00-\u9fff]", value)}
-    assert same == {"figure.mfu", "unit.mfu", "unit.memory"}
+    assert same == {"figure.mfu", "unit.mfu", "unit.memory", "answer.sentences"}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

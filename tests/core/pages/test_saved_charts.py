@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compared_records import repeats
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.page_rendering import POLICY
@@ -84,16 +85,48 @@ def test_a_static_figure_is_saved_with_the_look_of_the_style_sheet(browser: Any,
     build_pages(GivenRuns(both), tmp_path / "site", Registry())
     with watched(browser) as page:
         page.goto(f"file://{next((tmp_path / 'site').glob('case-*.html'))}")
-        figure = page.locator("figure[data-file]")
+        figure, tokens = page.locator("figure.of-speed-up"), page.locator("figure.of-tokens")
+        assert figure.is_visible() and not tokens.is_visible()
         name, picture = saved(page, figure, "SVG")
         root = ElementTree.fromstring(picture)
         (line,) = root.iter(f"{SVG}polyline")
         assert (line.get("fill"), line.get("stroke")) == ("none", "rgb(31, 95, 191)")
-        assert name.startswith("gpt3-6-7b-") and name.endswith("_torch_H100-SXM5-80GB_scaling-1.svg")
+        assert name.startswith("gpt3-6-7b-") and name.endswith("_torch_H100-SXM5-80GB_scaling-1_speed-up.svg")
         _, content = saved(page, figure, "CSV")
         head, *lines = table_of(content)
         assert head[0] == "Devices" and [line[0][:2].strip() for line in lines] == ["8", "16"]
         assert float(lines[1][2]) == 4000.0 and float(lines[0][3]) == 1.0
+        page.get_by_role("radio", name="tokens/s of all devices").check()
+        assert tokens.is_visible() and not figure.is_visible()
+        root = ElementTree.fromstring(saved(page, tokens, "SVG")[1])
+        least = (one.tokens_per_second_per_device or 0) * 8 / 1000
+        assert f"{least:.3g}k" in [each.text for each in root.iter(f"{SVG}text")], "an axis of tokens"
+
+
+def test_the_bars_of_the_first_page_are_saved(browser: Any, tmp_path: Path) -> None:
+    sides = [*repeats(1000, 1010, 990), *repeats(400, 404, 396, first=10, framework="@<jax>")]
+    build_pages(GivenRuns(sides), tmp_path / "site", Registry())
+    with watched(browser, color_scheme="dark") as page:
+        page.goto(f"file://{tmp_path}/site/index.html")
+        assert page.locator(".save").count() == page.locator("table.bars").count() == 2
+        section = page.locator("section.training")
+        name, picture = saved(page, section, "SVG")
+        root = ElementTree.fromstring(picture)
+        assert name.startswith("gpt-") and name.endswith("_tokens.svg")
+        texts = [each.text or "" for each in root.iter(f"{SVG}text")]
+        assert texts[:3] == ["Throughput, tokens/s/device", "gpt 1x1 fp32 smoke", "torch acme X1"]
+        assert texts[3].startswith("1,000.0 ") and texts[4] == "@<jax> acme X1" and "0.40 0.39" in texts[5]
+        bars = [float(bar.get("width", "")) for bar in root.iter(f"{SVG}rect") if bar.get("height") == "10"]
+        assert bars[1] / bars[0] == pytest.approx(0.4, abs=0.005)
+        _, content = saved(page, section, "CSV")
+        head, *lines = table_of(content)
+        assert head[1] == "framework" and [line[1] for line in lines] == ["torch", "'@<jax>"]
+        assert [float(line[3]) for line in lines] == pytest.approx([999.9667, 399.9867], rel=1e-6), "by hand: of three"
+        assert float(lines[1][6]) == pytest.approx(0.4, rel=1e-6) and lines[1][9] == "lower"
+        _, means = saved(page, page.locator("main"), "CSV")
+        assert [line[:2] for line in table_of(means)][1] == ["torch", "1"]
+        page.goto(f"file://{tmp_path}/site/by-mfu.html")
+        assert saved(page, page.locator("section.training"), "PNG")[1].startswith(b"\x89PNG")
 
 
 def test_a_text_of_a_run_is_no_formula_in_a_csv(browser: Any, seeded_pages: Path) -> None:

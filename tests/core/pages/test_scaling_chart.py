@@ -40,6 +40,14 @@ def test_speed_up_and_efficiency_are_against_the_smallest() -> None:
     assert first.x == 44 and third.x == 348 and second.x == pytest.approx(196), "devices stand on a logarithmic axis"
     assert first.y == 206 > second.y > third.y > chart.ideal_y == 12
     assert [text for text, _ in chart.ticks] == ["1", "2", "4"]
+    assert [text for text, _ in chart.token_ticks] == ["1k", "2k", "4k"], "of all devices, on the same lines"
+    assert [y for _, y in chart.token_ticks] == [y for _, y in chart.ticks]
+
+
+def test_tokens_are_of_all_devices_where_the_smallest_has_several() -> None:
+    """By hand: 2 devices of 12,345 are 24,690, and twice that with twice the devices at the ideal."""
+    (chart,) = charts(on(2, 12345.0), on(4, 12345.0))
+    assert [text for text, _ in chart.token_ticks] == ["24.7k", "49.4k"]
 
 
 def test_the_fastest_layout_of_a_number_counts() -> None:
@@ -72,7 +80,7 @@ def test_the_page_has_the_chart_and_the_table(tmp_path: Path) -> None:
     for page, title in (("case-*.html", "Strong scaling"), ("zh/case-*.html", "强扩展")):
         (path,) = (tmp_path / "site").glob(page)
         text = path.read_text(encoding="utf-8")
-        assert title in text and text.count("<circle") == 3 and "80.0 %" in text
+        assert title in text and text.count("<circle") == 6 and "<title>4: 3,200.0</title>" in text and "80.0 %" in text
         assert not re.search(r"<svg[^>]*style=", text), "the policy allows no style in the page"
 
 

@@ -12,8 +12,7 @@ from compared_records import repeats
 from levelfield.cli.main import main
 from levelfield.compare.comparison import compare
 from levelfield.compare.sides import side_of
-from levelfield.compare.summary import MOST_SIDES, summary
-from levelfield.pages.summary_page import summary_page
+from levelfield.pages.summary_page import MOST_SIDES, summary
 from levelfield.store.database import Store
 from page_visits import axe, watched
 
@@ -28,7 +27,7 @@ def html(sides: int, runs: int = 3, **more: Any) -> str:
         repeats(*rates(i)[:runs], first=10 * i + 1, framework=f"f{i}", **(more if i else {})) for i in range(sides)
     ]
     found = [side_of(str(i), each) for i, each in enumerate(records)]
-    return summary_page(summary(compare(found, {}), {}), MADE)
+    return summary(compare(found, {}), {}).html(MADE)
 
 
 def rates(place: int) -> list[float]:
@@ -91,10 +90,10 @@ def test_the_command_writes_it(
         store.add(repeats(400, first=20, framework="jax", scale="full"))
     one = tmp_path / "one.html"
     assert main(["report", "summary", "*_torch", "*_paddle", "--output", str(one)]) == 0
-    assert "X1 with torch is 2.50 times as fast as X1 with paddle" in one.read_text()
+    assert "X1 with torch trains 2.50 times as fast as X1 with paddle" in one.read_text()
     assert capsys.readouterr().out == f"summary  {one}\n"
     assert main(["report", "summary", "--case", "gpt", "--format", "markdown"]) == 0
-    assert "is 2.50 times as fast as" in capsys.readouterr().out
+    assert "trains 2.50 times as fast as" in capsys.readouterr().out
     assert main(["report", "summary", "*_torch", "*_jax", "--format", "markdown"]) == 4
     assert "Not comparable: scale must" in capsys.readouterr().out
     for words in ([], ["--case", "gpt", "*_torch"], ["*_torch"], ["--case", "gpt", "--repeats"]):

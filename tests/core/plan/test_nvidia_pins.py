@@ -1,4 +1,4 @@
-"""Every pin for NVIDIA devices is on the package index for its Python: by metadata alone, nothing is downloaded.
+"""Every pin for NVIDIA devices is on the package index for its Python: by pip without an installation.
 
 pip reads the index that it is configured to use, without local folders of wheels, whose builds may be others.
 """
@@ -32,7 +32,7 @@ def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
     mirror = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
     own = {"PIP_CONFIG_FILE": os.devnull, **({"PIP_INDEX_URL": mirror} if mirror else {})}
-    argv = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check", "--retries", "0"]
+    argv = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check", "--no-cache-dir", "--retries", "0"]
     try:
         return subprocess.run(
             argv, env={**own, **variables, **own}, capture_output=True, text=True, timeout=PATIENCE_SECONDS
@@ -103,11 +103,21 @@ def batches() -> Iterator[tuple[str, list[str]]]:
         left = {key: None for key in left if key[0] != python or key[1] not in batch.values()}
 
 
-def test_every_pin_with_wheels_is_on_the_index(tmp_path: Path) -> None:
-    for number, (python, packages) in enumerate(batches()):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        assert {name_of(p) for p in packages} <= set(resolved(packages, python, folder, "--no-deps"))
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any] | None]:
+    """What the index says of every pin that has wheels, by Python and pin; None where it has no such wheel.
+
+    It is looked up once: an index without metadata of its own gives pip the whole wheels, a gigabyte for each torch.
+    """
+    found: dict[tuple[str, str], dict[str, Any] | None] = {}
+    for python, packages in batches():
+        of_batch = resolved(packages, python, tmp_path_factory.mktemp("batch"), "--no-deps")
+        found |= {(python, package): of_batch.get(name_of(package)) for package in packages}
+    return found
+
+
+def test_every_pin_with_wheels_is_on_the_index(wheels: dict[tuple[str, str], dict[str, Any] | None]) -> None:
+    assert len(wheels) > 25 and [pin for pin, metadata in wheels.items() if metadata is None] == []
 
 
 def test_every_other_pin_is_listed_or_has_a_named_index() -> None:
@@ -137,15 +147,18 @@ def cuda_of(torch: dict[str, Any]) -> int:
     return int(found[1] or found[2])
 
 
-def test_a_driver_is_asked_for_by_the_cuda_of_the_build(tmp_path: Path) -> None:
+def test_a_driver_is_asked_for_by_the_cuda_of_the_build(
+    wheels: dict[tuple[str, str], dict[str, Any] | None],
+) -> None:
     """NVIDIA's table of drivers: CUDA 12 runs with 525.60.13 and newer, CUDA 13 with 580.65.06 and newer."""
     least = {12: "525.60.13", 13: "580.65.06"}
     builds: dict[str, int] = {}
     for label, stages, python in environments():
         for package in stages.first:
             if name_of(package) == "torch":
-                if package not in builds:
-                    builds[package] = cuda_of(resolved([package], python, tmp_path, "--no-deps")["torch"])
+                metadata = wheels[python, package]
+                assert metadata is not None
+                builds[package] = cuda_of(metadata)
                 assert stages.driver is not None and stages.driver.least == least[builds[package]], label
                 assert f"CUDA {builds[package]}" in stages.driver.reason
                 engines = [p for step in stages.steps for p in step.packages if "transformer" in p]

@@ -176,10 +176,10 @@ def test_only_what_is_offered_is_searched() -> None:
 def test_rows_beyond_the_offer_are_named() -> None:
     asked = question(devices=16, capacity_bytes=80 * 2**30)
     found = not_offered(asked)
-    assert {asked.offer.lacks(row.tuning) for row in found} == {("context",), ("hybrid",), ("context", "hybrid")}
+    assert {asked.offer.lacks(row.tuning, 32) for row in found} == {("context",), ("hybrid",), ("context", "hybrid")}
     rates = [row.tokens_per_second for row in found]
     assert rates == sorted(rates, reverse=True) and all(row.fits for row in found)
-    hybrid = {row.layout.sharding_degree for row in found if asked.offer.lacks(row.tuning) == ("hybrid",)}
+    hybrid = {row.layout.sharding_degree for row in found if asked.offer.lacks(row.tuning, 32) == ("hybrid",)}
     assert hybrid <= {8, 4, 2}  # the ranks of a node of eight, over one, two or four tensor ranks
 
 
@@ -204,11 +204,11 @@ def test_tf32_speeds_up_products_and_keeps_32_bits(case: str) -> None:
     work = work.model_copy(update={"training": work.training.model_copy(update={"precision": "fp32"})})
     assert chip is not None
     plain, fast = (
-        estimate("DP8", work=work, machine=machine_of(chip, "fp32", 8, None, tf32=tf32)) for tf32 in (False, True)
+        estimate("DP8", work=work, machine=machine_of(chip, "fp32", 8, None, products)) for products in (None, "tf32")
     )
     assert fast.memory == plain.memory and fast.time.data == plain.time.data
     rates = REACHABLE * 156e12, 19.5e12
-    assert machine_of(chip, "fp32", 8, None, tf32=True).matmul_flops_per_second == pytest.approx(rates[0])
+    assert machine_of(chip, "fp32", 8, None, "tf32").matmul_flops_per_second == pytest.approx(rates[0])
     assert 1 < plain.time.compute / fast.time.compute < rates[0] / rates[1]
 
 
@@ -216,7 +216,7 @@ def test_tf32_needs_a_peak() -> None:
     chip = Registry().vendor_file("nvidia").chip("V100-SXM2-16GB")
     assert chip is not None
     with pytest.raises(UsageError, match="no published tf32 peak"):
-        machine_of(chip, "fp32", 8, None, tf32=True)
+        machine_of(chip, "fp32", 8, None, "tf32")
 
 
 def test_who_offers_context_parallelism_and_partial_sharding() -> None:

@@ -12,8 +12,8 @@ from levelfield.measure.flops import flops_per_token
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.activations import layer_bytes
 from levelfield.predict.explanation import memory_terms, time_terms
-from levelfield.predict.footprint import mixture_parameters, stage_parameters
-from levelfield.predict.layout_rules import broken, nearest
+from levelfield.predict.footprint import expected_memory, mixture_parameters, stage_footprints, stage_parameters
+from levelfield.predict.layout_rules import broken, interleaves, nearest
 from levelfield.predict.layout_search import (
     LayoutEstimate,
     LayoutQuestion,
@@ -340,8 +340,8 @@ def test_without_the_offer_no_row_divides_experts_and_beyond_shows_them() -> Non
     asked = question(offer=offer)
     assert {row.layout.expert for row in answer(asked).rows} == {1}
     others = not_offered(asked)
-    lacking = {name for row in others for name in offer.lacks(row.tuning)}
-    assert "expert" in lacking and all(offer.lacks(row.tuning) for row in others)
+    lacking = {name for row in others for name in offer.lacks(row.tuning, asked.work.model.layers)}
+    assert "expert" in lacking and all(offer.lacks(row.tuning, asked.work.model.layers) for row in others)
 
 
 @pytest.mark.parametrize(
@@ -383,3 +383,39 @@ def test_no_layout_that_fits_is_lost() -> None:
                 seen.add(row.memory.total <= capacity)
                 assert ((str(layout), micro_batch, recompute) in found) == (row.memory.total <= capacity), chosen
     assert seen == {True, False}
+
+
+# ---- stages of unequal layers
+
+
+def test_stages_and_chunks_of_unequal_layers_are_searched_where_they_run() -> None:
+    """61 layers divide over no pipeline. Megatron's recipes run 4 stages of 4 or 8 chunks, 8 of 4."""
+    plain = question(DEEPSEEK, 128, capacity_bytes=None)
+    assert {row.layout.pipeline for row in answer(plain).rows} == {1}
+    uneven = replace(plain, offer=replace(plain.offer, parallelism=KINDS | {"uneven"}))
+    found = {(row.layout.pipeline, row.tuning.virtual_pipeline) for row in answer(uneven).rows}
+    assert {(4, 4), (4, 8), (8, 4), (1, 1)} <= found
+    assert all(stages * chunks <= 61 for stages, chunks in found)
+    lacking = {plain.offer.lacks(row.tuning, 61) for row in answer(uneven).rows if row.layout.pipeline > 1}
+    assert lacking == {("uneven",)}
+    assert any("uneven" in plain.offer.lacks(row.tuning, 61) for row in not_offered(plain))
+
+
+def test_unequal_chunks_need_a_layer_each() -> None:
+    layout = parse_layout("DP1PP4").layout
+    assert interleaves(DEEPSEEK, layout, 1, 15, uneven_stages=True)
+    assert not interleaves(DEEPSEEK, layout, 1, 16, uneven_stages=True)
+    assert not interleaves(DEEPSEEK, layout, 1, 4) and interleaves(MIXTRAL, layout, 1, 4)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_the_stages_of_each_composition_hold_the_largest(every: int) -> None:
+    """Against every stage, one by one; with dense layers at the front and between."""
+    experts = {**DEEPSEEK.model.model_dump()["experts"], "every": every}
+    for layout, fields in (("PP4", {}), ("PP16EP4DP4", {"recompute": "full"}), ("PP32", {}), ("PP61", {})):
+        s = setup(layout, changed(DEEPSEEK, experts=experts), **fields)
+        assert expected_memory(s).total == max(each.total for each in stage_footprints(s))
+        kinds = {(s.layers_of(n), s.mixtures_of(n)) for n in range(s.layout.pipeline)}
+        assert {(s.layers_of(n), s.mixtures_of(n)) for n in s.end_stages} == kinds
+        assert len(s.end_stages) <= 8 or every > 1
+    assert sum(s.mixtures_of(n) for n in range(61)) == s.model.mixture_layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
+from levelfield.specs.layout import parse_layout
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, str(ROOT / "benchmarks" / "planner_unseen.py")]
@@ -156,3 +158,68 @@ def test_what_is_committed_is_what_the_fit_of_programs_finds() -> None:
         [*COMMAND, "--check"], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "platform")}
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- the runs of 2025 and 2026
+
+
+def _recent(unseen: ModuleType, content: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    found = content or json.loads(unseen.RECENT_RUNS.read_text())
+    return [{"group": name, **g["shared"], **row} for name, g in found["groups"].items() for row in g["rows"]]
+
+
+def _wrong(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the rows that contradict their model, their devices or another row: TFLOP/s over tokens/s is one number of
+    a model, whatever runs it, but for a layer of multi-token prediction, 4 % of DeepSeek-V3."""
+    wrong = []
+    for row in rows:
+        layout, batch = parse_layout(row["layout"]).layout, row["micro_batch"]
+        devices, rate = row["nodes"] * row["devices_per_node"], row["tokens_per_second_per_device"]
+        if layout.world_size != devices or row["global_batch"] % (batch * layout.data) or not 0 < rate < 1e6:
+            wrong.append(row["id"])
+        alike = [
+            other["tflops_per_second_per_device"] / other["tokens_per_second_per_device"]
+            for other in rows
+            if other["model"] == row["model"] and "tflops_per_second_per_device" in other
+        ]
+        own = row.get("tflops_per_second_per_device", 0) / rate
+        if own and not abs(own / statistics.median(alike) - 1) < 0.045:
+            wrong.append(row["id"])
+    return wrong
+
+
+def test_the_recent_runs_are_whole_and_half_of_them_are_for_no_fit(unseen: ModuleType) -> None:
+    rows = _recent(unseen)
+    assert len(rows) >= 170 and len({row["id"] for row in rows}) == len(rows)
+    assert _wrong(rows) == []
+    assert all(len(row["source"]) > 20 and row["settings"] in ("full", "partial") for row in rows)
+    assert sum(row["chip"].startswith("MI") for row in rows) >= 5
+    held = {row["id"] for row in rows if row["never_fitted"]}
+    runs = unseen.runs_of(unseen.RECENT_RUNS)
+    assert 0.4 < len(held) / len(rows) < 0.5 and held == {run.name for run in runs if not run.fitted}
+    assert held.isdisjoint(run.name for path in (unseen.RUNS, unseen.CONTEXT_RUNS) for run in unseen.runs_of(path))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda row: {**row, "tokens_per_second_per_device": 1.1 * row["tokens_per_second_per_device"]},
+        lambda row: {**row, "tokens_per_second_per_device": row["tflops_per_second_per_device"]},
+        lambda row: {**row, "tokens_per_second_per_device": float("nan")},
+        lambda row: {**row, "nodes": 2 * row["nodes"]},
+        lambda row: {**row, "global_batch": row["global_batch"] + 1},
+        lambda row: {**row, "tflops_per_second_per_device": 1000 * row["tflops_per_second_per_device"]},
+    ],
+    ids=["a tenth more", "columns swapped", "nan", "nodes", "batch", "unit"],
+)
+def test_a_wrong_row_is_found(unseen: ModuleType, fault: Any) -> None:
+    rows = _recent(unseen)
+    at = next(n for n, row in enumerate(rows) if row["id"] == "bridge2606-H100-LLAMA3.1_405B-1024-FP8")
+    rows[at] = fault(rows[at])
+    assert "bridge2606-H100-LLAMA3.1_405B-1024-FP8" in _wrong(rows)
+
+
+def test_the_recent_runs_are_predicted_without_any_fit(unseen: ModuleType) -> None:
+    found = unseen.judged(unseen.runs_of(unseen.RECENT_RUNS), unseen.Questions(Registry()))
+    count, middle, high = unseen.spread(j.speed_off for j in found)
+    assert count > 170 and middle < 0.15 and high < 0.40

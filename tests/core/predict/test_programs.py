@@ -10,6 +10,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.predict.footprint import expected_memory
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
 from levelfield.predict.machines import ATTENTION_SHARES, REACHABLE, Link, MachineRates, machine_of
+from levelfield.predict.pass_timing import moved_bytes, pass_seconds
 from levelfield.predict.setup import setup_of
 from levelfield.specs.constants import Constants, MemoryModel, Pace
 from levelfield.specs.layout import parse_layout
@@ -124,6 +125,21 @@ def test_recomputed_attention_is_one_forward_pass() -> None:
     extra = [times[kernel, "full"] - times[kernel, "none"] for kernel in ("flash1", "flash2")]
     whole = times["flash1", "none"] - times["flash2", "none"]
     assert extra[0] - extra[1] == pytest.approx(whole / 3.5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "recompute"),
+    [("llama3_8b", "DP1", "none"), ("llama3_8b", "TP4PP2+seq", "full"), ("mixtral_8x7b", "TP2", "none")],
+)
+def test_moved_bytes_are_those_of_the_predicted_time(case: str, layout: str, recompute: str) -> None:
+    """On a machine that computes in no time, a micro-batch takes as long as its bytes take."""
+    machine = MachineRates(1e40, None, 1e12, Link(0, 1e12), None, 8)
+    pace = Pace.model_validate(PLAIN | {"product_traffic": 1.5, "elementwise_traffic": 2, "memory_efficiency": 1})
+    tuning = Tuning(layout=parse_layout(layout).layout, recompute=recompute)  # type: ignore[arg-type]
+    setup = setup_of(Registry().case(case).work("full"), tuning, False, MemoryModel())
+    each, model = pass_seconds(setup, machine, pace), setup.model
+    seconds = each.of_layers(model.layers, model.mixture_layers if model.experts else 0) + each.embedding + each.head
+    assert moved_bytes(setup, pace) == pytest.approx(seconds * 1e12, rel=1e-9)
 
 
 def test_traffic_makes_small_products_slow() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,18 @@ WHOLE = {
     "node_selector": {"gpu": "H100"},
     "tolerations": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}, {"operator": "Exists"}],
     "devices": "nvidia.com/gpu",
-    "resources": {"rdma/hca": 1, "cpu": 8},
+    "resources": {"rdma/hca": 1, "cpu": 8, "memory": "900Gi"},
     "shared_memory_bytes": 2**30,
+    "annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0, rail-1"},
+    "volumes": [
+        {"name": "topology", "source": {"hostPath": {"path": "/etc/topology"}}, "folder": "/etc/topology"},
+        {"name": "cache", "source": {"emptyDir": {}}, "folder": "/cache", "read_only": False},
+    ],
+    "pull_secrets": ["registry"],
+    "user": 1000,
+    "group": 2000,
 }
+RESTRICTED = {"restricted": True, "user": 1000, "volumes": [WHOLE["volumes"][1]]}
 RESTART_POLICIES = {"Never", "OnFailure"}
 Fields = dict[str, Any]
 
@@ -96,7 +106,7 @@ def pod_templates(document: Fields) -> list[Fields]:
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
-@pytest.mark.parametrize("site", [{}, WHOLE, {"claim": "runs", "claim_folder": "/shared"}])
+@pytest.mark.parametrize("site", [{}, WHOLE, RESTRICTED, {"claim": "runs", "claim_folder": "/shared"}])
 def test_each_kind_passes_its_published_schema(kind: str, site: Fields) -> None:
     documents = documents_of(request_for(kind, **site))
     for document in documents:
@@ -202,13 +212,111 @@ def test_with_a_claim_the_pods_write_the_run_directory_itself() -> None:
     ("site", "said"),
     [
         ({"image": None}, "kubernetes.image: found none"),
-        ({"kind": "trainjob", "host_network": True}, "a TrainJob has no such field"),
+        ({"kind": "trainjob", "host_network": True}, "host_network: a TrainJob has no such field"),
+        ({"kind": "trainjob", "priority_class": "high"}, "priority_class: a TrainJob has no such field"),
+        ({"kind": "trainjob", "scheduler": "volcano"}, "scheduler: a TrainJob has no such field"),
         ({"claim": "runs", "claim_folder": "/elsewhere"}, "expected it below /elsewhere"),
     ],
 )
 def test_a_site_file_that_lacks_a_part_is_refused(site: Fields, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         request_for(**{"kind": "job", **site})
+
+
+def pod_of(kind: str, nodes: int = 2, **site: Any) -> Fields:
+    """The template of a node's pod, or for a TrainJob the patch of its runtime's."""
+    document = documents_of(request_for(kind, nodes, **site))[-1]
+    if kind != "trainjob":
+        return spec_of(document)["template"]
+    patch = document["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    return patch["replicatedJobs"][0]["template"]["spec"]["template"]
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_no_machine_has_two_pods_of_a_run(kind: str) -> None:
+    pod = pod_of(kind)
+    (term,) = pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert (
+        term["labelSelector"]["matchLabels"] == pod["metadata"]["labels"] == {"levelfield-run": object_name("run-id")}
+    )
+    assert "affinity" not in pod_of(kind, nodes=1)["spec"]
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_a_pod_has_what_the_site_s_file_says(kind: str) -> None:
+    pod = pod_of(kind, **WHOLE)
+    assert pod["metadata"]["annotations"] == WHOLE["annotations"]
+    spec = pod["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["securityContext"] == {"runAsUser": 1000, "runAsGroup": 2000, "fsGroup": 2000}
+    assert {"name": "topology", "hostPath": {"path": "/etc/topology"}} in spec["volumes"]
+    mounts = {each["name"]: each for each in spec["containers"][0]["volumeMounts"]}
+    assert mounts["cache"] == {"name": "cache", "mountPath": "/cache", "readOnly": False}
+    assert mounts["topology"]["readOnly"] is True
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_class_scheduler_and_resources_are_those_of_the_site_s_file(kind: str) -> None:
+    spec = pod_of(kind, **WHOLE, priority_class="high", scheduler="volcano")["spec"]
+    assert (spec["priorityClassName"], spec["schedulerName"]) == ("high", "volcano")
+    limits = spec["containers"][0]["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": "2", "rdma/hca": "1", "cpu": "8", "memory": "900Gi"}
+    assert "resources" not in pod_of(kind, devices="none")["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_a_restricted_pod_keeps_to_the_standard(kind: str) -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted"""
+    spec = pod_of(kind, **RESTRICTED)["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] == 1000
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    own = spec["containers"][0]["securityContext"]
+    assert own == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    assert {key for volume in spec["volumes"] for key in volume if key != "name"} <= allowed
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        ({"resources": {"memory": "900 Gi"}}, "expected a number with a unit, such as 900Gi"),
+        ({"resources": {"memory": "900GB"}}, "expected a number with a unit"),
+        ({"resources": {"memory": "-1Gi"}}, "expected a number with a unit"),
+        ({"restricted": True, "resources": {"rdma/hca": 1}}, "found it with rdma/hca"),
+        ({"restricted": True, "volumes": WHOLE["volumes"]}, "found it with topology"),
+        ({"restricted": True, "host_network": True}, "found it with host_network"),
+        ({"restricted": True, "user": 0}, "expected a user that is not root"),
+        ({"volumes": [WHOLE["volumes"][1]] * 2}, "found cache, expected names that no other volume"),
+        ({"volumes": [{**WHOLE["volumes"][1], "name": "work"}]}, "found work, expected names that no other volume"),
+    ],
+)
+def test_a_site_file_that_no_cluster_could_run_is_refused(site: Fields, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        KubernetesSite.model_validate(site)
+
+
+def test_an_accelerator_without_its_resource_is_refused() -> None:
+    """The pods would be placed on any machine, and none would have a device."""
+    registry = Registry()
+    plan = make_plan(registry, "llama3_8b:torch:H100:4:8", scale="full", assume=True)
+    for devices, refused in ((None, True), ("none", False), ("nvidia.com/gpu", False)):
+        site = Site(kubernetes=KubernetesSite(image="example.org/image:1", devices=devices))
+        given = plan.model_copy(update={"launch": LaunchPlan(launcher="kubernetes", site=site)})
+        launcher = KubernetesLauncher()
+        with (
+            pytest.raises(UsageError, match=r"kubernetes\.devices: found none.*8 x H100") if refused else nullcontext()
+        ):
+            launcher.request(given, RunPaths(Path("/runs/a-run")), launcher.runtime(given))
 
 
 def test_many_nodes_need_several_configmaps() -> None:

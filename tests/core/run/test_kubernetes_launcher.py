@@ -338,3 +338,52 @@ def test_waiting_is_said_with_its_reason(cluster: Cluster) -> None:
     assert cluster.execute(cluster.plan()).cause == "interrupted"
     assert [said for said in cluster.said if "2 of 2 pods: Unschedulable: 0/3 nodes" in said] == cluster.said[-1:]
     assert "\x1b" not in "".join(cluster.said)
+
+
+STANDARD = 'Error creating: pods "a" is forbidden: violates PodSecurity "restricted:latest"'
+QUOTA = 'Error creating: pods "a" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8'
+
+
+def warned(*messages: str, about: str = "") -> SimulatedCluster:
+    """A cluster that makes no pod, and says why at one time after another."""
+
+    def play(api: SimulatedCluster) -> None:
+        for minute, message in enumerate(messages):
+            api.warn(api.main()["metadata"]["name"] + about, message, f"2026-01-01T00:0{minute}:00Z")
+
+    return SimulatedCluster(play)
+
+
+@pytest.mark.parametrize(("kind", "about"), [("job", ""), ("jobset", "-node-0"), ("jobset", "")])
+def test_pods_that_the_cluster_forbids_end_the_run(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str, about: str
+) -> None:
+    monkeypatch.setattr(cluster_run, "JOB_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_run, "REFUSED_SECONDS", 0.5)
+    cluster.api = warned(QUOTA, STANDARD, about=about)
+    outcome = cluster.execute(cluster.plan(kind=kind))
+    assert outcome.cause == "launch-error" and f"makes no pod: FailedCreate: {STANDARD}" in str(outcome.evidence)
+    assert [node.word for node in outcome.nodes] == ["unreachable", "unreachable"]
+
+
+def test_a_quota_is_waited_for_and_said(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_run, "JOB_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_run, "REFUSED_SECONDS", 0.0)
+    cluster.api = warned(STANDARD, QUOTA)
+    looks: list[None] = []
+
+    def watch() -> None:
+        looks.append(None)
+        if len(looks) == 4:
+            raise KeyboardInterrupt
+
+    assert cluster.execute(cluster.plan(), watch).cause == "interrupted"
+    assert any("2 of 2 pods: FailedCreate: " in said and "exceeded quota: gpus" in said for said in cluster.said)
+
+
+def test_without_the_right_to_read_events_a_run_waits_as_before(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_run, "JOB_SECONDS", 0.0)
+    cluster.api.refusals["GET", "/events"] = 403, "events is forbidden"
+    assert cluster.execute(cluster.plan()).cause == "exited"

@@ -15,6 +15,7 @@ from levelfield.node import file_stream
 from levelfield.node.file_stream import MOST_LINE_BYTES, PART_BYTES, file_frame, frame_line
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers import node_stream
+from levelfield.run.launchers.node_records import shared_machines
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection
 from levelfield.run.launchers.ssh.node_run import NodeRun
@@ -210,3 +211,26 @@ def test_a_node_without_a_last_word_is_lost(root: Path) -> None:
     cause, end = found.finding()
     assert (cause, end.word) == ("node-lost", "lost")
     assert found.ends()[0].exit_code is None and found.ends()[0].signal is None
+
+
+@pytest.mark.parametrize(
+    ("boots", "named"),
+    [
+        (("a", "b", "c"), []),
+        (("a", "b", "a"), ["node0, node2 are one machine"]),
+        (("a", "a", "a"), ["node0, node1, node2 are one machine"]),
+        (("a", None, None), []),  # unknown is not the same
+    ],
+)
+def test_nodes_of_one_machine_are_named(root: Path, boots: tuple[str | None, ...], named: list[str]) -> None:
+    (root / "nodes").mkdir()
+    for node, boot in enumerate(boots):
+        (root / f"nodes/node{node}.facts.json").write_text(json.dumps({"boot_id": boot}))
+    assert [said.partition(":")[0] for said in shared_machines(root, 3)] == named
+
+
+def test_a_damaged_file_of_facts_names_no_machine(root: Path) -> None:
+    (root / "nodes").mkdir()
+    (root / "nodes/node0.facts.json").write_text('{"boot_id": "a"}')
+    (root / "nodes/node1.facts.json").write_text('{"boot_id": "a"')
+    assert shared_machines(root, 3) == []

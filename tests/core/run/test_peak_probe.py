@@ -245,6 +245,11 @@ def test_an_old_peak_is_replaced_though_it_was_higher(plan: Plan, made: PeakMeas
     assert len(asked(plan)) == 1 and measurement.known_peaks(plan, "here").tflops == {"fp32": 2.0}
 
 
+def test_no_peak_is_measured_for_a_run_whose_tensors_are_read(plan: Plan) -> None:
+    captures = plan.model_copy(update={"capture_step": 3})
+    assert asked(captures) == [] and len(asked(captures.model_copy(update={"probe_peak": True}))) == 1
+
+
 def test_a_probe_that_fails_leaves_the_doubtful_peak(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(plan, 0.4, now(other_cores=1.5))
     monkeypatch.setenv("FAKE_PEAK", "broken")

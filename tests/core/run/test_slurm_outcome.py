@@ -180,3 +180,21 @@ def test_ends_in_a_record_that_are_none_leave_the_rank_unknown(run: Path) -> Non
     damage = ended("rank-failed").replace('"ends": []', '"ends": [{"rank": 1, "colour": 7}]')
     found = outcome(run, "FAILED", GOOD[0], damage)
     assert [(end.exit_code, end.signal) for end in found.ends] == [(0, None), (None, None)]
+
+
+CANCELLED = "slurmstepd: error: *** STEP 12.0 ON alpha CANCELLED AT 2026-01-01T00:00:00{} ***\n"
+
+
+@pytest.mark.parametrize(("reason", "cause"), [("", "cancelled"), (" DUE TO NODE FAILURE", "launch-error")])
+@pytest.mark.parametrize("records", [(None, None), (ended("stopped"), ended("stopped"))])
+def test_a_step_that_somebody_cancels(run: Path, reason: str, cause: str, records: tuple[str | None, ...]) -> None:
+    (run / "logs" / "job.log").write_text("begins\n" + CANCELLED.format(reason))
+    found = outcome(run, "FAILED", *records)
+    assert found.cause == (cause if records[0] is None else "cancelled")
+    assert ("STEP 12.0 ON alpha CANCELLED AT" in str(found.evidence)) == (not reason or records[0] is None)
+
+
+def test_a_rank_that_failed_is_the_cause_before_a_cancelled_step(run: Path) -> None:
+    """`srun --kill-on-bad-exit` cancels its own step."""
+    (run / "logs" / "job.log").write_text(CANCELLED.format(""))
+    assert outcome(run, "FAILED", ended("rank-failed", (0, 1, None)), ended("stopped")).cause == "rank-failed"

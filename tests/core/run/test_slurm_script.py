@@ -62,7 +62,8 @@ def test_the_script_has_the_site_s_settings_and_no_other(capsys: pytest.CaptureF
         "#SBATCH --switches=1",
         "#SBATCH --mem=0",
         "",
-        "module load cuda/13 nccl",
+        "type module >/dev/null 2>&1 || . /etc/profile",
+        'module load cuda/13 nccl || { echo "levelfield: module load failed" >&2; exit 1; }',
         'name=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         'first_node=$(scontrol --oneliner show node "$name" | sed -n "s/.* NodeAddr=\\([^ ]*\\).*/\\1/p")',
         '[ -n "$first_node" ] || { echo "levelfield: the first node has no address" >&2; exit 1; }',
@@ -88,6 +89,20 @@ def test_the_shell_finds_no_error_in_the_script(capsys: pytest.CaptureFixture[st
         (request,) = shown(capsys, tmp_path, *CASE, modules=["a"], **interface)
         text = "\n".join(script_of(request)) + "\n"
         assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("defined", "code"), [("module() { [ $2 != lost ]; }", 0), ("module() { false; }", 1), ("", 1)]
+)
+def test_a_module_that_does_not_load_ends_the_job(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, defined: str, code: int
+) -> None:
+    (request,) = shown(capsys, tmp_path, *CASE, modules=["cuda/13"])
+    lines = [line for line in script_of(request) if "module" in line]
+    text = "\n".join([defined, *lines, "echo trains"])
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert (done.returncode, "trains" in done.stdout) == (code, code == 0), done.stderr
+    assert code == 0 or "levelfield: module load failed" in done.stderr
 
 
 def test_cores_of_a_divided_host_are_taken_and_else_left_to_the_site(
@@ -117,7 +132,7 @@ def test_containers_of_the_site(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     (request,) = shown(capsys, tmp_path, *CASE, *inside, slurm={**slurm, "container": "apptainer"})
     run = Path(request["events_dir"]).parent
     (line,) = [line for line in script_of(request) if line.startswith("srun")]
-    assert f"apptainer exec --no-home --bind={run}:{run},{here}:{here} {image} python3" in line
+    assert f"apptainer exec --no-home --nv --bind={run}:{run},{here}:{here} {image} python3" in line
 
 
 @pytest.mark.parametrize(

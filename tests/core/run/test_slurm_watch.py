@@ -97,6 +97,30 @@ def test_a_job_that_waits_forever_is_cancelled(run: Path, planted: PlantedSlurm,
     assert planted.calls("scancel") == [["12"]]
 
 
+@pytest.mark.parametrize("again", ["PENDING|BeginTime|\n", "REQUEUE_HOLD|job requeued in held state|\n"])
+def test_a_job_that_waits_again_after_it_ran_is_cancelled(run: Path, planted: PlantedSlurm, again: str) -> None:
+    planted.says("squeue", RUNNING, again, "12|gpu\n", "CANCELLED|None|\n")
+    found = Watched(run).outcome()
+    assert found.cause == "cancelled" and "was put back into the queue after it ran (" in str(found.evidence)
+    assert planted.calls("scancel") == [["12"]]
+
+
+def test_a_lost_node_is_named_though_slurm_has_it_back(run: Path, planted: PlantedSlurm) -> None:
+    planted.says("squeue", RUNNING, "NODE_FAIL|NodeDown|alpha,beta\n")
+    planted.says("sinfo", "alpha|idle|none\nbeta|down|a fan stands still\n", "alpha|idle|none\nbeta|idle|none\n")
+    found = Watched(run).outcome()
+    assert found.cause == "node-lost" and "beta is down (a fan stands still)" in str(found.evidence)
+
+
+def test_a_job_that_is_interrupted_while_it_waits_has_no_node(run: Path, planted: PlantedSlurm) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    planted.says("squeue", "PENDING|Resources|\n", "12|gpu\n", "CANCELLED|None|\n")
+    found = Watched(run, look2=interrupt).outcome()
+    assert (found.cause, found.nodes, found.ends) == ("interrupted", (), ())
+
+
 def test_an_interrupt_cancels_the_job_and_waits_for_its_end(run: Path, planted: PlantedSlurm) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -137,9 +161,11 @@ class Beating(Watched):
 
 def limited(run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch, *signs: str) -> Outcome:
     monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.2)
+    for name in ("QUICKEST", "SLOWEST"):  # each question is a process of its own
+        monkeypatch.setattr(slurm_watch, name, 0.1)
     for rank in (0, 1):
         (run / f"events/rank{rank}.alive").write_text("0")
-    planted.says("squeue", *[RUNNING] * 40, "CANCELLED|None|alpha,beta\n")
+    planted.says("squeue", *[RUNNING] * 10, "CANCELLED|None|alpha,beta\n")
     planted.says("sinfo", "beta|allocated*|Not responding\n")
     return Beating(run, signs, heartbeat=0.4).outcome()
 

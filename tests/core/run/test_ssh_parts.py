@@ -90,7 +90,13 @@ def test_host_keys_are_checked_and_nothing_is_asked_whatever_the_site_says() -> 
     site = Site.model_validate({"ssh": {"config": "/etc/mine", "connect_seconds": 7}})
     argv = ssh_argv(LaunchPlan(launcher="ssh", site=site), Host(name="h1", user="me", port=2222), ["python3", "a b"])
     options = [argv[i + 1] for i, word in enumerate(argv) if word == "-o"]
-    for wanted in ("StrictHostKeyChecking=yes", "UpdateHostKeys=no", "BatchMode=yes", "ConnectTimeout=7"):
+    for wanted in (
+        "StrictHostKeyChecking=yes",
+        "UpdateHostKeys=no",
+        "BatchMode=yes",
+        "ConnectTimeout=7",
+        "ControlPath=none",
+    ):
         assert wanted in options
     assert not [word for word in options if "KnownHosts" in word]
     assert argv[:3] == ("ssh", "-F", "/etc/mine") and argv[-6:-1] == ("-p", "2222", "-l", "me", "h1")

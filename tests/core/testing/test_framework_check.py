@@ -28,9 +28,9 @@ from levelfield.testing.scaffold import new_folder
 Said = pytest.CaptureFixture[str]
 
 
-def subject_of(folder: Path) -> FrameworkSubject:
+def subject_of(folder: Path, name: str = "acme") -> FrameworkSubject:
     """The new folder's framework by this Python, compared with the recorded curves."""
-    subject = FrameworkSubject("acme", [folder], python=PYTHON)
+    subject = FrameworkSubject(name, [folder], python=PYTHON)
     subject.kept["torch"] = None
     return subject
 
@@ -323,7 +323,7 @@ def test_the_runs_of_a_further_version_have_a_file_of_their_own(acme: Path, caps
     manifest = acme / "models/acme/implementation.yaml"
     pins = "{packages: [acme-tensors==2.0.3, numpy==2.4.6], verified: none}"
     manifest.write_text(manifest.read_text() + f'versions:\n  "2.0.3":\n    requirements: {{cpu: {pins}}}\n')
-    subject = FrameworkSubject("acme_2.0.3", [acme], python=PYTHON)
+    subject = subject_of(acme, "acme_2.0.3")
     assert (subject.name, subject.manifest.version) == ("acme", "2.0.3")
     assert found(subject, "launch")[0] == "ok"
     subject.kept["runs"] = (layout_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)

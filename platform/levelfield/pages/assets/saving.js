@@ -3,13 +3,14 @@
    leaves the page.
    A static figure of a template gets its buttons by itself:
      <figure data-file="SERIES_FIGURE" data-table="ID">  <figcaption>, one <svg>
+     <table class="bars" data-file="SERIES_FIGURE" data-rows="JSON" data-whose="SERIES">  an <svg> in each row
    data-table: the table with the same numbers; without it there is no CSV. A script calls `buttons`. */
 levelfield.saving = (() => {
   const { el, t } = levelfield;
   const SVG = "http://www.w3.org/2000/svg";
   const HEAD = 46, FOOT = 22, EDGE = 12, SHARPNESS = 2; // in pixels of the page; a PNG has twice as many
   // What the style sheet gives to parts of an SVG: a file has no style sheet.
-  const LOOKS = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity", "font-size",
+  const LOOKS = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "vector-effect", "opacity", "font-size",
     "font-weight", "font-family", "text-anchor", "dominant-baseline"];
 
   /* Return an element of SVG. Texts become text nodes. */
@@ -119,6 +120,31 @@ levelfield.saving = (() => {
     })));
   }
 
-  levelfield.ready(() => document.querySelectorAll("figure[data-file]").forEach(attach));
+  /* Return the bars of a table as one SVG: what each is called, the bar, and what stands beside it. */
+  function barsOf(table) {
+    const [ROW, NAME, BAR, BESIDE] = [24, 190, 250, 330];
+    const said = (cell) => cell.innerText.replace(/\s+/g, " ").trim();
+    const lines = [...table.tBodies[0].rows].map((row, i) => {
+      const text = (x, content) => svg("text", { x, y: ROW * i + 16, "font-size": 12, "font-family": "system-ui, sans-serif", fill: "#1b1f24" }, content);
+      const bar = styled(row.querySelector("svg"));
+      for (const [key, value] of Object.entries({ x: NAME, y: ROW * i + 4, width: BAR, height: ROW - 8 })) bar.setAttribute(key, value);
+      return [text(0, said(row.cells[0])), bar, text(NAME + BAR + 10, [...row.querySelectorAll("td.value")].map(said).join("   "))];
+    });
+    const box = [NAME + BAR + BESIDE, ROW * lines.length];
+    return svg("svg", { width: box[0], height: box[1], viewBox: `0 0 ${box.join(" ")}` }, ...lines.flat());
+  }
+
+  /* Give a table of bars its buttons. */
+  function attachBars(table) {
+    const rows = JSON.parse(table.dataset.rows);
+    table.after(el("p", { class: "axis" }, buttons({
+      file: table.dataset.file, name: table.caption.textContent, whose: table.dataset.whose || "", picture: () => barsOf(table), rows: () => rows,
+    })));
+  }
+
+  levelfield.ready(() => {
+    document.querySelectorAll("figure[data-file]").forEach(attach);
+    document.querySelectorAll("table.bars[data-file]").forEach(attachBars);
+  });
   return { buttons, svg, SVG };
 })();

@@ -79,6 +79,19 @@ def by_engine(record: LastRecord, *signals: int) -> LastRecord:
     return replace(ended, cause="stopped", evidence="the engine ended its ranks")
 
 
+def shared_machines(root: Path, nodes: int) -> list[str]:
+    """Return a sentence for each machine that was several nodes of a run: one kernel's start has one boot id."""
+    machines: dict[str, list[str]] = {}
+    for node in range(nodes):
+        if boot := _fields(_text(root / f"nodes/node{node}.facts.json")).get("boot_id"):
+            machines.setdefault(str(boot), []).append(f"node{node}")
+    return [
+        f"{', '.join(names)} are one machine: they have the same boot id, so no figure is one of {nodes} machines"
+        for names in machines.values()
+        if len(names) > 1
+    ]
+
+
 def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
     """Return all that the last line `ended` of a node's record says; None where there is none, or it is damaged.
 

@@ -17,7 +17,7 @@ from levelfield.run.launchers.kubernetes.cluster_api import (
     Fields,
 )
 from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
-from levelfield.specs.site import KubernetesSite, Site
+from levelfield.specs.site import NO_RESOURCE, KubernetesSite, Site
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _PARTS = ("configmaps", "secrets", "services")
@@ -58,7 +58,7 @@ def _of_cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
     yield from _named(api, site)
     if site.claim:
         yield from _claim(api, site)
-    if site.devices:
+    if site.devices not in (None, NO_RESOURCE):
         yield _devices(api, site.devices)
 
 

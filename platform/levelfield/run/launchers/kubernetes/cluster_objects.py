@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from levelfield.run.runtimes.process_runtime import LOCAL
-from levelfield.specs.site import KubernetesSite
+from levelfield.specs.site import NO_RESOURCE, RDMA, KubernetesSite
 
 Fields = dict[str, Any]
 RUN_LABEL = "levelfield-run"
@@ -20,8 +20,8 @@ MOST_DATA_BYTES = 900_000  # of one ConfigMap; the API's limit is 1 MiB
 PATCH_MANAGER = "levelfield.run/launcher"
 NODE = "node"  # a pod's container and the job of a JobSet; also the name that TrainJob's runtimes give theirs
 START, ARCHIVE = "start.py", "code.tar.gz"
+MACHINE = "kubernetes.io/hostname"  # the label that differs between machines
 PACKAGE, WORK = "/levelfield/package", "/levelfield/work"
-RDMA = "rdma/"  # resources of RDMA's device plugins; their users lock memory
 _FIRST_FAILURE_ENDS: Sequence[Fields] = [
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
@@ -62,11 +62,15 @@ def secret_name(run_id: str) -> str:
     return f"{object_name(run_id)}-secrets"
 
 
+def pods_maker(name: str, kind: str) -> str:
+    """Return the name of the Job that makes the pods: the run's object itself, or the one that a JobSet makes."""
+    return name if kind.lower() == "job" else f"{name}-{NODE}-0"
+
+
 def first_pod(run_id: str, site: KubernetesSite) -> str:
     """Return the DNS name of the first node's pod within its namespace."""
     name = object_name(run_id)
-    host = f"{name}-0" if site.kind == "job" else f"{name}-{NODE}-0-0"
-    return f"{host}.{name}"
+    return f"{pods_maker(name, site.kind)}-0.{name}"
 
 
 def objects_of(run: JobManifest) -> list[Fields]:
@@ -145,7 +149,7 @@ def _indexed(run: JobManifest, subdomain: str | None) -> Fields:
         "backoffLimit": 0,
         "activeDeadlineSeconds": run.deadline_seconds,
         "podFailurePolicy": {"rules": _FIRST_FAILURE_ENDS},
-        "template": {"metadata": {"labels": {RUN_LABEL: run.name}}, "spec": pod},
+        "template": {"metadata": _pod_metadata(run), "spec": pod},
     }
 
 
@@ -153,8 +157,8 @@ def _trainjob(run: JobManifest) -> Fields:
     """Return a TrainJob of Kubeflow's Trainer 2.2 or newer. Its runtime has the JobSet; the patch has the rest."""
     container = _container(run)
     patched = {key: container[key] for key in ("name", "volumeMounts", "securityContext") if key in container}
-    pod = {**_placing(run.site), "volumes": _volumes(run), "containers": [patched]}
-    template = {"metadata": {"labels": {RUN_LABEL: run.name}}, "spec": pod}
+    pod = {**_placing(run), "volumes": _volumes(run), "containers": [patched]}
+    template = {"metadata": _pod_metadata(run), "spec": pod}
     replicated = {"name": NODE, "template": {"spec": {"template": template}}}
     trainer: Fields = {"numNodes": run.nodes}
     trainer |= {key: container[key] for key in ("image", "command", "args", "env") if key in container}
@@ -182,25 +186,52 @@ def _pod_spec(run: JobManifest) -> Fields:
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         **network,
-        **_placing(run.site),
+        **_named(run.site),
+        **_placing(run),
         "containers": [_container(run)],
         "volumes": _volumes(run),
     }
 
 
-def _placing(site: KubernetesSite) -> Fields:
-    """Return what says where a pod may run, and as which account."""
+def _pod_metadata(run: JobManifest) -> Fields:
+    annotations = {"annotations": dict(run.site.annotations)} if run.site.annotations else {}
+    return {"labels": {RUN_LABEL: run.name}, **annotations}
+
+
+def _named(site: KubernetesSite) -> Fields:
+    """Return what a patch of a TrainJob may not have."""
+    found = {"priorityClassName": site.priority_class, "schedulerName": site.scheduler}
+    return {key: name for key, name in found.items() if name}
+
+
+def _placing(run: JobManifest) -> Fields:
+    """Return what says where a pod may run, as which account and user, and with whose images."""
+    site = run.site
     found: Fields = {"serviceAccountName": site.service_account} if site.service_account else {}
     if site.node_selector:
         found["nodeSelector"] = dict(site.node_selector)
     if site.tolerations:
         found["tolerations"] = [each.model_dump(exclude_none=True) for each in site.tolerations]
+    if site.pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in site.pull_secrets]
+    if run.nodes > 1:
+        term = {"labelSelector": {"matchLabels": {RUN_LABEL: run.name}}, "topologyKey": MACHINE}
+        found["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    if security := _pod_security(site):
+        found["securityContext"] = security
     return found
+
+
+def _pod_security(site: KubernetesSite) -> Fields:
+    found = {"runAsUser": site.user, "runAsGroup": site.group, "fsGroup": site.group}
+    kept: Fields = {key: number for key, number in found.items() if number is not None}
+    restricted = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    return kept | (restricted if site.restricted else {})
 
 
 def _container(run: JobManifest) -> Fields:
     site = run.site
-    limits = {site.devices: str(run.devices)} if site.devices else {}
+    limits = {site.devices: str(run.devices)} if site.devices not in (None, NO_RESOURCE) else {}
     limits |= {name: str(count) for name, count in site.resources.items()}
     secret = secret_name(run.run_id)
     found: Fields = {"name": NODE, **({"image": run.image} if run.image else {})}
@@ -213,6 +244,8 @@ def _container(run: JobManifest) -> Fields:
         found["resources"] = {"limits": limits, "requests": dict(limits)}
     if any(name.startswith(RDMA) for name in site.resources):
         found["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    if site.restricted:
+        found["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return found
 
 
@@ -238,7 +271,7 @@ def _volumes(run: JobManifest) -> list[Fields]:
         found.append({"name": "shared-memory", "emptyDir": memory})
     if run.site.claim:
         found.append({"name": "runs", "persistentVolumeClaim": {"claimName": run.site.claim}})
-    return found
+    return found + [{"name": each.name, **each.source} for each in run.site.volumes]
 
 
 def _mounts(site: KubernetesSite) -> list[Fields]:
@@ -251,4 +284,5 @@ def _mounts(site: KubernetesSite) -> list[Fields]:
         found.append({"name": "shared-memory", "mountPath": "/dev/shm"})
     if site.claim:
         found.append({"name": "runs", "mountPath": site.claim_folder})
-    return found
+    further = ({"name": v.name, "mountPath": v.folder, "readOnly": v.read_only} for v in site.volumes)
+    return [*found, *further]

@@ -16,7 +16,7 @@ from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Pr
 from levelfield.errors import UsageError
 from levelfield.report.escapes import one_line, printable
 from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence, path_of
-from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL
+from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL, pods_maker
 from levelfield.run.launchers.kubernetes.pod_log import PodLog
 from levelfield.run.launchers.kubernetes.pod_watch import PodState, PodWatch
 from levelfield.run.launchers.liveness import Liveness
@@ -25,7 +25,8 @@ from levelfield.run.launchers.node_records import LastRecord, by_engine, last_re
 
 POLL_SECONDS = 0.3
 GONE_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's own time
-JOB_SECONDS = 5.0  # between two readings of the main object
+JOB_SECONDS = 5.0  # between two readings of the main object, or of the events that say why there is no pod
+REFUSED_SECONDS = 60.0  # after which a refusal of the pods that waiting does not mend ends the run
 SETTLE_SECONDS = 5.0  # after a first failure: for other pods' reasons, and the rest of the logs
 TRIES = 3  # to delete an object
 Fields = dict[str, Any]
@@ -52,7 +53,9 @@ class ClusterRun:
         self._root = Path(request.events_dir).parent
         self._logs: dict[int, PodLog] = {}
         self._liveness: Liveness | None = None
-        self._looked = 0.0
+        self._looked = self._asked = 0.0
+        self._complaint: str | None = None
+        self._refused_since: float | None = None
         self._say, self._said = say, list[str]()
 
     def run(self, watch: Watch) -> Outcome:
@@ -99,7 +102,21 @@ class ClusterRun:
                 return "node-lost", f"{self._called(node)}: {log.fault}"
         if evidence := self._hang(states):
             return "hang", evidence
+        if len(states) < len(self._request.nodes) and self._is_refused_for_good():
+            return "launch-error", f"the cluster makes no pod: {self._complaint}"
         return self._job_state(states)
+
+    def _is_refused_for_good(self) -> bool:
+        """Return whether pods are refused for a reason that no waiting mends. A quota may be free again later."""
+        now = time.monotonic()
+        if now - self._asked < JOB_SECONDS:
+            return False
+        self._asked, self._complaint = now, self._job.complaint(self._api)
+        if self._complaint is None or "forbidden" not in self._complaint or "exceeded quota" in self._complaint:
+            self._refused_since = None
+            return False
+        self._refused_since = self._refused_since or now
+        return now - self._refused_since >= REFUSED_SECONDS
 
     def _failure(self, failed: PodState) -> tuple[Cause, str | None]:
         """Return the cause of a pod's failure. A deleted pod has the cause of its job, where that has one."""
@@ -153,7 +170,7 @@ class ClusterRun:
             return [f"the cluster does not answer, and its state is unknown: {self._pods.silence}"]
         waiting = [state.says for state in states.values() if state.phase == "pending"]
         absent = len(self._request.nodes) - len(states)
-        waiting += ["waits for its queue or its controller: no pod yet"] * absent
+        waiting += [self._complaint or "waits for its queue or its controller: no pod yet"] * absent
         return [f"{count} of {len(self._request.nodes)} pods: {says}" for says, count in Counter(waiting).items()]
 
     def _tell(self, sentences: list[str]) -> None:
@@ -286,12 +303,30 @@ class ClusterJob:
         except ClusterSilence:
             return None
 
+    def complaint(self, api: ClusterApi) -> str | None:
+        """Return the newest warning about the objects that make the pods; None without one, or without the right."""
+        found: list[Mapping[str, Any]] = []
+        for name in dict.fromkeys((self.name, pods_maker(self.name, self.main["kind"]))):
+            selector = f"type=Warning,involvedObject.name={name}"
+            try:
+                listed = api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=selector).get("items")
+            except (ClusterSilence, ClusterRefusal):
+                continue
+            found += [event for event in listed or [] if isinstance(event, Mapping) and event.get("message")]
+        newest = max(found, key=_time_of, default=None)
+        return one_line(f"{newest.get('reason')}: {newest['message']}")[:300] if newest else None
+
     def is_suspended(self, api: ClusterApi) -> bool:
         """Return whether a queue holds the main object, as far as the cluster says it."""
         try:
             return bool((api.get(path_of(self.main)).get("spec") or {}).get("suspend"))
         except (ClusterSilence, ClusterRefusal):
             return False
+
+
+def _time_of(event: Mapping[str, Any]) -> str:
+    """Return when an event was last seen, in ISO 8601 with Z as all of the API's times."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def failure_of(found: Mapping[str, Any]) -> tuple[Cause, str] | None:

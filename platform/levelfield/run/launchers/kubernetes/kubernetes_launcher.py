@@ -82,8 +82,15 @@ def _check(plan: Plan, paths: RunPaths) -> None:
             "kubernetes.image: found none, expected an image with Python 3.8 or newer and "
             f"{plan.implementation.framework}; give it in the site's file (docs/many-machines.md)"
         )
-    if site.kind == "trainjob" and site.host_network:
-        raise UsageError("kubernetes.host_network: a TrainJob has no such field; use kind: jobset or kind: job")
+    foreign = {name: getattr(site, name) for name in ("host_network", "priority_class", "scheduler")}
+    if site.kind == "trainjob" and (given := [name for name, value in foreign.items() if value]):
+        raise UsageError(f"kubernetes.{given[0]}: a TrainJob has no such field; use kind: jobset or kind: job")
+    if site.devices is None and site.kind != "trainjob" and not plan.hardware.is_host:
+        raise UsageError(
+            "kubernetes.devices: found none, expected the resource that is one device, such as nvidia.com/gpu, so that "
+            f"a pod gets its {plan.hardware.devices_per_node} x {plan.hardware.chip.name}; `devices: none` where pods "
+            "have the devices without a resource"
+        )
     if site.claim_folder and Path(site.claim_folder) not in paths.root.parents:
         raise UsageError(
             f"kubernetes.claim_folder: found the run in {paths.root.parent}, expected it below {site.claim_folder}, "

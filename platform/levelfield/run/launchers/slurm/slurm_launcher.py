@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -37,6 +37,7 @@ _OWN_OPTIONS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--requeue", "--no-requeue", "--output", "--error", "--job-name",
     "--chdir", "--array", "--wrap", "--export", "--parsable", "--wait", "--test-only", "--open-mode",
 )  # fmt: skip
+AMD = "/dev/kfd"  # the file of every AMD accelerator
 _OF_CORES = {"--cpus-per-task", "--cpus-per-gpu"}
 
 
@@ -148,14 +149,13 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
     _refuse_paths(plan, paths)
     site, nodes = launch_of(plan).site, plan.hardware.nodes
     directives = (f"#SBATCH {text}" for text in _directives(plan, paths))
-    modules = [shlex.join(("module", "load", *site.modules))] if site.modules else []
     command = (
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=0"),
         *("--input=none", "--cpu-bind=none", *_container(plan, paths)),
         *(site.python or "python3", str(checkout().joinpath(*AGENT)), "run"),
         *(f"{paths.nodes}/node{{node_rank}}.json", "--first-node"),
     )
-    lines = ["#!/bin/bash", *directives, "", *modules, *_first_node(site.interface)]
+    lines = ["#!/bin/bash", *directives, "", *_modules(site.modules), *_first_node(site.interface)]
     return "\n".join([*lines, f'{shlex.join(command)} "$first_node"', "exit $?", ""])
 
 
@@ -192,6 +192,13 @@ def _gres(text: str, devices: int) -> str:
     return filled
 
 
+def _modules(names: Sequence[str]) -> Iterator[str]:
+    """Return lines that load environment modules. Without them the job ends, as it would train with other libraries."""
+    if names:
+        yield "type module >/dev/null 2>&1 || . /etc/profile"  # a job's shell is no login shell
+        yield f'{shlex.join(("module", "load", *names))} || {{ echo "levelfield: module load failed" >&2; exit 1; }}'
+
+
 def _first_node(interface: str | None) -> Iterator[str]:
     """Return lines that set `first_node`: the address on the interface of the collectives, else Slurm's own."""
     if interface:
@@ -216,7 +223,16 @@ def _container(plan: Plan, paths: RunPaths) -> tuple[str, ...]:
     folders = ",".join(f"{folder}:{folder}" for folder in _folders(plan, paths))
     if slurm.container == "pyxis":
         return (f"--container-image={slurm.image}", f"--container-mounts={folders}", "--no-container-mount-home")
-    return ("apptainer", "exec", "--no-home", f"--bind={folders}", slurm.image)
+    return ("apptainer", "exec", "--no-home", *_devices(plan), f"--bind={folders}", slurm.image)
+
+
+def _devices(plan: Plan) -> Iterator[str]:
+    """Return apptainer's options that bring the driver's libraries; the devices' files are those of the node."""
+    options = plan.container.options if plan.container else None
+    if options and options.request_driver == "nvidia":
+        yield "--nv"
+    if options and AMD in options.device_nodes:
+        yield "--rocm"
 
 
 def _folders(plan: Plan, paths: RunPaths) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pwd
+import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from levelfield.run.launchers.slurm.slurm_commands import (
 
 Intent = tuple[Cause, str]  # why the platform itself ended a job: cause and evidence
 INTERRUPTED: Intent = ("interrupted", "interrupted by the user")
+# Where Slurm itself ended a step, such as for a failed node, the line has a reason after the time: DUE TO ...
+_STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+(?= \*\*\*)")
 LOG_BYTES = 4096  # of the end of the job's output, for a line of evidence
 _ENGINE_CAUSES: dict[str, Cause] = {
     "CANCELLED": "cancelled",
@@ -52,6 +55,7 @@ _NODE_CAUSES: dict[str, Cause] = {
     "fault": "launch-error",
     "hang": "hang",
 }
+NODE_FAILED = ("NODE_FAIL", "BOOT_FAIL")
 STEP_SECONDS = 0.3  # between two looks at a job that ends
 QUICKEST, SLOWEST = 0.5, 10.0  # seconds between two questions to Slurm: the longer it takes, the fewer they are
 PATIENCE_SECONDS = 300.0  # with a controller that does not answer, once every node has written its last record
@@ -70,13 +74,17 @@ _HOPELESS = {
 }
 
 
-def outcome_of(request: Request, job: SlurmJob, state: JobState, intent: Intent | None) -> Outcome:
-    """Return how the run ended. intent: why the platform ended the job, if it did."""
+def outcome_of(
+    request: Request, job: SlurmJob, state: JobState, intent: Intent | None, lost: Mapping[str, str] | None = None
+) -> Outcome:
+    """Return how the run ended. intent: why the platform ended the job, if it did. lost: nodes that were seen so."""
     records = _attributed(last_records(request, state.nodes), by_slurm=bool(intent) or state.word in _ENGINE_CAUSES)
-    lost = _down(state) if state.word in ("NODE_FAIL", "BOOT_FAIL") else {}
+    lost = lost or (_down(state) if state.word in NODE_FAILED else {})
     cause, evidence = intent or _cause(request, job, state, records, lost)
+    if cause in ("launch-error", "interrupted") and all(record.cause is None for record in records):
+        return Outcome(cause, (), evidence)  # nothing has started
     ends = tuple(end for record in records for end in record.ends)
-    outcome = Outcome(cause, ends, evidence, nodes=_node_ends(records, cause, lost))
+    outcome = Outcome(cause, ends, evidence, nodes=tuple(_node_end(record, cause, lost) for record in records))
     if cause == "exited" and state.word in _ENGINE_CAUSES:
         said = f"Slurm job {job.number} is {_shown(state)}, although every node has ended by itself"
         return replace(outcome, warnings=(said,))
@@ -102,7 +110,7 @@ def _down(state: JobState) -> dict[str, str]:
 
 
 def _cause(
-    request: Request, job: SlurmJob, state: JobState, records: Sequence[LastRecord], lost: dict[str, str]
+    request: Request, job: SlurmJob, state: JobState, records: Sequence[LastRecord], lost: Mapping[str, str]
 ) -> tuple[Cause, str | None]:
     """Return Slurm's own word where it has one, else what the nodes wrote, else what is missing."""
     if all(record.cause == "exited" for record in records):
@@ -117,6 +125,8 @@ def _cause(
         return cause, "; ".join([said, *named])
     if found := _cause_by_nodes(records):
         return found
+    if by := _step_cancelled(request):
+        return "cancelled", f"{said}; {by}"
     if len(silent) == len(records) and state.word != FORGOTTEN:
         return "launch-error", "; ".join(part for part in (said, _last_line(request)) if part)
     if silent:
@@ -154,14 +164,7 @@ def _user(number: str) -> str:
         return f"user {number}"
 
 
-def _node_ends(records: Sequence[LastRecord], cause: Cause, lost: dict[str, str]) -> tuple[NodeEnd, ...]:
-    """Return how each node's part ended: Slurm's word where Slurm ended it, else its own. None where none started."""
-    if cause == "launch-error" and all(record.cause is None for record in records):
-        return ()
-    return tuple(_node_end(record, cause, lost) for record in records)
-
-
-def _node_end(record: LastRecord, cause: Cause, lost: dict[str, str]) -> NodeEnd:
+def _node_end(record: LastRecord, cause: Cause, lost: Mapping[str, str]) -> NodeEnd:
     own = record.end
     if record.name in lost:
         return replace(own, word="lost", detail=f"Slurm shows it as {lost[record.name]}")
@@ -172,14 +175,30 @@ def _node_end(record: LastRecord, cause: Cause, lost: dict[str, str]) -> NodeEnd
 
 def _last_line(request: Request) -> str | None:
     """Return the last line that the job printed: why nothing was started."""
-    path = Path(request.events_dir).parent / "logs" / "job.log"
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, path.stat().st_size - LOG_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return f"it left no output in {path}: do the nodes see this folder?"
+    lines = _last_lines(request)
+    if lines is None:
+        return f"it left no output in {_log(request)}: do the nodes see this folder?"
     return next((line.strip() for line in reversed(lines) if line.strip()), None)
+
+
+def _step_cancelled(request: Request) -> str | None:
+    """Return Slurm's own line about a step that a user cancelled, as `scancel JOB.0` does: the job then has failed."""
+    lines = _last_lines(request) or []
+    return next((found[0] for found in map(_STEP_CANCELLED.search, lines) if found), None)
+
+
+def _log(request: Request) -> Path:
+    return Path(request.events_dir).parent / "logs" / "job.log"
+
+
+def _last_lines(request: Request) -> list[str] | None:
+    """Return the end of what the job printed; None where there is no file."""
+    try:
+        with open_regular(_log(request)) as file:
+            file.seek(max(0, _log(request).stat().st_size - LOG_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
 
 
 class JobWatch:
@@ -193,6 +212,8 @@ class JobWatch:
         self._liveness: Liveness | None = None
         self._pulse, self._open = NodePulse(request), OpenNodes(request)
         self._said = ""
+        self._was_running = False
+        self._lost_nodes: dict[str, str] = {}
 
     def until_end(self) -> Outcome:
         """Watch until the job has ended. An interrupt cancels it."""
@@ -214,7 +235,7 @@ class JobWatch:
             self._look()
             if self._state.is_ended or self._is_given_up():
                 return None
-            if why := self._hopeless() or self._hang():
+            if why := self._requeued() or self._hopeless() or self._hang():
                 return why
             time.sleep(pause_after(time.process_time() - began))
 
@@ -229,6 +250,8 @@ class JobWatch:
             self._tell(f"Slurm does not answer about job {self._job.number}; its state is not known")
             return
         self._answered, self._state = time.monotonic(), found
+        if found.word in NODE_FAILED:
+            self._lost_nodes = self._lost_nodes or _down(found)  # now: Slurm may take a node back at once
         if found.is_waiting and found.reason not in ("", "None"):
             before = position(self._job)
             place = "" if before is None else f", {before} job{'' if before == 1 else 's'} before it"
@@ -242,6 +265,14 @@ class JobWatch:
     def _is_given_up(self) -> bool:
         """Return whether the training is over by the nodes' records, and Slurm has not answered for long."""
         return time.monotonic() - self._answered > PATIENCE_SECONDS and not self._open.left()
+
+    def _requeued(self) -> Intent | None:
+        """Return why a job that waits again after it ran is to end: a second start would write over the first one."""
+        self._was_running = self._was_running or self._state.word == "RUNNING"
+        if not (self._was_running and self._state.is_waiting):
+            return None
+        reason = f" ({self._state.reason})" if self._state.reason not in ("", "None") else ""
+        return "cancelled", f"Slurm job {self._job.number} was put back into the queue after it ran{reason}"
 
     def _hopeless(self) -> Intent | None:
         if not self._state.is_waiting or self._state.reason not in _HOPELESS:
@@ -291,7 +322,7 @@ class JobWatch:
         while self._open.left() and time.monotonic() < deadline:
             time.sleep(STEP_SECONDS)
         self._watch()
-        outcome = outcome_of(self._request, self._job, self._with_user(), intent)
+        outcome = outcome_of(self._request, self._job, self._with_user(), intent, self._lost_nodes)
         if self._state.is_ended or outcome.cause == "node-lost":
             return outcome
         left = f"Slurm job {self._job.number} may still be there: Slurm did not answer; `scancel {self._job.number}`"

@@ -23,6 +23,8 @@ _OPTIONS = (
     "RequestTTY=no",
     "RemoteCommand=none",
     "PermitLocalCommand=no",
+    "ControlMaster=no",  # a connection of the user's own would end the run with it
+    "ControlPath=none",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
 )

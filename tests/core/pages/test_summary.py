@@ -9,8 +9,8 @@ import pytest
 from compared_records import repeats
 from levelfield.compare.comparison import Histories, compare
 from levelfield.compare.sides import side_of
-from levelfield.compare.summary import MOST_SIDES, Summary, sides_of_case, summary
 from levelfield.errors import UsageError
+from levelfield.pages.summary_page import MOST_SIDES, Summary, sides_of_case, summary
 from levelfield.report.sheets import as_markdown
 from levelfield.specs.record import RunRecord
 
@@ -35,28 +35,28 @@ def test_the_sentence_names_the_faster_side_whichever_is_the_base(is_turned: boo
     sides = torch(1000, 1010, 990), paddle(400, 404, 396)
     found = page(*(sides[::-1] if is_turned else sides))
     assert found.sentence == (
-        "X1 with torch is 2.50 times as fast as X1 with paddle: tokens per second and device, "
-        "95 % interval 2.44 to 2.56."
+        "X1 with torch trains 2.50 times as fast as X1 with paddle. "
+        "X1 with torch over X1 with paddle: 95 % interval 2.44 to 2.56."
     )
     assert math.isclose(max(bar.part for bar in found.bars if bar.name == "X1 with paddle") * 1000, 400, rel_tol=0.03)
 
 
-def test_a_small_difference_is_said_in_percent() -> None:
+def test_a_small_difference_has_the_digits_that_show_it() -> None:
     found = page(torch(1000, 1000.1, 999.9), paddle(1010, 1010.1, 1009.9))
-    assert found.sentence.startswith("X1 with paddle is 1.0 % faster than X1 with torch: ")
-    assert found.sentence.endswith("95 % interval +0.8 % to +1.2 %.")
+    assert found.sentence.startswith("X1 with paddle trains 1.010 times as fast as X1 with torch. ")
+    assert found.sentence.endswith("95 % interval 1.008 to 1.012.")
 
 
 def test_noise_is_no_verdict() -> None:
     found = page(torch(1000, 1100, 900), paddle(1003, 1100, 900))
-    assert found.sentence.startswith("No difference between X1 with paddle and X1 with torch can be told from noise: ")
+    assert found.sentence.startswith("X1 with paddle and X1 with torch cannot be told apart by throughput. ")
     assert found.rows[1][-1].endswith("within noise")
 
 
 def test_one_run_a_side_is_inconclusive_and_says_what_decides() -> None:
     found = page(torch(1000), paddle(400))
-    assert found.sentence.startswith("Inconclusive: X1 with torch measured 2.50 times as fast as X1 with paddle, but ")
-    assert "expected at least 3 of each side" in found.sentence
+    assert found.sentence.startswith("It cannot be told yet whether X1 with torch or X1 with paddle is better by ")
+    assert "There is no interval: too few runs" in found.sentence and found.rows[1][-1] == "0.400 inconclusive"
     assert any(line.startswith("To decide: run_benchmarks.py compare duel ") for line in found.certainty)
     assert [bar.low for bar in found.bars] == [None, None]
 
@@ -105,7 +105,24 @@ def test_a_page_has_room_for_few_sides_and_says_how_many_are_left_out() -> None:
         summary(compare([side_of(str(i), [each]) for i, each in enumerate(many[:7])], NONE), NONE)
 
 
+def test_the_page_in_chinese_has_no_english_but_what_was_recorded() -> None:
+    sides = torch(1000, 1010, 990), paddle(400, 404, 396, verdict="unchecked", is_dirty=True)
+    found = summary(compare([side_of("AB"[i], runs) for i, runs in enumerate(sides)], NONE), NONE, 2, "zh")
+    assert found.sentence.startswith("X1 配 torch 的训练速度是 X1 配 paddle 的 2.50 倍。")
+    assert "95 % 区间 2.44 至 2.56" in found.sentence and found.header[1] == "词元/秒/设备"
+    text = as_markdown(found.sheets())
+    english = ("Caution", "Valid", "interval", "geometric", "only `aligned`", "### runs", "times as fast")
+    assert not [words for words in english if words in text] and "只有 aligned 表示训练与参考一致" in text
+
+
+def test_a_figure_is_the_mean_that_the_ratio_is_of() -> None:
+    found = page(torch(1000, 1010, 4000), paddle(400, 404, 396))
+    shown = [float(row[1].split()[0].replace(",", "")) for row in found.rows]
+    assert shown[1] / shown[0] == pytest.approx(float(found.rows[1][-1].split()[0]), abs=0.001)
+    assert found.bars[0].shown == found.rows[0][1].split()[0] == "1,592.7"
+
+
 def test_markdown_shows_hostile_names_as_text() -> None:
     found = page(torch(1000, 1010, 990), repeats(400, 404, 396, first=10, framework="<img src=x>|`a`"))
     text = as_markdown(found.sheets())
-    assert "<img" not in text and "&lt;img src=x>\\|" in text and "### how sure" in text
+    assert "<img" not in text and "&lt;img src=x>\\|" in text and "### How sure" in text
