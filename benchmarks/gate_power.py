@@ -29,7 +29,7 @@ from gate_rules.young_levels import NOMINAL, fires
 from levelfield.errors import GateFailed
 from levelfield.series.findings import exit_code
 
-SEED = 20261125
+SEED = 20261126
 DEVIATIONS = (0.005, 0.01, 0.02, 0.03)
 SHIFTS = (0.02, 0.05, 0.10)
 TAILS: dict[str, int | None] = {"normal": None, "t, 4 degrees": 4, "t, 3 degrees": 3}
@@ -50,6 +50,11 @@ WORLDS = {
     "a driver without effect": replace(BASE, driver=0.0),
     "a driver 5 % faster": replace(BASE, driver=-0.05),
     "arms differ by 1.5 %": replace(BASE, arm_bias=0.015),
+}
+FLEETS = {
+    "without effect": replace(BASE, driver=0.0),
+    "5 % faster": replace(BASE, driver=-0.05),
+    "5 % faster, 3 builds 5 % slower": replace(BASE, driver=-0.05, shift=0.05, fallen=3),
 }
 FLEET_NIGHTS, GAIN_NIGHTS = 10, 20
 QUIET_WORDS = ("no change", "inconclusive", "bad night", "improvement", "regression")
@@ -88,7 +93,7 @@ class Sizes:
     fleet_series: int
 
 
-FULL, QUICK = Sizes(200, 100, 60, 20, 300), Sizes(2, 3, 6, 1, 30)
+FULL, QUICK = Sizes(200, 100, 60, 4, 300), Sizes(2, 3, 6, 1, 30)
 OF_MANY_CELLS = replace(FULL, power=100, quiet_nights=40)  # noise and worlds
 
 
@@ -168,8 +173,9 @@ def _share(nights: list[Night], word: str) -> Share:
 
 
 def steps_table(sizes: Sizes) -> Iterator[str]:
-    """How often a change of conditions is called an environment step: without an effect, and with one."""
-    yield "A new driver: called an environment step in the first night / within ten nights, percent."
+    """How often a change of conditions is called an environment step by its second night and within ten."""
+    yield "A new driver on one series: called an environment step in the second night / within ten nights, percent."
+    yield "In the first night none is: a bad night looks the same."
     yield ""
     yield "| noise | no effect | 2 % | 5 % | 10 % |"
     yield "|---|---|---|---|---|"
@@ -178,7 +184,7 @@ def steps_table(sizes: Sizes) -> Iterator[str]:
         for step in (0.0, *SHIFTS):
             nights = _gated(WorldKind(deviation, True, driver=step), sizes.power, 10, 5)
             found = [[night.word == "environment step" for night in series] for series in nights]
-            cells.append(f"{Share(sum(row[0] for row in found), len(found)).text()} / {found_within(found).text()}")
+            cells.append(f"{found_within([row[:2] for row in found]).text()} / {found_within(found).text()}")
         yield f"| {deviation:.1%} | {' | '.join(cells)} |"
 
 
@@ -229,21 +235,28 @@ def gains_table(sizes: Sizes) -> Iterator[str]:
 
 
 def fleets_table(sizes: Sizes) -> Iterator[str]:
-    """The exit codes of nights in which all series have a new driver without effect."""
-    yield f"{sizes.fleet_series} series, a new driver without effect, the first {FLEET_NIGHTS} nights. Red: exit 4."
+    """The exit codes and pairs of nights in which all series have a new driver, and the slower builds behind it."""
+    yield f"{sizes.fleet_series} series under a new driver, the first {FLEET_NIGHTS} nights, percent. Red: exit 4."
+    yield "Pairs: in the first night / the second / a later one. Found: in the first night / within ten."
     yield ""
-    yield "| red nights, percent | fleets with a red night, percent | pairs in the first night | in a later one |"
-    yield "|---|---|---|---|"
-    red, pairs = [], []
-    for fleet in range(sizes.fleets):
-        random = np.random.default_rng([SEED, 6, fleet])
-        kind = replace(BASE, driver=0.0)
-        reports = list(fleet_reports(simulated(kind, sizes.fleet_series, kind.start + FLEET_NIGHTS, random), random))
-        red.append([exit_code(report.findings) == GateFailed.exit_code for report in reports])
-        pairs.append([sum(finding.pairs for finding in report.findings) for report in reports])
-    nights = Share(sum(map(sum, red)), sum(map(len, red)))
-    first, later = np.mean([each[0] for each in pairs]), np.mean([each[1:] for each in pairs])
-    yield f"| {nights.text(1)} | {found_within(red).text()} | {first:.0f} | {later:.0f} |"
+    yield "| driver | red nights | fleets with a red night | pairs | slower builds found |"
+    yield "|---|---|---|---|---|"
+    for name, kind in FLEETS.items():
+        red, pairs, found = [], [], list[list[bool]]()
+        for fleet in range(sizes.fleets):
+            random = np.random.default_rng([SEED, 6, fleet])
+            world = simulated(kind, sizes.fleet_series, kind.start + FLEET_NIGHTS, random)
+            reports = list(fleet_reports(world, random))
+            red.append([exit_code(report.findings) == GateFailed.exit_code for report in reports])
+            pairs.append([sum(finding.pairs for finding in report.findings) for report in reports])
+            worse = [{f.series for f in report.findings if f.word == "regression"} for report in reports]
+            found += [[f"s{i}" in night for night in worse] for i in range(kind.fallen or 0)]
+        nights = Share(sum(map(sum, red)), sum(map(len, red)))
+        spent = [np.mean([each[place] for each in pairs]) for place in (slice(1), slice(1, 2), slice(2, None))]
+        cells = [nights.text(1), found_within(red).text(), " / ".join(f"{each:.0f}" for each in spent)]
+        first = [row[:1] for row in found]
+        cells.append(" / ".join(found_within(rows).text() for rows in (first, found)) if found else "")
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
 def false_alarms(rule: Alarms, kind: WorldKind, sizes: Sizes) -> Share:

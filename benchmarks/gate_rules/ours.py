@@ -13,7 +13,7 @@ from levelfield.nights.gate_input import GateInput
 from levelfield.nights.stored_nights import RECENT_DAYS
 from levelfield.series.findings import Finding
 from levelfield.series.judgement import Pairs
-from levelfield.series.pairs import MOST_PAIRS
+from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
 from levelfield.series.trigger import MANY
 from levelfield.specs.record import Conditions, Gated, Point
 
@@ -73,8 +73,8 @@ def _reports(
         accepted = _accepted_builds(given) if nights.kind.lasts else {}
 
         def run(series: str, is_null: bool, night: int = night, accepted: dict[str, int] = accepted) -> Pairs:
-            first = accepted.get(series, 0)
-            return nights.pairs(names[series], night, (first, first if is_null else night), MOST_PAIRS, random)
+            first, most = accepted.get(series, 0), MOST_NULLS_OF_A_NIGHT if is_null else MOST_PAIRS
+            return nights.pairs(names[series], night, (first, first if is_null else night), most, random)
 
         def confirm(series: str, figure: Gated, run: Callable[[str, bool], Pairs] = run) -> Pairs | None:
             return run(series, False) if has_pairs else None

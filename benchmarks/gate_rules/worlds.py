@@ -26,10 +26,11 @@ class WorldKind:
 
     is_scaled: whether such noise has variance 1; the plain t has more. is_real: with bad nights and nodes that differ.
     start: the nights before the first one that is judged. ramp, shift: in the software, from then on, for `lasts`
-    nights where that is given; noise: the factor of the noise from then on; driver: how much slower a new driver makes
-    every build from then on; None: it stays. memory: correlation of a night with the next. outliers: share of runs,
-    also those of pairs, that are 5 to 20 % slower. states: whether each night or each run has one of two clocks.
-    missing: share of nights without a run. arm_bias: how much slower the new side of every pair is, whatever its build.
+    nights where that is given, of the first `fallen` series where that is; noise: the factor of the noise from then on;
+    driver: how much slower a new driver makes every build from then on; None: it stays. memory: correlation of a night
+    with the next. outliers: share of runs, also those of pairs, that are 5 to 20 % slower. states: whether each night
+    or each run has one of two clocks. missing: share of nights without a run. arm_bias: how much slower the new side of
+    every pair is, whatever its build.
     """
 
     deviation: float
@@ -38,6 +39,7 @@ class WorldKind:
     shift: float = 0.0
     ramp: float = 0.0
     lasts: int | None = None
+    fallen: int | None = None
     start: int = 40
     bad_at_start: Literal["night", "run"] | None = None  # the night `start` is bad
     is_scaled: bool = True
@@ -55,7 +57,7 @@ class WorldKind:
 class Nights:
     """shared: cost of the night on its node, without the run's noise; observed: of the nightly's run; both by series.
 
-    change: of the software, by night. node: by series and night. A night without a run is nan in `observed`.
+    change: of the software, node: by series and night. A night without a run is nan in `observed`.
     """
 
     kind: WorldKind
@@ -70,7 +72,7 @@ class Nights:
         """Return `count` pairs of step times in a night on its node. builds: the nights that first ran each side's."""
         costs = self.shared[series, night] + _run_noise(self.kind, random, (count, 2)) * _growth(self.kind, night)
         costs += _extras(self.kind, random, (count, 2))
-        costs += self.change[list(builds)]
+        costs += self.change[series, list(builds)]
         costs[:, 1] += np.log1p(self.kind.arm_bias)
         return [(float(a), float(b)) for a, b in np.exp(costs)]
 
@@ -97,7 +99,8 @@ def simulated(kind: WorldKind, series: int, nights: int, random: np.random.Gener
         target = shared if kind.bad_at_start == "night" else run
         target[:, kind.start] += _badness(random, (series,))
     is_changed = (after > 0) & (after <= (kind.lasts or nights))
-    change = (np.log1p(kind.shift) + np.log1p(kind.ramp) * after) * is_changed
+    is_fallen = np.arange(series) < (series if kind.fallen is None else kind.fallen)
+    change = np.outer(is_fallen, (np.log1p(kind.shift) + np.log1p(kind.ramp) * after) * is_changed)
     observed = shared + run + change
     if kind.missing:
         observed[random.random(shape) < kind.missing] = np.nan

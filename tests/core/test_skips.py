@@ -30,7 +30,10 @@ def test_a_skip_fails_a_run_of_ci_unless_it_is_known(
     (tmp_path / "test_it.py").write_text(
         f"import pytest\n\ndef test_passes(): pass\n\ndef test_skips(): pytest.skip({reason!r})\n"
     )
-    processes = ["-n", "1"] if ci == "true" else []  # where the reports come from another process, and in one
+    processes = (
+        ["-p", "xdist.plugin", "-n", "1"] if ci == "true" else []
+    )  # where the reports come from another process, and in one
     argv = [sys.executable, "-m", "pytest", "-q", *processes, str(tmp_path)]
-    done = subprocess.run(argv, cwd=tmp_path, env={**os.environ, "CI": ci}, capture_output=True, text=True)
+    environment = {**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # the others have no part in it
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, last in done.stdout.splitlines()) == (code, True), done.stdout

@@ -468,15 +468,21 @@ def test_every_peak_has_its_source_and_the_published_ones_are_these(spec: Vendor
         "H20-96GB": 148,
         "B200-SXM-180GB": 2250,
         "GB200-186GB": 2500,
+        "B300-SXM-288GB": 2250,
+        "GB300-288GB": 2500,
     }
     v100, h100 = spec.chip("V100"), spec.chip("H100")
     assert v100 and v100.peaks["fp16"].tflops == 125 and "bf16" not in v100.peaks
     assert h100 and h100.peaks["fp8"].tflops == 1978.9
-    elsewhere = {"H800-SXM5-80GB", "H20-96GB", "B200-SXM-180GB", "GB200-186GB"}  # their pages are named
+    elsewhere = {c.name for c in spec.chips if c.name.startswith(("H800", "H20-", "B", "GB"))}  # their pages are named
     sheets = [p.source for c in spec.chips if c.name not in elsewhere for p in c.peaks.values()]
     pages = [p.source for c in spec.chips if c.name in elsewhere for p in c.peaks.values()]
     assert all("datasheet" in source for source in sheets)
-    assert all("." in source or "H100" in source for source in pages)
+    assert all("." in source or "H100" in source or "datasheet" in source for source in pages)
+    assert {c.name: c.peaks["nvfp4"].tflops for c in spec.chips if "nvfp4" in c.peaks} == {
+        "B200-SXM-180GB": 9000, "GB200-186GB": 10000, "B300-SXM-288GB": 13125, "GB300-288GB": 15000,
+    }  # fmt: skip
+    assert all(c.power_source for c in spec.chips if c.power_watts) and all(c.node.source for c in spec.chips if c.node)
     assert all(c.memory_source and c.bandwidth_source for c in spec.chips)
     assert spec.verified == "none"
 

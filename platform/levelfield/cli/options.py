@@ -24,7 +24,7 @@ from levelfield.user_folders import config_folder
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.specs.prices import Prices
-    from levelfield.specs.site import Host, LaunchPlan, Site
+    from levelfield.specs.site import BmcSite, Host, LaunchPlan, Site
     from levelfield.store.database import Store
 
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -222,7 +222,23 @@ def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
     hosts = hosts_of(options.hosts or (beside if name == "ssh" else None))
     if name == "ssh" and not hosts:
         raise UsageError("--launcher ssh: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
-    return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=site, hosts=hosts)
+    known = site.model_copy(update={"bmc": None})  # a plan records its site, and not where the BMCs are
+    return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=known, hosts=hosts)
+
+
+def bmc_of(options: argparse.Namespace, is_read: bool = True) -> BmcSite | None:
+    """Return how the power of nodes is read; None where the site's file says nothing, and with LEVELFIELD_BMC=none.
+
+    is_read: whether runs follow, so that a password is needed. Raises UsageError without one.
+    """
+    from levelfield.run.bmc import NO_BMC, password_of
+
+    site = site_of(options.site).bmc
+    if site is None or NO_BMC.items() <= os.environ.items():
+        return None
+    if is_read and site.protocol != "local":
+        password_of(site)
+    return site
 
 
 def site_of(given: str | None) -> Site:

@@ -90,7 +90,7 @@ def _expected(plan: AnsweredPlan) -> str:
     if plan.question.on_host:
         return ""
     if plan.question.work.model.experts is not None:
-        return "; published mixtures are up to 60% faster or slower"
+        return "; no published mixture set the rates, and some are off by more than a third"
     low, high = SPEED_INTERVAL
     return f"; 90 of 100 published runs by programs that set no rate have {low:.0%} to {high:.0%} of it"
 

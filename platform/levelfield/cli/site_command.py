@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     base_image,
+    bmc_of,
     chips_option,
     json_option,
     launch_of,
@@ -33,7 +36,7 @@ from levelfield.report.words import NONE, WIDTH, wrapped
 if TYPE_CHECKING:
     from levelfield.run.site_checks import SiteFinding
     from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
-    from levelfield.specs.site import LaunchPlan
+    from levelfield.specs.site import BmcSite, LaunchPlan
 
 _GIGA, _MILLI = 1e9, 1e-3
 _PER_TABLE = 5  # nodes side by side
@@ -69,7 +72,7 @@ Try what a site's file says, and print what is missing and what to do, line by
 line. ssh: every host, its Python, folder, room, clock and package index.
 slurm: its commands, a test submission, and a job of one second that looks for
 the shared folder. kubernetes: rights, kind, queue, claim and devices; nothing
-is created.
+is created. bmc: one reading of each node's BMC (docs/node-power.md).
 
 Exit code 4 when something is missing without which a run fails.
 
@@ -86,22 +89,22 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Return 0 when nothing is missing, else 4. Raises UsageError for a site without a launcher."""
-    launch = launch_of(options)
-    if launch is None:
+    """Return 0 when nothing is missing, else 4. Raises UsageError for a site without a launcher and BMC."""
+    launch, bmc = launch_of(options), bmc_of(options)
+    if launch is None and bmc is None:
         named = site_of(options.site).launcher
         raise UsageError(
             f"site check: found launcher {named or 'none'}, expected ssh, slurm or kubernetes; give --launcher, or "
-            "`launcher` in the site's file"
+            "`launcher` or `bmc` in the site's file"
         )
     found = []
-    for finding in _findings(launch):
+    for finding in chain(_findings(launch) if launch else (), _bmc_findings(launch, bmc) if bmc else ()):
         found.append(finding)
         if not options.json:
             print("\n".join(_lines(finding)), flush=True)
     lacking = sum(each.word == "missing" for each in found)
     if options.json:
-        content = {"schema": SCHEMA, "launcher": launch.launcher, "missing": lacking}
+        content = {"schema": SCHEMA, "launcher": launch and launch.launcher, "missing": lacking}
         print(json.dumps({**content, "findings": [each.to_dict() for each in found]}, indent=2))
     else:
         print(f"{lacking} missing" if lacking else "nothing is missing")
@@ -125,6 +128,16 @@ def _findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     from levelfield.run.site_checks import ok
 
     return iter((ok("launcher", f"{launch.launcher} is a site's own, which has no checks here"),))
+
+
+def _bmc_findings(launch: LaunchPlan | None, bmc: BmcSite) -> Iterator[SiteFinding]:
+    """Return what the BMCs of this machine or of the hosts said. The nodes of an engine have no names before a run."""
+    from levelfield.run.bmc import bmc_findings
+    from levelfield.run.site_checks import unknown
+
+    if launch and not launch.hosts:
+        return iter((unknown("BMCs", f"launcher {launch.launcher} names its nodes when a run starts"),))
+    return bmc_findings(bmc, [host.name for host in launch.hosts] if launch else [platform.node()])
 
 
 def _lines(finding: SiteFinding) -> Iterator[str]:

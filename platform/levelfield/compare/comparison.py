@@ -8,7 +8,7 @@ from typing import Any
 
 from levelfield.compare.comparability import NOTHING, WHY, Comparability, ComparedField, comparability, shortened
 from levelfield.compare.ratios import LEAST_RUNS, HistoricNoise, Ratio, SideValues, historic_noise, ratio
-from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
+from levelfield.compare.sides import NODES, OF_NODES, QUANTITIES, ComparedSide, Quantity, at, cost_quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.costs import described
@@ -60,7 +60,10 @@ def compare(
     if len(sides) < 2:
         raise UsageError(f"compare: found {len(sides)} side, expected at least 2: compare A B")
     found = comparability(sides, across_precision)
-    quantities = (*QUANTITIES, cost_quantity(prices)) if prices else QUANTITIES
+    asked = [
+        q for q in QUANTITIES if q is not NODES or any(at(r.result, *OF_NODES) for side in sides for r in side.counted)
+    ]
+    quantities = (*asked, cost_quantity(prices)) if prices else asked
     figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if found.holds else ()
     return Comparison(tuple(sides), found, figures, prices)
 
@@ -103,9 +106,10 @@ def deciding_command(side: ComparedSide, base: ComparedSide) -> str:
 
 def _compared(quantity: Quantity, sides: Sequence[ComparedSide], histories: Histories) -> ComparedFigure:
     base, *others = [side_values(quantity, side, histories) for side in sides]
-    bases = dict.fromkeys(str(quantity.basis(run)) for side in sides for run in side.counted)
+    each = (quantity.basis(run) for side in sides for run in side.counted)
+    bases = dict.fromkeys(str(found) for found in each if found is not None)
     if len(bases) > 1:
-        none = Ratio(None, None, None, "no ratio", f"the runs have different levels: {', '.join(bases)}")
+        none = Ratio(None, None, None, "no ratio", f"the figure rests on different values: {', '.join(bases)}")
         ratios = tuple(none for _ in others)
     else:
         ratios = tuple(side_ratio(quantity, side, base) for side in others)

@@ -158,6 +158,11 @@ def _energy(record: RunRecord) -> tuple[JsonValue, JsonValue]:
     return at(found, "value"), at(found, "reason")
 
 
+def node_joules_per_token(record: RunRecord) -> float | None:
+    """Return the energy of whole nodes for one token; None where their BMCs gave none."""
+    return _number(at(record.result, *OF_NODES, "joules_per_token", "value"))
+
+
 def _mfu(record: RunRecord) -> tuple[JsonValue, JsonValue]:
     return palm(record).get("value"), palm(record).get("reason")
 
@@ -185,10 +190,20 @@ def _stored(column: str, origin: Callable[[RunRecord], tuple[JsonValue, JsonValu
 
 
 RATE = _stored("tokens_per_second_per_device", _rate)
+OF_NODES = ("energy", "nodes")  # of result.json; null where the site's file has no BMCs
+NODES = Quantity(
+    FIGURE_COLUMNS["node_joules_per_token"],
+    node_joules_per_token,
+    lambda record: (
+        at(record.result, *OF_NODES, "joules_per_token", "value"),
+        at(record.result, *OF_NODES, "joules_per_token", "reason"),
+    ),
+)
 QUANTITIES = (
     RATE,
     _stored("memory_bytes", _memory),
     _stored("joules_per_token", _energy),
+    NODES,
     _stored("mfu_palm", _mfu, "mfu"),
     Quantity(
         FIGURE_COLUMNS["seconds_to_loss"],
@@ -212,10 +227,13 @@ def cost_quantity(prices: Prices) -> Quantity:
         whole = None if rate is None else rate * series.devices
         is_share = series.device_is == HOST_SHARE
         no_energy = str(why or energy)
-        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, record.joules_per_token, no_energy)
+        own, nodes = record.joules_per_token, node_joules_per_token(record)
+        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, own, no_energy, nodes)
         return cost(use, prices)
 
     def of_night(record: RunRecord, point: Point) -> float | None:
+        if node_joules_per_token(record) is not None:
+            return None  # a stored night has the chips' energy alone
         names = ("tokens_per_second_per_device", "joules_per_token")
         return of(record.model_copy(update={name: getattr(point, name) for name in names})).value
 
@@ -223,6 +241,7 @@ def cost_quantity(prices: Prices) -> Quantity:
         RunCosts(prices).column,
         lambda record: of(record).value,
         lambda record: (None, of(record).reason),
+        basis=lambda record: (covered := of(record).power_of) and f"with the power of {covered}",
         of_night=of_night,
     )
 

@@ -5,7 +5,8 @@ A node without telemetry makes a figure unknown, with a reason that names the no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from levelfield.contracts.readings import LEAST_WATTS
@@ -13,11 +14,23 @@ from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.memory import against_expected
 from levelfield.measure.other_use import HostUse, device_sentence, host_sentence, host_use, in_use
-from levelfield.measure.raw_facts import Reading
+from levelfield.measure.raw_facts import NANOSECONDS, Reading
 from levelfield.measure.readings import mean_load
 from levelfield.rundir.node_parts import NodePart
+from levelfield.rundir.telemetry_files import NodePowerTrace
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import DeviceUse, Energy, Figure, Memory, MemoryExpectation, OtherUse, Status, Throughput
+from levelfield.specs.result import (
+    DeviceUse,
+    Energy,
+    Figure,
+    Memory,
+    MemoryExpectation,
+    NodeEnergy,
+    OtherUse,
+    Status,
+    Throughput,
+)
+from levelfield.specs.site import NodePowerPlan
 
 
 def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
@@ -73,12 +86,18 @@ def _figure(value: float | None, unit: str, reason: str | None) -> Figure:
     return Figure(value=value, unit=unit, reason=reason if value is None else None)
 
 
-def energy(plan: Plan, parts: Sequence[NodePart], throughput: Throughput | None, why_none: str) -> Energy:
-    """Return the energy of all machines over the window; without one, with the reason."""
+def energy(
+    plan: Plan,
+    parts: Sequence[NodePart],
+    power: Mapping[int, NodePowerTrace],
+    throughput: Throughput | None,
+    why_none: str,
+) -> Energy:
+    """Return the energy of all machines over the window; without one, with the reason. power: of their BMCs."""
     found = energies.EnergyUse(None, None, None, why_none)
+    window = plan.work.window
+    tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
     if throughput is not None:
-        window = plan.work.window
-        tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
         each = {part.name: _used(plan, part, tokens) for part in parts}
         named = {name: use for name, use in each.items() if name is not None}
         found = energies.over_nodes(named) if named else each[None]
@@ -87,7 +106,72 @@ def energy(plan: Plan, parts: Sequence[NodePart], throughput: Throughput | None,
         joules_per_token=Figure(value=found.joules_per_token, unit="J/token", reason=found.reason),
         mean_watts=Figure(value=found.mean_watts, unit="W", reason=found.reason),
         boundary=energies.BOUNDARY,
+        nodes=_of_nodes(plan, parts, power, found, tokens, why_none if throughput is None else None),
     )
+
+
+def _of_nodes(
+    plan: Plan,
+    parts: Sequence[NodePart],
+    power: Mapping[int, NodePowerTrace],
+    chips: energies.EnergyUse,
+    tokens: int,
+    why_none: str | None,
+) -> NodeEnergy | None:
+    """Return the energy of the whole nodes beside that of their chips; None where no BMC was to be read."""
+    if plan.node_power is None:
+        return None
+    traces = [power.get(node, NodePowerTrace()) for node in range(len(parts))]
+    each = [_node_use(plan, part, trace) for part, trace in zip(parts, traces, strict=True)]
+    lacking = [part.said(use.reason or "") for part, use in zip(parts, each, strict=True) if use.joules is None]
+    reason = why_none or next(iter(lacking), None)
+    seconds = max((end - begin for begin, end in _windows(plan, parts)), default=0) / NANOSECONDS
+    joules = None if reason else math.fsum(use.joules or 0.0 for use in each)
+    if joules is not None and chips.joules is not None and joules < chips.joules:
+        reason = f"the nodes' {joules:.6g} J are less than their chips' {chips.joules:.6g} J: other machines, or units"
+        joules = None
+    of_token, own = None if joules is None else joules / tokens, chips.joules_per_token
+    other = None if of_token is None or own is None else of_token - own
+    return NodeEnergy(
+        joules=_figure(joules, "J", reason),
+        joules_per_token=_figure(of_token, "J/token", reason),
+        mean_watts=_figure(None if joules is None else joules / seconds, "W", reason),
+        other_joules_per_token=_figure(other, "J/token", reason or chips.reason),
+        sources=tuple(dict.fromkeys(_source(plan.node_power, trace) for trace in traces if trace.source)),
+        readings=min((use.readings for use in each), default=None),
+        resolution_seconds=max((s for use in each if (s := use.resolution_seconds) is not None), default=None),
+    )
+
+
+def _source(asked: NodePowerPlan, trace: NodePowerTrace) -> str:
+    return f"{trace.source}{'' if asked.verify else ', certificate not checked'}"
+
+
+def _windows(plan: Plan, parts: Sequence[NodePart]) -> Iterator[tuple[int, int]]:
+    yield from (found for part in parts if (found := part.window_ns(plan.work.window)))
+
+
+def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.NodeUse:
+    """Return the energy of a node. Its window comes on this machine's clock, of another node by the time of day."""
+    window_ns = part.window_ns(plan.work.window)
+    if window_ns is None:
+        return energies.NodeUse(None, f"rank {part.ranks.start} lacks an end of the window")
+    if not trace.readings:
+        return energies.NodeUse(None, f"its BMC gave no reading: {trace.error or 'nothing was asked'}")
+    if plan.launch is None:
+        found = energies.node_use(trace.readings, *window_ns)
+    elif part.read.wall_clock:
+        by_day = [replace(reading, time_ns=reading.wall_ns) for reading in trace.readings]
+        found = energies.node_use(by_day, *(_by_day(part, time) for time in window_ns))
+    else:
+        return energies.NodeUse(None, "it left no time of day, which its BMC's readings have")
+    return replace(found, reason=_with_reason(found.reason, trace.error and f"its BMC: {trace.error}"))
+
+
+def _by_day(part: NodePart, time_ns: int) -> int:
+    """Return a time of the node's clock as its time of day."""
+    own, day = min(part.read.wall_clock, key=lambda pair: abs(pair[0] - time_ns))
+    return day + time_ns - own
 
 
 def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:

@@ -5,20 +5,22 @@
 H: the rent; of an owned machine capital / (years * 8766 * utilisation). Currency per hour and unit.
 U: the units that are paid for, the devices of the run or its nodes.
 R: tokens per second of all devices.
-J: energy of all devices for one token, in joules; only of an owned machine.
+J: energy of all nodes for one token, in joules, where their BMCs were read; else of all devices; only of an owned
+   machine.
 P: price of power, currency per kWh (3.6e6 J).
 E: PUE, power of the whole site over that of its computers.
 
 A planned training has no measured energy: J is the most that its makers let the devices draw, over R.
 
-J covers the chips alone. So the power of hosts and network is not in the cost, nor are people, storage, software,
-loans, failed runs and the time before the window.
+Without BMCs J covers the chips alone, and the power of hosts is not in the cost. Never in it are the power of the
+network, people, storage, software, loans, failed runs and the time before the window.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from levelfield.specs.prices import ChipPrice, Prices
 
@@ -29,7 +31,10 @@ _JOULES_OF_KWH = 3.6e6
 
 @dataclass(frozen=True)
 class PaidUse:
-    """What a run used. tokens_per_second: of all devices. no_energy: why joules_per_token is None."""
+    """What a run used. tokens_per_second: of all devices. no_energy: why joules_per_token is None.
+
+    node_joules_per_token: of whole nodes; None where their BMCs gave none.
+    """
 
     chip: str
     is_host_share: bool
@@ -38,19 +43,21 @@ class PaidUse:
     tokens_per_second: float | None
     joules_per_token: float | None
     no_energy: str | None = None
+    node_joules_per_token: float | None = None
 
 
 @dataclass(frozen=True)
 class Cost:
     """The cost of a million tokens: machine is its rent or capital, power is None where the rent includes it.
 
-    value: the sum; None with the reason.
+    value: the sum; None with the reason. power_of: what the power covers.
     """
 
     value: float | None
     machine: float | None = None
     power: float | None = None
     reason: str | None = None
+    power_of: Literal["nodes", "chips"] | None = None
 
 
 def cost(use: PaidUse, prices: Prices) -> Cost:
@@ -67,11 +74,12 @@ def cost(use: PaidUse, prices: Prices) -> Cost:
     machine = TOKENS * per_hour(price) * units / (_SECONDS_OF_HOUR * rate)
     if price.own is None:
         return Cost(machine, machine)
-    joules = use.joules_per_token
+    power_of: Literal["nodes", "chips"] = "chips" if use.node_joules_per_token is None else "nodes"
+    joules = use.joules_per_token if power_of == "chips" else use.node_joules_per_token
     if joules is None or not 0 < joules < math.inf:
         return Cost(None, machine, reason=f"the run has no energy, so its power has no cost: {use.no_energy}")
     power = TOKENS * joules * price.own.power_per_kwh * price.own.pue / _JOULES_OF_KWH
-    return Cost(machine + power, machine, power)
+    return Cost(machine + power, machine, power, power_of=power_of)
 
 
 def per_hour(price: ChipPrice) -> float:

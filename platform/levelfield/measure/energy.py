@@ -1,6 +1,7 @@
 """The energy of the window, from the chips' counters or from sampled power. See docs/decisions/energy.md.
 
-Boundary: the chip (what its counter or power reading covers). Host, network and cooling are outside.
+Boundary: the chip (what its counter or power reading covers). Host, network and cooling are outside. The energy of
+whole nodes, as their BMCs read it, stands beside it: docs/node-power.md.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from levelfield.measure.raw_facts import NANOSECONDS, Reading
-from levelfield.measure.readings import coverage, too_little
+from levelfield.measure.raw_facts import NANOSECONDS, PowerReading, Reading
+from levelfield.measure.readings import LONGEST_GAP_SECONDS, coverage, too_little
 
 BOUNDARY = "chip"
 # No chip uses so much power. Milliwatts read as watts, or millijoules read as joules, exceed this limit.
 IMPLAUSIBLE_WATTS = 10_000.0
+# A BMC gives an average over an interval of its own, a second to a minute long: the window's ends are known no better.
+LEAST_READINGS = 10
+IMPLAUSIBLE_NODE_WATTS = 50_000.0  # three times the largest node; milliwatts exceed it
 Column = NDArray[np.float64]
 
 
@@ -55,6 +60,61 @@ def energy(
         each.append(found)
     joules = math.fsum(each)
     return EnergyUse(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns), None)
+
+
+@dataclass(frozen=True)
+class NodeUse:
+    """The energy of one whole node over the window; None, with the reason. readings: different ones in the window.
+
+    resolution_seconds: the median time from one of them to the next, or what the BMC says it averages over.
+    """
+
+    joules: float | None
+    reason: str | None = None
+    readings: int = 0
+    resolution_seconds: float | None = None
+
+
+def node_use(readings: Iterable[PowerReading], begin_ns: int, end_ns: int) -> NodeUse:
+    """Return the energy of a node from begin_ns to end_ns on the readings' clock."""
+    every = sorted(readings, key=lambda r: r.time_ns)
+    fresh = [b for a, b in zip([None, *every[:-1]], every, strict=True) if not (a and a.stamp and a.stamp == b.stamp)]
+    inside = [r for r in fresh if begin_ns <= r.time_ns <= end_ns]
+    gaps = [(b.time_ns - a.time_ns) / NANOSECONDS for a, b in pairwise(inside)]
+    periods = [r.period_seconds for r in inside if r.period_seconds is not None]
+    resolution = max([median(gaps), *periods]) if gaps else None
+    if reason := _no_node_energy(every, fresh, inside, resolution, begin_ns, end_ns):
+        return NodeUse(None, reason, len(inside), resolution)
+    joules = integral([(r.time_ns, r.watts) for r in fresh], begin_ns, end_ns)
+    watts = joules / ((end_ns - begin_ns) / NANOSECONDS)
+    if not 0 < watts <= IMPLAUSIBLE_NODE_WATTS:
+        return NodeUse(None, f"{watts:.6g} W on average is no node's power: units differ", len(inside), resolution)
+    return NodeUse(joules, None, len(inside), resolution)
+
+
+def _no_node_energy(
+    every: Sequence[PowerReading],
+    fresh: Sequence[PowerReading],
+    inside: Sequence[PowerReading],
+    resolution: float | None,
+    begin_ns: int,
+    end_ns: int,
+) -> str | None:
+    """Return why readings give no energy, or None. fresh: without those in which the BMC repeated an old one."""
+    window, stale = (end_ns - begin_ns) / NANOSECONDS, len(every) - len(fresh)
+    repeated = f" ({stale} had the time of the one before)" if stale else ""
+    if not all(math.isfinite(r.watts) and r.watts > 0 for r in fresh):
+        return "a reading is zero, negative or not finite"
+    if every and (every[-1].time_ns < begin_ns or every[0].time_ns > end_ns):
+        return "no reading falls near the window: the clocks of the node and of this machine differ"
+    if len(inside) < LEAST_READINGS or resolution is None:
+        return f"{len(inside)} readings in a window of {window:.3g} s{repeated}, at least {LEAST_READINGS} are needed"
+    if not resolution <= window / (LEAST_READINGS - 1):
+        return f"the BMC averages over {resolution:.3g} s, a tenth of the window of {window:.3g} s at most is needed"
+    if len({r.watts for r in inside}) == 1:
+        return f"all {len(inside)} readings are {inside[0].watts:g} W: the BMC repeats an old one"
+    longest = max(3 * resolution, min(LONGEST_GAP_SECONDS, window / LEAST_READINGS))
+    return too_little(coverage([r.time_ns for r in fresh], begin_ns, end_ns, longest))
 
 
 def over_nodes(nodes: Mapping[str, EnergyUse]) -> EnergyUse:

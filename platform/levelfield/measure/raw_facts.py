@@ -135,6 +135,21 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class PowerReading:
+    """The power of a whole node, as its BMC answered. time_ns: on the clock of the platform. wall_ns: its time of day.
+
+    stamp: when the BMC made the answer, by its own clock: the same one twice is one reading. period_seconds: over which
+    it is an average, where the BMC says so.
+    """
+
+    time_ns: int
+    wall_ns: int
+    watts: float
+    stamp: str | None = None
+    period_seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class HostReading:
     """Processor seconds since some start: of all programs on the cores that the platform may use, and of its own
     processes. own_seconds None: they cannot be told apart. before: it was taken before the training started."""

@@ -11,9 +11,9 @@ LEAST_COVERAGE = 0.95
 LONGEST_GAP_SECONDS = 5.0
 
 
-def coverage(times_ns: Sequence[int], begin_ns: int, end_ns: int) -> float:
-    """Return the part of the window between readings that are at most five seconds apart. The times ascend."""
-    near = [(a, b) for a, b in pairwise(times_ns) if (b - a) / NANOSECONDS <= LONGEST_GAP_SECONDS]
+def coverage(times_ns: Sequence[int], begin_ns: int, end_ns: int, longest_gap: float = LONGEST_GAP_SECONDS) -> float:
+    """Return the part of the window between readings that are at most `longest_gap` seconds apart. The times ascend."""
+    near = [(a, b) for a, b in pairwise(times_ns) if (b - a) / NANOSECONDS <= longest_gap]
     covered = sum(max(0, min(b, end_ns) - max(a, begin_ns)) for a, b in near)
     return covered / (end_ns - begin_ns)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +16,9 @@ from levelfield.run.turns import PairProgress
 from levelfield.series.pairs import FEWEST_HALFWAY, FEWEST_PAIRS, MOST_PAIRS, HalfwayTest, PairedTest, Side
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Gated
+from levelfield.specs.record import Gated, RunRecord
 from levelfield.store.run_record import record_of, series_of
 
 T = TypeVar("T")
@@ -77,7 +78,8 @@ def _middle(good: int, bad: int, tried: set[int]) -> int | None:
 class BuildTrials:
     """Pairs of one planned case with a good build. plugins: folders that were given to the command.
 
-    effect: how much worse the last build is, as a cost; None until it was tried.
+    effect: how much worse the last build is, as a cost; None until it was tried. ran: the runs of each build's pairs,
+    which have every figure: a search of another one does not run them again.
     """
 
     plan: Plan
@@ -87,6 +89,7 @@ class BuildTrials:
     plugins: Sequence[Path]
     say: Callable[[str], None]
     effect: float | None = None
+    ran: dict[str, list[RunRecord]] = field(default_factory=dict)
 
     def answer(self, build: CommitBuild) -> Side:
         """Return whether the build is good or bad. `unknown`: the pairs do not show it, or it does not run.
@@ -125,8 +128,14 @@ class BuildTrials:
         series, words = series_of(self.plan), {"a": f"good build {self.good}", "b": f"build {build}"}
         fewest = FEWEST_PAIRS if self.effect is None else FEWEST_HALFWAY
         progress = PairProgress(self.figure, self.say, fewest, words=words)
-        keep = progress.keeping(lambda arm, paths: record_of(paths))
-        for a, b in paired_records(arms, MOST_PAIRS, self.runs, series, keep):
+        ran = self.ran.setdefault(build.commit, [])
+
+        def keep(arm: str, paths: RunPaths) -> RunRecord:
+            ran.append(record_of(paths))
+            return ran[-1]
+
+        done = tuple(ran)
+        for a, b in paired_records(arms, MOST_PAIRS, self.runs, series, progress.keeping(keep, done), done):
             yield getattr(a, self.figure), getattr(b, self.figure)
 
     def _python(self, build: CommitBuild) -> str | None:

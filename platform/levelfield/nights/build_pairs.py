@@ -1,24 +1,33 @@
 """Pairs of runs of the accepted build and of tonight's, interleaved in ABBA order on the same machine.
 
 Both arms have the same free fields. They share one environment where the builds do, so that only code differs.
+
+Null pairs have tonight's build in both arms, so that only the arms can differ. They run for a series whose pairs found
+a regression, as far as it has too few of the last weeks, and once a week on each machine for the shortest series: a
+bias that makes the new side faster hides regressions and shows in none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed
-from levelfield.run.builds import CommitBuild, run_of
+from levelfield.nights.gate_input import GateInput
+from levelfield.run.builds import CommitBuild, build_of, run_of
 from levelfield.run.turns import Keep, in_turns
 from levelfield.rundir.directory import PAIRS
+from levelfield.series.level import FEWEST
+from levelfield.series.segments import is_evidence, night_of
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord, Series, Subject
 from levelfield.specs.vendor import GIVEN
 
 MOST_SECONDS = 6 * 3600.0
+DAYS_BETWEEN = 7  # of null pairs of one machine
+WEEKLY_PAIRS = 4
 
 
 class ArmFailed(RunFailed):
@@ -109,3 +118,30 @@ def _check(arm: Arm, record: RunRecord, series: Series) -> None:
         raise ArmFailed(arm, f"{record.run_id} is {record.word}: {record.reason or 'no reason'}")
     if record.series.fingerprint() != series.fingerprint():
         raise ArmFailed(arm, f"{record.run_id} is of another series: {record.series.label}")
+
+
+def null_arms(
+    plan: Plan, subject: Subject, plugins: Sequence[Path], say: Callable[[str], None]
+) -> tuple[Arm, Arm] | str:
+    """Return both arms with tonight's build: from the cache, as an accepted build is, and from here. Or why not."""
+    if subject.commit is None or subject.is_dirty is not False:
+        return "tonight's build has files that no commit has"
+    try:
+        first = build_of(subject.commit, say=say)
+    except RunFailed as error:
+        return str(error)
+    second = CommitBuild(subject.commit, checkout())
+    return arms_of(plan, first, second, shared_python(plan, subject, subject), plugins)
+
+
+def weekly_series(given: GateInput, seconds: Mapping[str, float]) -> str | None:
+    """Return the series for this week's null pairs: the shortest that is old enough for a level and ran tonight.
+
+    None where a series of the same node had some within a week. seconds: how long the run of each took.
+    """
+    nodes = {point.node for points in given.tonights.values() for point in points}
+    if given.has_null_pairs(nodes, DAYS_BETWEEN):
+        return None
+    ran = [series for series, points in given.tonights.items() if series in seconds and any(map(is_evidence, points))]
+    old = [s for s in ran if len({night_of(p) for p in given.points[s] if is_evidence(p)}) > FEWEST]
+    return min(old, key=lambda series: seconds[series], default=None)

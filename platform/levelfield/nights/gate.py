@@ -13,7 +13,7 @@ from itertools import islice, product
 
 from levelfield.errors import RunFailed
 from levelfield.nights.gate_input import GateInput, examinations, expected_series, findings_about_runs, missing_findings
-from levelfield.series.causes import families, is_under_change, moved, suspiciousness
+from levelfield.series.causes import families, is_under_change, moved, still_due, suspiciousness
 from levelfield.series.examination import Examination
 from levelfield.series.findings import COMPARED, FIGURES, Finding, in_order, short
 from levelfield.series.judgement import (
@@ -28,7 +28,7 @@ from levelfield.series.judgement import (
     ruling_of,
     wants_pairs,
 )
-from levelfield.series.pairs import MOST_PAIRS, ArmBias, PairedTest, PairRuling, arm_bias
+from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, ArmBias, PairedTest, PairRuling, arm_bias
 from levelfield.series.segments import change_of
 from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
 from levelfield.specs.record import Gated, RunRecord
@@ -83,7 +83,7 @@ def compared(
     confirmation begins.
     """
     spending = _Spending(given, pairs, nulls, most_pairs)
-    judged = _marked(list(examinations(given)))
+    judged = _judged(given)
     found, grouped = _of_groups([member for member in judged if not is_under_change(member)], spending)
     for member, _ in _in_order(judged):
         if _name(member) not in grouped:
@@ -103,7 +103,7 @@ def compared(
 
 def suspects(given: GateInput) -> list[Suspect]:
     """Return what pairs should confirm, the likeliest first. `compared` with their values then gives the findings."""
-    found = _in_order(_marked(list(examinations(given))))
+    found = _in_order(_judged(given))
     return [Suspect(around.series, each.figure, chance, each) for (around, each), chance in found]
 
 
@@ -123,8 +123,9 @@ def _name(member: Judged) -> tuple[str, Gated]:
     return member[0].series, member[1].figure
 
 
-def _marked(judged: list[Judged]) -> list[Judged]:
-    """Return the same with the mark of those that many looks explain."""
+def _judged(given: GateInput) -> list[Judged]:
+    """Return every figure of the night, with the mark of those that many looks explain."""
+    judged = still_due(list(examinations(given)))
     if len(judged) <= MANY:
         return judged
     chances = [found.suspicion.p for _, found in judged if found.suspicion]
@@ -173,9 +174,9 @@ class _Spending:
         return spent
 
     def _more_nulls(self, member: Judged, most: int) -> Iterator[Pair]:
-        """Run null pairs beside those of the last weeks, in one night no more than pairs."""
+        """Run null pairs beside those of the last weeks."""
         run = self._nulls_run.setdefault(_name(member), [])
-        for pair in islice(self.nulls(*_name(member)), max(0, min(MOST_PAIRS, most))):
+        for pair in islice(self.nulls(*_name(member)), max(0, min(MOST_NULLS_OF_A_NIGHT, most))):
             run.append(pair)
             yield pair
 

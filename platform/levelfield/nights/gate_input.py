@@ -227,6 +227,7 @@ def _surroundings(
         cause=fields or digests,
         is_due=found.step is not None and is_other and (not by_pairs or is_worse),
         is_known_worse=is_worse,
+        is_cleared=decided is not None and not is_worse,
         build_excess=excess_of(decided.build_change or 0.0, found.figure) if decided else 0.0,
     )
 

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Literal, Protocol
 from uuid import uuid4
@@ -21,7 +20,7 @@ from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
-from levelfield.nights.build_pairs import arms_of, paired_records, shared_python
+from levelfield.nights.build_pairs import WEEKLY_PAIRS, arms_of, null_arms, paired_records, shared_python, weekly_series
 from levelfield.nights.gate import (
     MOST_PAIRS_OF_A_NIGHT,
     Confirmation,
@@ -50,7 +49,6 @@ from levelfield.nights.nightly import (
     state_path,
     write_state,
 )
-from levelfield.nights.null_pairs import WEEKLY_PAIRS, null_arms, weekly_series
 from levelfield.nights.stored_nights import gate_input
 from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest
@@ -62,7 +60,7 @@ from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
 from levelfield.series.level import level_of
-from levelfield.series.pairs import MOST_PAIRS
+from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
 from levelfield.series.segments import in_history, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
@@ -167,13 +165,14 @@ class NightSession:
 
     def _confirmed(self, given: GateInput) -> GateReport:
         """Return the findings after pairs, and the null pairs of the week, within the budgets."""
+        seconds = {entry.series: entry.seconds for entry in self.state.entries if entry.series and entry.seconds}
+        if series := weekly_series(given, seconds):
+            deque(self._null_runs(WEEKLY_PAIRS, WEEKLY_PAIRS).of(series), 0)
+            given = gate_input(self.store, self.asked.night, self.suite)  # with these pairs
         wanted = suspects(given)
         first = {found.series: found for found in reversed(wanted)}  # of a series' figures the likeliest
         pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
-        nulls = PairRuns(self._null_pairs, self._holds_pair, self.output.note, "null pairs")
-        seconds = {entry.series: entry.seconds for entry in self.state.entries if entry.series and entry.seconds}
-        if series := weekly_series(given, seconds):
-            deque(islice(nulls.of(series), WEEKLY_PAIRS), 0)
+        nulls = self._null_runs(FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT)
         by_name = {(found.series, found.figure): found for found in wanted}
         return compared(
             given,
@@ -249,7 +248,11 @@ class NightSession:
         keep = PairProgress(suspect.figure, self.output.say).keeping(kept, done)
         return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
 
-    def _null_pairs(self, series: str) -> Iterator[RecordPair] | str:
+    def _null_runs(self, fewest: int, most: int) -> PairRuns:
+        start = partial(self._null_pairs, fewest, most)
+        return PairRuns(start, self._holds_pair, self.output.note, "null pairs")
+
+    def _null_pairs(self, fewest: int, most: int, series: str) -> Iterator[RecordPair] | str:
         """Return pairs of tonight's build and itself, one after another, or why there are none."""
         run = next(run for run in self.work if run.series == series)
         tonight = next(point for point in self.store.points([series])[series][::-1] if point.is_of_trend)
@@ -259,9 +262,9 @@ class NightSession:
             return arms
         self.output.say(f"null pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
-        progress = PairProgress("tokens_per_second_per_device", self.output.say, words=sides)
+        progress = PairProgress("tokens_per_second_per_device", self.output.say, fewest, most, sides)
         keep = progress.keeping(partial(self._keep_arm, series, "null"))
-        return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep)
+        return paired_records(arms, most, self.asked.runs, series_of(plan), keep)
 
     def _keep_arm(self, series: str, kind: Literal["confirm", "null"], arm: str, paths: RunPaths) -> RunRecord:
         began = time.monotonic()

@@ -29,7 +29,7 @@ from levelfield.series.pairs import FEWEST_HALFWAY, Side
 from levelfield.series.segments import cost_of
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Gated, Series, StoreEvent, Subject
+from levelfield.specs.record import Gated, RunRecord, Series, StoreEvent, Subject
 from levelfield.store.database import Store
 
 if TYPE_CHECKING:
@@ -193,6 +193,7 @@ class NightBisection:
     budget: float
     clock: Callable[[], float]
     say: Say
+    _ran: dict[tuple[str, str], dict[str, list[RunRecord]]] = field(default_factory=dict)  # by series and good build
 
     def run(self, findings: Iterable[Finding]) -> None:
         """Search the commits of each regression once, and store what was found."""
@@ -207,7 +208,7 @@ class NightBisection:
 
     def _searched(self, finding: Finding, figure: Gated, ticket: Ticket, until: float) -> Bisection:
         seconds = 2 * FEWEST_HALFWAY * self.run_seconds.get(finding.series, 0.0)
-        if self.clock() + seconds > until:
+        if (finding.series, ticket.accepted) not in self._ran and self.clock() + seconds > until:
             return Bisection(why_not="the budget holds no search; the command below makes it")
         assert ticket.accepted and ticket.tonight
         try:
@@ -220,6 +221,7 @@ class NightBisection:
         """Halve the commits. The night's pairs have shown that the last one is bad, and how much."""
         plan, runs = self.plans[finding.series], self.tickets.runs
         trials = BuildTrials(plan, build_of(commits[0], say=self.say), figure, runs, self.plugins, self.say)
+        trials.ran = ran = self._ran.setdefault((finding.series, commits[0]), {})
         trials.effect = cost_of(1 + (finding.change or 0.0), figure) if finding.pairs else None
         tried = 0
 
@@ -227,7 +229,7 @@ class NightBisection:
             nonlocal tried
             if commit == commits[-1] and trials.effect is not None:
                 return "bad"
-            if not holds():
+            if commit not in ran and not holds():
                 return "unknown"
             tried += 1
             self.say(f"bisection of {finding.label}: trying {commit[:12]}")

@@ -132,6 +132,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "percent": percent,
     "figure": figure,
     "ratio": ratio,
+    "significant": significant,
     "gib": lambda value: number(None if value is None else value / GIB, 2),
     "fragment": partial(quote, safe=""),  # a text as a part of what follows # in a link
     "short": lambda digest: digest.removeprefix("sha256:")[:12],

@@ -9,7 +9,7 @@ from levelfield.catalog.lookup import Selection
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.plan import RuntimeName
 from levelfield.specs.selector import Selector
-from levelfield.specs.site import LaunchPlan
+from levelfield.specs.site import BmcSite, LaunchPlan
 from levelfield.specs.suite import EntryUsed, NamedHardware
 from levelfield.specs.tuning import TuningChoice
 
@@ -30,6 +30,7 @@ class UserRequest:
     are reached, with all hosts of the site; None for this machine alone. preflight: whether the nodes are measured
     before the training; None: where there are several machines. quiet_machine: others on the machines refuse the run.
     devices: the numbers of the devices of this machine to take; empty: any. base: no vendor and no suite chooses.
+    bmc: how the power of whole nodes is read; None: it is not.
     """
 
     scale: RequestedScale = "auto"
@@ -53,6 +54,7 @@ class UserRequest:
     quiet_machine: bool = False
     devices: tuple[int, ...] = ()
     base: bool = False
+    bmc: BmcSite | None = None
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from levelfield.specs.plan import (
 )
 from levelfield.specs.requirements import Stages
 from levelfield.specs.selector import Selector
-from levelfield.specs.site import LaunchPlan
+from levelfield.specs.site import BmcSite, LaunchPlan, NodePowerPlan
 from levelfield.specs.vendor import Chip, FrameworkAccess
 from levelfield.worker.synthetic import synthetic_entropy
 
@@ -100,6 +100,8 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         ),
         launch=launch_of(decision.request.launch, hardware.nodes, found.adapter),
         preflight=preflight_of(decision.request, hardware.nodes),
+        node_power=node_power_of(decision.request.bmc),
+        bmc=decision.request.bmc,
         platform_version=levelfield.__version__,
     )
 
@@ -235,6 +237,11 @@ def launch_of(asked: LaunchPlan | None, nodes: int, vendor: Vendor) -> LaunchPla
     commands = recorded_commands(vendor)
     recorded = {"samples": commands.samples, "facts": dict(commands.facts)}
     return asked.model_copy(update={"hosts": asked.hosts[:nodes], **recorded})
+
+
+def node_power_of(bmc: BmcSite | None) -> NodePowerPlan | None:
+    """Return what a run records of the reading of its nodes' power; None where it is not read."""
+    return None if bmc is None else NodePowerPlan(protocol=bmc.protocol, seconds=bmc.seconds, verify=bmc.verify)
 
 
 def unused_hosts(asked: LaunchPlan | None, text: str, selector: Selector) -> tuple[str, ...]:

@@ -38,7 +38,8 @@ class RunCosts:
         energy = result.energy.joules_per_token
         rate = result.throughput.tokens_per_second
         is_share = result.device_is == HOST_SHARE
-        use = PaidUse(result.chip, is_share, result.nodes, result.devices, rate, energy.value, energy.reason)
+        nodes = repeats.node_joules_per_token(result)
+        use = PaidUse(result.chip, is_share, result.nodes, result.devices, rate, energy.value, energy.reason, nodes)
         return cost(use, self.prices)
 
     def explained(self, result: Result) -> tuple[str, str]:
@@ -52,18 +53,26 @@ class RunCosts:
         """Return what the prices are for each chip, and why runs have no cost; equal reasons once."""
         reasons = dict.fromkeys(f"none: {found.reason}" for found in map(self.of, results) if found.reason)
         said = (*described(self.prices, [result.chip for result in results]), *reasons)
-        return [f"{self.column.heading}: {each}" for each in said]
+        covered = dict.fromkeys(found.power_of for found in map(self.of, results) if found.power_of)
+        power = [f"the power is that of {' in some runs and of '.join(covered)}"] if covered else []
+        return [f"{self.column.heading}: {each}" for each in (*said, *power)]
 
     def _parts(self, chip: str, found: Cost) -> str:
         paid = in_words(self.prices.chips[chip], self.prices.currency)
         if found.power is None:
             return paid
-        return f"{significant(found.machine)} for the machine, {significant(found.power)} for its power ({paid})"
+        power = f"{significant(found.power)} for the power of its {found.power_of}"
+        return f"{significant(found.machine)} for the machine, {power} ({paid})"
 
     def plain(self, result: Result) -> dict[str, object]:
         """Return the cells of a CSV row."""
         found = self.of(result)
-        return {NAME: found.value, "cost_currency": self.prices.currency, "cost_reason": found.reason}
+        return {
+            NAME: found.value,
+            "cost_currency": self.prices.currency,
+            "cost_reason": found.reason,
+            "cost_power_of": found.power_of,
+        }
 
     def as_values(self, results: Sequence[Result]) -> dict[str, object]:
         """Return the JSON object of schema `levelfield.costs/1`, in full precision."""
@@ -105,5 +114,5 @@ def in_words(price: ChipPrice, currency: str) -> str:
     own = price.own
     return (
         f"{own.capital:,.12g} {currency} per {price.per} over {own.years:g} years, in use for {own.utilisation:.0%} of "
-        f"them; the chips' power at {own.power_per_kwh:g} {currency}/kWh and PUE {own.pue:g}"
+        f"them; power at {own.power_per_kwh:g} {currency}/kWh and PUE {own.pue:g}"
     )

@@ -88,12 +88,18 @@ def _mfu(result: Result) -> float | None:
     return found.value if found else None
 
 
+def node_joules_per_token(result: Result) -> float | None:
+    """Return the energy of whole nodes for one token; None where their BMCs gave none."""
+    return result.energy.nodes.joules_per_token.value if result.energy.nodes else None
+
+
 ALL = (
     FigureColumn("tokens_per_second_per_device", "1/s", _rate, "tokens/s/device"),
     FigureColumn("step_seconds_median", "s", _step, "step, ms", 1e-3),
     FigureColumn("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2),
     FigureColumn("memory_bytes", "B", lambda r: headline_memory(r).value, "memory, GiB", GIB, 3),
     FigureColumn("joules_per_token", "J/token", lambda r: r.energy.joules_per_token.value, "J/token", 1, 4),
+    FigureColumn("node_joules_per_token", "J/token", node_joules_per_token, "J/token, nodes", 1, 4),
     FigureColumn("seconds_to_loss", "s", lambda r: r.to_loss.seconds if r.to_loss else None, "s to loss", 1, 2),
     FigureColumn("loss_tail_mean", "nats/token", lambda r: r.loss.tail_mean, "loss", 1, 5),
 )

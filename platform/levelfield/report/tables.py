@@ -169,6 +169,7 @@ def plain(result: Result) -> dict[str, object]:
         "expected_memory_bytes": result.memory.expected_bytes,
         "memory_over_expected": result.memory.expectation and result.memory.expectation.ratio,
         "joules_per_token": result.energy.joules_per_token.value,
+        **_of_nodes(result),
         "loss_first": result.loss.first,
         "loss_tail_mean": result.loss.tail_mean,
         "loss_level": result.to_loss and result.to_loss.level,
@@ -177,6 +178,18 @@ def plain(result: Result) -> dict[str, object]:
         **({"expert_imbalance": result.experts.imbalance} if result.experts else {}),
         "alignment": result.alignment.verdict,
     }
+
+
+def _of_nodes(result: Result) -> dict[str, object]:
+    """Return the cells of whole nodes. A table without node power has no column of it."""
+    nodes = result.energy.nodes
+    if nodes is None:
+        return {}
+    figures = {
+        "joules_per_token_of_nodes": nodes.joules_per_token,
+        "joules_per_token_not_of_chips": nodes.other_joules_per_token,
+    }
+    return {name: figure.value for name, figure in figures.items()}
 
 
 def planned(plans: Sequence[Plan]) -> list[str]:

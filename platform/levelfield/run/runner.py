@@ -22,6 +22,7 @@ from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
 from levelfield.report.one_run import run_report
 from levelfield.run import measurement
+from levelfield.run.bmc import nodes_read
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
 from levelfield.run.interruption import interrupted_once
 from levelfield.run.launchers import means, speaking
@@ -254,7 +255,7 @@ def _execute(
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
     try:
-        with devices_sampled(plan, vendor, paths):
+        with nodes_read(plan, paths), devices_sampled(plan, vendor, paths):
             outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
         outcome = inputs.judged(outcome)
     except OSError as error:

@@ -36,8 +36,8 @@ MOST_BYTES = 64 * 2**20  # of the archive, and of all members together
 MOST_MEMBERS = 2000
 MOST_RATIO = 200  # of a member to its compressed bytes
 _FILE = (
-    r"(?:plan|job|request|preflight|provenance|outcome|reference|certificate|result)\.json|telemetry\.jsonl"
-    r"|telemetry/node[0-9]{1,6}(?:\.raw)?\.jsonl|events/[A-Za-z0-9][\w.-]{0,99}\.jsonl"
+    r"(?:plan|job|request|preflight|provenance|outcome|reference|certificate|result)\.json"
+    r"|(?:telemetry|node_power)\.jsonl|telemetry/node[0-9]{1,6}(?:\.raw)?\.jsonl|events/[A-Za-z0-9][\w.-]{0,99}\.jsonl"
     r"|(?:logs|nodes|image)/[A-Za-z0-9][\w.-]{0,99}"
 )
 FILE_NAME = re.compile(_FILE, re.ASCII)

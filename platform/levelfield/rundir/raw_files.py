@@ -25,9 +25,11 @@ from levelfield.node.regular_files import MOST_DOCUMENT_BYTES, read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, count, event_of, listed, mapping, whole
 from levelfield.rundir.system_facts import system_of
 from levelfield.rundir.telemetry_files import (
+    NodePowerTrace,
     NodeTelemetry,
     number_or_none,
     read_lines,
+    read_node_power,
     read_telemetry,
     whole_or_none,
 )
@@ -42,7 +44,8 @@ _DIGITS = 6  # of a node's number
 class RawRecords:
     """All raw records of a run. `broken`: lines that are not events, as sentences.
 
-    telemetry: by machine. node_facts, node_software: what each node is and has. node_ends: how its part ended.
+    telemetry: by machine. node_power: by node, what its BMC answered. node_facts, node_software: what each node is and
+    has. node_ends: how its part ended.
     seen: the windows by the platform's clock. pretended: the chip that a stand-in for a device's libraries pretended
     to be, by rank; the stand-in writes this event itself. follows: of a mixture, the digest of the choices that each
     rank follows, or None; compared, chosen: what the ranks record of them.
@@ -62,6 +65,7 @@ class RawRecords:
     pretended: dict[int, str] = field(default_factory=dict)
     ended: frozenset[int] = frozenset()
     telemetry: tuple[NodeTelemetry, ...] = ()
+    node_power: dict[int, NodePowerTrace] = field(default_factory=dict)
     node_facts: dict[int, Event] = field(default_factory=dict)
     node_software: dict[int, Event] = field(default_factory=dict)
     node_ends: dict[int, Event] = field(default_factory=dict)
@@ -109,7 +113,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
     choices = [(rank, e) for rank, path in _event_files(paths, broken, ".choices") for e in read_lines(path, broken)]
     said = {rank: e.get("follows") for rank, e in choices if e.get("event") == "choices"}
     follows = {rank: None if text is None else str(text) for rank, text in said.items()}
-    telemetry = read_telemetry(paths, broken)
+    telemetry, node_power = read_telemetry(paths, broken), read_node_power(paths, broken)
     outcome, provenance = _outcome(paths.outcome), _json(paths.provenance)
     return RawRecords(
         steps=tuple(_records(pairs, "step", _step, broken)),
@@ -126,6 +130,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         pretended={rank: str(e.get("chip")) for rank, e in pairs if e.get("event") == "pretended"},
         ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
         telemetry=telemetry,
+        node_power=node_power,
         node_facts=dict(_node_documents(paths, "facts")),
         node_software=dict(_node_documents(paths, "software")),
         node_ends=_node_ends(outcome),

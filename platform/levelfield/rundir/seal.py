@@ -42,8 +42,8 @@ _NAMED = 3  # files in a reason
 
 OUTCOME = "outcome.json"  # holds the seal, and is sealed besides it
 FILES = (
-    "certificate.json", "job.json", "plan.json", "preflight.json", "provenance.json", "reference.json",
-    "request.json", "telemetry.jsonl",
+    "certificate.json", "job.json", "node_power.jsonl", "plan.json", "preflight.json", "provenance.json",
+    "reference.json", "request.json", "telemetry.jsonl",
 )  # fmt: skip
 FOLDERS = {
     "events": ".jsonl",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from levelfield.measure.raw_facts import HostReading, Reading
+from levelfield.measure.raw_facts import HostReading, PowerReading, Reading
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
 from levelfield.specs.paths import RunPaths
@@ -47,6 +47,38 @@ def read_telemetry(paths: RunPaths, broken: list[str]) -> tuple[NodeTelemetry, .
     found = tuple(_telemetry(node, path, broken) for node, path in files)
     broken += _copies(found)
     return found
+
+
+@dataclass(frozen=True)
+class NodePowerTrace:
+    """What a node's BMC answered, on the platform's clock. source: what was read. error: what went wrong last."""
+
+    readings: tuple[PowerReading, ...] = ()
+    source: str | None = None
+    error: str | None = None
+
+
+def read_node_power(paths: RunPaths, broken: list[str]) -> dict[int, NodePowerTrace]:
+    """Return the answers of the BMCs by node. Damaged lines are added to `broken`."""
+    lines: dict[int, list[Event]] = {}
+    for line in read_lines(paths.node_power, broken):
+        for node in _tried(lambda each: [whole(each["node"])], "an answer", line, broken, paths.node_power.name):
+            lines.setdefault(node, []).append(line)
+    return {node: _power_trace(each, broken, paths.node_power.name) for node, each in sorted(lines.items())}
+
+
+def _power_trace(lines: Sequence[Event], broken: list[str], name: str) -> NodePowerTrace:
+    readings = tuple(reading for line in lines for reading in _tried(_power, "an answer", line, broken, name))
+    said = {key: str(line[key]) for line in lines for key in ("source", "error") if key in line}
+    return NodePowerTrace(readings, said.get("source"), said.get("error"))
+
+
+def _power(line: Event) -> list[PowerReading]:
+    if "watts" not in line:
+        return []
+    stamp, period = line.get("stamp"), number_or_none(line.get("period_seconds"))
+    times = whole(line["time_ns"]), whole(line["wall_ns"])
+    return [PowerReading(*times, float(line["watts"]), None if stamp is None else str(stamp), period)]
 
 
 def _node_files(paths: RunPaths, broken: list[str]) -> list[tuple[int, Path]]:

@@ -3,7 +3,8 @@
 One driver on three hundred series is three hundred chances of a false step, in every night until somebody accepts it.
 So the series of a change are one family, with a bound on the false discovery rate (Benjamini and Hochberg, 1995). Under
 a change without effect each finding is false, so that this rate is the family-wise one: the probability of any finding
-in a night. Under one with an effect, those that moved are not hidden by the number of those that did not.
+in a night. Under one with an effect, those that moved are not hidden by the number of those that did not. In a family
+of fewer than FEWEST_ALIKE each is judged by its limit, from the second night on: one slow night looks the same.
 
 The probability of a step is at least the share of as large ones among the same series' nights before, had the
 conditions changed then: outliers, heavy tails and slow nights count as often as they happen here.
@@ -13,21 +14,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
-from levelfield.measure.student import tail_probability
+from levelfield.measure.student import normal_tail, tail_probability
 from levelfield.series.examination import EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change, short
 from levelfield.series.judgement import FEWEST_ALIKE, Judged
 from levelfield.series.level import FEWEST, LONGEST, node_medians
 from levelfield.series.segments import change_of
-from levelfield.series.trigger import kept_of_many
+from levelfield.series.trigger import Z, kept_of_many
 from levelfield.specs.record import Gated
 
 MARGIN = 1.5  # a step counts where it is that much above others: weeks of nights have not seen the largest
 FALSE_STEPS = 0.03  # of the series that are said to be moved; all of them where the change has no effect
+ENOUGH = 20  # builds found no slower: a slower one in more than one of seven series would have shown, with 95 %
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,13 @@ def families(examined: Iterable[Judged]) -> dict[tuple[tuple[str, ...], Gated], 
 
 
 def moved(family: Sequence[Judged]) -> list[MovedSeries]:
-    """Return the members of a family that have moved, the worse direction first.
-
-    In a family of fewer than FEWEST_ALIKE the limit of each step alone decides.
-    """
+    """Return the members of a family that have moved, the worse direction first."""
     found = []
     for direction in (1, -1):
         candidates = [m for m in family if m[1].has_stepped and direction * _excess(m[1]) > 0]
-        if candidates and len(family) >= FEWEST_ALIKE:
+        if len(family) < FEWEST_ALIKE:
+            candidates = [m for m in candidates if _step(m[1]).nights > 1]
+        elif candidates:
             before = sorted(direction * each for member in family for each in _pretended(_step(member[1])))
             chances = [_chance(_step(m[1]), direction, before) for m in candidates]
             kept = kept_of_many(chances, len(family), FALSE_STEPS)
@@ -93,20 +94,41 @@ def moved(family: Sequence[Judged]) -> list[MovedSeries]:
 
 
 def suspiciousness(examined: Sequence[Judged]) -> dict[tuple[str, Gated], float]:
-    """Return how likely each series' night is by chance, the conditions apart: the smaller, the sooner it gets pairs.
-
-    A series whose conditions changed is held against the median of all that changed alike: a driver that makes all
-    faster hides a slower build in each of them, but not beside the others.
-    """
+    """Return how likely chance makes each series' night, the conditions apart: the least gets pairs first."""
     found = {(a.series, e.figure): e.suspicion.p for a, e in examined if e.suspicion and e.suspicion.direction > 0}
     for family in families(examined).values():
-        common = median(_excess(each) for _, each in family) if len(family) >= FEWEST_ALIKE else 0.0
-        for around, each in family:
-            step = _step(each)
+        for (around, each), chance in _beside_others(family):
             if around.is_due:
-                chance = tail_probability((step.excess - common) / step.error, step.before.freedom)
                 found[around.series, each.figure] = -1.0 if around.is_known_worse else chance
     return found
+
+
+def still_due(examined: Sequence[Judged]) -> list[Judged]:
+    """Return the same, where a series that its change of conditions explains is no longer due for pairs.
+
+    The change explains it once pairs found ENOUGH builds under it no slower, and none slower, and the series is not
+    beyond z = 2.5 of the median of all with the change, in either direction.
+    """
+    explained = set()
+    for family in families(examined).values():
+        if sum(a.is_cleared for a, _ in family) >= ENOUGH and not any(a.is_known_worse for a, _ in family):
+            chances = {(a.series, e.figure): chance for (a, e), chance in _beside_others(family)}
+            explained |= {name for name, chance in chances.items() if min(chance, 1 - chance) > normal_tail(Z)}
+    return [
+        (replace(around, is_due=around.is_due and (around.series, each.figure) not in explained), each)
+        for around, each in examined
+    ]
+
+
+def _beside_others(family: Sequence[Judged]) -> Iterator[tuple[Judged, float]]:
+    """Yield each series of a family with the probability that chance puts it so far above their median.
+
+    A driver that makes all faster hides a slower build in each of them, but not beside the others.
+    """
+    common = median(_excess(each) for _, each in family) if len(family) >= FEWEST_ALIKE else 0.0
+    for around, each in family:
+        step = _step(each)
+        yield (around, each), tail_probability((step.excess - common) / step.error, step.before.freedom)
 
 
 def _chance(step: EnvironmentStep, direction: int, before: Sequence[float]) -> float:

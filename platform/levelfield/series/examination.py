@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median_high, median_low
 
 from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.series.level import FEWEST, FLOOR, MEDIAN_VARIANCE, AcceptedLevel, Level, accepted_level, level_of
@@ -281,7 +281,8 @@ def _step(
     before = levels[tonight.node] or stated
     if before is None:
         return None
-    excess = median(night.cost - (levels[night.node] or before).cost for night in nights)
-    spread = math.sqrt(min(1.0, CORRELATION * MEDIAN_VARIANCE / len(nights)) + MEDIAN_VARIANCE / before.n)
+    costs = [night.cost - (levels[night.node] or before).cost for night in nights]
+    excess = min(median_low(costs), median_high(costs), key=abs)  # one bad night of two moves their mean
+    spread = math.sqrt(sum(min(1.0, CORRELATION * MEDIAN_VARIANCE / n) for n in (len(nights), before.n)))
     history = sorted((*earlier, *bad), key=lambda night: night.began)
     return EnvironmentStep(excess, before.scale * spread, before, len(nights), tuple(history))

@@ -36,8 +36,8 @@ class Surroundings:
 
     cause: these, or the digests of the conditions where those are not known: the same for all series with the change.
     is_due: no pairs have compared the builds under the new conditions yet, or they found the new one worse, which is
-    is_known_worse. build_excess: what they found, as a cost. is_chance: as much is expected by chance among so many
-    series. is_of_group: one finding about the change stands for this series and others.
+    is_known_worse; is_cleared: they found it no worse. build_excess: what they found, as a cost. is_chance: as much is
+    expected by chance among so many series. is_of_group: one finding about the change stands for it and others.
     """
 
     series: str
@@ -46,6 +46,7 @@ class Surroundings:
     cause: tuple[str, ...] = ()
     is_due: bool = False
     is_known_worse: bool = False
+    is_cleared: bool = False
     build_excess: float = 0.0
     is_chance: bool = False
     is_of_group: bool = False
@@ -160,7 +161,9 @@ def _by_nights(found: Examination, around: Surroundings, level: Level, missing: 
     if found.has_stepped and around.is_chance:
         assert found.step is not None
         off = percent_change(change_of(found.step.excess, found.figure))
-        detail = f"{off} since {around.change}: as much is expected by chance among the series that share it"
+        by_chance = "as much is expected by chance among the series that share it"
+        why = "one night may be off by chance; the next one decides" if found.step.nights == 1 else by_chance
+        detail = f"{off} since {around.change}: {why}"
         return _finding(found, around, level, "inconclusive", detail)
     if suspicion is None or around.is_chance:
         age = days_between(level.last, found.tonight.began) or 0

@@ -16,7 +16,7 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.requirements import BuildStep
 from levelfield.specs.selector import Selector, labelled
-from levelfield.specs.site import LaunchPlan
+from levelfield.specs.site import BmcSite, LaunchPlan, NodePowerPlan
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import Recompute, Tuning
 from levelfield.specs.variables import masked
@@ -241,6 +241,7 @@ class Plan(Document):
     not change the plan, such as a maker's tool that gave no answer; each as a sentence. certificate: the certificate
     that an aligned run needs; None where it needs none. launch: how other machines are reached; None: this
     machine's own processes or containers. preflight: what is measured before the training; None: nothing.
+    node_power: how the power of whole nodes is read; None: it is not. bmc: where, which no file keeps.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -281,6 +282,8 @@ class Plan(Document):
     launch: LaunchPlan | None = Field(default=None, json_schema_extra=LATER)
     preflight: PreflightPlan | None = Field(default=None, json_schema_extra=LATER)
     choices: ChoicesPlan | None = Field(default=None, json_schema_extra=LATER)
+    node_power: NodePowerPlan | None = Field(default=None, json_schema_extra=LATER)
+    bmc: BmcSite | None = Field(default=None, exclude=True, repr=False)
     platform_version: str
 
     @property

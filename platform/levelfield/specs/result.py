@@ -180,6 +180,24 @@ class Memory(Value):
     )
 
 
+class NodeEnergy(Value):
+    """Energy of whole nodes over the window, as their BMCs read it."""
+
+    joules: Figure = Field(description="Energy of all nodes over the window.")
+    joules_per_token: Figure = Field(description="That energy over the tokens of the window.")
+    mean_watts: Figure = Field(description="That energy over the wall time: mean power of all nodes together.")
+    other_joules_per_token: Figure = Field(
+        description="Energy per token that is not of the devices. It is of processors, memory, network, fans, power "
+        "supplies and idle devices. Null where the devices' own energy is."
+    )
+    sources: tuple[str, ...] = Field(description="What was read, and whether the BMC's certificate was checked.")
+    readings: Count[int | None] = Field(description="Different readings in the window, of the node with the fewest.")
+    resolution_seconds: Seconds[float | None] = Field(
+        description="Time from one reading to the next, or what the BMC averages over; of the coarsest node. The "
+        "window's ends are known no better."
+    )
+
+
 class Energy(Value):
     """Energy of all devices over the window."""
 
@@ -188,6 +206,11 @@ class Energy(Value):
     mean_watts: Figure = Field(description="That energy over the wall time: mean power of all devices together.")
     boundary: str = Field(
         description="What the readings cover. `chip`: what the vendor's tool measures; never host, network or cooling."
+    )
+    nodes: NodeEnergy | None = Field(
+        default=None,
+        description="Energy of the whole nodes; null where the site's file has no BMCs. See node-power.md.",
+        json_schema_extra=since(5),
     )
 
 
@@ -475,7 +498,7 @@ class AttentionKernelFound(Value):
 
 # Grows with each field that is added to the result or to a part of it. The field is marked since(REVISION), so that a
 # bundle of before still follows, and one of after cannot leave the field out.
-REVISION = 4
+REVISION = 5
 # The layers of an alignment that came later, with the revision that they came with.
 LATER_LAYERS = {"norms": 2}
 

@@ -1,14 +1,15 @@
 """A site's description: how its machines are reached. And a list of hosts for ssh.
 
 A site file holds what every run at a site needs once: the launcher, partition and account, folders, interface,
-environment. No secret stands in it: keys come from the user's ssh agent, tokens from the user's own configuration.
+environment, the nodes' BMCs. No secret stands in it: keys come from the user's ssh agent, tokens from the user's own
+configuration, the BMCs' password from a variable or a file of the user's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
@@ -213,12 +214,79 @@ class KubernetesSite(Value):
         return self
 
 
+BmcProtocol = Literal["redfish", "ipmi", "local"]
+
+
+class BmcSite(Value):
+    """Reading the power of whole nodes from their BMCs. local: this machine's own, by ipmitool and /dev/ipmi0.
+
+    address: of a node's BMC, {host} is the node's name. addresses: by node, of those that differ. password_variable,
+    password_file: one of them holds the user's password. ca_file: certificates that are trusted beside the system's.
+    verify: whether the BMC's certificate is checked. chassis: its id, where a BMC shows several. seconds: between two
+    readings. No record of a run has addresses, user or password.
+    """
+
+    protocol: BmcProtocol = "redfish"
+    address: Word | None = None
+    addresses: dict[Word, Word] = Field(default_factory=dict)
+    user: Word | None = None
+    password_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    password_file: AbsoluteFolder | None = None
+    ca_file: AbsoluteFolder | None = None
+    verify: bool = True
+    chassis: Word | None = None
+    seconds: float = Field(default=2.0, ge=0.1, le=60)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_secret(cls, found: Any) -> Any:
+        if isinstance(found, dict) and "password" in found:
+            raise ValueError(
+                "password: found a secret in a file that is shared; remove it, change it on the BMC, and name a "
+                "variable with password_variable or a file of yours with password_file"
+            )
+        return found
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> BmcSite:
+        password = self.password_variable or self.password_file
+        places = [bool(each) for each in (self.address or self.addresses, self.user, password)]
+        if self.protocol == "local":
+            if any(places):
+                raise ValueError("protocol local: found address, user or password, expected none: it uses /dev/ipmi0")
+        elif not all(places) or (self.password_variable and self.password_file):
+            raise ValueError(
+                f"protocol {self.protocol}: expected address or addresses, user, and one of password_variable and "
+                "password_file"
+            )
+        if self.protocol != "redfish" and (self.ca_file or self.chassis or not self.verify):
+            raise ValueError(f"protocol {self.protocol}: ca_file, verify and chassis are of redfish; leave them out")
+        if self.ca_file and not self.verify:
+            raise ValueError("ca_file with `verify: false`: expected one of them, as the file would not be used")
+        addresses = list(self.addresses.values())
+        if twice := sorted({each for each in addresses if addresses.count(each) > 1}):
+            raise ValueError(f"addresses: found {', '.join(twice)} for two nodes, expected a BMC of its own for each")
+        return self
+
+    def address_of(self, host: str) -> str | None:
+        """Return the address of a node's BMC; None for one that the site's file does not name."""
+        return self.addresses.get(host) or (self.address and self.address.replace("{host}", host))
+
+
+class NodePowerPlan(Value):
+    """What a run records of how it reads the power of its nodes."""
+
+    protocol: BmcProtocol
+    seconds: float
+    verify: bool = True
+
+
 class Site(Document):
     """How a site's machines are reached. launcher: the default of its runs. hosts: a hosts file, for ssh.
 
     shared: a folder that every node sees at the same path. interface: of the network between nodes. ports: the first
     and the last port for the rendezvous; below the kernel's own range. python: the interpreter on the nodes. modules:
-    environment modules to load. environment: variables of every rank.
+    environment modules to load. environment: variables of every rank. bmc: how the power of whole nodes is read.
     """
 
     KIND: ClassVar[str] = "site"
@@ -234,6 +302,7 @@ class Site(Document):
     ssh: SshSite = Field(default_factory=SshSite)
     slurm: SlurmSite = Field(default_factory=SlurmSite)
     kubernetes: KubernetesSite = Field(default_factory=KubernetesSite)
+    bmc: BmcSite | None = Field(default=None, json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _ports_are_ordered(self) -> Site:

@@ -186,7 +186,7 @@ def test_nights_without_a_fault_raise_no_alarm(words: dict[tuple[str, int], set[
         ("5 % more memory", "regression", True),
         ("biased loss", "training differs", True),
         ("killed", "invalid run", True),
-        ("new driver", "environment step", True),
+        ("new driver", "environment step", False),
         ("5 % behind a driver", "regression", True),
         ("left out", "missing", True),
         ("2 % slower", "regression", False),
@@ -195,7 +195,7 @@ def test_nights_without_a_fault_raise_no_alarm(words: dict[tuple[str, int], set[
 def test_each_event_is_reported_as_what_it_is(
     words: dict[tuple[str, int], set[str]], name: str, word: str, night_of: bool
 ) -> None:
-    """A fall of 2 % is promised within some nights, the others in their night. Nothing else is said of the series."""
+    """Promised within some nights: a fall of 2 %, a driver on one series. Nothing else is said of the series."""
     found, fault = of(words, name), FAULTS[name]
     assert set().union(*found.values()) <= {word, "inconclusive"}, found
     alarms = sorted(number for number, said in found.items() if word in said)

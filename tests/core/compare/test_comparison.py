@@ -233,6 +233,6 @@ def test_times_to_a_loss_are_compared_at_one_level_only() -> None:
     same = figure(of(one, to_loss(repeats(*B, first=10), 2.66, 20.0, 20.2, 19.8)), "seconds_to_loss")
     assert same.ratios[0].value == pytest.approx(2.0) and same.ratios[0].standing == "higher"
     other = figure(of(one, to_loss(repeats(*B, first=10), 2.67, 20.0, 20.2, 19.8)), "seconds_to_loss")
-    assert other.ratios[0].value is None and "different levels: 2.66, 2.67" in other.ratios[0].reason
+    assert other.ratios[0].value is None and "different values: 2.66, 2.67" in other.ratios[0].reason
     none = figure(of(one, to_loss(repeats(*B, first=10), 2.66, None, None, None)), "seconds_to_loss")
     assert none.ratios[0].standing == "no ratio" and none.sides[1].reason == "x"

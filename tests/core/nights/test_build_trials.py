@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from levelfield.errors import RunFailed
+from levelfield.nights import bisection, build_pairs
 from levelfield.nights.bisection import BuildTrials
 from levelfield.nights.build_pairs import Arm, ArmFailed, paired_records
 from levelfield.run.builds import CommitBuild
@@ -65,3 +68,33 @@ def test_only_the_good_build_ends_a_search(name: str, tmp_path: Path) -> None:
         return
     with pytest.raises(RunFailed, match="the first build does not run, so nothing can be held against it"):
         trials.answer(other)
+
+
+def test_the_runs_of_one_figure_answer_for_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The bad build has fewer tokens and more memory; runs of a build that was not tried are run."""
+    started: list[str] = []
+    series = SimpleNamespace(fingerprint=lambda: "S", label="S")
+
+    def run_of(build: CommitBuild, *rest: Any) -> str:
+        started.append(build.commit)
+        return build.commit
+
+    def record(commit: str) -> Any:
+        slower = 1.1 if commit[0] == "b" else 1.0
+        figures = {"tokens_per_second_per_device": 1000 / slower, "memory_bytes": 1e9 * slower}
+        return SimpleNamespace(word="valid", series=series, run_id="r", **figures)
+
+    monkeypatch.setattr(build_pairs, "run_of", run_of)
+    monkeypatch.setattr(bisection, "record_of", record)
+    monkeypatch.setattr(bisection, "series_of", lambda plan: series)
+    monkeypatch.setattr(bisection, "arms_of", lambda plan, a, b, *rest: (Arm("a", a, ()), Arm("b", b, ())))
+    monkeypatch.setattr(BuildTrials, "_python", lambda self, build: None)
+    good, bad, fine = (CommitBuild(name * 40, tmp_path) for name in "abc")
+    plan: Any = None
+    first = BuildTrials(plan, good, "tokens_per_second_per_device", tmp_path, (), str, 0.0953)
+    assert first.answer(bad) == "bad" and started == [each.commit for each in (good, bad, bad, good)]
+    other = BuildTrials(plan, good, "memory_bytes", tmp_path, (), str, 0.0953, first.ran)
+    assert other.answer(bad) == "bad" and len(started) == 4
+    assert other.answer(fine) == "good" and started[4:] == [each.commit for each in (good, fine, fine, good)]
+    alone = BuildTrials(plan, good, "memory_bytes", tmp_path, (), str, 0.0953)
+    assert alone.answer(bad) == "bad" and len(started) == 12

@@ -324,9 +324,9 @@ def test_a_step_at_a_new_driver_is_an_environment_step_that_fails_until_it_is_ac
         source = pairs(0.0, night=0.94)
         found = compared(given(changed_driver(-0.06, after), night, past=past, conditions=named), source)
         (finding,) = [f for f in found.findings if f.figure == TOKENS]
-        assert finding.word == "environment step", after
-        assert finding.fields == ("driver 550 -> 560",) and "driver 550 -> 560" in finding.detail
-        assert exit_code(found.findings) == 4
+        assert finding.word == ("environment step" if after > 1 else "inconclusive"), after
+        assert "driver 550 -> 560" in finding.detail and finding.fields == ("driver 550 -> 560",)
+        assert exit_code(found.findings) == (4 if after > 1 else 0), "a bad night looks like the first one"
         past += found.findings
     step = event("environment-step", NIGHT + 11, data={"before": "c1", "after": "c2"})
     later = given(changed_driver(-0.06, 13), NIGHT + 12, past=past, events=[step], conditions=named)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from gate_points import conditions, day, event, nights, noise, point, series
 from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
-from levelfield.nights.gate_input import GateInput
-from levelfield.series.findings import Finding, exit_code
+from levelfield.nights.gate_input import GateInput, examinations
+from levelfield.series.causes import ENOUGH
+from levelfield.series.findings import Finding, FindingWord, exit_code
 from levelfield.series.judgement import Pair
 from levelfield.specs.record import Gated, Point
 
@@ -82,15 +83,17 @@ def of_causes(report: GateReport) -> list[Finding]:
 def test_pairs_tell_the_build_from_the_conditions_until_they_are_accepted(
     build: float, driver: float, word: str
 ) -> None:
-    """The third night has pairs again only for a regression: a step is known by then."""
+    """The third night has pairs again only for a regression. A step of one series is known from its second night."""
     both, past = (1 + build) * (1 + driver) - 1, list[Finding]()
     for after in range(1, 4):
         asked: list[str] = []
         given = gate_night({"S": under_driver(both, after)}, NIGHT + after - 1, past=past)
         report = compared(given, source(build, driver, asked))
         found = of(report)
-        assert (found.word, bool(asked)) == (word, after == 1 or word == "regression"), (after, found)
-        assert exit_code(report.findings) == (4 if word in ("regression", "environment step") else 0)
+        is_open = after == 1 and word in ("environment step", "improvement")
+        said = "inconclusive" if is_open else word
+        assert (found.word, bool(asked)) == (said, after == 1 or word == "regression"), (after, found)
+        assert exit_code(report.findings) == (4 if said in ("regression", "environment step") else 0)
         if after == 1:
             proven = build if abs(build) > 0.01 else 0.0
             assert found.build_change == pytest.approx(proven, abs=0.005)
@@ -115,6 +118,28 @@ def test_pairs_that_cannot_be_compared_prove_nothing() -> None:
     for broken in ([(math.nan, 950.0)] * 7, [(None, 950.0)] * 7, [(0.0, 950.0)] * 7, [(-1000.0, 950.0)] * 7, []):
         found = of(compared(gate_night({"S": under_driver(0.0)}), lambda series, figure, b=broken: b))  # type: ignore[misc]
         assert (found.word, found.pairs) == ("inconclusive", 0), broken
+
+
+@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1), (0, 1, 2)])
+def test_one_bad_night_under_a_new_driver_is_no_step_and_two_are(bad: Sequence[int]) -> None:
+    points = under_driver(0.0, 3)
+    points[NIGHT:] = [replace_tokens(p, 0.88 if i in bad else 1.0) for i, p in enumerate(points[NIGHT:])]
+    words = [of(compared(gate_night({"S": points[: NIGHT + n]}, NIGHT + n - 1))).word for n in (1, 2, 3)]
+    steps = [len(set(bad) & set(range(n))) > n / 2 and n > 1 for n in (1, 2, 3)]
+    assert [word == "environment step" for word in words] == steps, words
+    assert (words[0] == "inconclusive") is (0 in bad)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "variance"), [(30, 2, 1 + math.pi / 30), (7, 10, math.pi / 7 + math.pi / 10)]
+)
+def test_the_error_of_a_step_has_the_correlation_of_nights_on_both_sides(
+    before: int, after: int, variance: float
+) -> None:
+    points = [*nights(before), *(point(before + i, 1000.0, conditions="c2") for i in range(after))]
+    ((_, found),) = [m for m in examinations(gate_night({"S": points}, before + after - 1)) if m[1].figure == TOKENS]
+    assert found.step is not None
+    assert found.step.error == pytest.approx(found.step.before.scale * math.sqrt(variance))
 
 
 # -- one finding for one cause
@@ -152,7 +177,7 @@ def test_a_driver_that_makes_all_faster_is_one_open_finding() -> None:
 def test_one_series_that_a_driver_moved_keeps_its_own_finding() -> None:
     points = {**fleet(12), "S": under_driver(-0.10, seed=99)}
     report = compared(gate_night(points))
-    assert of(report).word == "environment step" and not of_causes(report)
+    assert of(report).word == "environment step" and not of_causes(report), "thirteen series tell one that moved"
 
 
 def test_the_build_of_a_series_that_its_driver_moved_has_its_own_word() -> None:
@@ -250,6 +275,33 @@ def test_the_slower_build_behind_a_faster_driver_gets_the_first_pairs() -> None:
     assert [f.label for f in waiting] == ["driver 550 -> 560"] and "29 of 30 series not compared" in waiting[0].detail
 
 
+def cleared(names: Iterable[str], word: FindingWord = "no change", change: float | None = 0.0) -> list[Finding]:
+    """Findings of the first night under the driver, by pairs."""
+    first = {"night": day(NIGHT), "pairs": 4, "build_change": change, "figure": TOKENS, "label": ""}
+    return [Finding(series=n, run_id=f"{n[1:]}.run{NIGHT:03d}", word=word, **first) for n in names]
+
+
+def due(past: Sequence[Finding], **moved: float) -> set[str]:
+    """The series of 22 that want pairs for their speed in the second night under a driver that costs nothing."""
+    points = {**fleet(22, after=2)}
+    for name, factor in moved.items():
+        points[name] = [replace_tokens(p, factor) if p.conditions == "c2" else p for p in points[name]]
+    return {s.series for s in suspects(gate_night(points, NIGHT + 1, past=past)) if s.figure == TOKENS}
+
+
+def test_pairs_end_once_they_found_enough_builds_no_slower() -> None:
+    """The others get pairs only where they lie beside the rest, in either direction."""
+    all_names = [f"X{i}" for i in range(22)]
+    enough, rest = cleared(all_names[:ENOUGH]), set(all_names[ENOUGH:])
+    assert due([]) == set(all_names) and due(enough) == set()
+    assert due(enough[1:]) == {"X0", *rest}, "one too few"
+    assert due(enough, X20=0.95, X21=1.05) == {"X20", "X21"}
+    assert due([*enough[1:], *cleared(["X0"], change=None)]) == rest, "pairs that decided nothing"
+    assert due([*enough, *cleared(["X21"], "regression", -0.05)]) == rest, "one build is slower"
+    other = [f.model_copy(update={"run_id": f"{f.series[1:]}.run{NIGHT - 1:03d}"}) for f in enough]
+    assert due(other) == set(all_names), "they ran before the driver changed"
+
+
 # -- the arms
 
 
@@ -289,6 +341,19 @@ def test_null_pairs_run_for_a_regression_alone_and_no_more_than_are_needed() -> 
     assert found.word == "regression" and asked == [TOKENS] * 3 and "by 3 null pairs" in found.detail
     stored = compared(gate_night({"S": [*suspicious, *nulls_of(0.0)]}), source(-0.1), nulls)
     assert of(stored).word == "regression" and len(asked) == 3, "those of the last weeks suffice"
+
+
+@pytest.mark.parametrize(("stored", "more"), [(0, 14), (5, 14), (10, 11), (21, 0), (25, 0)])
+def test_null_pairs_end_with_fourteen_a_night_and_twenty_one_in_all(stored: int, more: int) -> None:
+    """The arms explain the whole difference, so that none of them decides."""
+    ran = iter(range(99))
+
+    def nulls(name: str, figure: Gated) -> Any:
+        return ((1000.0, 970.0 + next(ran) % 2) for _ in range(99))
+
+    points = [*nights(NIGHT), point(NIGHT, 900.0), *nulls_of(-0.03, stored)]
+    assert of(compared(gate_night({"S": points}), source(-0.03), nulls)).word != "regression"
+    assert next(ran) == more
 
 
 @pytest.mark.parametrize(

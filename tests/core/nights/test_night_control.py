@@ -1,10 +1,11 @@
-"""The control of a night: a short dip of the machine is no quarantine, a lasting one is."""
+"""The control of a night: a short dip of the machine is no quarantine. Its null pairs of the week come first."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from levelfield.nights import night_session
@@ -29,3 +30,41 @@ def test_only_what_stays_low_is_the_machine(
     why = NightSession._control(session)  # type: ignore[arg-type]
     assert (why is not None, bool(said)) == (is_out, is_out)
     assert read_controls(path)[-1] == {"copy": kept} and len(rates) <= CONTROLS
+
+
+def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_night(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Any] = []
+    progress: list[tuple[int, int]] = []
+    arms, after = SimpleNamespace(), SimpleNamespace(name="with the pairs of the week")
+
+    def pairs(own: Any, count: int, *rest: Any) -> Any:
+        assert own is arms
+        return ((i, i) for i in range(count))
+
+    def judged(found: Any, confirmation: Any, nulls: Any, most: int) -> list[Any]:
+        given.append(found)
+        return list(nulls("S", "real"))
+
+    def progress_of(figure: str, say: Any, fewest: int, most: int, words: Any) -> Any:
+        progress.append((fewest, most))
+        return SimpleNamespace(keeping=lambda keep: keep)
+
+    replaced: dict[str, Any] = {
+        "weekly_series": lambda given, seconds: "S", "gate_input": lambda *given: after, "suspects": lambda given: [],
+        "null_arms": lambda *given: arms, "series_of": str, "paired_records": pairs, "compared": judged,
+        "PairProgress": progress_of,
+    }  # fmt: skip
+    for name, value in replaced.items():
+        monkeypatch.setattr(night_session, name, value)
+    session = object.__new__(NightSession)
+    plan = SimpleNamespace(name="tiny", series="S", job=SimpleNamespace(plan="plan"))
+    point = SimpleNamespace(is_of_trend=True, subject="s")
+    store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=str)
+    session.asked = SimpleNamespace(night="n", runs=Path(), plugins=(), budget=None, most_pairs=9)  # type: ignore[assignment]
+    session.work, session.store, session.suite = (plan,), store, "one"  # type: ignore[assignment]
+    session.state = SimpleNamespace(entries=[SimpleNamespace(series="S", seconds=3.0)])  # type: ignore[assignment]
+    session.output = SimpleNamespace(say=str, note=str)  # type: ignore[assignment]
+    further: Any = session._confirmed(SimpleNamespace())  # type: ignore[arg-type]
+    assert given == [after] and progress == [(4, 4), (3, 14)] and len(further) == 14

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from gate_points import day, nights, point
 from levelfield.errors import RunFailed
-from levelfield.nights import null_pairs
+from levelfield.nights import build_pairs
+from levelfield.nights.build_pairs import null_arms, weekly_series
 from levelfield.nights.gate import Confirmation, PairRuns, suspects
 from levelfield.nights.gate_input import GateInput
-from levelfield.nights.null_pairs import null_arms, weekly_series
 from levelfield.specs.record import Gated
 
 TOKENS: Gated = "tokens_per_second_per_device"
@@ -76,9 +76,9 @@ def test_the_shortest_series_with_a_level_has_null_pairs_once_a_week_on_each_mac
 
 
 def test_null_arms_have_one_commit_and_a_dirty_tree_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(null_pairs, "build_of", lambda commit, say: SimpleNamespace(commit=commit, folder="cache"))
-    monkeypatch.setattr(null_pairs, "arms_of", lambda plan, a, b, python, plugins: (a, b))
-    monkeypatch.setattr(null_pairs, "shared_python", lambda plan, before, now: None)
+    monkeypatch.setattr(build_pairs, "build_of", lambda commit, say: SimpleNamespace(commit=commit, folder="cache"))
+    monkeypatch.setattr(build_pairs, "arms_of", lambda plan, a, b, python, plugins: (a, b))
+    monkeypatch.setattr(build_pairs, "shared_python", lambda plan, before, now: None)
     clean = SimpleNamespace(commit="c" * 40, is_dirty=False)
     a, b = null_arms(None, clean, (), print)  # type: ignore[arg-type]
     assert a.commit == b.commit and a.folder != b.folder

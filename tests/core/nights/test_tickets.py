@@ -263,3 +263,29 @@ def test_a_damaged_note_is_no_answer(night: Night, search: Search) -> None:
     (note,) = night.store.events()
     night.store.add_event(note.model_copy(update={"id": "x", "data": {**note.data, "bisection": {"first_bad": 3}}}))
     assert night.ticket().blamed is not None
+
+
+def test_a_search_of_another_figure_shares_the_runs_of_the_first(
+    night: Night, search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Builds that ran need no budget. Runs of another series or of another good build are not shared."""
+    given_runs: list[dict[str, Any]] = []
+
+    def trials(*given: Any) -> Any:
+        def answer(build: Any) -> str:
+            if build.commit not in made.ran:
+                made.ran[build.commit] = []
+                return search.answer(build)
+            return "bad" if search.commits.index(build.commit) >= search.commits.index(search.bad) else "good"
+
+        given_runs.append({})
+        made = SimpleNamespace(effect=None, ran=given_runs[-1], answer=answer)
+        return made
+
+    monkeypatch.setattr(module, "BuildTrials", trials)
+    tickets, plans = night.tickets(), {night.series: SimpleNamespace()}
+    findings = [night.finding(), night.finding(figure="memory_bytes", change=0.2)]
+    NightBisection(tickets, plans, {night.series: 25.0}, (), 150.0, lambda: search.now, str).run(findings)  # type: ignore[arg-type]
+    found = [tickets.ticket(finding).bisection for finding in findings]
+    assert search.tried == [search.commits[2]] and len(night.store.events()) == 2
+    assert [(f.first_bad, f.undecided) for f in found if f] == [(search.bad, 1)] * 2, "the budget holds one trial"

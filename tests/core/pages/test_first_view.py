@@ -272,6 +272,7 @@ def test_without_achieved_flops_there_is_no_intensity(achieved: Any) -> None:
 def test_the_intensity_is_marked_as_planned_and_stands_by_mfu_alone(tmp_path: Path) -> None:
     build_pages(GivenRuns([on_h100()]), tmp_path, Registry())
     assert "planned, not measured: " in (tmp_path / "by-mfu.html").read_text()
+    assert "400.0 of 989.4 TFLOP/s" in (tmp_path / "by-mfu.html").read_text()
     assert "ridge of the chip 295" in (tmp_path / "by-mfu.html").read_text()
     assert "FLOP/byte" not in (tmp_path / "index.html").read_text()
 

@@ -8,7 +8,7 @@ import random
 import pytest
 from gate_points import costs, noise
 from levelfield.series.level import level_of
-from levelfield.series.pairs import ALPHA, FEWEST_PAIRS, MOST_PAIRS, PairedTest, judged_pairs
+from levelfield.series.pairs import ALPHA, FEWEST_PAIRS, MOST_PAIRS, PairedTest, checked_by_nulls, judged_pairs
 
 TOKENS, MEMORY = "tokens_per_second_per_device", "memory_bytes"
 
@@ -108,3 +108,20 @@ def test_five_percent_is_found_at_a_noise_of_one_percent() -> None:
     run = 0.01 * math.sqrt(0.5)  # half of a night's variance is the run's
     found = sum(judged_pairs(tokens(-0.05, run, s), TOKENS, 1, None).word == "regression" for s in range(300))
     assert found >= 285
+
+
+def exactly(change: float, count: int, scatter: float) -> list[tuple[float, float]]:
+    """Pairs of memory whose differences of costs have this mean and, in turns, this distance from it."""
+    return [(1.0, math.exp(change + scatter * (-1) ** i)) for i in range(count)]
+
+
+def test_null_pairs_share_one_scatter_with_the_pairs() -> None:
+    """Pairs that show a regression often scatter less than others by chance: their own error says too little."""
+    ruling = judged_pairs(exactly(0.03, 6, 0.001), MEMORY, 1, None)
+    assert (ruling.word, ruling.pairs) == ("regression", 4)
+    found = checked_by_nulls(ruling, exactly(0.013, 6, 0.008), (), MEMORY)
+    squares = 4 * 0.001**2 + 6 * 0.008**2
+    assert found.excess == pytest.approx(0.017)
+    assert found.error == pytest.approx(math.sqrt(squares / 8 * (1 / 4 + 1 / 6)))
+    assert found.word == "inconclusive", "3.78 errors, where t of .0025 and 8 degrees is 3.83"
+    assert checked_by_nulls(ruling, exactly(0.0125, 6, 0.008), (), MEMORY).word == "regression", "3.89 errors"

@@ -197,6 +197,12 @@
     const rows = Object.entries(found.telemetry).map(([name, v]) => [foreign(name), { v, text: number(v, Math.abs(v) < 10 ? 3 : 1) }]);
     const watts = value(fact("mean_watts")), others = value(fact("others"));
     if (watts !== null) rows.push([t("mean-watts", { boundary: fact("boundary") || "–" }), { v: watts, text: number(watts, 1) }]);
+    for (const [name, digits] of [["node_watts", 1], ["node_joules_per_token", 4], ["other_joules_per_token", 4]]) {
+      const known = fact(name);
+      if (!known) continue;
+      const v = value(known);
+      rows.push([t(name), v === null ? foreign(known.reason || "") : { v, text: number(v, digits) }]);
+    }
     if (others !== null) rows.push([t("others"), { v: others, text: number(others, 2) }]);
     const memory = BYTES.map((name) => [t(`memory.${name}`), value(fact(name)), fact(name)]);
     const columns = [t("reading"), { name: t("value"), number: true }];

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Published recipes beside the planner's own rows for the same work and devices: rank, loss, and where it comes from.
+
+    python benchmarks/planner_recipes.py             the table
+    python benchmarks/planner_recipes.py --write     also into docs/planner-recipes.md
+    python benchmarks/planner_recipes.py --quick     one recipe, for tests
+
+A recipe is a run of benchmarks/data that its publisher tuned. The planner gets its model, batch, precision, program and
+devices, and not its layout. Rows with one layout count once. The loss is that of the recipe's predicted speed against
+the first row's; its parts are differences of a step's seconds, over the first row's step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from levelfield.catalog.registry import Registry
+from levelfield.predict import layout_search
+from levelfield.predict.questions import offer_of
+from pages.unseen import CONTEXT_RUNS, GIB, MIXTURE_RUNS, RECENT_RUNS, RUNS, Questions, Run, runs_of
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner-recipes.md"
+FIRST = 3
+PARTS = 3  # of a loss, to name
+LEAST_PART = 0.005
+RECIPES = (
+    "titan-8B-8-bf16",
+    "titan-8B-128-bf16",
+    "bridge260401-H100-LLAMA3_70B-64-FP8",
+    "nemo2407-LLAMA3-70B",
+    "bridge260401-GB300-LLAMA3_70B-64-MXFP8",
+    "bridge2606-H100-LLAMA3.1_405B-1024-FP8",
+    "megatron-moe-Mixtral-8x7B",
+    "nemo2504-GB200-Mixtral-8x7B",
+    "automodel-Qwen3-30B-A3B",
+    "bridge260401-H100-Qwen3_235B_a22B-256-FP8",
+    "automodel-DeepSeek-V3-1024",
+    "bridge2509-DeepSeek-V3-1024",
+)
+
+
+@dataclass(frozen=True)
+class RankedRecipe:
+    """A recipe beside the planner's rows. rank: of its layout among the layouts that fit, by their fastest rows; None
+    where it is not among them. own: the recipe's predicted row. best: the first row."""
+
+    run: Run
+    own: layout_search.LayoutEstimate
+    best: layout_search.LayoutEstimate
+    rank: int | None
+    layouts: int
+    capacity_bytes: int
+
+    @property
+    def loss(self) -> float:
+        """The recipe's predicted speed below that of the first row, as a share of it."""
+        return 1 - self.own.tokens_per_second / self.best.tokens_per_second
+
+    @property
+    def parts(self) -> list[tuple[str, float]]:
+        """The parts of a step that are longer by the recipe, over the first row's step, largest first."""
+        own, best = self.own.time.parts(), self.best.time.parts()
+        more = ((name, (own[name] - best[name]) / self.best.time.total) for name in own)
+        return sorted(((name, share) for name, share in more if share > LEAST_PART), key=lambda part: -part[1])
+
+    @property
+    def over_gib(self) -> float:
+        """By how much the recipe is predicted to exceed the memory; 0 where it fits."""
+        return max(0.0, (self.own.memory.total - self.capacity_bytes) / GIB)
+
+
+def ranked(run: Run, questions: Questions, registry: Registry) -> RankedRecipe:
+    question = questions.question(run)
+    offer = offer_of(registry.implementation(run.framework)[0], "nvidia")
+    kinds = offer.parallelism | {"uneven", "interleaved", "context", "expert"}
+    asked = replace(question, offer=replace(offer, parallelism=kinds, recompute=layout_search.RECOMPUTATIONS))
+    rows = layout_search.answer(asked).rows
+    order = list(dict.fromkeys((row.layout, row.tuning.virtual_pipeline) for row in rows))
+    mine = (run.tuning.layout, run.tuning.virtual_pipeline)
+    own = layout_search.predict(question, run.tuning)
+    rank = 1 + order.index(mine) if mine in order else None
+    return RankedRecipe(run, own, rows[0], rank, len(order), question.capacity_bytes or 0)
+
+
+def why(found: RankedRecipe) -> str:
+    """Return what the recipe loses and where, or that it is among the first rows."""
+    if found.rank is not None and found.rank <= FIRST:
+        return "among the first three"
+    parts = ", ".join(f"{name} {share:+.1%}" for name, share in found.parts[:PARTS])
+    faster = "" if found.loss > 0 else "; faster than the first row that fits"
+    memory = f"; {found.over_gib:.1f} GiB over the memory" if found.over_gib else ""
+    return f"{parts or 'no part is longer'}{memory}{faster}"
+
+
+def lines(found: Iterable[RankedRecipe]) -> Iterator[str]:
+    yield "| recipe | devices | its layout, chunks | the first row's | rank | loss | where |"
+    yield "|---|---|---|---|---|---|---|"
+    for each in found:
+        run, best = each.run, each.best
+        rank = f"{each.rank} of {each.layouts:,}" if each.rank else f"none of {each.layouts:,}"
+        yield (
+            f"| {run.name} | {run.devices:,} | {_with_chunks(each.own)} | {_with_chunks(best)} | {rank} | "
+            f"{each.loss:.1%} | {why(each)} |"
+        )
+
+
+def _with_chunks(row: layout_search.LayoutEstimate) -> str:
+    return f"{row.layout}, {row.tuning.virtual_pipeline}"
+
+
+def page(found: list[RankedRecipe]) -> str:
+    """Return the page of the docs."""
+    near = sum(each.rank is not None and each.rank <= FIRST for each in found)
+    close = sum(each.loss <= 0.1 for each in found)
+    table = "\n".join(lines(found))
+    return f"""# The planner beside published recipes
+
+Written by `python benchmarks/planner_recipes.py --write`; do not edit. Each recipe is a run of benchmarks/data, whose
+source it has. The planner gets the recipe's work, program and devices, and not its layout. Layouts are ranked with
+their model chunks. Loss: of the recipe's predicted speed against the first row's. Where: the parts of its step that are
+longer, over the first row's step.
+
+{near} of {len(found)} recipes are among the first three layouts, {close} lose at most 10 %.
+
+{table}
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write docs/planner-recipes.md")
+    parser.add_argument("--quick", action="store_true", help="only the first recipe: for tests")
+    options = parser.parse_args()
+    runs = {run.name: run for path in (RUNS, CONTEXT_RUNS, MIXTURE_RUNS, RECENT_RUNS) for run in runs_of(path)}
+    registry = Registry()
+    questions = Questions(registry)
+    found = [ranked(runs[name], questions, registry) for name in RECIPES[: 1 if options.quick else None]]
+    print("\n".join(lines(found)))
+    if options.write:
+        PAGE.write_text(page(found))
+        print(f"written: {PAGE.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
