@@ -125,7 +125,8 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     program("--program", metavar="NAME", help="others' code, by its name in configs/planner/*.yaml")
     program("--attention", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
     program("--overlap", type=float, metavar="SHARE", help="share of data-parallel exchange that overlaps")
-    program("--tensor-overlap", type=float, metavar="SHARE", help="the same of tensor parallelism")
+    program("--tensor-overlap", type=float, metavar="SHARE", help="the same of tensor parallelism (asynchronous TP)")
+    program("--schedule", choices=("1f1b", "zero-bubble"), help="of the pipeline; zero-bubble has no model chunks")
 
 
 def _plan(options: argparse.Namespace) -> int:

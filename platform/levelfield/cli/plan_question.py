@@ -37,9 +37,16 @@ from levelfield.studies.plan_rehearsals import Rehearser
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
 _THOUSANDS = ("", "K", "M", "B", "T")
 MOST_TOKENS = 1e18
+ZERO_BUBBLE, ITS_SHARE = "zero-bubble", 1 / 3  # of 1F1B's bubble (specs/constants.py)
 # Only products have this precision. The rest of the training has the other.
 _VALUES: dict[str, Precision] = {"tf32": "fp32", "nvfp4": "fp8"}
-_PLANNED_ONLY = ("precision", "program", "attention", "explain")  # they change the planner's question, and no run
+_PLANNED_ONLY = (
+    "precision",
+    "program",
+    "attention",
+    "schedule",
+    "explain",
+)  # they change the planner's question, and no run
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
         nodes,
         network,
         tuple(assumed),
-        (*assumed, *_of_precision(options.precision), *_remarks(question)),
+        (*assumed, *_of_precision(options.precision), *_of_schedule(options), *_remarks(question)),
         assumes_rates=bool(unknown),
         found=found,
         others=not_offered(question)[: options.beyond] if options.beyond and not options.layout else (),
@@ -272,12 +279,23 @@ def _asked(question: LayoutQuestion, options: argparse.Namespace, nodes: int) ->
         layout=parse_layout(options.layout).layout if options.layout else None,
         micro_batch=options.micro_batch,
         recompute=options.recompute,
-        virtual_pipeline=options.virtual_pipeline,
+        virtual_pipeline=_chunks(options),
     )
     layout, batch, chunks = wanted.layout, wanted.micro_batch or 1, wanted.virtual_pipeline or 1
     if layout is not None:
         require(question.work, layout, batch, nodes, question.devices // nodes, chunks, uneven_stages=True)
     return replace(question, wanted=wanted, offer=offer, constants=_constants(question.constants, options))
+
+
+def _chunks(options: argparse.Namespace) -> int | None:
+    """Return the asked number of model chunks. Raises UsageError for several of a zero-bubble pipeline."""
+    if options.schedule != ZERO_BUBBLE:
+        return options.virtual_pipeline  # type: ignore[no-any-return]
+    if options.virtual_pipeline not in (None, 1):
+        raise UsageError(
+            f"--virtual-pipeline {options.virtual_pipeline}: --schedule {ZERO_BUBBLE} expects 1 or nothing"
+        )
+    return 1
 
 
 def _constants(own: Constants, options: argparse.Namespace) -> Constants:
@@ -292,6 +310,8 @@ def _constants(own: Constants, options: argparse.Namespace) -> Constants:
         if stated[name] is not None and not 0 <= stated[name] <= 1:
             raise UsageError(f"--{name.replace('_', '-')}: found {stated[name]:g}, expected a share from 0 to 1")
     changes = {name: value for name, value in stated.items() if value is not None}
+    if options.schedule == ZERO_BUBBLE:
+        changes["bubble_share"] = ITS_SHARE
     return chosen.model_copy(update={"pace": chosen.pace.model_copy(update=changes)})
 
 
@@ -301,6 +321,11 @@ def _of_precision(precision: str | None) -> Iterator[str]:
         yield f"{values} with products in {products}, in which no framework here trains; predicted only"
     elif precision:
         yield f"precision {precision}, whatever the case has"
+
+
+def _of_schedule(options: argparse.Namespace) -> Iterator[str]:
+    if options.schedule == ZERO_BUBBLE:
+        yield "a zero-bubble pipeline, a third of 1F1B's bubble, in which no framework here trains; predicted only"
 
 
 def _remarks(question: LayoutQuestion) -> Iterator[str]:

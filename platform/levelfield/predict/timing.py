@@ -70,7 +70,7 @@ def step_time(
     return PredictedStep(
         compute=s.setup.micro_batches * average,
         imbalance=s.setup.micro_batches * (slowest - average),
-        bubble=filling / tuning.virtual_pipeline,
+        bubble=filling / tuning.virtual_pipeline * pace.bubble_share,
         tensor=s.setup.micro_batches * tensor,
         context=s.setup.micro_batches * context,
         pipeline=s.setup.micro_batches * pipeline * tuning.virtual_pipeline,

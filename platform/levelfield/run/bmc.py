@@ -280,6 +280,7 @@ class Ipmi:
         self._environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
         if address:  # ipmitool reads the first of these two that is there
             self._environment |= dict.fromkeys(("IPMITOOL_PASSWORD", "IPMI_PASSWORD"), password)
+        self._has_answered = False
         self.source = "ipmitool dcmi power reading" + ("" if address else " of this machine")
 
     def read(self) -> PowerAnswer:
@@ -290,10 +291,13 @@ class Ipmi:
         except (OSError, subprocess.SubprocessError) as error:
             raise BmcError(f"ipmitool cannot be started: {getattr(error, 'strerror', None)}", True) from None
         if found.returncode:
-            lines = found.stderr.strip().splitlines() or ["it printed nothing"]
-            is_final = "password" in found.stderr or "RAKP" in found.stderr or "HMAC" in found.stderr
-            said = _without(lines[0], (str(self._argv[4]),) if len(self._argv) > 5 else ())
-            raise BmcError(f"ipmitool ended with {found.returncode}: {said[:120]}", is_final)
+            lines = [line.strip() for line in found.stderr.splitlines() if line.strip()] or ["it printed nothing"]
+            # A wrong password and a BMC that is silent look the same; one that has answered knows the password.
+            is_final = not self._has_answered and "session" in lines[-1]
+            once = "; not asked again, as a wrong password may lock the user out" if is_final else ""
+            said = _without(lines[-1], (str(self._argv[4]),) if len(self._argv) > 5 else ())
+            raise BmcError(f"ipmitool ended with {found.returncode}: {said[:120]}{once}", is_final)
+        self._has_answered = True
         return dcmi_power(found.stdout)
 
 

@@ -333,14 +333,20 @@ def test_ipmitool_that_fails_hangs_or_is_missing(
     ipmitool: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = Ipmi("node1-bmc", ipmi_site(password_variable="P"), SECRET)
-    ipmitool('echo "Error: Unable to establish IPMI v2 / RMCP+ session with node1-bmc" >&2; exit 1')
-    with pytest.raises(BmcError, match="ended with 1: Error: Unable to establish") as caught:
+    noise = 'echo "Unable to Get Channel Cipher Suites" >&2; echo "" >&2;'
+    ipmitool(f'{noise} echo "Error: Unable to establish IPMI v2 / RMCP+ session with node1-bmc" >&2; exit 1')
+    with pytest.raises(BmcError, match=r"ended with 1: Error: Unable to establish .* not asked again") as caught:
         reader.read()
-    assert not caught.value.is_final and "node1-bmc" not in str(caught.value)
-    ipmitool('echo "RAKP 2 HMAC is invalid" >&2; exit 1')
-    with pytest.raises(BmcError, match="RAKP 2") as caught:
+    assert caught.value.is_final and "node1-bmc" not in str(caught.value)
+    ipmitool(f"cat <<'E'{DCMI}E")
+    assert reader.read().watts == 220
+    ipmitool(f'{noise} echo "Error: Unable to establish IPMI v2 / RMCP+ session" >&2; exit 1')
+    with pytest.raises(BmcError, match="Unable to establish") as caught:
         reader.read()
-    assert caught.value.is_final
+    assert not caught.value.is_final, "the password was right a moment ago"
+    ipmitool(f'{noise} echo "    DCMI request failed because: Insufficient privilege level (d4)" >&2; exit 1')
+    with pytest.raises(BmcError, match="ended with 1: DCMI request failed because: Insufficient privilege") as caught:
+        reader.read()
     ipmitool("sleep 20")
     monkeypatch.setattr(bmc, "ANSWER_SECONDS", 0.2)
     with pytest.raises(BmcError, match=r"no answer within 0\.2 s"):
