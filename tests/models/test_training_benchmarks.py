@@ -21,11 +21,13 @@ def quick(name: str) -> object:
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough
 def test_products_have_a_rate_by_both_libraries():
     (row,) = quick("products")
     assert len(row["rates"]) == 3 and all(rate > 0 for pair in row["rates"].values() for rate in pair)
 
 
+@pytest.mark.thorough
 def test_a_step_is_compared_with_transformers():
     gpt, llama = quick("torch_against_transformers")
     assert all(row["ratio"] > 0 and row["memory_ratio"] > 0 for row in (gpt, llama))
@@ -35,6 +37,7 @@ def test_a_step_under_the_platform_is_compared_with_the_bare_loop():
     assert quick("platform_overhead")["ratio"] > 0
 
 
+@pytest.mark.thorough
 def test_a_mixture_with_choices_is_compared_with_one_without():
     (row,) = quick("followed_choices")
     assert row["ratio"] > 0 and row["collected_seconds"] > 0

@@ -20,6 +20,9 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.specs.requirements import Stages, takes_python
 
+# An index without the wheels' metadata sends whole wheels: more than a gigabyte.
+pytestmark = pytest.mark.thorough
+
 KIND = "nvidia"
 SOURCES_ONLY = ("flash-attn", "deepspeed")  # pip would build their metadata: only their versions are listed
 PATIENCE_SECONDS = 120
