@@ -93,7 +93,7 @@ def test_a_chip_without_public_rates_is_ranked_without_a_speed(capsys: pytest.Ca
     arguments = ("llama3_8b", "--chip", "Ascend-910B1", "--devices", "8")
     lines = said(capsys, *arguments, "--top", "1").splitlines()
     assert any(line.startswith("assumed: peak of bf16") for line in lines) and max(map(len, lines)) <= 80
-    assert next(line for line in lines if line.startswith("  1 ")).split()[-2:] == ["100%", "-"]
+    assert next(line for line in lines if line.startswith("  1 ")).split()[6:8] == ["100%", "-"]
     assert said(capsys, *arguments, "--explain", "1").startswith("assumed: peak of bf16")
     one = " ".join(said(capsys, "gpt2_small_b8", "--chip", "BI-V100", "--devices", "1").split())
     assert "memory bandwidth: not public of BI-V100" in one, "one device needs no links"
