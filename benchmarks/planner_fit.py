@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""The planner against every published figure: fit its constants on half of the rows, report on all.
+"""The planner against every published figure: fit the reserve of memory on half of the rows, report on all.
 
     python benchmarks/planner_fit.py            fit, write configs/planner/*.yaml and docs/planner-residuals.*
     python benchmarks/planner_fit.py --check    the same without writing; exit 4 when what is written is not this
     python benchmarks/planner_fit.py --quick    the fit of one framework, without writing
 
-One set of constants for each framework: the share of a chip's matrix rate and the share of a link's rate, from every
-second row that has a throughput; the reserve and the fragmentation, from every second row that has a memory. Least
-absolute error of logarithms, by a grid and a finer one about its best, so that one odd row moves little. All other rows
-are predictions. `planner_unseen.py --fit` sets the constants of others' programs.
+For each framework the reserve and the fragmentation, from every second row that has a memory. Least absolute error of
+logarithms, by a grid, so that one odd row moves little. All other rows are predictions. `planner_unseen.py --fit` sets
+the rates, which are the same for all programs.
 """
 
 from __future__ import annotations
@@ -22,14 +21,12 @@ from itertools import product
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from levelfield.specs.constants import Constants, MemoryModel, Pace
-from pages.points import Point, halves, memory, points_of, spearman, throughput, time_off
+from levelfield.specs.constants import Constants, MemoryModel
+from pages.points import Point, halves, memory, points_of, spearman
 from pages.residuals import medians_table, report, rows, scatter
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
-MATMUL = [n / 100 for n in range(20, 111)]
-COMMUNICATION = [n / 100 for n in range(10, 111, 2)]
 RESERVES = [round(n * GIB / 10) for n in range(5, 61)]
 FRAGMENTATIONS = [n / 100 for n in range(0, 11)]
 QUICK = "paddle"  # the framework with the fewest rows that has a speed and a memory
@@ -64,33 +61,16 @@ def main() -> int:
 def _fitted(registry: Registry, framework: str, points: list[Point]) -> Constants:
     before = registry.constants(framework)
     assert before is not None
-    timed, weighed = halves(points, framework, throughput), halves(points, framework, memory)
-    pace = _best_pace(before, timed, MATMUL[::10], COMMUNICATION[::10])
-    near = [n for n in MATMUL if abs(n - pace.matmul_efficiency) < 0.1]
-    close = [n for n in COMMUNICATION if abs(n - pace.communication_efficiency) < 0.2]
-    pace = _best_pace(before, timed, near, close)
-    keeping = _best_keeping(before, weighed)
+    weighed = halves(points, framework, memory)
     return before.model_copy(
         update={
-            "pace": pace,
-            "keeping": keeping,
+            "keeping": _best_keeping(before, weighed),
             "fitted": {
-                "matmul_efficiency": f"{len(timed)} rows of {', '.join(sorted({p.set_name for p in timed}))}",
-                "communication_efficiency": "the same rows",
                 "reserve_bytes": f"{len(weighed)} rows with a memory",
                 "fragmentation": "the same rows",
             },
         }
     )
-
-
-def _best_pace(before: Constants, timed: list[Point], matmul: list[float], communication: list[float]) -> Pace:
-    paces = [
-        before.pace.model_copy(update={"matmul_efficiency": m, "communication_efficiency": c})
-        for m in matmul
-        for c in communication
-    ]
-    return min(paces, key=lambda pace: sum(abs(time_off(p, before.model_copy(update={"pace": pace}))) for p in timed))
 
 
 def _best_keeping(before: Constants, weighed: list[Point]) -> MemoryModel:
@@ -113,8 +93,6 @@ def _written(framework: str, constants: Constants) -> str:
     """The file with the fitted numbers put in; all else in it is somebody's words."""
     text = (ROOT / "configs" / "planner" / f"{framework}.yaml").read_text()
     for name, value in (
-        ("matmul_efficiency", constants.pace.matmul_efficiency),
-        ("communication_efficiency", constants.pace.communication_efficiency),
         ("reserve_bytes", constants.keeping.reserve_bytes),
         ("fragmentation", constants.keeping.fragmentation),
     ):

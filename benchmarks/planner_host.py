@@ -100,7 +100,7 @@ def memory_off(run: HostRun, measured: HostRuns, constants: Constants) -> float:
 def _fitted(before: Constants, runs: list[HostRun], measured: HostRuns) -> Constants:
     half = runs[::2]
     candidates = [
-        Pace(matmul_efficiency=m, communication_efficiency=1, memory_efficiency=share, overlap=0)
+        Pace(matmul_efficiency=m, communication_efficiency=1, memory_efficiency=share, launch_seconds=0, overlap=0)
         for m in MATMUL
         for share in MEMORY
     ]
@@ -126,7 +126,7 @@ def _written(constants: Constants) -> str:
     pace = constants.host_pace or constants.pace
     line = (
         f"host_pace: {{matmul_efficiency: {pace.matmul_efficiency}, "
-        f"communication_efficiency: 1, memory_efficiency: {pace.memory_efficiency}, overlap: 0}}"
+        f"communication_efficiency: 1, memory_efficiency: {pace.memory_efficiency}, launch_seconds: 0, overlap: 0}}"
     )
     text = re.sub(r"^host_pace:.*$", line, CONSTANTS.read_text(), flags=re.MULTILINE)
     return re.sub(r"\bhost_process_bytes: \d+", f"host_process_bytes: {constants.keeping.host_process_bytes}", text)

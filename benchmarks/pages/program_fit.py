@@ -1,7 +1,8 @@
-"""The fit of the constants of others' programs, on half of the runs of benchmarks/data/unseen_runs.json.
+"""The fit of the rates of all programs, on half of the published runs, and each program predicted without its own runs.
 
-Each fit moves its constants one after another, within the ranges given here, to the least mean of absolute logarithms
-of predicted over published rates. An error above CUT counts as CUT, so that one odd row moves nothing.
+The fit moves one rate after another, within the ranges given here, to the least mean of absolute logarithms of
+predicted over published speeds. An error above CUT counts as CUT, so that one odd row moves nothing, and a program
+counts by the root of its number of rows, so that a large table does not outweigh the others.
 """
 
 from __future__ import annotations
@@ -9,201 +10,186 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import MachineRates
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import step_time
-from levelfield.specs.constants import Constants, Pace
+from levelfield.specs import constants as constants_file
+from levelfield.specs.constants import RATES, SPEED_INTERVAL, Constants, Pace
+from pages.points import Point, halves, points_of, throughput
 from pages.unseen import Questions, Run
 
-ROOT = Path(__file__).resolve().parents[2]
 CUT = 0.5
+# The range of each rate.
+RANGES = {
+    "matmul_efficiency": (0.6, 1.15),
+    "memory_efficiency": (0.3, 1),
+    "network_efficiency": (0.2, 1),
+    "launch_seconds": (1e-6, 6e-5),
+}
 # Runs that stay out of every fit, by group, with the reason.
 LEFT_OUT = {
     "aa_13B_2048_64|flash_attention2": (
         "from micro-batch 1 to 8 its rows of two stages lose 39 %, as with a global batch of 256; 2048 was inferred"
     ),
 }
+Rates = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Knob:
-    """A constant of a fit. owner: a program, or the anchor of a chip's attention rates in vendor.yaml."""
+class Timed:
+    """A published speed beside what predicts it. family: the programs of one publication; fitted: it may set the rates;
+    kind: dense or mixture. name, chip, program: as published."""
 
-    owner: str
     name: str
-    low: float
-    high: float
-
-    @property
-    def of_chip(self) -> bool:
-        return self.owner.endswith("_attention")
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Programs that share constants. file: of the framework in configs/planner."""
-
-    file: str
-    programs: tuple[str, ...]
-    knobs: tuple[Knob, ...]
-
-
-FITS = (
-    Fit(
-        "megatron",
-        ("aleph_alpha_rms", "aleph_alpha_flash2", "aleph_alpha_flash1"),
-        (
-            Knob("aleph_alpha_rms", "matmul_efficiency", 0.6, 1.15),
-            Knob("aleph_alpha_rms", "product_traffic", 1, 8),
-            Knob("aleph_alpha_rms", "elementwise_traffic", 0.5, 4),
-            Knob("aleph_alpha_flash2", "elementwise_traffic", 1, 8),
-            Knob("aleph_alpha_rms", "communication_efficiency", 0.2, 1),
-            Knob("aleph_alpha_rms", "network_efficiency", 0.2, 1),
-            Knob("aleph_alpha_rms", "tensor_overlap", 0.001, 0.6),
-            Knob("aleph_alpha_rms", "bucket_bytes", 1e6, 1e8),
-            Knob("a100_attention", "flash1", 78, 140),
-            Knob("a100_attention", "flash2", 140, 228),
-        ),
-    ),
-    Fit(
-        "torch",
-        ("llm_foundry", "llm_foundry_pure"),
-        (
-            Knob("llm_foundry", "matmul_efficiency", 0.6, 1.15),
-            Knob("llm_foundry", "product_traffic", 1, 8),
-            Knob("llm_foundry", "elementwise_traffic", 0.5, 4),
-            Knob("llm_foundry", "communication_efficiency", 0.3, 1),
-            Knob("llm_foundry", "fp8_efficiency", 0.5, 1.15),
-            Knob("a100_attention", "triton", 50, 140),
-            Knob("hopper_attention", "triton", 80, 300),
-        ),
-    ),
-    Fit("torch", ("torchtitan",), (Knob("torchtitan", "matmul_efficiency", 0.4, 1.15),)),
-    Fit(
-        "megatron",
-        ("megatron_2021",),
-        (
-            Knob("megatron_2021", "matmul_efficiency", 0.6, 1.15),
-            Knob("megatron_2021", "product_traffic", 1, 8),
-        ),
-    ),
-    Fit(
-        "megatron",
-        ("nemo",),
-        (Knob("nemo", "fp8_efficiency", 0.5, 1.15), Knob("nemo", "elementwise_traffic", 0.5, 2)),
-    ),
-    Fit("deepspeed", ("megatron_deepspeed",), (Knob("megatron_deepspeed", "matmul_efficiency", 0.5, 1.15),)),
-)
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A run in a fit, with what does not change."""
-
-    run: Run
+    family: str
+    program: str
+    chip: str
+    kind: str
+    fitted: bool
     setup: TrainingSetup
     machine: MachineRates
     pace: Pace
     tokens: float
-    chip: str
-    lineage: list[str]
+    rate: float
+
+    def off(self, rates: Rates) -> float:
+        """Return the logarithm of the predicted over the published rate."""
+        time = step_time(self.setup, self.machine, self.pace.model_copy(update=rates)).total
+        return math.log(self.tokens / time / self.rate)
 
 
-Values = dict[Knob, float]
+def timed_runs(runs: Iterable[Run], questions: Questions) -> list[Timed]:
+    """Return the runs whose speed counts."""
+    return [_of_run(run, questions) for run in runs if run.rate and run.speed_stated and run.group not in LEFT_OUT]
 
 
-def fitted_values(fit: Fit, runs: Iterable[Run], questions: Questions, settled: Values) -> Values:
-    """Return the best value of each constant. The search starts in the middle of each range, so that it always ends
-    at the same place. settled: the values of earlier fits, whose rates of chips hold here."""
-    cases = [_case(run, questions) for run in runs if run.fitted and run.program in fit.programs and _usable(run)]
-    values = {knob: float(f"{math.sqrt(knob.low * knob.high):.3g}") for knob in fit.knobs}
-    chips = {knob: value for knob, value in settled.items() if knob.of_chip}
-
-    def loss(tried: Values) -> float:
-        return statistics.mean(min(CUT, abs(_off(case, {**chips, **tried}))) for case in cases)
-
-    return _descended(fit, values, loss)
-
-
-def _usable(run: Run) -> bool:
-    return run.rate is not None and run.speed_stated and run.group not in LEFT_OUT
-
-
-def _case(run: Run, questions: Questions) -> _Case:
+def _of_run(run: Run, questions: Questions) -> Timed:
     question = questions.question(run)
-    setup = setup_of(question.work, run.tuning, False, question.constants.keeping)
-    tokens = question.work.training.tokens_per_step / run.devices
-    lineage = _lineage(questions.registry_constants(run.framework), run.program or "")
-    chip = "hopper_attention" if run.row["chip"].startswith("H") else "a100_attention"
-    return _Case(run, setup, question.machine, question.constants.pace, tokens, chip, lineage)
+    own = questions.registry_constants(run.framework)
+    program = run.program if run.program in own.programs else run.framework
+    return Timed(
+        name=run.name,
+        family=family(own, program or run.framework),
+        program=program or run.framework,
+        chip=run.row["chip"],
+        kind="mixture" if question.work.model.experts else "dense",
+        fitted=run.fitted,
+        setup=setup_of(question.work, run.tuning, False, question.constants.keeping),
+        machine=question.machine,
+        pace=question.constants.pace,
+        tokens=question.work.training.tokens_per_step / run.devices,
+        rate=run.rate or math.nan,
+    )
 
 
-def _lineage(constants: Constants, program: str) -> list[str]:
-    names = [program]
-    while (like := constants.programs[names[-1]].like) is not None:
-        names.append(like)
-    return names
+def family(own: Constants, program: str) -> str:
+    """Return the program from which this one descends."""
+    while program in own.programs and (like := own.programs[program].like) is not None:
+        program = like
+    return program
 
 
-def _off(case: _Case, values: Values) -> float:
-    """Return the logarithm of the predicted over the published rate."""
-    attention = dict(case.machine.attention)
-    attention |= {k.name: v * 1e12 for k, v in values.items() if k.owner == case.chip}  # type: ignore[misc]
-    paces: dict[str, float] = {}
-    for owner in reversed(case.lineage):  # a program's own constant comes after that of the one it is like
-        paces |= {k.name: v for k, v in values.items() if k.owner == owner}
-    time = step_time(case.setup, replace(case.machine, attention=attention), case.pace.model_copy(update=paces)).total
-    assert case.run.rate is not None
-    return math.log(case.tokens / time / case.run.rate)
+def timed_points(registry: Registry) -> list[Timed]:
+    """Return the rows of configs/published whose speed counts."""
+    points, _ = points_of(registry)
+    frameworks = sorted({p.framework for p in points})
+    half = {id(p) for name in frameworks for p in halves(points, name, throughput)}
+    return [_of_point(p, id(p) in half) for p in points if p.tokens_per_second and p.left_out is None]
 
 
-def _descended(fit: Fit, values: Values, loss: Callable[[Values], float]) -> Values:
-    """Move one constant at a time by a step that halves when no move helps. Steps are shares of the range's ratio."""
-    best, step = loss(values), 0.25
-    while step > 0.004:
+def _of_point(point: Point, fitted: bool) -> Timed:
+    question, setting = replace(point.question, constants=point.stated(point.question.constants)), point.row.setting
+    return Timed(
+        name=point.row.name,
+        family=point.set_name,
+        program=point.framework,
+        chip=setting.chip or "",
+        kind="dense",
+        fitted=fitted,
+        setup=setup_of(question.work, point.tuning, False, question.constants.keeping),
+        machine=question.machine,
+        pace=question.constants.pace,
+        tokens=question.work.training.tokens_per_step / setting.devices,
+        rate=point.tokens_per_second or math.nan,
+    )
+
+
+def fitted_rates(rows: Iterable[Timed], steps: float = 0.01) -> Rates:
+    """Return the rates that fit the rows best. The search starts in the middle of each range, so that it always ends at
+    the same place: one rate moves at a time, by a share of its range's ratio that halves when no move helps."""
+    cases = list(rows)
+    rates = {name: float(f"{math.sqrt(low * high):.3g}") for name, (low, high) in RANGES.items()}
+    best, step = _loss(cases, rates), 0.25
+    while step > steps:
         before = best
-        for knob in fit.knobs:
+        for name in RANGES:
             for sign in (1, -1):
-                values, best = _moved(knob, sign * step, values, best, loss)
-        if best > before - 1e-6:
+                rates, best = _moved(cases, name, sign * step, rates, best)
+        if best > before - 1e-4:
             step /= 2
-    return values
+    return rates
 
 
-def _moved(
-    knob: Knob, step: float, values: Values, best: float, loss: Callable[[Values], float]
-) -> tuple[Values, float]:
+def _moved(cases: list[Timed], name: str, step: float, rates: Rates, best: float) -> tuple[Rates, float]:
+    low, high = RANGES[name]
     while True:
-        value = min(knob.high, max(knob.low, values[knob] * (knob.high / knob.low) ** (step / 2)))
-        tried = {**values, knob: float(f"{value:.3g}")}
-        if tried[knob] == values[knob] or not (found := loss(tried)) < best - 1e-6:
-            return values, best
-        values, best = tried, found
+        value = min(high, max(low, rates[name] * (high / low) ** (step / 2)))
+        tried = {**rates, name: float(f"{value:.3g}")}
+        if tried[name] == rates[name] or not (found := _loss(cases, tried)) < best - 1e-5:
+            return rates, best
+        rates, best = tried, found
 
 
-def written(fit: Fit, values: Values, texts: dict[Path, str]) -> dict[Path, str]:
-    """Return the texts of configs/planner and vendor.yaml with the values in them. All other words stay."""
-    for knob, value in values.items():
-        path, pattern = _path(knob, fit), _chip_pattern(knob) if knob.of_chip else _program_pattern(knob)
-        number = f"{value:.0f}" if value > 1000 else f"{value:g}"
-        text, count = pattern.subn(rf"\g<1>{number}\g<3>", texts.get(path) or path.read_text(), count=1)
+def _loss(cases: list[Timed], rates: Rates) -> float:
+    families: dict[str, list[float]] = {}
+    for case in cases:
+        families.setdefault(case.family, []).append(min(CUT, abs(case.off(rates))))
+    weights = [math.sqrt(len(errors)) for errors in families.values()]
+    means = [statistics.mean(errors) for errors in families.values()]
+    return sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
+
+
+def without_own(rows: list[Timed]) -> list[tuple[Timed, float]]:
+    """Return each row with its logarithm by the rates that its program's rows did not set."""
+    found = []
+    for name in sorted({row.family for row in rows}):
+        rates = fitted_rates(row for row in rows if row.fitted and row.family != name)
+        found += [(row, row.off(rates)) for row in rows if row.family == name]
+    return found
+
+
+def interval(alone: list[tuple[Timed, float]]) -> tuple[float, float]:
+    """Return the published over the predicted speeds between which 90 of 100 rows of the fitted half lie, each by rates
+    that its program's rows did not set."""
+    ratios = sorted(math.exp(-off) for row, off in alone if row.fitted)
+    low, high = (ratios[math.ceil(share * len(ratios)) - 1] for share in (0.05, 0.95))
+    return float(f"{low:.3g}"), float(f"{high:.3g}")
+
+
+def covered(offs: Iterable[float]) -> float:
+    """Return the share of rows within the interval of the platform."""
+    low, high = SPEED_INTERVAL
+    inside = [low <= math.exp(-off) <= high for off in offs]
+    return sum(inside) / len(inside)
+
+
+def committed_rates() -> Rates:
+    """Return the rates in the platform, which are the defaults of Pace."""
+    return {name: Pace.model_fields[name].default for name in RATES}
+
+
+def written(rates: Rates, within: tuple[float, float]) -> tuple[Path, str]:
+    """Return the file with the rates, and its text with these and the interval. All other words stay."""
+    path = Path(constants_file.__file__)
+    text = path.read_text()
+    for name, value in rates.items():
+        pattern = re.compile(rf"(\n    {name}: float = Field\(default=)[\d.e+-]+(,)")
+        text, count = pattern.subn(rf"\g<1>{value:g}\g<2>", text)
         if count != 1:
-            raise SystemExit(f"{path.name}: found no {knob.name} of {knob.owner}")
-        texts = {**texts, path: text}
-    return texts
-
-
-def _path(knob: Knob, fit: Fit) -> Path:
-    return ROOT / ("vendors/nvidia/vendor.yaml" if knob.of_chip else f"configs/planner/{fit.file}.yaml")
-
-
-def _chip_pattern(knob: Knob) -> re.Pattern[str]:
-    return re.compile(rf"(&{knob.owner}\n(?: +\w+: .*\n)*? +{knob.name}: {{tflops: )([\d.]+)(,)")
-
-
-def _program_pattern(knob: Knob) -> re.Pattern[str]:
-    return re.compile(rf"(\n  {knob.owner}:\n(?:    .*\n)*?    pace: {{(?:.*?, )??{knob.name}: )([\d.e+-]+)([,}}])")
+            raise SystemExit(f"{path.name}: found {count} defaults of {name}, expected one")
+    return path, re.sub(r"\nSPEED_INTERVAL = .*", f"\nSPEED_INTERVAL = ({within[0]:g}, {within[1]:g})", text)

@@ -22,8 +22,9 @@ def report(points: list[Point], skipped: list[tuple[str, str, str]], fitted: dic
         "# The planner against published figures",
         "",
         "Written by `python benchmarks/planner_fit.py`; do not edit. Every row is in",
-        "[data/planner_residuals.csv](data/planner_residuals.csv): published and predicted, and whether it set the",
-        "constants. docs/planner.md says what is missing where they differ.",
+        "[data/planner_residuals.csv](data/planner_residuals.csv): published and predicted, and whether it set",
+        "constants. docs/planner.md says what is missing where they differ. The rates are those of all programs, from",
+        "half of these rows and of those of docs/planner-unseen.md.",
         "",
         *_constants_table(fitted),
         "",
@@ -38,10 +39,9 @@ def report(points: list[Point], skipped: list[tuple[str, str, str]], fitted: dic
 
 
 def _constants_table(fitted: dict[str, Constants]) -> list[str]:
-    head = ["| framework | matrix rate | link rate | overlap (stated) | reserve |", "|---|---|---|---|---|"]
+    head = ["| framework | overlap (stated) | reserve (fitted) | fragmentation (fitted) |", "|---|---|---|---|"]
     return head + [
-        f"| {name} | {c.pace.matmul_efficiency:.2f} | {c.pace.communication_efficiency:.2f} | {c.pace.overlap:g} "
-        f"| {c.keeping.reserve_bytes / GIB:.1f} GiB |"
+        f"| {name} | {c.pace.overlap:g} | {c.keeping.reserve_bytes / GIB:.1f} GiB | {c.keeping.fragmentation:g} |"
         for name, c in fitted.items()
     ]
 

@@ -32,8 +32,14 @@ MIXTURE_RUNS = RUNS.with_name("mixture_runs.json")  # in no fit
 RECENT_RUNS = RUNS.with_name("recent_runs.json")  # of 2025 and 2026; half of them for no fit ever
 GIB = 2**30
 EVERYTHING = layout_search.SupportedParallelism(frozenset(), layout_search.RECOMPUTATIONS)
-# Chips that no vendor lists: the listed chip that has their rates, and their own memory.
-LIKE = {"H100-96GB-500W": ("H100-SXM5-80GB", 96 * 10**9)}
+# Chips that no vendor lists: the listed chip that has their dies, and what differs. HBM2e of an H100: arXiv 2604.11391.
+LIKE = {
+    "H100-96GB-500W": (
+        "H100-SXM5-80GB",
+        {"memory_bytes": 96 * 10**9, "memory_bandwidth_bytes_per_second": 2.41e12},
+        500 / 700,  # of the power
+    )
+}
 SHORT_SWEEP, TAU_SWEEP = 2, 4
 # What a row says in its group, note or source, and the program of configs/planner that it names; the first counts.
 PROGRAMS = (
@@ -170,10 +176,12 @@ class Questions:
         self.base = registry.case("gpt3_6.7B").work("full")
 
     def question(self, run: Run) -> layout_search.LayoutQuestion:
-        chip, row = self._chip(run.row["chip"]), run.row
+        row = run.row
+        chip, power = self._chip(row["chip"])
         values, products = _precision(row["precision"])
         network = row["network_bytes_per_second_per_node"]
         machine = machines.machine_of(chip, values, row["devices_per_node"], network, products)
+        machine = machines.with_power(machine, power)
         constants = self.constants(run)
         work = self._work(run)
         return layout_search.LayoutQuestion(work, machine, constants, EVERYTHING, False, run.devices, chip.memory_bytes)
@@ -187,10 +195,11 @@ class Questions:
         own = self.registry_constants(run.framework)
         return own.of_program(run.program) if run.program in own.programs else own
 
-    def _chip(self, name: str) -> Chip:
-        like, memory = LIKE.get(name, (name, None))
+    def _chip(self, name: str) -> tuple[Chip, float]:
+        """Return the chip, and the share of its power that it may take."""
+        like, changes, power = LIKE.get(name, (name, {}, 1.0))
         chip = self.chips.get(like) or find_chip(self.registry, like)[1]
-        return chip.model_copy(update={"memory_bytes": memory}) if memory else chip
+        return chip.model_copy(update=changes), power
 
     def _work(self, run: Run) -> Work:
         row = run.row
@@ -202,13 +211,32 @@ class Questions:
         return self.base.model_copy(update={"model": model, "training": self.base.training.model_copy(update=changes)})
 
 
+class OwnQuestions(Questions):
+    """The questions by the framework's own constants, which every default plan takes, whoever's program ran.
+    knows_kernel: with the kernel of the published program's attention (`--attention`)."""
+
+    knows_kernel = False
+
+    def constants(self, run: Run) -> Constants:
+        own = self.registry_constants(run.framework)
+        if not self.knows_kernel:
+            return own
+        kernel = super().constants(run).pace.attention
+        return own.model_copy(update={"pace": own.pace.model_copy(update={"attention": kernel})})
+
+
+class KernelQuestions(OwnQuestions):
+    knows_kernel = True
+
+
 @dataclass(frozen=True)
 class Judged:
-    """A run beside its estimate. capacity_bytes: the memory of its chip."""
+    """A run beside its estimate. capacity_bytes: the memory of its chip. is_tight: nearly all of it is needed."""
 
     run: Run
     estimate: layout_search.LayoutEstimate
     capacity_bytes: int = 0
+    is_tight: bool = False
 
     @property
     def speed_off(self) -> float | None:
@@ -232,7 +260,8 @@ def judged(runs: Iterable[Run], questions: Questions) -> list[Judged]:
 
 
 def _judged(run: Run, question: layout_search.LayoutQuestion) -> Judged:
-    return Judged(run, layout_search.predict(question, run.tuning), question.capacity_bytes or 0)
+    row = layout_search.predict(question, run.tuning)
+    return Judged(run, row, question.capacity_bytes or 0, layout_search.is_tight(question, row.memory))
 
 
 def spread(errors: Iterable[float | None]) -> tuple[int, float, float]:
@@ -257,9 +286,10 @@ class Sweep:
 
     @property
     def first(self) -> Judged | None:
-        """Return the run that the planner ranks first of those that it expects to fit."""
+        """Return the run that a default run takes: the fastest of those that fit and are not tight, else of those that
+        fit."""
         fitting = [j for j in self.runs if j.estimate.fits]
-        return max(fitting, key=lambda j: j.estimate.tokens_per_second, default=None)
+        return max(fitting, key=lambda j: (not j.is_tight, j.estimate.tokens_per_second), default=None)
 
     @property
     def first_ran(self) -> bool:
@@ -297,6 +327,8 @@ __all__ = [
     "CONTEXT_RUNS",
     "RUNS",
     "Judged",
+    "KernelQuestions",
+    "OwnQuestions",
     "Questions",
     "Run",
     "Sweep",

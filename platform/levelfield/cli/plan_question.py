@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -300,9 +301,11 @@ def _chunks(options: argparse.Namespace) -> int | None:
 
 def _constants(own: Constants, options: argparse.Namespace) -> Constants:
     if options.program is not None and options.program not in own.programs:
+        near = difflib.get_close_matches(options.program, own.programs, n=1)
+        nearest = f"nearest: {near[0]}; " if near else ""
         known = ", ".join(own.programs) or "none"
         raise UsageError(
-            f"--program {options.program}: framework {own.framework} has none of this name; known: {known}"
+            f"--program {options.program}: framework {own.framework} has none of this name; {nearest}known: {known}"
         )
     chosen = own.of_program(options.program) if options.program else own
     stated = {"overlap": options.overlap, "tensor_overlap": options.tensor_overlap, "attention": options.attention}

@@ -17,12 +17,13 @@ from levelfield.measure.flops import flops_per_token
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.explanation import Term, memory_terms, time_terms
 from levelfield.predict.layout_rules import divisors
-from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, is_tight
 from levelfield.predict.machines import ASSUMED
 from levelfield.report.costs import described
 from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.run.interruption import interrupted_once
+from levelfield.specs.constants import SPEED_INTERVAL
 from levelfield.specs.vendor import HOST_SHARE, PeakDtype
 from levelfield.studies.plan_rehearsals import Rehearser, RowRehearsal
 
@@ -58,10 +59,11 @@ def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
         yield from _not_offered(plan)
         return
     dtype: PeakDtype = options.precision or question.work.training.precision
-    widths = (*_WIDTHS, -5)
+    widths = (*_WIDTHS, -5, 5)
     yield padded((*_columns(plan), "MFU"), widths, " ")
     for number, row in enumerate(found.rows[: options.top], 1):
-        yield padded((number, *_cells(plan, row), _utilisation(plan, row, dtype)), widths, " ")
+        tight = "tight" if is_tight(question, row.memory) else ""
+        yield padded((number, *_cells(plan, row), _utilisation(plan, row, dtype), tight), widths, " ").rstrip()
     yield ""
     yield from _training(plan, found.rows[: options.top])
     if options.layout:
@@ -78,7 +80,19 @@ def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
 def _legend(plan: AnsweredPlan, dtype: PeakDtype) -> str:
     if plan.assumes_rates:
         return "assumed: speed over row 1's, by the assumed rates; no speed and no MFU follow from them"
-    return f"tokens/s is per device. MFU is by formula palm, of the {dtype} peak"
+    free = plan.question.constants.keeping.uncertainty
+    tight = f"tight: leaves less than {free:.0%} of the memory free, so a default run takes another row"
+    return f"tokens/s is per device{_expected(plan)}. MFU is by formula palm, of the {dtype} peak; {tight}"
+
+
+def _expected(plan: AnsweredPlan) -> str:
+    """Return how far published runs of unknown programs were from the plan."""
+    if plan.question.on_host:
+        return ""
+    if plan.question.work.model.experts is not None:
+        return "; no published mixture set the rates, and some are off by more than a third"
+    low, high = SPEED_INTERVAL
+    return f"; 90 of 100 published runs by programs that set no rate have {low:.0%} to {high:.0%} of it"
 
 
 def _cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[object, ...]:
@@ -270,9 +284,18 @@ def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
         "step_seconds": None if plan.assumes_rates else row.time.total,
         "step_parts_seconds": None if plan.assumes_rates else row.time.parts(),
         "tokens_per_second_per_device": None if plan.assumes_rates else row.tokens_per_second,
+        "tokens_per_second_interval": _interval(plan, row),
+        "is_tight": is_tight(plan.question, row.memory),
         **({"speed_over_first_row": _speed(plan, row)} if plan.assumes_rates else {}),
         **_training_content(plan, row),
     }
+
+
+def _interval(plan: AnsweredPlan, row: LayoutEstimate) -> list[float] | None:
+    """Return between which speeds 90 of 100 runs lie; None where no published run is near: mixtures, hosts, unknown
+    rates."""
+    known = not (plan.assumes_rates or plan.question.on_host or plan.question.work.model.experts)
+    return [share * row.tokens_per_second for share in SPEED_INTERVAL] if known else None
 
 
 def _training_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:

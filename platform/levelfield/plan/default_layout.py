@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from levelfield.catalog.lookup import Selection
 from levelfield.predict.layout_rules import broken, divisors
-from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Wanted, answer, predict
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Wanted, answer, is_tight, predict
 from levelfield.predict.machines import DEVICES_PER_NODE, machine_of, port_rate, with_assumed_rates
 from levelfield.predict.questions import offer_of
 from levelfield.specs.case import Scale, Work
@@ -159,8 +159,7 @@ def _estimates(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
 
 def _preferred(question: LayoutQuestion, rows: Iterable[LayoutEstimate]) -> list[LayoutEstimate]:
     """Return the rows with those first that leave the planner's margin free."""
-    most = (1 - question.constants.keeping.uncertainty) * (question.capacity_bytes or 0)
-    return sorted(rows, key=lambda row: row.memory.total > most)
+    return sorted(rows, key=lambda row: is_tight(question, row.memory))
 
 
 def _near_data_parallel(place: Place, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:

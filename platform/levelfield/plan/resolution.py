@@ -124,7 +124,7 @@ def _require(decision: Decision, arrangement: Arrangement) -> None:
     nodes, devices, chunks = arrangement.nodes, arrangement.devices_per_node, tuning.virtual_pipeline
     uneven = "uneven" in found.implementation.offered_parallelism(found.vendor.device_kind)
     if arrangement.layout_is_default:
-        layout_rules.require_any(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks)
+        layout_rules.require_any(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven)
     layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven)
 
 

@@ -84,7 +84,7 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     training, layout = question.work.training, row.layout
     batches = training.global_batch // (row.tuning.micro_batch * layout.data)
     setup = setup_of(question.work, row.tuning, question.on_host, question.constants.keeping)
-    layer, chunks = _layer(setup), row.tuning.virtual_pipeline
+    layer, chunks = _layer(setup, pace), row.tuning.virtual_pipeline
     roof = "Williams et al., 2009"
     rows = [
         (
@@ -93,8 +93,9 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
             f"micro-batches times an average stage; one layer's forward pass is {layer.matmul_flops:.4g} FLOPs of "
             f"products at {machine.matmul_flops_per_second:.4g} x {pace.matmul_efficiency:g} FLOP/s, "
             f"{layer.attention_flops:.4g} of attention {_attention(question, setup)}, and "
-            f"{traffic_bytes(layer, pace):.4g} bytes at {machine.memory_bytes_per_second:.4g} bytes/s; the backward "
-            f"pass is {BACKWARD:g} of it",
+            f"{traffic_bytes(layer):.4g} bytes at {machine.memory_bytes_per_second:.4g} x {pace.memory_efficiency:g} "
+            f"bytes/s, and {layer.operations:g} calls of {machine.operation_seconds + pace.launch_seconds:.3g} s; the "
+            f"backward pass is {BACKWARD:g} of it",
             f"{roof}; Dao, 2023, section 4.1",
         ),
         ("imbalance", None, "what the slowest stage (the last has the logits) has beyond the average", PIPELINE),
@@ -137,9 +138,9 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     return [Term(part, parts[part], given or each[part], words, source) for part, given, words, source in rows]
 
 
-def _layer(setup: TrainingSetup) -> Cost:
+def _layer(setup: TrainingSetup, pace: Pace) -> Cost:
     """Return the cost of one layer's forward pass, of the most frequent kind."""
-    part, model = slice_of(setup), setup.model
+    part, model = slice_of(setup, pace.unfused), setup.model
     if 2 * model.mixture_layers < model.layers:
         return layer_forward(model, part)
     return layer_forward(model, part, mixture=True) + experts_forward(model, part)
@@ -147,8 +148,9 @@ def _layer(setup: TrainingSetup) -> Cost:
 
 def _attention(question: LayoutQuestion, setup: TrainingSetup) -> str:
     """Return how attention's core runs: in which kernel and at which rate."""
-    kernel = kernel_of(setup, question.machine, question.constants.pace_on(question.on_host))
-    rate = None if slice_of(setup).keeps_scores else question.machine.attention.get(kernel)
+    pace = question.constants.pace_on(question.on_host)
+    kernel = kernel_of(setup, question.machine, pace)
+    rate = None if slice_of(setup, pace.unfused).keeps_scores else question.machine.attention.get(kernel)
     if rate is None:
         return "as products"
     return f"({kernel}) at {rate:.4g} FLOP/s, {FUSED_ATTENTION_BACKWARD:g} of it in the backward pass"

@@ -101,10 +101,16 @@ def require(
 
 
 def require_any(
-    work: Work, layout: Layout, micro_batch: int, nodes: int, devices_per_node: int, virtual_pipeline: int = 1
+    work: Work,
+    layout: Layout,
+    micro_batch: int,
+    nodes: int,
+    devices_per_node: int,
+    virtual_pipeline: int = 1,
+    uneven_stages: bool = False,
 ) -> None:
     """Raises LayoutError where the default layout is impossible, because no other one is possible either."""
-    if not broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline):
+    if not broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline, uneven_stages):
         return
     model, training = work.model, work.training
     raise LayoutError(

@@ -233,6 +233,12 @@ def _fits(question: LayoutQuestion, memory: Footprint) -> bool:
     return question.capacity_bytes is None or memory.total <= question.capacity_bytes
 
 
+def is_tight(question: LayoutQuestion, memory: Footprint) -> bool:
+    """Return whether a row leaves less of a device free than the memory of a run may be from the estimate."""
+    most = (1 - question.constants.keeping.uncertainty) * (question.capacity_bytes or math.inf)
+    return memory.total > most
+
+
 def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
     """Return every division of the devices that the framework supports. _micro_batches applies the case's rules."""
     if question.wanted.layout is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from levelfield.errors import UsageError
 from levelfield.specs.case import Precision
@@ -20,8 +20,8 @@ NODE_HOP_SECONDS, NETWORK_HOP_SECONDS = 3.4e-6, 14e-6
 ASSUMED_PORT_BYTES_PER_SECOND = 25e9
 DEVICES_PER_NODE = 8
 # The share of a matrix unit's peak that large products reach on a chip without a public measurement: that of most chips
-# with one (0.80 on H100 and H200, 0.87 on A100).
-REACHABLE = 0.8
+# with one (0.80 on H100 and H200, 0.87 on A100). In fp8 it is 0.71 on H100 and 0.73 on H200.
+REACHABLE, REACHABLE_FP8 = 0.8, 0.72
 MATRIX_DTYPES: tuple[PeakDtype, ...] = ("tf32", "bf16", "fp16", "fp8", "nvfp4")
 # The rate of attention's kernels over that of products on a chip without its own: between those of A100 and H100.
 # cuDNN's is that of H100. The efficient one is assumed to be as fast as FlashAttention 1.
@@ -74,6 +74,18 @@ def machine_of(
     )
 
 
+def with_power(machine: MachineRates, share: float) -> MachineRates:
+    """Return the machine with its devices held to a share of their power. Large products and attention take all of it,
+    so their rates fall with it; the memory's do not."""
+    fp8 = machine.fp8_matmul_flops_per_second
+    return replace(
+        machine,
+        matmul_flops_per_second=share * machine.matmul_flops_per_second,
+        fp8_matmul_flops_per_second=share * fp8 if fp8 else None,
+        attention={kernel: share * rate for kernel, rate in machine.attention.items()},
+    )
+
+
 def host_machine(share: HostShare, precision: Precision) -> MachineRates:
     """Return the machine of the host's processors from the measured rates of a share. Raises UsageError."""
     measured = share.matmul_flops_per_second.get(precision)
@@ -110,7 +122,8 @@ def _rate(chip: Chip, dtype: PeakDtype) -> float:
     peak = chip.peaks.get(dtype)
     if peak is None:
         raise UsageError(_unknown(chip, f"peaks.{dtype}", f"{dtype} peak"))
-    return peak.tflops * 1e12 * (REACHABLE if dtype in MATRIX_DTYPES else 1)
+    share = REACHABLE_FP8 if dtype == "fp8" else REACHABLE if dtype in MATRIX_DTYPES else 1
+    return peak.tflops * 1e12 * share
 
 
 def _attention_rates(chip: Chip, dtype: PeakDtype) -> dict[AttentionKernel, float]:
@@ -210,14 +223,15 @@ def link_of(layout: Layout, machine: MachineRates, pace: Pace, ranks: int, strid
     Tensor ranks are closest, then context, data and pipeline. Between nodes, all groups of a node share its network.
     """
     share = pace.communication_efficiency
-    between = pace.network_efficiency or share
     inside = ranks * stride <= machine.devices_per_node
     if machine.node is None or not (inside or machine.network):
         raise UnknownLink(f"{layout}: found no rate of the link between {'devices of a node' if inside else 'nodes'}")
     if inside or machine.network is None:
         return Link(machine.node.hop_seconds, share * _node_rate(machine.node, machine.pair_bytes_per_second, ranks))
     through = machine.network.bytes_per_second / min(stride, machine.devices_per_node)
-    return Link(_hop_seconds(machine, stride), min(between * through, share * machine.node.bytes_per_second))
+    return Link(
+        _hop_seconds(machine, stride), min(pace.network_efficiency * through, share * machine.node.bytes_per_second)
+    )
 
 
 def _hop_seconds(machine: MachineRates, stride: int) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from levelfield.measure.flops import attended_keys, core_width
 from levelfield.measure.parameter_counts import Shapes, layer_matrices
 from levelfield.specs.architecture import Model
+from levelfield.specs.constants import Unfused
 
 FP32 = 4
 BACKWARD = 2.0
@@ -30,6 +31,11 @@ LAYER_OPERATIONS = 20
 # The same of experts: the router's product and scores, the choice, two sorts, two permutations, three grouped products
 # with their activation, and the weighted sum.
 EXPERT_OPERATIONS = 12
+# What a call for each step costs over one fused kernel: traffic, and calls of a forward pass. A norm in 32 bits casts,
+# squares, averages, scales, casts back and weights: 36 bytes of a 16-bit value for 4, and more in the backward pass. A
+# gate's activation writes its result before the product. A rotation multiplies and joins halves.
+UNFUSED_TRAFFIC: dict[Unfused, float] = {"norms": 9, "activation": 5 / 3, "rotation": 5}
+UNFUSED_CALLS: dict[Unfused, int] = {"norms": 14, "activation": 1, "rotation": 8}
 ROUTER_PASSES = 4  # over the router's logits, in 32 bits: one write, scores (read, write), one read for the choice
 
 
@@ -61,7 +67,8 @@ class Cost:
 class Slice:
     """One rank's share of a micro-batch. tokens: of the micro-batch; width: bytes of a compute value; keeps_scores:
     attention writes all scores to memory, with the masked half. gathers_logits: every tensor rank computes the loss
-    from the logits of the whole vocabulary. expert: the ranks that divide the experts."""
+    from the logits of the whole vocabulary. expert: the ranks that divide the experts. unfused: what the program
+    computes in several calls."""
 
     tokens: int
     sequence_length: int
@@ -71,6 +78,11 @@ class Slice:
     keeps_scores: bool
     gathers_logits: bool = False
     expert: int = 1
+    unfused: tuple[Unfused, ...] = ()
+
+    def traffic(self, kind: Unfused) -> float:
+        """Return the traffic of this work over that of a fused kernel."""
+        return UNFUSED_TRAFFIC[kind] if kind in self.unfused else 1
 
     @property
     def split(self) -> int:
@@ -91,7 +103,7 @@ def layer_forward(model: Model, part: Slice, mixture: bool = False) -> Cost:
         attention_flops=4.0 * part.tokens * keys * core_width(model) / part.tensor,
         product_bytes=_products(model, part, matrices, weights),
         moved_bytes=_elementwise(model, part, mixture) + _scores(model, part) + FP32 * ROUTER_PASSES * router,
-        operations=LAYER_OPERATIONS,
+        operations=LAYER_OPERATIONS + sum(UNFUSED_CALLS[kind] for kind in part.unfused),
     )
 
 
@@ -156,10 +168,12 @@ def _products(model: Model, part: Slice, matrices: Shapes, weights: float) -> fl
 def _elementwise(model: Model, part: Slice, mixture: bool) -> float:
     """Return the bytes of two norms (read, write) and residual sums (two reads, one write), activation, rotation, and
     norms of queries and keys or of latents."""
-    hidden = 2 * (2 + 3) * model.hidden_size / part.split
+    hidden = 2 * (2 * part.traffic("norms") + 3) * model.hidden_size / part.split
     shared = model.experts.shared * model.experts.ffn_hidden_size if mixture and model.experts else None
-    activation = (3 if model.is_gated else 2) * (model.ffn_hidden_size if shared is None else shared) / part.tensor
-    return part.width * part.tokens * (hidden + activation + _attention_traffic(model) / part.tensor)
+    passes = 3 * part.traffic("activation") if model.is_gated else 2
+    activation = passes * (model.ffn_hidden_size if shared is None else shared) / part.tensor
+    rotation = part.traffic("rotation") * _attention_traffic(model) / part.tensor
+    return part.width * part.tokens * (hidden + activation + rotation)
 
 
 def _attention_traffic(model: Model) -> int:

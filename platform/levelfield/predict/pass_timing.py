@@ -1,9 +1,9 @@
 """The time of one micro-batch on one rank: the computation of a layer, and the messages between its ranks.
 
-Compute: FLOPs at the framework's share of the chip's rate, plus bytes at the memory's rate (Williams et al., 2009).
-The two are added, because kernels of training seldom overlap them. Context ranks exchange keys and values: in a ring,
-which attention hides as long as a part computes longer than the next one travels (Liu et al., 2023, section 3), or by
-gathers without overlap (Llama team, 2024, section 3.3.2).
+Compute: FLOPs at a share of the chip's rate, bytes at a share of the memory's rate (Williams et al., 2009), and the gap
+of each call. The three are added, because kernels of training seldom overlap them. Context ranks exchange keys and
+values: in a ring, which attention hides as long as a part computes longer than the next one travels (Liu et al., 2023,
+section 3), or by gathers without overlap (Llama team, 2024, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from levelfield.predict.operations import (
 )
 from levelfield.predict.setup import TrainingSetup
 from levelfield.specs.architecture import Experts, Model
-from levelfield.specs.constants import AttentionKernel, Pace
+from levelfield.specs.constants import AttentionKernel, MemoryModel, Pace, Unfused
 
 # torch tries its kernels in the chip's order and takes the first that can do the work. What each cannot do is in torch
 # 2.13's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
@@ -79,7 +79,7 @@ class PassSeconds:
 
 def pass_seconds(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PassSeconds:
     """Return the parts of one micro-batch's time. Raises UnknownLink."""
-    s = RankWork(setup, machine, pace, slice_of(setup))
+    s = RankWork(setup, machine, pace, slice_of(setup, pace.unfused))
     return PassSeconds(
         layer=_seconds(s, _in_both_directions(s, layer_forward(setup.model, s.part))),
         embedding=_seconds(s, embedding_forward(setup.model, s.part) * (1 + BACKWARD)),
@@ -91,7 +91,7 @@ def pass_seconds(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> Pas
     )
 
 
-def slice_of(setup: TrainingSetup) -> Slice:
+def slice_of(setup: TrainingSetup, unfused: tuple[Unfused, ...] = ()) -> Slice:
     """Return one rank's share of a micro-batch."""
     return Slice(
         tokens=setup.tokens,
@@ -102,6 +102,7 @@ def slice_of(setup: TrainingSetup) -> Slice:
         keeps_scores=setup.memory_model.score_bytes > 0,
         gathers_logits=setup.memory_model.gathered_logit_bytes > 0,
         expert=setup.layout.expert,
+        unfused=unfused,
     )
 
 
@@ -118,9 +119,18 @@ def _in_both_directions(s: RankWork, layer: Cost) -> Cost:
     cost = layer * (1 + BACKWARD)
     if _fused_attention_rate(s):
         cost += attention * (FUSED_ATTENTION_BACKWARD - BACKWARD)
-    if s.setup.tuning.recompute == "full":
-        cost += layer
-    return cost + attention if s.setup.tuning.recompute == "selective" else cost
+    if s.setup.tuning.recompute == "none":
+        return cost
+    return cost + (layer if s.setup.tuning.recompute == "full" else _selected(s.setup.memory_model, layer))
+
+
+def _selected(keeping: MemoryModel, layer: Cost) -> Cost:
+    """Return what selective recomputation computes again: attention's core, or all but it and the kept products."""
+    if keeping.selective_keeps == "all but scores":
+        return Cost(attention_flops=layer.attention_flops)
+    products = Cost(matmul_flops=layer.matmul_flops, product_bytes=layer.product_bytes)
+    rest = Cost(moved_bytes=layer.moved_bytes, operations=layer.operations / 2)
+    return rest + products * keeping.selective_recomputes
 
 
 def _fused_attention_rate(s: RankWork) -> float | None:
@@ -132,27 +142,27 @@ def _seconds(s: RankWork, cost: Cost) -> float:
     pace, rate = s.pace, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency
     weights_rate = rate
     if s.setup.training.precision == "fp8" and s.machine.fp8_matmul_flops_per_second:
-        weights_rate = s.machine.fp8_matmul_flops_per_second * (pace.fp8_efficiency or pace.matmul_efficiency)
+        weights_rate = s.machine.fp8_matmul_flops_per_second * pace.matmul_efficiency
     computed = cost.matmul_flops / weights_rate + cost.core_flops / rate + _attention_seconds(s, cost, rate)
-    moving = traffic_bytes(cost, pace) / s.machine.memory_bytes_per_second / pace.memory_efficiency
-    return computed + moving + cost.operations * s.machine.operation_seconds
+    moving = traffic_bytes(cost) / s.machine.memory_bytes_per_second / pace.memory_efficiency
+    return computed + moving + cost.operations * (s.machine.operation_seconds + pace.launch_seconds)
 
 
-def traffic_bytes(cost: Cost, pace: Pace) -> float:
-    """Return the bytes that cross the memory's bus, as often as the program moves them."""
-    return cost.product_bytes * pace.product_traffic + cost.logit_bytes + cost.moved_bytes * pace.elementwise_traffic
+def traffic_bytes(cost: Cost) -> float:
+    """Return the bytes that cross the memory's bus."""
+    return cost.product_bytes + cost.logit_bytes + cost.moved_bytes
 
 
 def moved_bytes(setup: TrainingSetup, pace: Pace) -> float:
     """Return the bytes that a device's memory moves for one micro-batch, over all stages, without the update."""
-    model, part = setup.model, slice_of(setup)
+    model, part = setup.model, slice_of(setup, pace.unfused)
     mixtures = model.mixture_layers if model.experts else 0
     layers = layer_forward(model, part) * (model.layers - mixtures)
     if mixtures:
         layers += (layer_forward(model, part, mixture=True) + experts_forward(model, part)) * mixtures
     again = 1 if setup.tuning.recompute == "full" else 0
     ends = embedding_forward(model, part) + head_forward(model, part)
-    return traffic_bytes(layers * (1 + BACKWARD + again) + ends * (1 + BACKWARD), pace)
+    return traffic_bytes(layers * (1 + BACKWARD + again) + ends * (1 + BACKWARD))
 
 
 def _attention_seconds(s: RankWork, cost: Cost, product_rate: float) -> float:
@@ -300,7 +310,7 @@ def _between_seconds(s: RankWork, near: int, experts: Experts) -> float:
     network = s.machine.network
     if network is None:
         raise UnknownLink(f"{s.setup.layout}: found no rate of the link between nodes")
-    share = (s.pace.network_efficiency or s.pace.communication_efficiency) / s.machine.devices_per_node
+    share = s.pace.network_efficiency / s.machine.devices_per_node
     copies = _copies(experts, s.setup.layout.expert, near, s.pace)
     leaving = s.part.width * s.part.tokens * s.setup.model.hidden_size * copies / s.part.split
     return others / near * network.hop_seconds + leaving / (share * network.bytes_per_second)

@@ -59,7 +59,7 @@ def step_time(
     setup: TrainingSetup, machine: MachineRates, pace: Pace, each: PassSeconds | None = None
 ) -> PredictedStep:
     """Return the time of one step, by part. each: the parts of a micro-batch, if known. Raises UnknownLink."""
-    s = RankWork(setup, machine, pace, slice_of(setup))
+    s = RankWork(setup, machine, pace, slice_of(setup, pace.unfused))
     each = each or pass_seconds(setup, machine, pace)
     layout, tuning = setup.layout, setup.tuning
     whole, slowest = _whole_and_slowest(setup, each)
@@ -149,12 +149,8 @@ def _reduced_seconds(s: RankWork, size: float, ranks: int, stride: int) -> float
 
 
 def _in_messages(s: RankWork, size: float, seconds: Callable[[float], float]) -> float:
-    """Return the time of an exchange in messages: of a layer with ZeRO stage 3, else of the program's buckets."""
-    count = 1.0
-    if s.setup.layout.sharding_stage == 3:
-        count = s.setup.layers_per_stage
-    elif s.pace.bucket_bytes:
-        count = max(1.0, size / s.pace.bucket_bytes)
+    """Return the time of an exchange in messages: of a layer with ZeRO stage 3, else of all in one."""
+    count = s.setup.layers_per_stage if s.setup.layout.sharding_stage == 3 else 1
     return count * seconds(size / count)
 
 

@@ -74,6 +74,21 @@ def test_a_kernel_and_a_program_change_the_prediction(capsys: pytest.CaptureFixt
     assert rates[1] > rates[0] > rates[2]
 
 
+def test_a_tight_row_is_marked_and_a_speed_has_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (*CASE, "--framework", "megatron", "--top", "40")
+    rows = json.loads(said(capsys, *asked, "--json"))["rows"]
+    most = 0.9 * json.loads(said(capsys, *asked, "--json"))["capacity_bytes"]
+    assert {row["is_tight"] for row in rows} == {True, False}
+    assert all(row["is_tight"] == (row["memory_bytes"] > most) for row in rows)
+    low, high = rows[0]["tokens_per_second_interval"]
+    assert 0 < low < rows[0]["tokens_per_second_per_device"] < high
+    lines = said(capsys, *asked).splitlines()
+    assert sum(line.endswith("tight") for line in lines) == sum(row["is_tight"] for row in rows)
+    assert max(map(len, lines)) <= 80 and "90 of 100 published runs" in " ".join(" ".join(lines).split())
+    mixture = ("mixtral_8x7b", "--chip", "H100", "--devices", "64", "--framework", "megatron", "--json")
+    assert json.loads(said(capsys, *mixture))["rows"][0]["tokens_per_second_interval"] is None
+
+
 def test_context_parallelism_is_predicted_and_marked(capsys: pytest.CaptureFixture[str]) -> None:
     asked = (*CASE, "--framework", "deepspeed", "--layout", "DP4CP2SH1", "--micro-batch", "1")
     text = " ".join(said(capsys, *asked).split())
@@ -118,6 +133,7 @@ def test_a_precision_that_a_run_may_not_choose_can_be_planned(capsys: pytest.Cap
         ((*CASE, "--layout", "TP64", "--devices", "64"), "32 attention heads cannot be cut over tensor 64"),
         ((*CASE, "--framework", "paddle", "--recompute", "selective"), "paddle offers none, full"),
         ((*CASE, "--program", "ours"), "known: llm_foundry"),
+        ((*CASE, "--program", "torchtitn"), "nearest: torchtitan; known: llm_foundry"),
         ((*CASE, "--overlap", "1.5"), "expected a share from 0 to 1"),
         ((*CASE, "--micro-batch", "0"), "--micro-batch: found 0"),
         (("gpt2_medium", "--chip", "V100", "--precision", "tf32"), "no published tf32 peak"),

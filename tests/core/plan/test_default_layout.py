@@ -131,10 +131,11 @@ def test_a_default_micro_batch_gives_way_to_the_layout() -> None:
 
 def test_what_nothing_divides_is_refused_with_the_sizes_and_who_chose_them() -> None:
     with pytest.raises(LayoutError) as raised:
-        plan_of("gpt3_6.7B:torch:H100:1:7")
+        plan_of("gpt3_6.7B:megatron:H100:1:7")
     said = str(raised.value)
     assert said.startswith("no layout of 7 devices is possible") and "nearest: DP8TP1PP1" in said
     assert "micro_batch from case gpt3_6.7B" in said
+    assert plan_of("gpt3_6.7B:torch:H100:1:7").tuning.layout.pipeline == 7  # 32 layers: torch runs unequal stages
 
 
 def test_an_impossible_layout_of_the_user_names_the_scale_and_who_chose_each_number() -> None:

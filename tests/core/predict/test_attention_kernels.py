@@ -14,7 +14,7 @@ from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
 
 REGISTRY = Registry()
-SDPA = Pace(matmul_efficiency=1, communication_efficiency=1, overlap=0, attention="sdpa")
+SDPA = Pace(overlap=0, attention="sdpa")
 LATENT = {"query_rank": None, "key_value_rank": 512, "plain_size": 128, "rotary_size": 64, "value_size": 128}
 
 

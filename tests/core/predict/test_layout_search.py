@@ -60,7 +60,9 @@ def question(
         work=registry.case(case).work("full"),
         machine=machine(),
         constants=constants.model_copy(
-            update={"pace": Pace(matmul_efficiency=0.5, communication_efficiency=0.5, overlap=0)}
+            update={
+                "pace": Pace(matmul_efficiency=0.5, communication_efficiency=0.5, network_efficiency=0.5, overlap=0)
+            }
         ),
         offer=ALL,
         on_host=False,

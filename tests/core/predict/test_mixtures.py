@@ -28,7 +28,7 @@ from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Work
-from levelfield.specs.constants import Constants, MemoryModel
+from levelfield.specs.constants import RATES, Constants, MemoryModel
 from levelfield.specs.implementation import refused
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
@@ -36,6 +36,7 @@ from levelfield.specs.tuning import Tuning
 MIXTRAL: Work = Registry().case("mixtral_8x7b").work("full")
 QWEN: Work = Registry().case("qwen3_30b_a3b").work("full")
 DEEPSEEK: Work = Registry().case("deepseek_v3").work("full")
+IDEAL: dict[str, Any] = {"communication_efficiency": 1, **dict.fromkeys(RATES, 1), "launch_seconds": 0}
 MACHINE = MachineRates(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash2": 40e12})
 FEW = frozenset({"data", "expert", "zero1"})
 KINDS = frozenset({"data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "expert"})
@@ -43,7 +44,7 @@ EXPERT = 3 * 4096 * 14336  # of Mixtral
 
 
 def question(work: Work = MIXTRAL, devices: int = 8, pace: Any = None, **changes: Any) -> LayoutQuestion:
-    plain = {"matmul_efficiency": 1, "communication_efficiency": 1, "overlap": 0}
+    plain = {**IDEAL, "overlap": 0}
     constants = Constants.model_validate(
         {"framework": "megatron", "keeping": {"logit_bytes": 10}, "pace": {**plain, **(pace or {})}}
     )

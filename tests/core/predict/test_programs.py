@@ -9,10 +9,18 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.predict.footprint import expected_memory
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
-from levelfield.predict.machines import ATTENTION_SHARES, REACHABLE, Link, MachineRates, machine_of
+from levelfield.predict.machines import (
+    ATTENTION_SHARES,
+    REACHABLE,
+    REACHABLE_FP8,
+    Link,
+    MachineRates,
+    machine_of,
+    with_power,
+)
 from levelfield.predict.pass_timing import moved_bytes, pass_seconds
 from levelfield.predict.setup import setup_of
-from levelfield.specs.constants import Constants, MemoryModel, Pace
+from levelfield.specs.constants import RATES, Constants, MemoryModel, Pace
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip
@@ -21,7 +29,9 @@ from pydantic import ValidationError
 MACHINE = MachineRates(
     100e12, 200e12, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash1": 20e12, "flash2": 40e12}
 )
-PLAIN: dict[str, Any] = {"matmul_efficiency": 1, "communication_efficiency": 1, "overlap": 0}
+# Rates as they are: no share of them, and nothing for a call.
+IDEAL: dict[str, Any] = {"communication_efficiency": 1, **dict.fromkeys(RATES, 1), "launch_seconds": 0}
+PLAIN: dict[str, Any] = {**IDEAL, "overlap": 0}
 
 
 def constants(keeping: dict[str, Any] | None = None, programs: dict[str, Any] | None = None, **pace: Any) -> Constants:
@@ -65,13 +75,13 @@ def test_a_program_takes_what_it_is_like_and_changes_it() -> None:
     found = constants(
         overlap=0.1,
         programs={
-            "one": program(pace={"overlap": 0.5, "product_traffic": 3}, keeping={"norm_bytes": 8}),
-            "two": program(like="one", pace={"product_traffic": 4}),
+            "one": program(pace={"overlap": 0.5, "tensor_overlap": 0.3}, keeping={"norm_bytes": 8}),
+            "two": program(like="one", pace={"tensor_overlap": 0.4}),
         },
     )
     two = found.of_program("two")
-    assert (two.pace.overlap, two.pace.product_traffic, two.keeping.norm_bytes) == (0.5, 4, 8)
-    assert (found.pace.overlap, found.of_program("one").pace.product_traffic) == (0.1, 3)
+    assert (two.pace.overlap, two.pace.tensor_overlap, two.keeping.norm_bytes) == (0.5, 0.4, 8)
+    assert (found.pace.overlap, found.of_program("one").pace.tensor_overlap) == (0.1, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +103,16 @@ def test_no_constant_leaves_its_range(programs: dict[str, Any], says: str) -> No
     ("model", "name", "wrong"),
     [
         (Pace, "matmul_efficiency", 1.3),
-        (Pace, "product_traffic", 0.5),
-        (Pace, "elementwise_traffic", 9),
-        (Pace, "bucket_bytes", 1e5),
+        (Pace, "memory_efficiency", 1.1),
+        (Pace, "launch_seconds", 1),
+        (Pace, "unfused", ["norm"]),
         (Pace, "tensor_overlap", -0.1),
         (MemoryModel, "fragmentation", 0.5),
         (MemoryModel, "norm_bytes", 20),
         (MemoryModel, "logit_bytes", 40),
     ],
 )
-def test_each_range_holds(model: type[Any], name: str, wrong: float) -> None:
+def test_each_range_holds(model: type[Any], name: str, wrong: object) -> None:
     with pytest.raises(ValidationError, match=name):
         model.model_validate({**(PLAIN if model is Pace else {}), name: wrong})
 
@@ -127,6 +137,17 @@ def test_recomputed_attention_is_one_forward_pass() -> None:
     assert extra[0] - extra[1] == pytest.approx(whole / 3.5, rel=1e-6)
 
 
+def test_calls_make_small_products_slow() -> None:
+    """A call costs the same for a tensor-parallel slice, which has less to compute: 3 x 20 calls a layer, 10 x 3 of the
+    head and 4 x 3 of the embedding."""
+    seconds = [
+        estimate(layout, launch_seconds=2e-5).time.compute - estimate(layout).time.compute for layout in ("DP1", "TP8")
+    ]
+    batches = Registry().case("llama3_8b").work("full").training.global_batch
+    assert seconds[0] == pytest.approx(3 * 2e-5 * batches * (32 * 20 + 10 + 4), rel=1e-6)
+    assert seconds[1] == pytest.approx(seconds[0], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("case", "layout", "recompute"),
     [("llama3_8b", "DP1", "none"), ("llama3_8b", "TP4PP2+seq", "full"), ("mixtral_8x7b", "TP2", "none")],
@@ -134,7 +155,7 @@ def test_recomputed_attention_is_one_forward_pass() -> None:
 def test_moved_bytes_are_those_of_the_predicted_time(case: str, layout: str, recompute: str) -> None:
     """On a machine that computes in no time, a micro-batch takes as long as its bytes take."""
     machine = MachineRates(1e40, None, 1e12, Link(0, 1e12), None, 8)
-    pace = Pace.model_validate(PLAIN | {"product_traffic": 1.5, "elementwise_traffic": 2, "memory_efficiency": 1})
+    pace = Pace.model_validate(PLAIN | {"unfused": ["norms", "activation"]})
     tuning = Tuning(layout=parse_layout(layout).layout, recompute=recompute)  # type: ignore[arg-type]
     setup = setup_of(Registry().case(case).work("full"), tuning, False, MemoryModel())
     each, model = pass_seconds(setup, machine, pace), setup.model
@@ -142,21 +163,43 @@ def test_moved_bytes_are_those_of_the_predicted_time(case: str, layout: str, rec
     assert moved_bytes(setup, pace) == pytest.approx(seconds * 1e12, rel=1e-9)
 
 
-def test_traffic_makes_small_products_slow() -> None:
-    """Traffic counts more for tensor-parallel slices, which have less to compute for each byte."""
-    gains = []
-    for layout in ("DP1", "TP8"):
-        one, four = (estimate(layout, product_traffic=n).time.compute for n in (1, 4))
-        gains.append(four / one)
-    assert gains[1] > gains[0] > 1
+@pytest.mark.parametrize(
+    ("kind", "values", "calls"),
+    [
+        ("norms", 4 * 4096 * 8, 14),  # two norms, read and written: 4 values, 8 times more
+        ("activation", 3 * 14336 * 2 / 3, 1),
+        ("rotation", 2 * 40 * 128 * 4, 8),
+    ],
+)
+def test_what_is_not_fused_is_counted(kind: str, values: float, calls: int) -> None:
+    work = Registry().case("llama3_8b").work("full")
+    fused, apart = (estimate("DP1", unfused=kinds, launch_seconds=1e-5).time.compute for kinds in ((), (kind,)))
+    moved = 3 * 32 * 2 * values * work.training.tokens_per_step / 1e12
+    called = 3 * 32 * calls * 1e-5 * work.training.global_batch
+    assert apart - fused == pytest.approx(moved + called, rel=1e-6)
 
 
-def test_unfused_elementwise_work_is_not_divided_by_tensor_parallelism() -> None:
+def test_unfused_norms_are_not_divided_by_tensor_parallelism() -> None:
     extra = [
-        estimate(layout, elementwise_traffic=4).time.compute - estimate(layout).time.compute
+        estimate(layout, unfused=["norms"]).time.compute - estimate(layout).time.compute
         for layout in ("DP1", "TP4", "TP4+seq")
     ]
-    assert extra[0] / 4 < extra[1] and extra[2] == pytest.approx(extra[0] / 4, rel=1e-3)
+    assert extra[0] == pytest.approx(extra[1]) and extra[2] == pytest.approx(extra[0] / 4, rel=1e-3)
+
+
+def test_selective_recomputation_repeats_what_it_does_not_keep() -> None:
+    """Attention's core, or the traffic between the products and a share of these."""
+    work = Registry().case("llama3_8b").work("full")
+    tokens = work.training.tokens_per_step
+
+    def extra(**keeping: Any) -> float:
+        return estimate("DP1", keeping, recompute="selective").time.compute - estimate("DP1", keeping).time.compute
+
+    core = 2 * tokens * 8192 * 4096 * 32 * (1 + 128 / 8192) / 40e12
+    assert extra(selective_keeps="all but scores") == pytest.approx(core, rel=1e-3)
+    between, half = extra(), extra(selective_recomputes=0.5)
+    assert 0 < between < core / 4
+    assert half - between == pytest.approx(0.5 * 2 * 6_979_321_856 * tokens / 100e12, rel=0.06)  # and their bytes
 
 
 def test_zero_2_and_3_reduce_every_micro_batch() -> None:
@@ -170,7 +213,7 @@ def test_zero_2_and_3_reduce_every_micro_batch() -> None:
 
 def test_whole_gradients_on_every_rank_cost_another_pass_of_the_ring_up_to_stage_2() -> None:
     def data(layout: str, whole: bool) -> float:
-        return estimate(layout, reduces_whole=whole, bucket_bytes=None).time.data
+        return estimate(layout, reduces_whole=whole).time.data
 
     gathered, scattered = data("DP8SH1", False) / 3, data("DP8SH1", False) * 2 / 3  # weights of 2, gradients of 4 bytes
     assert data("DP8SH1", True) == pytest.approx(gathered + 2 * scattered, rel=1e-3)
@@ -195,11 +238,6 @@ def test_no_more_communication_overlaps_than_there_is_computation() -> None:
     alone = replace(question, constants=constants(overlap=0))
     free = predict(alone, Tuning(layout=parse_layout("DP8SH3").layout)).time
     assert bound.data == pytest.approx(free.data - free.compute, rel=1e-6)
-
-
-def test_buckets_pay_the_latency_of_the_network_again() -> None:
-    whole, buckets = (estimate("DP64SH1", bucket_bytes=size).time.data for size in (None, 1e7))
-    assert buckets > 2 * whole
 
 
 def test_shards_in_a_node_are_reduced_over_its_replicas() -> None:
@@ -232,6 +270,9 @@ def test_chips_without_a_measurement_reach_the_usual_share() -> None:
     assert found.attention["flash2"] == pytest.approx(ATTENTION_SHARES["flash2"] * REACHABLE * 312e12)
     assert machine_of(a100, "bf16", 8, None).attention["flash2"] == a100.attention["flash2"].tflops * 1e12
     assert machine_of(a100, "fp32", 8, None).attention == {}
+    b200 = Registry().vendor_file("nvidia").chip("B200-SXM-180GB")
+    assert b200 is not None and not b200.achievable
+    assert machine_of(b200, "fp8", 8, None).fp8_matmul_flops_per_second == pytest.approx(REACHABLE_FP8 * 4500e12)
 
 
 def test_the_a800_has_the_rates_of_the_a100() -> None:
@@ -243,17 +284,40 @@ def test_the_a800_has_the_rates_of_the_a100() -> None:
     assert second.node.bytes_per_second < first.node.bytes_per_second
 
 
-def test_the_network_has_its_own_efficiency_and_fp8_its_own_rate() -> None:
+def test_the_network_has_its_own_efficiency_and_fp8_the_rate_of_its_products() -> None:
     node, both, network = (
         estimate(layout, network_efficiency=share).time.data
-        for layout, share in (("DP8SH1", 0.5), ("DP64SH1", None), ("DP64SH1", 0.5))
+        for layout, share in (("DP8SH1", 0.5), ("DP64SH1", 1), ("DP64SH1", 0.5))
     )
     assert node == estimate("DP8SH1").time.data
     assert network == pytest.approx(2 * both, rel=0.01)
-    slow, fast = (estimate("DP1", case="flagperf_llama3_8b_fp8", fp8_efficiency=n).time.compute for n in (0.5, 1))
+    fp8, bf16 = (estimate("DP1", case="flagperf_llama3_8b_fp8", matmul_efficiency=n).time.compute for n in (0.5, 1))
     work = Registry().case("flagperf_llama3_8b_fp8").work("full")
-    flops = 3 * 2 * 6_979_321_856 * work.training.tokens_per_step  # the matrices of 32 layers
-    assert slow - fast == pytest.approx(flops / 200e12, rel=1e-3)
+    tokens = work.training.tokens_per_step
+    flops = 3 * 2 * 6_979_321_856 * tokens  # the matrices of 32 layers
+    head = 3 * 2 * work.model.vocab_size * work.model.hidden_size * tokens  # in 16 bits
+    assert fp8 - bf16 == pytest.approx(flops / 200e12 + head / 100e12, rel=1e-3)
+
+
+def test_a_program_is_described_and_its_rates_are_those_of_all() -> None:
+    """No shipped file states a rate, but for the host."""
+    own = Pace(overlap=0)
+    registry = Registry()
+    for name, program_name in shipped():
+        found = registry.constants(name)
+        assert found is not None
+        pace = (found.of_program(program_name) if program_name else found).pace
+        for rate in (*RATES, "communication_efficiency"):
+            assert getattr(pace, rate) == getattr(own, rate), (name, program_name, rate)
+
+
+def test_less_power_slows_products_and_attention_and_not_memory() -> None:
+    held = with_power(MACHINE, 0.5)
+    assert (held.matmul_flops_per_second, held.fp8_matmul_flops_per_second) == (50e12, 100e12)
+    assert held.attention == {"flash1": 10e12, "flash2": 20e12}
+    assert held.memory_bytes_per_second == MACHINE.memory_bytes_per_second and held.node == MACHINE.node
+    bare = replace(MACHINE, fp8_matmul_flops_per_second=None)
+    assert with_power(bare, 0.5).fp8_matmul_flops_per_second is None
 
 
 def shipped() -> list[tuple[str, str | None]]:
