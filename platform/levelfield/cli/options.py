@@ -240,7 +240,7 @@ def bmc_of(options: argparse.Namespace, is_read: bool = True) -> BmcSite | None:
     if site is None or NO_BMC.items() <= os.environ.items():
         return None
     if site.protocol == "local" and launcher != LOCAL:
-        raise UsageError(f"bmc.protocol: found local with launcher {launcher}, expected redfish or ipmi of other machines")
+        raise UsageError(f"bmc.protocol: found local with launcher {launcher}, expected redfish or ipmi")
     if is_read and site.protocol != "local":
         password_of(site)
     return site
