@@ -229,13 +229,18 @@ def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
 def bmc_of(options: argparse.Namespace, is_read: bool = True) -> BmcSite | None:
     """Return how the power of nodes is read; None where the site's file says nothing, and with LEVELFIELD_BMC=none.
 
-    is_read: whether runs follow, so that a password is needed. Raises UsageError without one.
+    is_read: whether runs follow, so that a password is needed. Raises UsageError without one, and for nodes that this
+    machine's own BMC does not measure.
     """
     from levelfield.run.bmc import NO_BMC, password_of
+    from levelfield.run.launchers import LOCAL
 
-    site = site_of(options.site).bmc
+    own = site_of(options.site)
+    site, launcher = own.bmc, options.launcher or own.launcher or LOCAL
     if site is None or NO_BMC.items() <= os.environ.items():
         return None
+    if site.protocol == "local" and launcher != LOCAL:
+        raise UsageError(f"bmc.protocol: found local with launcher {launcher}, expected redfish or ipmi")
     if is_read and site.protocol != "local":
         password_of(site)
     return site

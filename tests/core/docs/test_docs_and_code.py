@@ -22,6 +22,7 @@ FOREIGN = re.compile(r"config/.*|(recorded|vendors/acme|DIR|gpu-check)/.*")
 # Options of pip, pytest, setpriv, mpirun, container engines and of that vendor's tool.
 FOREIGN_OPTIONS = {
     *("--container-image", "--deadline", "--no-requeue", "--switches"),  # of Slurm
+    *("--nv", "--rocm"),  # of apptainer
     *("--durations", "--gpus", "--no-deps", "--only-binary", "--pdeathsig", "--python-version", "--query", "--stdin"),
 }
 # What a library calls: validators of pydantic, hooks of pytest, functions at exit. Then what only tools of a developer

@@ -403,6 +403,9 @@ def test_a_site_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path.write_text("schema: levelfield.site/1\nbmc: {address: a, user: b, password_variable: ABSENT}\n")
     assert main(["--case", "gpt2_small:torch:cpu:1:1", "--site", str(path)]) == 2
     assert "password_variable ABSENT: found no password, expected one line" in capsys.readouterr().err
+    path.write_text("schema: levelfield.site/1\nlauncher: slurm\nbmc: {protocol: local}\n")
+    assert main(["--case", "gpt2_small:torch:cpu:2:1", "--site", str(path), "--dry-run"]) == 2
+    assert "bmc.protocol: found local with launcher slurm" in capsys.readouterr().err
 
 
 def test_no_plan_that_is_written_says_where_the_bmcs_are(run: RunPaths) -> None:
