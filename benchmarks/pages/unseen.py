@@ -181,7 +181,7 @@ class Questions:
         values, products = _precision(row["precision"])
         network = row["network_bytes_per_second_per_node"]
         machine = machines.machine_of(chip, values, row["devices_per_node"], network, products)
-        machine = machines.with_power(machine, power)
+        machine = with_power(machine, power)
         constants = self.constants(run)
         work = self._work(run)
         return layout_search.LayoutQuestion(work, machine, constants, EVERYTHING, False, run.devices, chip.memory_bytes)
@@ -209,6 +209,18 @@ class Questions:
         if row["precision"] == "fp16":
             changes["loss_scale"] = LossScale(initial=2**16, growth_interval=1000)
         return self.base.model_copy(update={"model": model, "training": self.base.training.model_copy(update=changes)})
+
+
+def with_power(machine: machines.MachineRates, share: float) -> machines.MachineRates:
+    """Return the machine with its devices held to a share of their power. Large products and attention take all of it,
+    so their rates fall with it; the memory's do not."""
+    fp8 = machine.fp8_matmul_flops_per_second
+    return replace(
+        machine,
+        matmul_flops_per_second=share * machine.matmul_flops_per_second,
+        fp8_matmul_flops_per_second=share * fp8 if fp8 else None,
+        attention={kernel: share * rate for kernel, rate in machine.attention.items()},
+    )
 
 
 class OwnQuestions(Questions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from levelfield.errors import UsageError
 from levelfield.specs.case import Precision
@@ -71,18 +71,6 @@ def machine_of(
         pair_bytes_per_second=chip.interconnect.pair_each_way_bytes_per_second if chip.interconnect else None,
         attention={} if precision == "fp32" else _attention_rates(chip, dtype),
         sdpa=chip.sdpa,
-    )
-
-
-def with_power(machine: MachineRates, share: float) -> MachineRates:
-    """Return the machine with its devices held to a share of their power. Large products and attention take all of it,
-    so their rates fall with it; the memory's do not."""
-    fp8 = machine.fp8_matmul_flops_per_second
-    return replace(
-        machine,
-        matmul_flops_per_second=share * machine.matmul_flops_per_second,
-        fp8_matmul_flops_per_second=share * fp8 if fp8 else None,
-        attention={kernel: share * rate for kernel, rate in machine.attention.items()},
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
+from levelfield.predict.machines import Link, MachineRates
 from levelfield.specs.layout import parse_layout
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -286,3 +287,16 @@ def test_the_recent_runs_are_predicted_without_any_fit(unseen: ModuleType) -> No
     found = unseen.judged(unseen.runs_of(unseen.RECENT_RUNS), unseen.Questions(Registry()))
     count, middle, high = unseen.spread(j.speed_off for j in found)
     assert count > 170 and middle < 0.15 and high < 0.40
+
+
+def test_less_power_slows_products_and_attention_and_not_memory(unseen: ModuleType) -> None:
+    with_power = unseen.with_power
+    machine = MachineRates(
+        100e12, 200e12, 1e12, Link(1e-6, 100e9), None, 8, attention={"flash1": 20e12, "flash2": 40e12}
+    )
+    held = with_power(machine, 0.5)
+    assert (held.matmul_flops_per_second, held.fp8_matmul_flops_per_second) == (50e12, 100e12)
+    assert held.attention == {"flash1": 10e12, "flash2": 20e12}
+    assert held.memory_bytes_per_second == machine.memory_bytes_per_second and held.node == machine.node
+    bare = replace(machine, fp8_matmul_flops_per_second=None)
+    assert with_power(bare, 0.5).fp8_matmul_flops_per_second is None

@@ -16,7 +16,6 @@ from levelfield.predict.machines import (
     Link,
     MachineRates,
     machine_of,
-    with_power,
 )
 from levelfield.predict.pass_timing import moved_bytes, pass_seconds
 from levelfield.predict.setup import setup_of
@@ -309,15 +308,6 @@ def test_a_program_is_described_and_its_rates_are_those_of_all() -> None:
         pace = (found.of_program(program_name) if program_name else found).pace
         for rate in (*RATES, "communication_efficiency"):
             assert getattr(pace, rate) == getattr(own, rate), (name, program_name, rate)
-
-
-def test_less_power_slows_products_and_attention_and_not_memory() -> None:
-    held = with_power(MACHINE, 0.5)
-    assert (held.matmul_flops_per_second, held.fp8_matmul_flops_per_second) == (50e12, 100e12)
-    assert held.attention == {"flash1": 10e12, "flash2": 20e12}
-    assert held.memory_bytes_per_second == MACHINE.memory_bytes_per_second and held.node == MACHINE.node
-    bare = replace(MACHINE, fp8_matmul_flops_per_second=None)
-    assert with_power(bare, 0.5).fp8_matmul_flops_per_second is None
 
 
 def shipped() -> list[tuple[str, str | None]]:
