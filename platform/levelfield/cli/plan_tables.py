@@ -19,7 +19,6 @@ from levelfield.predict.explanation import Term, memory_terms, time_terms
 from levelfield.predict.layout_rules import divisors
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, is_tight
 from levelfield.predict.machines import ASSUMED
-from levelfield.report.costs import described
 from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.run.interruption import interrupted_once
@@ -158,6 +157,8 @@ def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[st
 
 def _training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
     """Yield what the figures of a training hold and where they are from."""
+    from levelfield.report.costs import described  # it imports numpy, which no other plan needs
+
     chip = plan.chip
     if chip.power_watts:
         yield f"MWh: at most, {chip.power_watts:g} W for each device and no host ({chip.power_source})"

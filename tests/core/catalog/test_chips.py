@@ -237,7 +237,7 @@ def test_list_chips_marks_them_for_programs(chips: Path, capsys: pytest.CaptureF
 
 def test_list_chips_has_links_and_reached_rates(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(listed(capsys).split())
-    assert "fp16 125; reached: fp16 83; links: 150 GB/s each way; of a pair: 25; 8 joined, 50 Gb/s of" in text
+    assert "fp16 125; reached: fp16 101; links: 150 GB/s each way; of a pair: 25; 8 joined, 50 Gb/s of" in text
     assert "at most 300 W A100-SXM4-40GB" in text
     rows = {row["name"]: row for row in json.loads(listed(capsys, "--json"))["chips"]}
     assert rows["H100-SXM5-80GB"]["interconnect"]["each_way_bytes_per_second"] == 450e9

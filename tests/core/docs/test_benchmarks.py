@@ -17,7 +17,7 @@ FOLDER = ROOT / "benchmarks"
 NO_FRAMEWORK = (
     *("startup", "corpus_opening", "initial_weights", "planner_speed"),
     *("comparison_coverage", "gate_power", "gate_speed", "launch_cost", "many_nodes", "preflight_alarms"),
-    *("page_speed", "store_speed", "planner_fit", "planner_host", "planner_unseen"),
+    *("page_speed", "store_speed", "planner_fit", "planner_host", "planner_recipes", "planner_unseen"),
 )
 WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "jax_loop", "followed_choices")
 WITH_ENGINE = ("container_cost",)  # tests/containers

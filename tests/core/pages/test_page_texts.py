@@ -46,6 +46,7 @@ FAMILIES = {
     "js.evidence.": get_args(Evidence),
     "js.memory.": ("device_used", "reserved", "allocated", "process", "capacity"),
     "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
+    "js.": ("node_watts", "node_joules_per_token", "other_joules_per_token"),  # of a loop
     "js.by.": ("chip", "framework", "layout"),
     "js.differs.": ("must", "asked", "caution", "other"),
 }
