@@ -66,8 +66,10 @@ def test_planned_memory_is_near_that_of_a_rehearsal(row: RehearsedRow) -> None:
 
 @pytest.mark.parametrize("left_out", ["activations", "gradients", "weights"])
 def test_a_planner_that_forgets_a_part_is_not_near(left_out: str) -> None:
-    row = max(COUNTING, key=lambda row: row.allocated_bytes)
-    asked = question(row)
-    memory = planned(row, asked)
-    less = replace(memory, **{left_out: getattr(memory, left_out) // 2})
-    assert abs(distance(row, less, asked.constants.keeping.reserve_bytes)[0]) > LESS
+    found = []
+    for row in COUNTING:
+        asked = question(row)
+        memory = planned(row, asked)
+        less = replace(memory, **{left_out: getattr(memory, left_out) // 2})
+        found.append(abs(distance(row, less, asked.constants.keeping.reserve_bytes)[0]))
+    assert max(found) > LESS  # of the row in which that part is largest
