@@ -32,7 +32,7 @@ from levelfield.testing.framework_kit.layout_checks import random_choices
 from levelfield.worker.choices import packed
 from matrix import VARIANTS
 
-pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+pytestmark = [pytest.mark.layouts, pytest.mark.torch, pytest.mark.thorough]
 STEPS = 2
 MODEL = shallow(MODELS["mixture"])
 GROUPED = {

@@ -45,6 +45,7 @@ HIDDEN = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.layouts
 def test_hidden_faults_of_a_mixture_are_different_and_a_near_tie_is_aligned() -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 NEVER = "from model import casts\ncasts.StepCasts.make = lambda self: None\n"
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.thorough]
 
 
 class Casts(TorchDispatchMode):

@@ -63,6 +63,7 @@ def test_selective_recomputation_in_a_pipeline_trains_as_one_process(right):
 
 
 @pytest.mark.thorough
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["EP2", "EP2 of DP4", "TP2", "PP2", "CP2", "accumulation 1"])
 def test_no_token_changes_its_expert_in_forty_steps(name, reference):
     assert_same(train(job_of(MODELS["mixture"], VARIANTS[name])), reference("mixture"))

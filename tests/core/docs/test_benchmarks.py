@@ -35,11 +35,15 @@ def quick(name: str, *more: str) -> str:
 # core/predict/test_planner_residuals.py runs the others with --check.
 WITH_FIGURES = ("corpus_opening", "initial_weights", "store_speed")
 CHECKED = ("planner_fit", "planner_host")
+LONGEST = ("many_nodes", "launch_cost", "page_speed", "gate_speed")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.thorough] if n in (*WITH_FIGURES, *CHECKED) else []) for n in NO_FRAMEWORK],
+    [
+        pytest.param(n, marks=[pytest.mark.thorough] if n in (*WITH_FIGURES, *CHECKED, *LONGEST) else [])
+        for n in NO_FRAMEWORK
+    ],
 )
 def test_a_benchmark_runs_and_prints_figures(name: str) -> None:
     assert any(character.isdigit() for character in quick(name))
