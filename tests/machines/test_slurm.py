@@ -34,6 +34,7 @@ def test_what_the_dry_run_shows_is_what_slurm_has(
     done = benchmark.run(*TINY, *secret, *site(tmp_path, minutes=5, gres="gpu:{devices}", options=["--comment=drill"]))
     assert done.returncode == 0, done.stderr
     assert ended(benchmark) == ("valid", "", ["ended", "ended"])
+    assert "node0, node1 are one machine" in " ".join(benchmark.result()["warnings"])  # as these two are
     run = benchmark.only_run()
     names = [node["name"] for node in json.loads((run / "outcome.json").read_text())["nodes"]]
     assert names == list(slurm.hosts)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from levelfield.contracts.execution import Outcome
 from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
 from levelfield.rundir import directory
@@ -301,6 +303,16 @@ def test_what_the_platform_saw_gives_the_word(
     found = collect(run)
     assert word(found) == expected and says in (found.status.evidence or "")
     assert found.steps_done == 7 and found.throughput is None
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_an_interrupt_before_any_rank_started_is_not_run(run: RunPaths, started: bool) -> None:
+    """While its environment was made, or while it was queued: no run that somebody may count as a failure."""
+    if not started:
+        for path in run.events.iterdir():
+            path.unlink()
+    run.outcome.write_text(json.dumps(Outcome("interrupted", (), "interrupted by the user").to_dict()))
+    assert word(collect(run)) == ("failed" if started else "not-run", "interrupted")
 
 
 @pytest.mark.parametrize(
