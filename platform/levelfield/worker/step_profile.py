@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ContextManager, Dict, Iterator, Protocol
+from typing import Any, ContextManager, Iterator, Protocol
 
 from .batches import Batch, Batches
 from .events import Recorder
@@ -37,7 +37,7 @@ class StepProfile(Protocol):
     def span(self, name: str) -> ContextManager[Any]:
         """Write into the record what the host does while the context lasts."""
 
-    def save(self, folder: str, most_bytes: int) -> Dict[str, Any]:
+    def save(self, folder: str, most_bytes: int) -> dict[str, Any]:
         """Write each recorded step to <folder>/rank<rank>.step<number>.json.gz and return facts about the records.
 
         A file that would be larger than most_bytes is left out, and the facts say so.
@@ -103,7 +103,7 @@ def _collections(profile: StepProfile) -> Iterator[None]:
     """While the context lasts, write into the record when Python collects garbage."""
     open_spans = []
 
-    def seen(phase: str, info: Dict[str, int]) -> None:
+    def seen(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             span = profile.span("garbage collection")
             span.__enter__()
