@@ -7,7 +7,6 @@ methods are put on for one step and taken off after it. docs/explain.md says wha
 import contextlib
 import functools
 import gzip
-import os
 import shutil
 from pathlib import Path
 
@@ -95,7 +94,7 @@ def write(recorded, path, most_bytes):
             shutil.copyfileobj(source, target, 2**20)
     finally:
         plain.unlink()
-    if os.stat(path).st_size > most_bytes:
+    if path.stat().st_size > most_bytes:
         path.unlink()
         return False
     return True
