@@ -26,8 +26,8 @@ class MemoryModel(Value):
     scattered.
     keeps_projections: queries, keys and values are parts of one product, so that what keeps the values keeps all of it
     beside the rotated queries and keys. expert_outputs: a mixture keeps its experts' outputs, which it multiplies by
-    the gates; otherwise the gates multiply inside of the experts. gated_bytes: bytes of each value of these outputs that
-    come and go in the backward pass of that product.
+    the gates; otherwise the gates multiply inside of the experts. gated_bytes: bytes of each value of these outputs
+    that come and go in the backward pass of that product.
     score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
     norm_bytes: bytes that each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps
     32-bit copies.
