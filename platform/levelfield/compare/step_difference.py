@@ -122,10 +122,8 @@ def _named(changes: Sequence[PartChange], whole: float) -> list[PartChange]:
 
 def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
     said = f"{change.part} takes {_amount(change.ms)} ({_percent(change.ms, whole.ms)} of the change)"
-    places = [
-        each for each in change.places if abs(each.ms) >= _SHARE_OF_PLACE * abs(change.ms) and each.where != "step"
-    ]
-    if places and change.part not in (WAITING, BUBBLE):
+    places = [each for each in change.places if abs(each.ms) >= _SHARE_OF_PLACE * abs(change.ms)]
+    if places and change.part not in (WAITING, BUBBLE, places[0].where):
         said += ": " + ", ".join(f"{each.where} {each.ms:+.1f} ms" for each in places)
     return said + _by_late(change, after)
 

@@ -35,7 +35,7 @@ from levelfield.specs.step_parts import (
 PlaceKey = tuple[str, str, str]  # part, where, phase
 Times = defaultdict[str, float]  # milliseconds by part, or by kind of message
 K = TypeVar("K")
-OTHERS = "others"
+OTHERS, BETWEEN = "others", "between modules"
 _MOST_PLACES, _MOST_KERNELS = 300, 60
 _LEAST_SHARE = 0.001  # of the step: smaller places are `others`
 _LATE_SHARE, _SLOW_SHARE, _LARGE_SHARE = 0.02, 0.05, 0.05  # of the step: what gets a sentence
@@ -187,7 +187,7 @@ def sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -
     exposed: defaultdict[int, float] = defaultdict(float)
     seen: set[tuple[PlaceKey, int]] = set()
     for each in slices:
-        key = (each.part, each.where or "step", each.phase)
+        key = (each.part, each.where or BETWEEN, each.phase)
         ms[key] += each.ms
         if each.message is None:
             count[key] += 1
