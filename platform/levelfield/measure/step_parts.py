@@ -33,6 +33,8 @@ from levelfield.specs.step_parts import (
 )
 
 PlaceKey = tuple[str, str, str]  # part, where, phase
+MessageEnd = tuple[int, int]  # the rank, and the number of the message on it
+Groups = dict[tuple[object, ...], list[MessageEnd]]
 Times = defaultdict[str, float]  # milliseconds by part, or by kind of message
 K = TypeVar("K")
 OTHERS, BETWEEN = "others", "between modules"
@@ -87,15 +89,14 @@ class _Sums:
 
 def divided(step: Mapping[int, Timeline], layout: RankLayout) -> dict[int, tuple[list[Slice], dict[int, float]]]:
     """Return the slices of each rank, with waits divided from transfers, and how long it waited for which rank."""
-    shifts = clock_shifts(step, layout)
-    arrivals = last_arrivals(step, layout, shifts)
+    groups = _groups(step, layout)
+    origins = origins_of(step, groups)
+    arrivals = last_arrivals(step, groups, origins)
     found = {}
     for rank, line in step.items():
         waited: defaultdict[int, float] = defaultdict(float)
         slices = [
-            piece
-            for each in line.slices
-            for piece in _divided(each, rank, line, arrivals, layout, shifts[rank], waited)
+            piece for each in line.slices for piece in _divided(each, rank, arrivals, layout, origins[rank], waited)
         ]
         found[rank] = slices, dict(waited)
     return found
@@ -104,17 +105,16 @@ def divided(step: Mapping[int, Timeline], layout: RankLayout) -> dict[int, tuple
 def _divided(
     each: Slice,
     rank: int,
-    line: Timeline,
-    arrivals: Mapping[tuple[int, int], tuple[float, int]],
+    arrivals: Mapping[MessageEnd, tuple[float, int]],
     layout: RankLayout,
-    shift: float,
+    origin: float,
     waited: defaultdict[int, float],
 ) -> Iterator[Slice]:
     last = None if each.message is None else arrivals.get((rank, each.message))
     if last is None or last[1] == rank:
         yield each
         return
-    came = min(max(last[0] - line.origin_ns / 1e6 - shift, each.start), each.end)
+    came = min(max(last[0] - origin, each.start), each.end)
     if came > each.start:
         part = BUBBLE if layout.stage(last[1]) != layout.stage(rank) else WAITING
         waited[last[1]] += came - each.start
@@ -124,25 +124,19 @@ def _divided(
 
 
 def last_arrivals(
-    step: Mapping[int, Timeline], layout: RankLayout, shifts: Mapping[int, float]
-) -> dict[tuple[int, int], tuple[float, int]]:
-    """Return when, in milliseconds of the common clock, and by which rank a message was joined last, by (rank, number
-    of the message)."""
-    groups = _groups(step, layout)
-    found = {}
+    step: Mapping[int, Timeline], groups: Groups, origins: Mapping[int, float]
+) -> dict[MessageEnd, tuple[float, int]]:
+    """Return when, in milliseconds of the common clock, and by which rank each message was joined last."""
+    found: dict[MessageEnd, tuple[float, int]] = {}
     for members in groups.values():
-        times = [
-            (step[rank].origin_ns / 1e6 + shifts[rank] + step[rank].messages[number].start, rank)
-            for rank, number in members
-        ]
-        if len(members) > 1:
-            found.update(dict.fromkeys(members, max(times)))
+        times = [(origins[rank] + step[rank].messages[number].start, rank) for rank, number in members]
+        found.update(dict.fromkeys(members, max(times)) if len(members) > 1 else {})
     return found
 
 
-def _groups(step: Mapping[int, Timeline], layout: RankLayout) -> dict[tuple[object, ...], list[tuple[int, int]]]:
-    """Return the ends of each message, as (rank, number of the message on it), by what identifies it."""
-    groups: dict[tuple[object, ...], list[tuple[int, int]]] = defaultdict(list)
+def _groups(step: Mapping[int, Timeline], layout: RankLayout) -> Groups:
+    """Return the ends of each message by what identifies it."""
+    groups: Groups = defaultdict(list)
     for rank, line in step.items():
         seen: Counter[tuple[object, ...]] = Counter()
         for number, message in enumerate(line.messages):
@@ -164,20 +158,20 @@ def _key(message: Message, rank: int, layout: RankLayout) -> tuple[object, ...] 
     return message.kind, message.size, message.ranks
 
 
-def clock_shifts(step: Mapping[int, Timeline], layout: RankLayout) -> dict[int, float]:
-    """Return what to add to each rank's time: 0 on the machine of the first rank, else what makes collectives end
-    together."""
-    shifts = dict.fromkeys(step, 0.0)
-    if not step:
-        return shifts
-    base = step[min(step)]
-    apart = defaultdict(list)
-    for members in _groups(step, layout).values():
-        ends = {rank: step[rank].origin_ns / 1e6 + step[rank].messages[number].end for rank, number in members}
-        if min(step) in ends and not step[min(members)[0]].messages[min(members)[1]].direction:
-            for rank, end in ends.items():
-                apart[rank].append(ends[min(step)] - end)
-    return {rank: median(apart[rank]) if step[rank].host != base.host and apart[rank] else 0.0 for rank in step}
+def origins_of(step: Mapping[int, Timeline], groups: Groups) -> dict[int, float]:
+    """Return when each rank's step began, in milliseconds of a common clock that is 0 when the first rank's did.
+
+    A rank of another machine has another clock: its collectives are taken to end when the first rank's do.
+    """
+    first = min(step)
+    found = {rank: (line.origin_ns - step[first].origin_ns) / 1e6 for rank, line in step.items()}
+    apart: dict[int, list[float]] = defaultdict(list)
+    for members in groups.values():
+        ends = {rank: step[rank].messages[number] for rank, number in members}
+        for rank, message in ends.items() if first in ends and not ends[first].direction else ():
+            apart[rank].append(ends[first].end - message.end)
+    elsewhere = [rank for rank, line in step.items() if line.host != step[first].host and apart[rank]]
+    return {**found, **{rank: median(apart[rank]) for rank in elsewhere}}
 
 
 def sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -> _Sums:

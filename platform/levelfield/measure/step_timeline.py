@@ -93,7 +93,7 @@ class Message:
 class Timeline:
     """origin_ns: when the step began, by the clock of the node. has_device: whether kernels of a device were seen."""
 
-    origin_ns: float
+    origin_ns: int
     ms: float
     slices: tuple[Slice, ...]
     messages: tuple[Message, ...]
@@ -134,7 +134,7 @@ def timeline(trace: Mapping[str, Any]) -> Timeline:
     messages = [each for each in messages if each.end > begin and each.start < end]
     own = _of_device(kernels, messages, host, begin, end) if kernels else _of_processor(host, messages, begin, end)
     return Timeline(
-        origin_ns=float(trace.get("baseTimeNanoseconds", 0)) + begin * 1e6,
+        origin_ns=int(trace.get("baseTimeNanoseconds", 0)) + round(begin * 1e6),
         ms=end - begin,
         slices=tuple(_shifted(own, begin)),
         messages=tuple(replace(each, start=each.start - begin, end=each.end - begin) for each in messages),
