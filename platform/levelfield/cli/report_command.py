@@ -57,7 +57,6 @@ steps that were recorded: `run --explain-step`. Of two runs of the same work:
 which parts make B's step longer than A's, adding up to the difference.
 
 examples:
-  run_benchmarks.py --case gpt3_6.7B:torch --explain-step
   run_benchmarks.py report explain latest
   run_benchmarks.py report explain RUN_A RUN_B
   run_benchmarks.py report explain RUN --format json

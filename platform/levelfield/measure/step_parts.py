@@ -314,13 +314,18 @@ def overhead(times: Iterable[StepTime]) -> Overhead | None:
 
 
 def late_ranks(ranks: Sequence[RankParts]) -> tuple[LateRank, ...]:
-    """Return the ranks that others of their stage waited for, the one that was waited for longest first."""
+    """Return the ranks that others of their stage waited for, the one that was waited for longest first.
+
+    What a rank waited itself is taken off: ranks that are late in turn, as on a busy machine, are none.
+    """
     waited: defaultdict[int, float] = defaultdict(float)
     stages = {each.rank: each.stage for each in ranks}
     for each in ranks:
         for other in each.waited_for:
             if stages.get(other.rank) == each.stage:
-                waited[other.rank] += other.ms / max(1, list(stages.values()).count(each.stage) - 1)
+                peers = list(stages.values()).count(each.stage) - 1
+                waited[other.rank] += other.ms / peers
+                waited[each.rank] -= other.ms
     step = fmean(each.step.mean for each in ranks)
     late = [(rank, waited[rank]) for rank in _longest(waited) if waited[rank] >= _LATE_SHARE * step]
     return tuple(_late(rank, ms, ranks) for rank, ms in late)

@@ -215,7 +215,9 @@ class _Walk:
 
     def _operation(self, event: _Host, outer: Context) -> Context:
         part = CORE if _CORE.search(event.name) else outer.part
-        found = outer._replace(part=part, operation=event.name, dtype=_dtype(event.args) or outer.dtype)
+        # a node of autograd, or a function of it in Python, is no work by itself: what it calls is
+        own = event.name if "::" in event.name else outer.operation
+        found = outer._replace(part=part, operation=own, dtype=_dtype(event.args) or outer.dtype)
         sequence = event.args.get("Sequence number")
         if sequence is not None and not found.is_backward:
             self._forward[sequence] = found

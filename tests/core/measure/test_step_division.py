@@ -63,7 +63,7 @@ def trace(shift: float = 0.0, all_reduce: tuple[float, float] = (700.0, 900.0), 
         event("aten::mm", 200, 220, tid=BACKWARD, Input_type=["float"]),
         *launched(4, 205, "sm80_xmma_gemm_f32f32_tf32f32_f32_nt", 450, 650, BACKWARD),
         *launched(5, 230, REDUCE, *all_reduce, tid=BACKWARD, stream=MESSAGES, **group),
-        *launched(6, 300, "stray_kernel", 650, 660, tid=MAIN),
+        *launched(6, 300, "stray_kernel", 640, 660, stream=8),  # it begins beside another one
         event("lf/input", 900, 960),
         event("lf/finish", 960, 1000),
         event("lf/optimizer/optimizer.step", 500, 600),
@@ -156,6 +156,13 @@ def test_a_changed_trace_is_told_from_the_right_one(change: Any, name: str) -> N
         if name in each["name"]:
             change(each)
     assert ms_by_part(timeline(found)) != right
+
+
+def test_a_span_outside_of_the_vocabulary_explains_nothing() -> None:
+    found = trace()
+    for each in found["traceEvents"]:
+        each["name"] = each["name"].replace("lf/optimizer", "lf/optimiser")
+    assert ms_by_part(timeline(found))["unexplained"] == pytest.approx(0.11)
 
 
 def test_a_trace_without_a_step_and_a_damaged_one_are_refused() -> None:
