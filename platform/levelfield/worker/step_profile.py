@@ -1,0 +1,149 @@
+"""Further steps after a training, every second one recorded by the framework's own profiler, for `--explain-step`.
+
+A rank is then started as `python -m levelfield.worker.step_profile TRAIN.PY`. The steps follow the final weights. So no
+figure of the run changes, and an ordinary training has none of this code. A framework takes part by a module
+`step_profile` beside its train.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import runpy
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ContextManager, Iterator, Protocol
+
+from .batches import Batch, Batches
+from .events import Recorder
+from .faults import StorageError
+from .job import coordinates
+from .loop import Trainer
+
+STEP, PROFILE = "profiled_step", "step_profile"  # the names of the events
+WARM_UP = 1  # pairs of steps that nobody counts: a profiler's first start is slow
+
+
+class StepProfile(Protocol):
+    """What the module `step_profile` of a framework returns from `open_profile(job, trainer)`."""
+
+    def align(self) -> None:
+        """Wait until the device is idle and every rank is here."""
+
+    def recording(self, number: int) -> ContextManager[Any]:
+        """Record one step while the context lasts, and keep it under `number`. It adds nothing to other steps."""
+
+    def span(self, name: str) -> ContextManager[Any]:
+        """Write into the record what the host does while the context lasts."""
+
+    def save(self, folder: str, most_bytes: int) -> dict[str, Any]:
+        """Write each recorded step to <folder>/rank<rank>.step<number>.json.gz and return facts about the records.
+
+        A file that would be larger than most_bytes is left out, and the facts say so.
+        """
+
+
+def run_script(path: str) -> None:
+    """Run a framework's train.py as a program. When its training has ended, the further steps follow."""
+    loop = importlib.import_module("levelfield.worker.loop")  # `from . import` would ask `interface` for the name
+    own = loop.train_steps
+
+    def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
+        own(job, recorder, trainer)
+        profile_steps(job, recorder, trainer)
+
+    loop.train_steps = train_steps  # type: ignore[attr-defined]  # before `interface` has the name
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")
+
+
+def profile_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
+    """Run the further steps and write their records. An error is recorded, and the training counts nevertheless."""
+    try:
+        profile = importlib.import_module("step_profile").open_profile(job, trainer)
+        _suspend_choices(job.training.steps)
+        _run_steps(job, recorder, trainer, profile)
+        folder = Path(job.explain_step.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        recorder.measured(PROFILE, profile.save(str(folder), job.explain_step.most_bytes))
+    except StorageError:
+        raise
+    except Exception as error:
+        recorder.measured(PROFILE, {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
+
+
+def _run_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer, profile: StepProfile) -> None:
+    """Run pairs of steps, the second of each recorded. They go on with the data and the numbers of the training."""
+    batches = Batches(job, coordinates(job).data)
+    pairs = WARM_UP + job.explain_step.steps
+    batch = batches.batch(job.training.steps + 1)
+    for number in range(2 * pairs):
+        profile.align()
+        if number % 2:
+            with profile.recording(number // 2), _collections(profile):
+                upcoming, ends = _step(batches, batch, trainer, profile)
+        else:
+            upcoming, ends = _step(batches, batch, trainer, None)
+        facts = {"number": number // 2, "recorded": bool(number % 2), "counted": number // 2 >= WARM_UP}
+        recorder.measured(STEP, {**facts, "begin_ns": ends[0], "end_ns": ends[1]})
+        batch = upcoming
+
+
+def _step(batches: Batches, batch: Batch, trainer: Trainer, profile: StepProfile | None) -> tuple[Batch, list[int]]:
+    """Run one step as the training's loop does. Return the next batch, and when the step began and ended."""
+    begin = time.monotonic_ns()
+    with _span(profile, "step"):
+        with _span(profile, "launch"):
+            trainer.launch(batch)
+        with _span(profile, "input"):
+            upcoming = batches.batch(batch.step + 1)
+        with _span(profile, "finish"):
+            trainer.finish(batch)
+    return upcoming, [begin, time.monotonic_ns()]
+
+
+@contextmanager
+def _span(profile: StepProfile | None, name: str) -> Iterator[None]:
+    if profile is None:
+        yield
+    else:
+        with profile.span(name):
+            yield
+
+
+@contextmanager
+def _collections(profile: StepProfile) -> Iterator[None]:
+    """While the context lasts, write into the record when Python collects garbage."""
+    open_spans = []
+
+    def seen(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            span = profile.span("garbage collection")
+            span.__enter__()
+            open_spans.append(span)
+        elif open_spans:
+            open_spans.pop().__exit__(None, None, None)
+
+    gc.callbacks.append(seen)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(seen)
+
+
+def _suspend_choices(last: int) -> None:
+    """Have a mixture record no further choices, and follow the known ones of the training's last step where it does."""
+    choices = sys.modules.get("levelfield.worker.choices")
+    if choices is not None:
+        record: Any = choices.ChoiceRecord
+        known = record.known
+        record.known = lambda self, step, layer: known(self, min(step, last), layer)
+        record.compared = record.chosen = lambda *_args, **_named: None
+
+
+if __name__ == "__main__":
+    # not this copy of the module, which no import would find: what a rank imported is listed by its modules' names
+    importlib.import_module("levelfield.worker.step_profile").run_script(sys.argv[1])

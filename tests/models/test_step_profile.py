@@ -1,0 +1,92 @@
+"""The further steps of `--explain-step`: they change nothing that the training recorded, and an ordinary training does
+not rest on their code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from layouts import MODELS, SINGLE, Variant, events, job_of, launch, script_of, shallow
+from levelfield.testing.framework_kit.small_runs import imported_by
+
+pytestmark = [pytest.mark.torch, pytest.mark.layouts]
+STEPS = 3
+
+
+def launch_explained(job: dict[str, Any], folder: Path, steps: int, most_bytes: int = 2**26) -> list[Any]:
+    """Train with this many recorded steps, in `folder`; every rank's end."""
+    script = folder / "explained.py"
+    script.write_text(
+        f"from levelfield.worker.step_profile import run_script\nrun_script({str(script_of('torch'))!r})\n"
+    )
+    told = {"steps": steps, "folder": str(folder / "profile"), "most_bytes": most_bytes}
+    return launch({**job, "explain_step": told}, folder, script)
+
+
+def run(folder: Path, model: dict[str, Any], variant: Variant, explained: int, **more: Any) -> list[dict[str, Any]]:
+    """Train in a folder of its own; rank 0's events. explained: the recorded steps; 0: an ordinary training."""
+    folder.mkdir()
+    job = {**job_of(model, variant, STEPS), **more}
+    ends = launch_explained(job, folder, explained) if explained else launch(job, folder)
+    assert [end.returncode for end in ends] == [0] * variant.ranks, ends[0].output[-2000:]
+    return events(folder, 0)
+
+
+def judged(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events without times, memory and what an explained training adds."""
+    dropped = ("end_ns", "memory", "before_exchange_seconds")
+    kept = [event for event in found if event["event"] != "measured"]
+    return [{key: value for key, value in event.items() if key not in dropped} for event in kept]
+
+
+@pytest.mark.parametrize(
+    ("model", "variant"),
+    [
+        (MODELS["llama"], Variant("selective", recompute="selective")),
+        pytest.param(MODELS["mixture"], Variant("EP2", {"data": 2, "expert": 2}, 1), marks=pytest.mark.thorough),
+        pytest.param(MODELS["gpt"], Variant("PP2", {"pipeline": 2}), marks=pytest.mark.thorough),
+    ],
+    ids=["selective", "EP2", "PP2"],
+)
+def test_the_further_steps_change_nothing_that_was_recorded(model, variant, tmp_path: Path) -> None:
+    ordinary = run(tmp_path / "ordinary", shallow(model), variant, 0)
+    explained = run(tmp_path / "explained", shallow(model), variant, 1)
+    assert judged(ordinary) == judged(explained)
+    names = [event["name"] for event in explained if event["event"] == "measured"]
+    assert names == ["profiled_step"] * 4 + ["step_profile"] and explained[-1]["event"] == "end"
+    kinds = [event["event"] for event in explained]
+    assert kinds.index("measured") > kinds.index("final_weights"), "a figure of the run could change"
+    assert explained[-2]["values"]["files"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
+    for name in explained[-2]["values"]["files"]:
+        assert (tmp_path / "explained" / "profile" / name).stat().st_size > 10_000
+    of_profiles = {path for path in imported_by(tmp_path / "explained", 0) if "step_profile" in path}
+    assert len(of_profiles) == 2
+    assert not [path for path in imported_by(tmp_path / "ordinary", 0) if "step_profile" in path]
+
+
+def test_a_mixture_that_follows_choices_ends_them_with_the_training(tmp_path: Path) -> None:
+    model, choices = shallow(MODELS["mixture"]), {"choices": {"known": None}}
+    run(tmp_path / "ordinary", model, SINGLE, 0, **choices)
+    run(tmp_path / "explained", model, SINGLE, 1, **choices)
+    said = [(tmp_path / name / "rank0.choices.jsonl").read_text() for name in ("ordinary", "explained")]
+    assert said[0] == said[1] and said[0].count('"chosen"') >= STEPS
+
+
+def test_an_error_of_the_further_steps_is_said_and_the_training_counts(tmp_path: Path) -> None:
+    blocked = tmp_path / "explained"
+    blocked.mkdir()
+    (blocked / "profile").write_text("a file where the folder should be")
+    ends = launch_explained(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS), blocked, 1)
+    found = events(blocked, 0)
+    assert ends[0].returncode == 0 and found[-1]["event"] == "end"
+    assert found[-2]["values"]["failed"].startswith("FileExistsError")
+
+
+def test_a_record_that_is_too_large_is_left_out_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    launch_explained(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS), folder, 1, most_bytes=1000)
+    values = events(folder, 0)[-2]["values"]
+    assert values["files"] == [] and values["left_out"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
+    assert not list((folder / "profile").iterdir())
