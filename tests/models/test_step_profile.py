@@ -10,20 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, events, job_of, launch, shallow
+from layouts import MODELS, SINGLE, Variant, events, job_of, launch, script_of, shallow
 from levelfield.testing.framework_kit.small_runs import imported_by
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
 STEPS = 3
 
 
+def launch_explained(job: dict[str, Any], folder: Path, steps: int, most_bytes: int = 2**26) -> list[Any]:
+    """Train with this many recorded steps, in `folder`; every rank's end."""
+    script = folder / "explained.py"
+    script.write_text(
+        f"from levelfield.worker.step_profile import run_script\nrun_script({str(script_of('torch'))!r})\n"
+    )
+    told = {"steps": steps, "folder": str(folder / "profile"), "most_bytes": most_bytes}
+    return launch({**job, "explain_step": told}, folder, script)
+
+
 def run(folder: Path, model: dict[str, Any], variant: Variant, explained: int, **more: Any) -> list[dict[str, Any]]:
     """Train in a folder of its own; rank 0's events. explained: the recorded steps; 0: an ordinary training."""
     folder.mkdir()
     job = {**job_of(model, variant, STEPS), **more}
-    if explained:
-        job["explain_step"] = {"steps": explained, "folder": str(folder / "profile"), "most_bytes": 2**26}
-    ends = launch(job, folder)
+    ends = launch_explained(job, folder, explained) if explained else launch(job, folder)
     assert [end.returncode for end in ends] == [0] * variant.ranks, ends[0].output[-2000:]
     return events(folder, 0)
 
@@ -75,9 +83,7 @@ def test_an_error_of_the_further_steps_is_said_and_the_training_counts(tmp_path:
     blocked = tmp_path / "explained"
     blocked.mkdir()
     (blocked / "profile").write_text("a file where the folder should be")
-    job = {**job_of(shallow(MODELS["gpt"]), SINGLE, STEPS)}
-    job["explain_step"] = {"steps": 1, "folder": str(blocked / "profile"), "most_bytes": 2**26}
-    ends = launch(job, blocked)
+    ends = launch_explained(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS), blocked, 1)
     found = events(blocked, 0)
     assert ends[0].returncode == 0 and found[-1]["event"] == "end"
     assert found[-2]["values"]["failed"].startswith("FileExistsError")
@@ -86,9 +92,7 @@ def test_an_error_of_the_further_steps_is_said_and_the_training_counts(tmp_path:
 def test_a_record_that_is_too_large_is_left_out_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    job = {**job_of(shallow(MODELS["gpt"]), SINGLE, STEPS)}
-    job["explain_step"] = {"steps": 1, "folder": str(folder / "profile"), "most_bytes": 1000}
-    launch(job, folder)
+    launch_explained(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS), folder, 1, most_bytes=1000)
     values = events(folder, 0)[-2]["values"]
     assert values["files"] == {} and values["left_out"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
     assert not list((folder / "profile").iterdir())

@@ -250,7 +250,7 @@ def launch_of(asked: LaunchPlan | None, nodes: int, vendor: Vendor) -> LaunchPla
     if asked is None:
         return None
     commands = recorded_commands(vendor)
-    recorded = {"samples": commands.samples, "facts": dict(commands.facts)}
+    recorded = {"samples": commands.samples, "facts": dict(commands.facts), "pci_vendor": vendor.spec.pci_vendor}
     return asked.model_copy(update={"hosts": asked.hosts[:nodes], **recorded})
 
 

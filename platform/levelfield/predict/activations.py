@@ -51,13 +51,15 @@ def activations(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
 
 
 def _recomputed(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
-    """Return the bytes of what is computed again at a time: a whole layer, or the part that selective does not keep."""
+    """Return the bytes of what is computed again at a time, a whole layer or the part that selective does not keep, and
+    of what a mixture's backward pass needs beside it to weigh the experts' outputs."""
     working_sets = s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1
     if layer.mixture is None:
         return working_sets * _again(s, layer)
     mixtures = s.mixtures_of(stage)
     dense = _again(s, layer) if mixtures < s.layers_of(stage) else 0
-    return working_sets * max(dense, _again(s, layer.mixture) if mixtures else 0)
+    weighing = int(s.memory_model.gated_bytes * s.routed_tokens * s.model.hidden_size)
+    return working_sets * max(dense, _again(s, layer.mixture) + weighing if mixtures else 0)
 
 
 def _again(s: TrainingSetup, layer: LayerBytes) -> int:

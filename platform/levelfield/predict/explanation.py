@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from levelfield.predict.activations import layer_bytes, passes
-from levelfield.predict.footprint import HeldCount, context_buffers, stage_footprints, stage_parameters
+from levelfield.predict.footprint import (
+    HeldCount,
+    context_buffers,
+    gathered_logit_bytes,
+    stage_footprints,
+    stage_parameters,
+)
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.operations import (
     BACKWARD,
@@ -232,7 +238,7 @@ def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:
         return str(value), "the head computes in chunks: two chunks of logits, and the gradients of head and input"
     vocabulary = s.model.vocab_size // s.layout.tensor
     words = "bytes of each logit at the peak x tokens of the micro-batch x vocabulary of the rank"
-    gathered = s.memory_model.gathered_logit_bytes * s.model.vocab_size
+    gathered = gathered_logit_bytes(s) * s.model.vocab_size
     if gathered:
         words += ", and of the gathered logits of the whole vocabulary"
     return f"({s.memory_model.logit_bytes:g} * {vocabulary} + {gathered:.12g}) * {s.tokens}", words

@@ -127,7 +127,8 @@ def _reserve(s: TrainingSetup, passing: int, pools: int) -> int:
 
 def _stream_pools(s: TrainingSetup, parameters: int) -> int:
     """Return the bytes that the allocator holds for the streams of gathers and reductions, and gives to no other: the
-    reduced gradients in 32 bits, which are the rank's own, and the largest tensor on its way, the embedding's gradient.
+    reduced gradients in 32 bits, which are the rank's own, and the largest group on its way, the gradients of the
+    embedding or of a layer.
 
     From stage 2 on the reduced gradients are there all the time, and counted as gradients.
     """
@@ -136,7 +137,7 @@ def _stream_pools(s: TrainingSetup, parameters: int) -> int:
     if not (s.memory_model.stream_pools and streams):
         return 0
     reduced = FP32 * parameters // layout.sharding_degree if layout.sharding_stage < 2 else 0
-    return reduced + FP32 * embedding_part(s)
+    return reduced + FP32 * max(embedding_part(s), largest_layer(s, gathered=True))
 
 
 @dataclass(frozen=True)
@@ -189,11 +190,12 @@ def mixture_parameters(model: Model, tensor: int, expert: int) -> HeldCount:
     return HeldCount(_held(others, tensor), sum(map(math.prod, routed.values())) // (tensor * expert))
 
 
-def largest_layer(s: TrainingSetup) -> int:
-    """Return the parameters of the largest layer on one rank."""
+def largest_layer(s: TrainingSetup, gathered: bool = False) -> int:
+    """Return the parameters of the largest layer on one rank; gathered: without experts that lie whole on it."""
     if s.model.experts is None:
         return _dense_layer(s.model, s.layout.tensor)
-    mixture = mixture_parameters(s.model, s.layout.tensor, s.layout.expert).total
+    held = mixture_parameters(s.model, s.layout.tensor, s.layout.expert)
+    mixture = held.plain if gathered and s.has_whole_experts else held.total
     has_dense = s.model.mixture_layers < s.model.layers
     return max(mixture, _dense_layer(s.model, s.layout.tensor) if has_dense else 0)
 
@@ -212,10 +214,13 @@ def _held(shapes: Shapes, tensor: int) -> int:
 def _copies(s: TrainingSetup, count: HeldCount) -> int:
     """Return the bytes of compute copies beside the masters: always in 16 bits, in fp32 only for sharded masters.
 
-    ZeRO stage 3 gathers layer by layer instead (see `_buffers`), some programs from a sharded copy in 16 bits.
+    ZeRO stage 3 gathers layer by layer instead (see `_buffers`), some programs from a sharded copy in 16 bits. Experts
+    that it does not shard have their copies.
     """
     if s.layout.sharding_stage == 3:
-        return _sharded(s, s.width, count, True) if s.memory_model.sharded_copy else 0
+        if s.memory_model.sharded_copy:
+            return _sharded(s, s.width, count, True)
+        return s.width * count.routed if s.width == FP16 and s.has_whole_experts else 0
     fp8 = 2 * FP8 * s.layers_per_stage * largest_layer(s) if s.input_width == FP8 else 0  # one is transposed
     return fp8 + (s.width * count.total if s.width == FP16 or s.layout.sharding_stage else 0)
 
@@ -230,7 +235,7 @@ def _buffers(s: TrainingSetup, count: int) -> int:
     if s.layout.sharding_stage < 3:
         return buffers
     ends = 1 if s.model.tied_embeddings or s.layout.pipeline > 1 else s.memory_model.gathered_ends
-    return buffers + s.width * (2 * largest_layer(s) + ends * embedding_part(s))
+    return buffers + s.width * (2 * largest_layer(s, gathered=True) + ends * embedding_part(s))
 
 
 def embedding_part(s: TrainingSetup) -> int:
@@ -259,15 +264,22 @@ def context_buffers(s: TrainingSetup) -> int:
     return 2 * parts * s.key_value_bytes
 
 
+def gathered_logit_bytes(s: TrainingSetup) -> float:
+    """Return the bytes of each logit of the whole vocabulary, where every tensor rank gathers them."""
+    gathered = s.memory_model.gathered_logit_bytes
+    return gathered + 2 * s.width if gathered and s.layout.tensor > 1 else gathered
+
+
 def _logits(s: TrainingSetup) -> int:
     """Return the bytes of the head in chunks: fp32 logits and log-softmax of one chunk, and two gradients.
 
     The gradients of the head (fp32) and of its input wait for the backward pass. All logits of a micro-batch are
     4 s b V bytes (Korthikanti et al., 2022, section 4.3). A framework without chunks takes `logit_bytes` for each.
+    Gathered ones exist twice more: the parts that came from the tensor ranks, and what they were joined to.
     """
     vocabulary = s.model.vocab_size // s.layout.tensor
     if s.memory_model.logit_bytes is not None:
-        whole = s.memory_model.gathered_logit_bytes * s.model.vocab_size
+        whole = gathered_logit_bytes(s) * s.model.vocab_size
         return int(s.tokens * (s.memory_model.logit_bytes * vocabulary + whole))
     chunk = min(FP32 * s.tokens * vocabulary, LOGITS_CHUNK_BYTES["host" if s.on_host else "accelerator"])
     return 2 * chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size

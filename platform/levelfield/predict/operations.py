@@ -33,9 +33,10 @@ LAYER_OPERATIONS = 20
 EXPERT_OPERATIONS = 12
 # What a call for each step costs over one fused kernel: traffic, and calls of a forward pass. A norm in 32 bits casts,
 # squares, averages, scales, casts back and weights: 36 bytes of a 16-bit value for 4, and more in the backward pass. A
-# gate's activation writes its result before the product. A rotation multiplies and joins halves.
-UNFUSED_TRAFFIC: dict[Unfused, float] = {"norms": 9, "activation": 5 / 3, "rotation": 5}
-UNFUSED_CALLS: dict[Unfused, int] = {"norms": 14, "activation": 1, "rotation": 8}
+# gate's activation writes its result before the product. A rotation multiplies and joins halves. The experts' outputs
+# are put into slots, multiplied by the gates in 32 bits and summed slot by slot, where one kernel reads them once.
+UNFUSED_TRAFFIC: dict[Unfused, float] = {"norms": 9, "activation": 5 / 3, "rotation": 5, "gates": 10}
+UNFUSED_CALLS: dict[Unfused, int] = {"norms": 14, "activation": 1, "rotation": 8, "gates": 10}
 ROUTER_PASSES = 4  # over the router's logits, in 32 bits: one write, scores (read, write), one read for the choice
 
 
@@ -103,7 +104,7 @@ def layer_forward(model: Model, part: Slice, mixture: bool = False) -> Cost:
         attention_flops=4.0 * part.tokens * keys * core_width(model) / part.tensor,
         product_bytes=_products(model, part, matrices, weights),
         moved_bytes=_elementwise(model, part, mixture) + _scores(model, part) + FP32 * ROUTER_PASSES * router,
-        operations=LAYER_OPERATIONS + sum(UNFUSED_CALLS[kind] for kind in part.unfused),
+        operations=LAYER_OPERATIONS + sum(UNFUSED_CALLS[kind] for kind in part.unfused if kind != "gates"),
     )
 
 
@@ -122,13 +123,14 @@ def experts_forward(model: Model, part: Slice) -> Cost:
     rows = sum(map(sum, matrices.values())) - model.hidden_size * len(matrices)
     sorts = 2 if part.expert > 1 else 1
     permuted = 2 * model.hidden_size * (part.tokens + (2 * sorts - 1) * routed)
+    weighed = (part.traffic("gates") - 1) * routed * model.hidden_size
     activation = (3 if model.is_gated else 2) * experts.ffn_hidden_size / part.tensor
     return Cost(
         matmul_flops=2.0 * routed * weights,
         product_bytes=part.width * (routed * (model.hidden_size * len(matrices) + rows / part.tensor))
         + part.width * weights * experts.count / part.expert,
-        moved_bytes=part.width * (permuted + routed * activation),
-        operations=EXPERT_OPERATIONS,
+        moved_bytes=part.width * (permuted + weighed + routed * activation),
+        operations=EXPERT_OPERATIONS + (UNFUSED_CALLS["gates"] if "gates" in part.unfused else 0),
     )
 
 

@@ -75,6 +75,11 @@ class TrainingSetup:
         return max(1, self.layout.sharding_degree // self.layout.expert)
 
     @property
+    def has_whole_experts(self) -> bool:
+        """Whether no other rank shares the states of this rank's experts, so that ZeRO does not shard them."""
+        return self.layout.expert > 1 and self.expert_shards == 1
+
+    @property
     def key_value_bytes(self) -> int:
         """Bytes of the keys and values of one layer's tokens on one rank, which context ranks exchange."""
         return self.width * self.tokens * (key_value_width(self.model) // self.layout.tensor)

@@ -120,7 +120,18 @@ def _data_seconds(s: RankWork, compute: float) -> float:
     if routed:
         alike, shards = layout.gradient_ranks // layout.expert, s.setup.expert_shards
         seconds += _exchange_seconds(s, routed, alike, shards, layout.tensor * layout.expert)
-    return _exposed(s, seconds, exchanged * compute)
+    return _exposed(s, seconds, exchanged * compute) + _copy_seconds(s, plain, routed)
+
+
+def _copy_seconds(s: RankWork, plain: float, routed: float) -> float:
+    """Return the copies of gathered weights out of the exchange's buffer, and of gradients into it in 32 bits."""
+    stage, batches = s.setup.layout.sharding_stage, s.setup.micro_batches
+    if not (s.pace.exchange_copies and stage):
+        return 0.0
+    count = plain + (0.0 if s.setup.has_whole_experts else routed)
+    gathered = 2 * batches if stage == 3 else 1
+    copied = gathered * 2 * s.part.width + (batches if stage > 1 else 1) * (s.part.width + FP32)
+    return copied * count / (s.machine.memory_bytes_per_second * s.pace.memory_efficiency)
 
 
 def _exchange_seconds(s: RankWork, count: float, alike: int, shards: int, stride: int) -> float:

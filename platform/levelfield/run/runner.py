@@ -27,7 +27,7 @@ from levelfield.run.bmc import nodes_read
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
 from levelfield.run.interruption import interrupted_once
 from levelfield.run.launchers import means, speaking
-from levelfield.run.launchers.node_records import shared_machines
+from levelfield.run.launchers.node_records import node_remarks
 from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
 from levelfield.run.run_devices import devices_locked, devices_sampled
@@ -271,8 +271,8 @@ def _execute(
     # a file server or a connection may deliver an event of the window much later: nothing was seen then
     outcome = replace(outcome, seen={} if plan.launch else follower.seen)
     if plan.launch:
-        shared = shared_machines(paths.root, plan.hardware.nodes)
-        outcome = replace(outcome, warnings=(*outcome.warnings, *shared))
+        remarks = node_remarks(paths.root, plan.hardware.nodes, not plan.hardware.is_host)
+        outcome = replace(outcome, warnings=(*outcome.warnings, *remarks))
     return corpus.judged(code.judged(outcome), listener.say)
 
 

@@ -4,7 +4,7 @@ One driver on three hundred series is three hundred chances of a false step, in 
 So the series of a change are one family, with a bound on the false discovery rate (Benjamini and Hochberg, 1995). Under
 a change without effect each finding is false, so that this rate is the family-wise one: the probability of any finding
 in a night. Under one with an effect, those that moved are not hidden by the number of those that did not. In a family
-of fewer than FEWEST_ALIKE each is judged by its limit, from the second night on: one slow night looks the same.
+of fewer than FEWEST_ALIKE each is judged alone, from the second night on: one slow night looks the same.
 
 The probability of a step is at least the share of as large ones among the same series' nights before, had the
 conditions changed then: outliers, heavy tails and slow nights count as often as they happen here.
@@ -82,7 +82,7 @@ def moved(family: Sequence[Judged]) -> list[MovedSeries]:
     for direction in (1, -1):
         candidates = [m for m in family if m[1].has_stepped and direction * _excess(m[1]) > 0]
         if len(family) < FEWEST_ALIKE:
-            candidates = [m for m in candidates if _step(m[1]).nights > 1]
+            candidates = [m for m in candidates if _step(m[1]).stands_alone]
         elif candidates:
             before = sorted(direction * each for member in family for each in _pretended(_step(member[1])))
             chances = [_chance(_step(m[1]), direction, before) for m in candidates]

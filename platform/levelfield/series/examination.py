@@ -18,6 +18,7 @@ from levelfield.series.trigger import CORRELATION, Suspicion, is_beyond, trigger
 from levelfield.specs.record import Gated, Point, StoreEvent
 
 _Z_OF_STEP = 3.0  # it is looked at in every night until it is accepted
+_Z_OF_LONE_STEP = 3.5  # no other series with the same change supports or excuses it
 RECENT = 7  # nights that show on which nodes a series runs
 LASTING, STEADY = 7, 1 / 2  # nights found better that make a provisional level, and their least share since the first
 
@@ -109,11 +110,19 @@ class EnvironmentStep:
 
     @property
     def limit(self) -> float:
-        return max(FLOOR, t_quantile(normal_tail(_Z_OF_STEP), self.before.freedom) * self.error)
+        return self._limit(_Z_OF_STEP)
 
     @property
     def is_beyond(self) -> bool:
         return abs(self.excess) > self.limit
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it counts where fewer than three series share the change: one slow night looks the same."""
+        return self.nights > 1 and abs(self.excess) > self._limit(_Z_OF_LONE_STEP)
+
+    def _limit(self, z: float) -> float:
+        return max(FLOOR, t_quantile(normal_tail(z), self.before.freedom) * self.error)
 
 
 @dataclass(frozen=True)

@@ -161,8 +161,8 @@ def _by_nights(found: Examination, around: Surroundings, level: Level, missing: 
     if found.has_stepped and around.is_chance:
         assert found.step is not None
         off = percent_change(change_of(found.step.excess, found.figure))
-        by_chance = "as much is expected by chance among the series that share it"
-        why = "one night may be off by chance; the next one decides" if found.step.nights == 1 else by_chance
+        is_first = found.step.nights == 1
+        why = "one night may be off by chance; the next one decides" if is_first else "as much is expected by chance"
         detail = f"{off} since {around.change}: {why}"
         return _finding(found, around, level, "inconclusive", detail)
     if suspicion is None or around.is_chance:

@@ -15,8 +15,8 @@ class MemoryModel(Value):
 
     gradient_bytes: bytes of each gradient in 16-bit training.
     logit_bytes: bytes of each logit of a whole micro-batch at the peak of the loss; None: the head computes in chunks.
-    gathered_logit_bytes: the same of the logits of the whole vocabulary, where every tensor rank gathers them; 0: the
-    loss is computed on each rank's part.
+    gathered_logit_bytes: the same of the logits of the whole vocabulary once every tensor rank gathered and joined
+    them; 0: the loss is computed on each rank's part.
     gated_mlp_tensors: tensors of the MLP's width that a gated MLP keeps.
     selective_keeps: what selective recomputation keeps. selective_recomputes: the share of the products whose outputs
     it does not keep, and computes again.
@@ -26,7 +26,8 @@ class MemoryModel(Value):
     scattered.
     keeps_projections: queries, keys and values are parts of one product, so that what keeps the values keeps all of it
     beside the rotated queries and keys. expert_outputs: a mixture keeps its experts' outputs, which it multiplies by
-    the gates; otherwise the gates multiply inside of the experts.
+    the gates; otherwise the gates multiply inside of the experts. gated_bytes: bytes of each value of these outputs
+    that come and go in the backward pass of that product.
     score_bytes: bytes kept of each attention score; 0: the kernel keeps none.
     norm_bytes: bytes that each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps
     32-bit copies.
@@ -56,6 +57,7 @@ class MemoryModel(Value):
     keeps_gathered_inputs: bool = False
     keeps_projections: bool = False
     expert_outputs: bool = True
+    gated_bytes: float = Field(default=0, ge=0, le=24)
     score_bytes: float = Field(default=0, ge=0)
     norm_bytes: float = Field(default=0, ge=0, le=12)
     selective_recomputes: float = Field(default=0, ge=0, le=1)
@@ -81,7 +83,7 @@ AttentionChoice = Literal["sdpa"] | AttentionKernel  # sdpa: what torch chooses 
 
 
 # What a program computes in several calls where others have one fused kernel.
-Unfused = Literal["norms", "activation", "rotation"]
+Unfused = Literal["norms", "activation", "rotation", "gates"]
 
 
 class Pace(Value):
@@ -94,7 +96,8 @@ class Pace(Value):
     communication_efficiency is stated: NCCL's ring reaches 0.8 of NVLink's rate on A100 and H100.
 
     unfused: what the program computes in several calls. reduces_whole: ZeRO stages 1 and 2 reduce whole gradients on
-    every rank, where others send each rank its part only.
+    every rank, where others send each rank its part only. exchange_copies: the exchange of sharded states copies
+    between the tensors and its buffers, while nothing else computes.
     overlap: share of the gradients' exchange, of gathered weights and of transfers between stages that overlaps with
     computation. tensor_overlap: the same for tensor parallelism. attention: the kernel of attention's core;
     sdpa: torch's choice on the chip.
@@ -106,13 +109,14 @@ class Pace(Value):
     gradients of weights fill the rest (ZB-H1 of Qi et al., 2024, with equally long passes).
     """
 
-    matmul_efficiency: float = Field(default=0.972, gt=0, le=1.2)
-    memory_efficiency: float = Field(default=0.608, gt=0, le=1)
+    matmul_efficiency: float = Field(default=0.967, gt=0, le=1.2)
+    memory_efficiency: float = Field(default=0.62, gt=0, le=1)
     network_efficiency: float = Field(default=0.75, gt=0, le=1.2)
-    launch_seconds: float = Field(default=2.03e-05, ge=0, le=1e-4)
+    launch_seconds: float = Field(default=2.1e-05, ge=0, le=1e-4)
     communication_efficiency: float = Field(default=0.8, gt=0, le=1.2)
     unfused: tuple[Unfused, ...] = ()
     reduces_whole: bool = False
+    exchange_copies: bool = False
     overlap: float = Field(ge=0, le=1)
     tensor_overlap: float = Field(default=0, ge=0, le=1)
     attention: AttentionChoice = "flash2"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gate_points import conditions, day, event, nights, noise, point, series
+from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.series.causes import ENOUGH
@@ -128,6 +129,18 @@ def test_one_bad_night_under_a_new_driver_is_no_step_and_two_are(bad: Sequence[i
     steps = [len(set(bad) & set(range(n))) > n / 2 and n > 1 for n in (1, 2, 3)]
     assert [word == "environment step" for word in words] == steps, words
     assert (words[0] == "inconclusive") is (0 in bad)
+
+
+@pytest.mark.parametrize(("z", "word"), [(3.2, "inconclusive"), (3.8, "environment step")])
+def test_one_series_alone_needs_a_clearer_step(z: float, word: str) -> None:
+    """Three nights, each this many errors of a step (as a normal z) slower than the level before."""
+    points = under_driver(0.0, 3)
+    ((_, found),) = [m for m in examinations(gate_night({"S": points}, NIGHT + 2)) if m[1].figure == TOKENS]
+    assert found.step is not None
+    excess = t_quantile(normal_tail(z), found.step.before.freedom) * found.step.error
+    rate = math.exp(-found.step.before.cost - excess)
+    points[NIGHT:] = [point(NIGHT + i, rate, conditions="c2") for i in range(3)]
+    assert of(compared(gate_night({"S": points}, NIGHT + 2))).word == word
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,14 @@ def test_every_link_and_file_of_every_page_is_there(seeded_pages: Path) -> None:
         assert {link[1:] for link in found if link and link.startswith("#")} <= anchors
 
 
+def test_what_a_page_begins_comes_after_all_that_it_uses(seeded_pages: Path) -> None:
+    """A deferred script begins at once: where it stood before one that it uses, a slow machine lost the race."""
+    for path in seeded_pages.rglob("*.html"):
+        scripts = [Path(str(a["src"])).stem for tag, a in Page(path).tags if tag == "script"]
+        own = [place for place, name in enumerate(scripts) if name in ("case", "run", "compare")]
+        assert own in ([], [len(scripts) - 1]), f"{path.name}: {scripts}"
+
+
 def test_links_to_series_lead_to_their_place(seeded_pages: Path) -> None:
     tags = [*Page(seeded_pages / "index.html").tags, *Page(seeded_pages / "nights.html").tags]
     links = [a["href"] for tag, a in tags if tag == "a" and "#" in str(a.get("href"))]

@@ -114,7 +114,7 @@ def test_what_a_framework_keeps_beyond_the_analyses() -> None:
     assert kept(score_bytes=5).activations - plain.activations == 32 * 5 * 32 * 2048**2 // 2
     assert kept(reserve_bytes=7).reserve == 7 and kept("cpu", host_process_bytes=7).reserve == 7
     assert kept("cpu", host_process_bytes=0, host_sharding_copies=3).buffers == 3 * 2 * n
-    assert kept(logit_bytes=10, gathered_logit_bytes=4).logits == (10 // 2 + 4) * 2048 * 50304
+    assert kept(logit_bytes=10, gathered_logit_bytes=4).logits == (10 // 2 + 4 + 2 * 2) * 2048 * 50304  # parts, joined
     assert kept(norm_bytes=8).activations - plain.activations == 32 * 2 * 8 * unit
     passing = plain.activations + plain.logits + plain.buffers
     assert kept(fragmentation=0.1).reserve - plain.reserve == int(0.1 * passing)

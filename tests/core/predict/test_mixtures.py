@@ -130,6 +130,55 @@ def test_a_mixture_keeps_the_tokens_of_its_experts() -> None:
     assert multiplied and layer.mixture.whole - multiplied.whole == 2 * tokens * 4096 * 2, "the experts' outputs"
 
 
+def test_the_outputs_of_experts_are_weighed_beside_what_is_kept() -> None:
+    """By the rank's tokens, whatever is recomputed, and in mixtures only."""
+    for work, layout, recompute in ((MIXTRAL, "DP8EP8", "none"), (QWEN, "DP8SH3", "full"), (DEEPSEEK, "PP4", "none")):
+        found = [
+            expected_memory(
+                setup_of(work, tuning(layout, micro_batch=2, recompute=recompute), False, MemoryModel(gated_bytes=each))
+            ).activations
+            for each in (0, 12)
+        ]
+        assert work.model.experts is not None
+        assert found[1] - found[0] == 12 * 2 * 4096 * work.model.experts.chosen * work.model.hidden_size
+    dense = Registry().case("llama3_8b").work("full")
+    assert (
+        len({expected_memory(setup_of(dense, tuning("DP1"), False, MemoryModel(gated_bytes=n))) for n in (0, 12)}) == 1
+    )
+
+
+def test_gates_in_calls_of_their_own_move_more() -> None:
+    fused, apart = (experts_forward(QWEN.model, slice_of(setup("DP1", QWEN), unfused)) for unfused in ((), ("gates",)))
+    assert apart.moved_bytes - fused.moved_bytes == 18 * 4096 * 8 * 2048
+    assert apart.operations - fused.operations == 10
+    part = slice_of(setup("DP1", QWEN))
+    gated = slice_of(setup("DP1", QWEN), ("gates",))
+    assert layer_forward(QWEN.model, part, mixture=True) == layer_forward(QWEN.model, gated, mixture=True)
+
+
+def test_zero_3_does_not_gather_experts_that_no_other_rank_has() -> None:
+    """They lie there as masters and as a copy for the products; with replicas they are sharded and gathered."""
+    alone, shared = (stage_footprints(setup(layout))[0] for layout in ("DP8EP8SH3", "DP16EP8SH3"))
+    experts = 32 * EXPERT
+    rest = parameters(MIXTRAL.model, 4096).total - 8 * experts
+    assert alone.weights == pytest.approx((4 + 2) * experts + 4 * rest / 8, rel=1e-6)
+    assert shared.weights == pytest.approx(4 * experts / 2 + 4 * rest / 16, rel=1e-6)
+    assert shared.buffers - alone.buffers == 2 * 2 * EXPERT
+    assert stage_footprints(setup("DP8EP8SH1"))[0].weights == pytest.approx((4 + 2) * experts + (4 / 8 + 2) * rest)
+
+
+def test_the_streams_hold_the_gradients_of_a_layer_larger_than_the_embedding() -> None:
+    for layout, largest in (
+        ("DP8SH3", mixture_parameters(QWEN.model, 1, 1).total),
+        ("DP8EP8SH3", QWEN.model.vocab_size * QWEN.model.hidden_size),  # the experts lie whole on their ranks
+    ):
+        plain, pools = (
+            expected_memory(setup_of(QWEN, tuning(layout), False, MemoryModel(stream_pools=each))).reserve
+            for each in (False, True)
+        )
+        assert pools - plain == 4 * largest
+
+
 def test_shared_experts_and_more_chosen_ones_keep_more() -> None:
     experts = MIXTRAL.model.model_dump()["experts"]
     plain, shared, three = (

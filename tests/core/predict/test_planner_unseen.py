@@ -102,7 +102,7 @@ def test_an_interval_holds_90_of_100_rows_and_sees_wider_errors(rows: list[Any])
     assert program_fit.interval([(row, 2 * off) for row, off in alone])[0] < low
     assert program_fit.covered([0.0, 0.1, 2.0, -2.0]) == 0.5 and program_fit.covered([math.nan]) == 0
     held = [row.off({}) for row in rows if not row.fitted]
-    assert 0.8 <= program_fit.covered(held) <= 0.96
+    assert 0.8 <= program_fit.covered(held) <= 0.97
 
 
 def test_what_is_set_aside_is_in_no_fit(rows: list[Any]) -> None:

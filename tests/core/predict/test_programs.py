@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
+from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.footprint import expected_memory
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
 from levelfield.predict.machines import (
@@ -210,6 +211,24 @@ def test_zero_2_and_3_reduce_every_micro_batch() -> None:
     assert data("DP8SH3", 1) == pytest.approx(8 * data("DP8SH3", 8))
 
 
+@pytest.mark.parametrize(
+    ("layout", "passes"),
+    [
+        ("DP8SH1", 4 + 6),  # weights out of the buffer: read, written; gradients into it: 16 bits read, 32 written
+        ("DP8SH2", 4 + 6 * 2),  # two micro-batches
+        ("DP8SH3", 4 * 2 * 2 + 6 * 2),  # gathered forward and backward
+        ("DP8", 0),
+    ],
+)
+def test_the_exchange_of_sharded_states_copies_where_the_program_does(layout: str, passes: int) -> None:
+    work = Registry().case("llama3_8b").work("full")
+    micro_batch = work.training.global_batch // 16
+    plain, copies = (
+        estimate(layout, micro_batch=micro_batch, exchange_copies=each, overlap=1).time.data for each in (False, True)
+    )
+    assert copies - plain == pytest.approx(passes * parameters(work.model, 8192).total / 1e12, rel=1e-6)
+
+
 def test_whole_gradients_on_every_rank_cost_another_pass_of_the_ring_up_to_stage_2() -> None:
     def data(layout: str, whole: bool) -> float:
         return estimate(layout, reduces_whole=whole).time.data
@@ -249,7 +268,10 @@ def test_shards_in_a_node_are_reduced_over_its_replicas() -> None:
 
 def test_gathered_logits_take_memory_and_traffic_on_every_rank() -> None:
     apart, gathered = (estimate("TP8", {"logit_bytes": 4, "gathered_logit_bytes": n}, micro_batch=2) for n in (0, 12))
-    assert gathered.memory.logits - apart.memory.logits == 12 * 2 * 8192 * 128256
+    joined = 2 + 2  # the ranks' parts, and the tensor that they are joined to
+    assert gathered.memory.logits - apart.memory.logits == (12 + joined) * 2 * 8192 * 128256
+    alone = [estimate("DP1", {"logit_bytes": 2, "gathered_logit_bytes": n}).memory.logits for n in (0, 12)]
+    assert alone[1] - alone[0] == 12 * 8192 * 128256, "one rank gathers nothing"
     assert gathered.time.compute > apart.time.compute
 
 
