@@ -10,21 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, events, job_of, launch, script_of, shallow
+from layouts import MODELS, SINGLE, Variant, events, job_of, launch, launch_explained, shallow
 from levelfield.testing.framework_kit.small_runs import imported_by
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
 STEPS = 3
-
-
-def launch_explained(job: dict[str, Any], folder: Path, steps: int, most_bytes: int = 2**26) -> list[Any]:
-    """Train with this many recorded steps, in `folder`; every rank's end."""
-    script = folder / "explained.py"
-    script.write_text(
-        f"from levelfield.worker.step_profile import run_script\nrun_script({str(script_of('torch'))!r})\n"
-    )
-    told = {"steps": steps, "folder": str(folder / "profile"), "most_bytes": most_bytes}
-    return launch({**job, "explain_step": told}, folder, script)
 
 
 def run(folder: Path, model: dict[str, Any], variant: Variant, explained: int, **more: Any) -> list[dict[str, Any]]:

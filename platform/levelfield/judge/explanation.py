@@ -104,7 +104,7 @@ def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
         ranks=ranks,
         late=late_ranks(ranks),
         kernels=ran,
-        warnings=tuple(warnings(step.mean, parts, ran, cost)),
+        warnings=tuple(warnings(step.mean, parts, ran)),
         missing=tuple(found.missing),
     )
 

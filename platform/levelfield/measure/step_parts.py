@@ -386,7 +386,7 @@ def kernel_kind(name: str) -> KernelKind:
     return next((kind for pattern, kind in _KERNEL_KINDS if pattern.search(name)), "other")
 
 
-def warnings(step_ms: float, parts: Sequence[PartTime], found: Sequence[Kernel], cost: Overhead) -> Iterator[str]:
+def warnings(step_ms: float, parts: Sequence[PartTime], found: Sequence[Kernel]) -> Iterator[str]:
     """Give sentences about what a reader should see first."""
     share: dict[str, float] = {each.part: each.time.mean / step_ms for each in parts}
     if share.get(UNEXPLAINED, 0.0) >= _LARGE_SHARE:
@@ -399,5 +399,3 @@ def warnings(step_ms: float, parts: Sequence[PartTime], found: Sequence[Kernel],
     reduced = sum(each.ms for each in found if each.dtype == "fp32" and "tf32" in each.name.lower())
     if reduced >= _SLOW_SHARE * step_ms:
         yield f"products in TF32 of float32 values: {reduced / step_ms:.0%} of the step"
-    if cost.ratio > _SLOW_SHARE:
-        yield f"recording made these steps {cost.ratio:.0%} longer; parts with many short operations grew most"

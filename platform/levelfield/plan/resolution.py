@@ -44,6 +44,7 @@ from levelfield.worker.synthetic import synthetic_entropy
 NO_ACCESS = FrameworkAccess(device="none", backend="none")  # in a refused plan, whose vendor lacks the framework
 
 STEP_PROFILE = "step_profile.py"  # of a framework: how its steps are recorded
+STEP_MODULE = "levelfield.worker.step_profile"  # the program of a rank whose steps are recorded
 
 __all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders"]
 
@@ -71,7 +72,10 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         parameters=parameters(work.model, work.training.sequence_length).total,
         work=work,
         work_digest=work.fingerprint(),
-        implementation=implementation_used(found.implementation, found.folder, found.vendor.device_kind),
+        implementation=_recording(
+            decision.request.explain_steps,
+            implementation_used(found.implementation, found.folder, found.vendor.device_kind),
+        ),
         hardware=hardware,
         access=access_of(found.implementation, found.vendor) or NO_ACCESS,
         tuning=tuning,
@@ -292,6 +296,12 @@ def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> Im
         rests_on=code_digest(folder),
         is_further=file.is_further,
     )
+
+
+def _recording(steps: int | None, used: ImplementationUsed) -> ImplementationUsed:
+    """Return the implementation with the module that records steps as the program, which runs the training's own."""
+    python, *program = used.argv
+    return used if steps is None else used.model_copy(update={"argv": (python, "-m", STEP_MODULE, *program)})
 
 
 def code_digest(folder: Path) -> str:

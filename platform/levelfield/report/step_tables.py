@@ -48,7 +48,8 @@ def _heading(parts: StepParts) -> str:
 def _notes(parts: StepParts) -> Iterator[str]:
     cost = parts.overhead
     between = "" if cost.low is None or cost.high is None else f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
-    yield f"recording made these steps {cost.ratio:+.1%} longer{between}; the window was not recorded"
+    grew = "; parts with many short operations grew most" if cost.ratio > _LARGE else ""
+    yield f"recording changed these steps by {cost.ratio:+.1%}{between}{grew}; the window was not recorded"
     yield from (f"warning: {each}" for each in parts.warnings)
     for late in parts.late:
         longer = "" if late.longer_ms is None else f": {late.part} in {late.where} takes {late.longer_ms:.1f} ms more"
