@@ -29,7 +29,7 @@ from gate_rules.young_levels import NOMINAL, fires
 from levelfield.errors import GateFailed
 from levelfield.series.findings import exit_code
 
-SEED = 20261126
+SEED = 20261127
 DEVIATIONS = (0.005, 0.01, 0.02, 0.03)
 SHIFTS = (0.02, 0.05, 0.10)
 TAILS: dict[str, int | None] = {"normal": None, "t, 4 degrees": 4, "t, 3 degrees": 3}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ("sbatch", "squeue", "sacct", "scontrol", "sinfo", "scancel")
+COMMANDS = ("sbatch", "srun", "squeue", "sacct", "scontrol", "sinfo", "scancel")
 # The answers of a command are used up one after another; the last one stays.
 _PROGRAM = """#!/bin/sh
 folder={folder}

@@ -3,11 +3,14 @@ not rest on their code."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, events, job_of, launch, shallow
+from layouts import MODELS, SINGLE, Variant, events, job_of, launch, launch_explained, shallow
 from levelfield.testing.framework_kit.small_runs import imported_by
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
@@ -18,9 +21,7 @@ def run(folder: Path, model: dict[str, Any], variant: Variant, explained: int, *
     """Train in a folder of its own; rank 0's events. explained: the recorded steps; 0: an ordinary training."""
     folder.mkdir()
     job = {**job_of(model, variant, STEPS), **more}
-    if explained:
-        job["explain_step"] = {"steps": explained, "folder": str(folder / "profile"), "most_bytes": 2**26}
-    ends = launch(job, folder)
+    ends = launch_explained(job, folder, explained) if explained else launch(job, folder)
     assert [end.returncode for end in ends] == [0] * variant.ranks, ends[0].output[-2000:]
     return events(folder, 0)
 
@@ -49,9 +50,12 @@ def test_the_further_steps_change_nothing_that_was_recorded(model, variant, tmp_
     assert names == ["profiled_step"] * 4 + ["step_profile"] and explained[-1]["event"] == "end"
     kinds = [event["event"] for event in explained]
     assert kinds.index("measured") > kinds.index("final_weights"), "a figure of the run could change"
-    assert explained[-2]["values"]["files"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
-    for name in explained[-2]["values"]["files"]:
-        assert (tmp_path / "explained" / "profile" / name).stat().st_size > 10_000
+    assert list(explained[-2]["values"]["files"]) == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
+    for name, digest in explained[-2]["values"]["files"].items():
+        content = (tmp_path / "explained" / "profile" / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest
+        trace = json.loads(gzip.decompress(content))
+        assert trace["host_name"] == "0" and str(tmp_path) not in str(trace), "it names the place where it was made"
     of_profiles = {path for path in imported_by(tmp_path / "explained", 0) if "step_profile" in path}
     assert len(of_profiles) == 2
     assert not [path for path in imported_by(tmp_path / "ordinary", 0) if "step_profile" in path]
@@ -69,9 +73,7 @@ def test_an_error_of_the_further_steps_is_said_and_the_training_counts(tmp_path:
     blocked = tmp_path / "explained"
     blocked.mkdir()
     (blocked / "profile").write_text("a file where the folder should be")
-    job = {**job_of(shallow(MODELS["gpt"]), SINGLE, STEPS)}
-    job["explain_step"] = {"steps": 1, "folder": str(blocked / "profile"), "most_bytes": 2**26}
-    ends = launch(job, blocked)
+    ends = launch_explained(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS), blocked, 1)
     found = events(blocked, 0)
     assert ends[0].returncode == 0 and found[-1]["event"] == "end"
     assert found[-2]["values"]["failed"].startswith("FileExistsError")
@@ -80,9 +82,7 @@ def test_an_error_of_the_further_steps_is_said_and_the_training_counts(tmp_path:
 def test_a_record_that_is_too_large_is_left_out_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    job = {**job_of(shallow(MODELS["gpt"]), SINGLE, STEPS)}
-    job["explain_step"] = {"steps": 1, "folder": str(folder / "profile"), "most_bytes": 1000}
-    launch(job, folder)
+    launch_explained(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS), folder, 1, most_bytes=1000)
     values = events(folder, 0)[-2]["values"]
-    assert values["files"] == [] and values["left_out"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
+    assert values["files"] == {} and values["left_out"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
     assert not list((folder / "profile").iterdir())

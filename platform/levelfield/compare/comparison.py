@@ -74,7 +74,7 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     values = tuple(value for _, value in known if value is not None)
     lacking = [record for record, value in known if value is None]
     reason = quantity.missing(lacking[0]) if lacking else None
-    return SideFigure(values, over_repeats(values) if values else None, reason)
+    return SideFigure(values, over_repeats(values, quantity.column.most) if values else None, reason)
 
 
 def side_values(quantity: Quantity, side: ComparedSide, histories: Histories) -> SideValues:

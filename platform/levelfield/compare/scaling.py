@@ -37,7 +37,7 @@ _KINDS = {
     "strong": "strong scaling: the same work on every number of devices",
     "weak": "weak scaling: the global batch grows with the devices",
 }
-_HEADER = ("devices", "runs", "tokens/s", "tokens/s/device", "speed-up", "efficiency")
+_HEADER = ("devices", "runs", "tokens/s", "tokens/s/device", "speed-up", "efficiency", "predicted")
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,13 @@ def sheets(found: Scaling) -> Iterator[Sheet]:
         return
     reasons = [row.efficiency.reason for row in found.rows if row.efficiency]
     missing = [f"{row.devices} devices: not compared: {row.reason}" for row in found.rows if row.reason]
-    notes = ("efficiency: tokens/s per device over that of the smallest runs", *dict.fromkeys((*reasons, *missing)))
-    if not any(row.predicted for row in found.rows):
-        yield Sheet(_KINDS[found.kind], _HEADER, tuple(map(_cells, found.rows)), notes)
-        return
-    rows = tuple((*_cells(row), _predicted_cell(row)) for row in found.rows)
-    notes = (*notes, "predicted: by the planner before the runs, tokens/s per device and efficiency")
-    yield Sheet(_KINDS[found.kind], (*_HEADER, "predicted"), rows, notes)
+    dash = "" if all(row.predicted for row in found.rows) else f"; {NOTHING} where it did not choose the layout"
+    notes = (
+        "efficiency: tokens/s per device over that of the smallest runs",
+        *dict.fromkeys((*reasons, *missing)),
+        f"predicted: by the planner before the runs, tokens/s/device and efficiency{dash}",
+    )
+    yield Sheet(_KINDS[found.kind], _HEADER, tuple(map(_cells, found.rows)), notes)
 
 
 def as_values(found: Scaling) -> dict[str, Any]:
@@ -170,6 +170,7 @@ def _cells(row: ScaledRuns) -> tuple[str, ...]:
         RATE.column.shown(median),
         number(row.speed_up, 2),
         _efficiency(row.efficiency),
+        _predicted_cell(row),
     )
 
 

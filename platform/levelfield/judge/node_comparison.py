@@ -46,9 +46,16 @@ class DeviceState(NamedTuple):
 
 
 def findings(
-    facts: PreflightFacts, earlier: Earlier, launched_ns: tuple[int, int], devices: Sequence[DeviceState] = ()
+    facts: PreflightFacts,
+    earlier: Earlier,
+    launched_ns: tuple[int, int],
+    devices: Sequence[DeviceState] = (),
+    locks_memory: bool = False,
 ) -> list[PreflightFinding]:
-    """Return everything that is out of line, and remarks. launched_ns: this machine's time of day around the launch."""
+    """Return everything that is out of line, and remarks. launched_ns: this machine's time of day around the launch.
+
+    locks_memory: whether ranks lock much memory, as RDMA between accelerators does.
+    """
     found = [*_missing(facts.nodes), *_wrong(facts)]
     for node in facts.nodes:
         values = rates_kept(node)
@@ -61,7 +68,8 @@ def findings(
         if in_use(used, memory, load):
             said = device_sentence(device, used, memory, load, "before the preflight")
             found.append(_of_node("others", name, "device", said))
-    return [*found, *_others(facts.nodes), *_clocks(facts.nodes, launched_ns), *_settings(facts.nodes)]
+    locked = _locked_memory(facts.nodes) if locks_memory else ()
+    return [*found, *_others(facts.nodes), *_clocks(facts.nodes, launched_ns), *_settings(facts.nodes), *locked]
 
 
 def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport], earlier: Earlier) -> PreflightWord:
@@ -210,6 +218,15 @@ def _apart_seconds(node: NodeReport, launched_ns: tuple[int, int]) -> float:
         return 0.0
     early, late = node.wall_ns[0] - launched_ns[0], node.wall_ns[1] - launched_ns[1]
     return (min(early, 0) + max(late, 0)) / NANOSECONDS
+
+
+def _locked_memory(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
+    """Return the nodes that limit locked memory. One limit on all nodes is no difference, but it is too little."""
+    for node in nodes:
+        limit = node.facts.get("limits", {}).get("locked_memory")
+        if isinstance(limit, int):
+            said = f"locked memory is limited to {limit >> 10} KiB; RDMA needs it without a limit (memlock)"
+            yield _of_node("setting", node.name, "locked_memory", said)
 
 
 def _settings(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:

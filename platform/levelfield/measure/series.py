@@ -18,6 +18,7 @@ Series = NDArray[np.float64]
 # Two-sided 97.5 % quantiles of Student's t for 1 to 4 degrees of freedom.
 _STUDENT = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764}
 _FEWEST_FOR_ORDER_STATISTICS = 6
+_LARGEST_LOG = 700.0  # of which the exponential is still a number
 
 
 @dataclass(frozen=True)
@@ -86,21 +87,29 @@ def change_point(series: Sequence[float]) -> ChangePoint:
     return ChangePoint(index, _over(shift, values), p)
 
 
-def over_repeats(values: Sequence[float]) -> Interval:
+def over_repeats(values: Sequence[float], most: float | None = None) -> Interval:
     """Return the median over repeats with its interval.
 
     From six values on, the interval lies between two order statistics and assumes nothing (binomial; David and
     Nagaraja, 2003, section 7.1). With two to five values such an interval cannot reach 95 %. Then it is Student's t
-    about the mean, which assumes normal repeats and is wide. Raises ValueError when empty or not finite.
+    about the mean of the logarithms, which assumes log-normal repeats and is wide: a time or a rate is positive, and so
+    is every end. Where a value is not, it is about the mean itself. No end is above `most`, the largest possible value.
+    Raises ValueError when empty or not finite.
     """
     data = np.sort(_checked(values, fewest=1))
     n, median = len(data), float(np.median(data))
     if n == 1:
         return Interval(1, median, None, None, None, "one value has no interval")
     if n < _FEWEST_FOR_ORDER_STATISTICS:
-        half = _STUDENT[n - 1] * float(np.std(data, ddof=1)) / math.sqrt(n)
-        mean = float(np.mean(data))
-        return Interval(n, median, mean - half, mean + half, 0.95, "student-t about the mean")
+        is_positive = bool(data[0] > 0)
+        used = np.log(data) if is_positive else data
+        half = _STUDENT[n - 1] * float(np.std(used, ddof=1)) / math.sqrt(n)
+        ends = np.mean(used) + np.array([-half, half])
+        low, high = map(float, np.exp(np.clip(ends, -_LARGEST_LOG, _LARGEST_LOG)) if is_positive else ends)
+        of = " of the logarithms" if is_positive else ""
+        return Interval(
+            n, median, low, high if most is None else min(high, most), 0.95, f"student-t about the mean{of}"
+        )
     rank, coverage = _order_statistic(n)
     return Interval(n, median, float(data[rank - 1]), float(data[n - rank]), coverage, "order statistics")
 

@@ -18,13 +18,15 @@ from levelfield.node.code_digest import code_digest
 from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
-from levelfield.node.node_facts import host_counters, node_facts, tool_output
+from levelfield.node.node_facts import host_counters, network_counters, node_facts, tool_output
+from levelfield.node.numa_domains import raise_locked_memory, rank_cores
 from levelfield.node.process_identity import end_left_ranks, new_mark
 from levelfield.node.rank_processes import Ranks, Stop
 from levelfield.node.regular_files import read_regular_text
 from levelfield.node.sampling import Sampler
 
 RESOLVE_SECONDS = 20.0
+THREADS = "OMP_NUM_THREADS"  # without it each of eight ranks starts a thread for every core
 RESERVED_BYTES = 64 * 1024  # for the last word: ends of 1,024 ranks, with what they are told beside
 Fields = Dict[str, Any]
 
@@ -71,6 +73,8 @@ class NodeDuty:
         self._device_locks = DeviceLocks(())
         self._noted: set[int] = set()
         self._kills = MemoryKillWatch()
+        self._network = network_counters()
+        self._cores = rank_cores(assignment.ranks(), assignment.part("binding"))
         self._record = NodeRecord(assignment.root / f"nodes/node{assignment.node_rank}.record.jsonl")
 
     def run(self) -> int:
@@ -95,11 +99,18 @@ class NodeDuty:
                 self._device_locks.keep([end["process"] for end in ends if "process" in end])
                 kills = self._kills.found(self._ranks.processes())
                 more: Fields = {"oom_kills": kills.number, "oom_evidence": kills.evidence} if kills.number else {}
+                more["network"] = self._network_meanwhile()
                 expected = self._work.part("expected")
                 if ending.cause == "exited" and expected.get("code"):
                     more["code"] = _digest_here(expected)
                 self._record.write_last("ended", cause=ending.cause, evidence=ending.evidence, ends=ends, **more)
         return ending.code
+
+    def _network_meanwhile(self) -> dict[str, int]:
+        """Return by how much each counter of the network has grown."""
+        return {
+            name: count - self._network[name] for name, count in network_counters().items() if name in self._network
+        }
 
     def _refusal(self) -> Ending | None:
         """Return why this node must not train, or None. Nothing was started yet."""
@@ -132,8 +143,13 @@ class NodeDuty:
         write_files(self._work.root, self._work.part("files"))
         facts = node_facts(node, self._work.part("facts"))
         expected = self._work.part("expected")
-        identity = {"code": expected.get("code"), "environment": {"digest": expected.get("environment")}}
-        text = json.dumps({**facts, **identity}, indent=2) + "\n"
+        own = {
+            "code": expected.get("code"),
+            "environment": {"digest": expected.get("environment")},
+            "binding": self._cores.recorded(),
+            "locked_memory_bytes": raise_locked_memory(),
+        }
+        text = json.dumps({**facts, **own}, indent=2) + "\n"
         write_files(self._work.root, {f"nodes/node{node}.facts.json": text})
         with _sampler(self._work):
             try:
@@ -145,8 +161,11 @@ class NodeDuty:
         if self._stop.wait(0):
             return Ending("stopped", 3, self._stop.reason)
         for process in self._work.processes:
+            rank = process["rank"]
             environment = self._work.environment(process, os.environ)
-            self._ranks.start(process["rank"], list(process["argv"]), environment, process["log"])
+            environment.setdefault(THREADS, str(self._cores.threads(rank)))
+            with self._cores.of(rank):
+                self._ranks.start(rank, list(process["argv"]), environment, process["log"])
         self._record.write("ranks-started", processes=self._ranks.processes())
         self._device_locks.keep(self._ranks.processes())
         clock = WatchedTime(lambda: time.monotonic())

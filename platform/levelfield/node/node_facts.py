@@ -29,6 +29,7 @@ _USED = (0, 1, 2, 7)  # places among a core's times: user, nice, system, steal
 _WORKED = (*_USED, 5, 6)  # with irq and softirq
 _PARENT, _TIMES = 1, slice(11, 15)  # places among the fields of stat_of: the last are utime, stime, cutime, cstime
 _INTERFACES, _MEMINFO = Path("/sys/class/net"), Path("/proc/meminfo")
+_PORTS, _SEGMENTS = Path("/sys/class/infiniband"), Path("/proc/net/snmp")
 Fields = Dict[str, Any]
 
 
@@ -86,6 +87,21 @@ def _interfaces() -> Fields:
         for folder in folders
         if folder.name != "lo"
     }
+
+
+def network_counters() -> dict[str, int]:
+    """Return counts of this node's network that only grow: links lost by interface or port, and TCP's segments.
+
+    Source: Linux, Documentation/ABI/testing/sysfs-class-net and stable/sysfs-class-infiniband; RFC 4022 for the others.
+    """
+    folders = {f"link {each.name}": each / "carrier_down_count" for each in _INTERFACES.glob("*") if each.name != "lo"}
+    for port in _PORTS.glob("*/ports/*"):
+        folders[f"link {port.parents[1].name}/{port.name}"] = port / "counters/link_downed"
+    links = {name: count for name, file in folders.items() if (count := _number(file)) is not None}
+    rows = [line.split() for line in file_text(_SEGMENTS).splitlines() if line.startswith("Tcp:")]
+    segments = dict(zip(*rows[:2])) if len(rows) > 1 else {}
+    named = (("sent", "OutSegs"), ("resent", "RetransSegs"))
+    return {**links, **{name: int(segments[key]) for name, key in named if segments.get(key, "").isdecimal()}}
 
 
 def _addresses(name: str) -> list[str]:

@@ -23,7 +23,7 @@ _OF_ONE_RUN = {
 class FigureColumn:
     """One figure of a result: its name and unit in JSON; its heading, divisor and decimals in a table.
 
-    digits: None for a figure of any size, which is shown with four significant digits.
+    digits: None for a figure of any size, shown with four significant digits. most: the largest possible value.
     """
 
     name: str
@@ -32,6 +32,7 @@ class FigureColumn:
     heading: str
     divisor: float = 1
     digits: int | None = 1
+    most: float | None = None
 
     def shown(self, value: float | None) -> str:
         """Return the value as a table shows it."""
@@ -96,7 +97,7 @@ def node_joules_per_token(result: Result) -> float | None:
 ALL = (
     FigureColumn("tokens_per_second_per_device", "1/s", _rate, "tokens/s/device"),
     FigureColumn("step_seconds_median", "s", _step, "step, ms", 1e-3),
-    FigureColumn("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2),
+    FigureColumn("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2, most=1.0),
     FigureColumn("memory_bytes", "B", lambda r: headline_memory(r).value, "memory, GiB", GIB, 3),
     FigureColumn("joules_per_token", "J/token", lambda r: r.energy.joules_per_token.value, "J/token", 1, 4),
     FigureColumn("node_joules_per_token", "J/token", node_joules_per_token, "J/token, nodes", 1, 4),
@@ -158,7 +159,7 @@ def _figures(results: Sequence[Result], columns: Columns) -> Iterator[RepeatedFi
     for column in columns:
         values = [value for value in map(column.read, valid) if value is not None]
         if len(values) > 1:
-            yield RepeatedFigure(column, over_repeats(values))
+            yield RepeatedFigure(column, over_repeats(values, column.most))
 
 
 def _cells(figure: RepeatedFigure) -> tuple[str, str, str]:

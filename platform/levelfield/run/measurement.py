@@ -106,7 +106,7 @@ def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
 def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> MeasuredPeaks:
     """Return stored peaks. Measure first where the chip has no published peak and the stored one is missing, old or
     doubtful, or with --probe. Nothing is measured for a run whose tensors are read, and not its speed."""
-    if plan.launch and not plan.launch.hosts:
+    if plan.launch and _node_of(plan, machine) is None:
         return MeasuredPeaks(how=f"launcher {plan.launch.launcher} measures no peak on its nodes")
     known, precision = known_peaks(plan, machine), plan.work.training.precision
     is_needed = precision not in plan.hardware.chip.peaks and plan.capture_step is None
@@ -130,15 +130,16 @@ def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why
     if not plan.implementation.peak_probe:
         return MeasuredPeaks(how=f"{framework} has no probe")
     again = f"again ({PEAK_SECONDS:g} s): {why}" if why else f"({PEAK_SECONDS:g} s; kept for later runs)"
-    where = plan.launch.hosts[0].name if plan.launch else "this machine"
+    where = str(_node_of(plan, machine)).partition(",")[0] if plan.launch else "this machine"
     say(f"measuring {where}'s {precision} matmul peak {again}")
     values = {"python": plan.environment.python, "folder": plan.implementation.folder}
     argv = [text.format_map(values) for text in plan.implementation.peak_probe]
-    argv += ["--device", plan.access.device, "--threads", str(usable_cores())]
-    argv += ["--dtype", precision, "--seconds", str(PEAK_SECONDS)]
+    argv += ["--device", plan.access.device, "--dtype", precision, "--seconds", str(PEAK_SECONDS)]
     before = _counters(plan)
     try:
-        printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": str(usable_cores())}, PEAK_LIMIT_SECONDS)
+        cores = str(_cores_there(plan, runtime))
+        argv += ["--threads", cores]
+        printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": cores}, PEAK_LIMIT_SECONDS)
         peaks = _peaks(_answer(printed), before, _counters(plan))
     except (OSError, subprocess.SubprocessError, *_NO_ANSWER) as error:
         return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}")
@@ -155,6 +156,29 @@ def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why
     if precision not in peaks:
         return MeasuredPeaks(how=f"the probe gave no {precision} rate")
     return replace(_measured(plan, kept), refused=(refusal,) if refusal else ())
+
+
+def _cores_there(plan: Plan, runtime: ReadyRuntime) -> int:
+    """Return the cores that the probe may use where it runs. Raises as the runtime's `output`, and ValueError."""
+    if plan.launch is None:
+        return usable_cores()
+    counted = (plan.environment.python, "-c", "import os; print(len(os.sched_getaffinity(0)))")
+    return int(runtime.output(plan, counted, {}, PEAK_LIMIT_SECONDS))
+
+
+def _node_of(plan: Plan, machine: str) -> str | None:
+    """Return whose peak a stored one is: this machine's, the first host's, or that of a kind of Slurm's nodes.
+
+    None: no command can be run on a node before the run.
+    """
+    if plan.launch is None:
+        return machine
+    if plan.launch.launcher == "slurm":
+        slurm, hardware = plan.launch.site.slurm, plan.hardware
+        named = filter(None, (slurm.partition, slurm.constraint, slurm.gres, *slurm.options))
+        cores = "whole" if slurm.exclusive else f"{hardware.devices_per_node} x {plan.tuning.threads}"
+        return " ".join(("a Slurm node,", *named, cores))
+    return plan.launch.hosts[0].name if plan.launch.hosts else None
 
 
 def _counters(plan: Plan) -> dict[str, Any] | None:
@@ -226,9 +250,10 @@ def _measured(plan: Plan, peaks: dict[str, StoredPeak]) -> MeasuredPeaks:
     on_the_host = plan.hardware.devices_per_node if plan.launch else plan.world_size  # containers share one host
     shares = on_the_host if plan.hardware.is_host or not plan.hardware.device_indices else 1
     name = f"{plan.implementation.framework} {plan.implementation.version}"
+    threads = "a node's" if plan.launch else usable_cores()
     return MeasuredPeaks(
         tflops={dtype: peak.tflops / shares for dtype, peak in peaks.items()},
-        how=f"best matmul rate of {name} with {usable_cores()} threads, divided by {shares} device(s)",
+        how=f"best matmul rate of {name} with {threads} threads, divided by {shares} device(s)",
         measurements={dtype: peak.measurement for dtype, peak in peaks.items() if peak.measurement},
     )
 
@@ -256,10 +281,10 @@ def _stored_peak(content: dict[str, Any]) -> StoredPeak:
 
 
 def _peak_file(plan: Plan, machine: str) -> Path:
-    hosts = plan.launch.hosts if plan.launch else ()
     software = (plan.implementation.framework, plan.implementation.version, plan.access.device, plan.runtime)
-    where = hosts[0].name if hosts else machine
-    return _file(peaks_folder(), where, plan.hardware.description, *software, str(usable_cores()))
+    return _file(
+        peaks_folder(), _node_of(plan, machine) or machine, plan.hardware.description, *software, str(usable_cores())
+    )
 
 
 def known_host_rates(registry: Registry) -> HostRates | None:

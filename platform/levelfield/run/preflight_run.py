@@ -137,7 +137,8 @@ def _report(
     names = [node.name if plan.launch else f"{platform.node()} {node.name} {of_machine}" for node in facts.nodes]
     group, rates = " ".join(sorted(names)), group_rates(facts)
     earlier: Earlier = {node.name: earlier_rates(name, kind) for node, name in zip(facts.nodes, names, strict=True)}
-    found = findings(facts, earlier, wall_ns, devices)
+    locks_memory = plan.hardware.nodes > 1 and not plan.hardware.is_host
+    found = findings(facts, earlier, wall_ns, devices, locks_memory)
     found += slower_than_earlier(GROUP, rates, earlier_rates(group, f"{kind}\0group"))
     evidence = _evidence(outcome, paths)
     word: PreflightWord = "failed" if evidence else word_of(found, facts.nodes, earlier)

@@ -63,6 +63,7 @@ Option = Annotated[str, AfterValidator(_option)]
 AbsoluteFolder = Annotated[str, AfterValidator(_absolute)]
 Quantity = Annotated[int | str, AfterValidator(_quantity)]
 PublicVariables = Annotated[TuningVariables, AfterValidator(_public)]
+OwnValue = str | int | float | bool | tuple[str, ...]
 Port = Annotated[int, Field(ge=FIRST_PORT, le=LAST_PORT)]
 
 
@@ -287,6 +288,8 @@ class Site(Document):
     shared: a folder that every node sees at the same path. interface: of the network between nodes. ports: the first
     and the last port for the rendezvous; below the kernel's own range. python: the interpreter on the nodes. modules:
     environment modules to load. environment: variables of every rank. bmc: how the power of whole nodes is read.
+    own: what a launcher of the site's own reads, by the keys that it names. bind: whether a rank has only the cores of
+    its device's NUMA domain.
     """
 
     KIND: ClassVar[str] = "site"
@@ -303,6 +306,13 @@ class Site(Document):
     slurm: SlurmSite = Field(default_factory=SlurmSite)
     kubernetes: KubernetesSite = Field(default_factory=KubernetesSite)
     bmc: BmcSite | None = Field(default=None, json_schema_extra=LATER)
+    own: dict[Word, OwnValue] = Field(default_factory=dict, json_schema_extra=LATER)
+    bind: Literal["numa", "none"] = Field(default="numa", json_schema_extra=LATER)
+
+    @model_validator(mode="after")
+    def _own_keys_hold_no_secret(self) -> Site:
+        _public({key: str(value) for key, value in self.own.items()})
+        return self
 
     @model_validator(mode="after")
     def _ports_are_ordered(self) -> Site:
@@ -322,7 +332,8 @@ class LaunchPlan(Value):
     """How the nodes are reached. hosts: for ssh, one for each node, the first node first; else empty.
 
     code: the file of a site's own launcher; None for one of Levelfield or of a package.
-    samples: the commands that are repeated during the run. facts: by name, the commands that run once.
+    samples: the commands that are repeated during the run. facts: by name, the commands that run once. pci_vendor: by
+    which a node finds the devices' NUMA domains.
     """
 
     launcher: str
@@ -331,6 +342,7 @@ class LaunchPlan(Value):
     hosts: tuple[Host, ...] = ()
     samples: tuple[NodeCommand, ...] = ()
     facts: dict[str, NodeCommand] = Field(default_factory=dict)
+    pci_vendor: str | None = Field(default=None, json_schema_extra=LATER)
 
 
 def rendezvous_port(run_id: str, ports: tuple[int, int]) -> int:

@@ -229,6 +229,7 @@ class VendorFile(Document):
     discovery, monitor, software: how to read the vendor's tools, when there is no adapter.py. Without `discovery` the
     devices are those of the monitor's records.
     topology: the tool's own table of links between devices, recorded as it is printed.
+    pci_vendor: the maker's number on the PCI bus, by which a node finds the NUMA domain of each device.
     """
 
     KIND: ClassVar[str] = "vendor"
@@ -246,6 +247,7 @@ class VendorFile(Document):
     monitor: Tool | None = None
     software: dict[str, VersionCommand] = Field(default_factory=dict)
     topology: PrintedCommand | None = None
+    pci_vendor: str | None = Field(default=None, pattern=r"^0x[0-9a-f]{4}$", json_schema_extra=LATER)
     verified: str
 
     @property

@@ -128,7 +128,7 @@ class Recorder:
         self._write({"event": "final_weights", "parameters": rows})
 
     def measured(self, name: str, values: Fields) -> None:
-        """Record what a preflight measured, or the steps for `--explain-step`. No other training calls this."""
+        """Record what a preflight measured. A training never calls this."""
         self._write({"event": "measured", "name": name, "values": values})
 
     def error(self, error_class: str, message: str, type_name: str) -> None:

@@ -44,7 +44,7 @@ def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> N
     """Train every step with `trainer` and record it, and then the final weights.
 
     A step that the loss scale skipped gets no gradients event. After the captured step, the updated weights are saved
-    in the folder `updated` beside the captured tensors. Steps for `--explain-step` follow all that is recorded.
+    in the folder `updated` beside the captured tensors.
     """
     batches, counted = iter(Batches(job, coordinates(job).data)), counted_steps(job)
     batch = next(batches, None)
@@ -66,10 +66,6 @@ def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> N
     recorder.final_weights(trainer.weights())
     if job.save_weights_dir:
         trainer.save(job.save_weights_dir)
-    if getattr(job, "explain_step", None) is not None:
-        from .step_profile import profile_steps  # imported here only: no other training rests on it
-
-        profile_steps(job, recorder, trainer)
 
 
 def counted_steps(job: SimpleNamespace) -> Sequence[int]:

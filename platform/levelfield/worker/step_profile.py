@@ -1,13 +1,15 @@
 """Further steps after a training, every second one recorded by the framework's own profiler, for `--explain-step`.
 
-Only a training whose job asks for it imports this module, after its final weights. So no figure of the run changes, and
-an ordinary training does not rest on this code. A framework takes part by a module `step_profile` beside its train.py.
+A rank is then started as `python -m levelfield.worker.step_profile TRAIN.PY`. The steps follow the final weights. So no
+figure of the run changes, and an ordinary training has none of this code. A framework takes part by a module
+`step_profile` beside its train.py.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import runpy
 import sys
 import time
 from contextlib import contextmanager
@@ -38,10 +40,25 @@ class StepProfile(Protocol):
         """Write into the record what the host does while the context lasts."""
 
     def save(self, folder: str, most_bytes: int) -> dict[str, Any]:
-        """Write each recorded step to <folder>/rank<rank>.step<number>.json.gz and return facts about the records.
+        """Write each recorded step to <folder>/rank<rank>.step<number>.json.gz, in Chrome's trace format.
 
-        A file that would be larger than most_bytes is left out, and the facts say so.
+        Return `files`, the sha256 of each by its name, `left_out`, those that were larger than most_bytes, and
+        `profiler`, its name and version.
         """
+
+
+def run_script(path: str) -> None:
+    """Run a framework's train.py as a program. When its training has ended, the further steps follow."""
+    loop = importlib.import_module("levelfield.worker.loop")  # `from . import` would ask `interface` for the name
+    own = loop.train_steps
+
+    def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
+        own(job, recorder, trainer)
+        profile_steps(job, recorder, trainer)
+
+    loop.train_steps = train_steps  # type: ignore[attr-defined]  # before `interface` has the name
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")
 
 
 def profile_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
@@ -126,3 +143,8 @@ def _suspend_choices(last: int) -> None:
         known = record.known
         record.known = lambda self, step, layer: known(self, min(step, last), layer)
         record.compared = record.chosen = lambda *_args, **_named: None
+
+
+if __name__ == "__main__":
+    # not this copy of the module, which no import would find: what a rank imported is listed by its modules' names
+    importlib.import_module("levelfield.worker.step_profile").run_script(sys.argv[1])

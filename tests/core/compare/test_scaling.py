@@ -124,6 +124,12 @@ def test_the_planners_prediction_stands_beside() -> None:
     assert as_values(found)["rows"][1]["predicted_efficiency"] == pytest.approx(0.95)
 
 
+def test_without_a_prediction_the_column_says_why() -> None:
+    (_, table) = list(sheets(strong()))
+    assert table.header[-1] == "predicted" and [row[-1] for row in table.rows] == ["-", "-", "-"]
+    assert "- where it did not choose the layout" in table.notes[-1]
+
+
 def test_runs_with_two_predictions_have_none() -> None:
     two = on(2, 980)
     found = scaling([*predicted(on(1, 1000), 1200.0), *predicted(two[:1], 1.0), *predicted(two[1:], 2.0)])

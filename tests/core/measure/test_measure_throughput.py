@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -179,10 +180,23 @@ def test_the_interval_of_repeats_states_its_method() -> None:
     assert over_repeats([5.0]).low is None and over_repeats([5.0]).n == 1
     three = over_repeats([100.0, 101.0, 102.0])
     assert three.median == 101.0 and three.method.startswith("student-t")
-    assert three.low == pytest.approx(101 - 4.3027 / math.sqrt(3), abs=1e-3)
+    logarithms = [math.log(value) for value in (100.0, 101.0, 102.0)]
+    half = 4.3027 * statistics.stdev(logarithms) / math.sqrt(3)
+    assert three.low == pytest.approx(math.exp(statistics.fmean(logarithms) - half))
+    assert three.high == pytest.approx(math.exp(statistics.fmean(logarithms) + half))
     nine = over_repeats([float(v) for v in range(1, 10)])
     assert (nine.low, nine.high, nine.method) == (2.0, 8.0, "order statistics")
     assert nine.coverage == pytest.approx(1 - 2 * (1 + 9) / 2**9)
+
+
+def test_no_interval_reaches_what_cannot_be() -> None:
+    """Two steps of 1 and 3 s had an interval from -10.7 s, and MFUs of 40 and 55 % one up to 143 %."""
+    low, high = over_repeats([1.0, 3.0]).low, over_repeats([0.40, 0.55], most=1.0).high
+    assert low is not None and 0 < low < 1 and high == 1.0
+    assert over_repeats([0.40, 0.41], most=1.0).high != 1.0
+    extreme = over_repeats([1e-300, 1e300])
+    assert extreme.low is not None and extreme.high is not None and extreme.low > 0 and math.isfinite(extreme.high)
+    assert over_repeats([0.0, 1.0]).method == "student-t about the mean"  # a logarithm of zero is none
 
 
 def test_six_repeats_are_the_first_to_have_a_distribution_free_interval() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,13 @@ def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Resu
         101.0, expected.low, expected.high, "1/s",
     )  # fmt: skip
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_interval_of_mfu_ends_at_all_of_the_peak(five: list[Result]) -> None:
+    values = iter([0.4, 0.55])
+    column = replace(repeats.FIGURE_COLUMNS["mfu_palm"], read=lambda result: next(values))
+    (found,) = repeats.repeats_of(five[:2], (column,))
+    assert found.figures[0].interval.high == 1.0
 
 
 def test_a_run_that_is_not_valid_is_counted_and_gives_no_figure(five: list[Result]) -> None:

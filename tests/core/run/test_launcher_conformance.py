@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from levelfield.errors import UsageError
 from levelfield.run.launchers import launcher_code
 from levelfield.run.launchers.kubernetes import cluster_run
 from levelfield.specs.site import LaunchPlan, Site
@@ -96,6 +97,32 @@ def test_the_suite_finds_planted_faults(fault: str, tmp_path: Path, monkeypatch:
             LAUNCHER_CHECKS[name](subject)
     finally:
         end_all()
+
+
+def test_the_settings_of_a_site_reach_its_own_launcher(tmp_path: Path) -> None:
+    plugins = planted(tmp_path / "plugins", example())
+    site = Site(own={"queue": "gpu"})
+    launch = LaunchPlan(launcher="pbs", code=launcher_code("pbs", [plugins]), site=site)
+    subject = LauncherSubject(launch, tmp_path / "runs", (plugins,))
+    assert "#PBS -q gpu\n" in subject.request().submissions[0].files["job.pbs"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "own", "said"),
+    [
+        ("pbs", {"que": "gpu"}, "site, own: found que, expected one of queue"),
+        ("slurm", {"queue": "gpu"}, "site, own: found queue, expected none, as launcher slurm has none"),
+    ],
+)
+def test_a_setting_that_the_launcher_does_not_read_is_refused(
+    launcher: str, own: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    plugins = planted(tmp_path / "plugins", example())
+    site = Site(own=dict(own))
+    launch = LaunchPlan(launcher=launcher, code=launcher_code(launcher, [plugins]), site=site)
+    subject = LauncherSubject(launch, tmp_path / "runs", (plugins,))
+    with pytest.raises(UsageError, match=said):
+        subject.request()
 
 
 def end_all() -> None:

@@ -15,7 +15,7 @@ from levelfield.node import file_stream
 from levelfield.node.file_stream import MOST_LINE_BYTES, PART_BYTES, file_frame, frame_line
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers import node_stream
-from levelfield.run.launchers.node_records import shared_machines
+from levelfield.run.launchers.node_records import node_remarks
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection
 from levelfield.run.launchers.ssh.node_run import NodeRun
@@ -226,11 +226,11 @@ def test_nodes_of_one_machine_are_named(root: Path, boots: tuple[str | None, ...
     (root / "nodes").mkdir()
     for node, boot in enumerate(boots):
         (root / f"nodes/node{node}.facts.json").write_text(json.dumps({"boot_id": boot}))
-    assert [said.partition(":")[0] for said in shared_machines(root, 3)] == named
+    assert [said.partition(":")[0] for said in node_remarks(root, 3, False)] == named
 
 
 def test_a_damaged_file_of_facts_names_no_machine(root: Path) -> None:
     (root / "nodes").mkdir()
     (root / "nodes/node0.facts.json").write_text('{"boot_id": "a"}')
     (root / "nodes/node1.facts.json").write_text('{"boot_id": "a"')
-    assert shared_machines(root, 3) == []
+    assert node_remarks(root, 3, False) == []

@@ -13,12 +13,14 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again, with_peak
 from levelfield.run import measurement
+from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import PeakMeasurement, Plan, job_of
-from levelfield.specs.site import Host, LaunchPlan, Site
+from levelfield.specs.site import Host, LaunchPlan, Site, SlurmSite
 from levelfield.specs.vendor import Peak
 from plans import PLUGINS
+from planted_slurm import PlantedSlurm
 
 Make = Callable[..., Plan]
 
@@ -337,6 +339,34 @@ def test_a_peak_of_nodes_is_that_of_the_first_host_and_divided_among_its_devices
     assert said == ["measuring a's fp32 matmul peak (3 s; kept for later runs)"]
     assert measurement.known_peaks(launched(plan, "a", "c"), "elsewhere").tflops == {"fp32": 1.0}
     assert measurement.known_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
+
+
+def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for the nodes of the run, once; another partition, or another share of a node, is measured anew."""
+    planted, said = PlantedSlurm(tmp_path / "slurm", monkeypatch), list[str]()
+    answers = ("4\n", '{"fp32": {"tflops": 3.0}}\n')
+    planted.says("srun", *answers, *answers, *answers)
+
+    def peak(**slurm: Any) -> MeasuredPeaks:
+        launch = LaunchPlan(launcher="slurm", site=Site(slurm=SlurmSite(**slurm)))
+        asked = launched(plan).model_copy(update={"launch": launch})
+        return measurement.peaks_for(asked, "here", SlurmLauncher().runtime(asked), said.append)
+
+    assert [peak(partition="gpu").tflops for _ in range(2)] == [{"fp32": 1.5}] * 2
+    assert said == ["measuring a Slurm node's fp32 matmul peak (3 s; kept for later runs)"]
+    count, probe = planted.calls("srun")
+    assert {"--nodes=1", "--partition=gpu", "--cpus-per-task=2"} <= {*count} & {*probe} and "--threads 4" in " ".join(
+        probe
+    )
+    assert peak(partition="cpu").tflops == peak(partition="gpu", exclusive=True).tflops == {"fp32": 1.5}
+    assert len(planted.calls("srun")) == 6
+
+
+def test_a_slurm_without_a_free_node_gives_no_peak(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    PlantedSlurm(tmp_path / "slurm", monkeypatch).says("srun", (1, "srun: error: Unable to allocate resources"))
+    asked = launched(plan).model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
+    found = measurement.peaks_for(asked, "here", SlurmLauncher().runtime(asked), lambda text: None)
+    assert found.tflops == {} and "CalledProcessError" in found.how
 
 
 def test_no_peak_is_measured_where_the_nodes_are_not_known(plan: Plan) -> None:

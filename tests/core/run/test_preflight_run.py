@@ -223,6 +223,13 @@ def test_settings_that_differ_are_remarks(of: Of, check: str, facts: dict[str, o
     assert report.word == "in line" and any(says in finding.sentence for finding in report.remarks)
 
 
+def test_one_limit_of_locked_memory_on_all_nodes_is_named_between_accelerators(of: Of) -> None:
+    planted = [changed(each, "limits", locked_memory=65536) for each in nodes(2)]
+    said = [finding.sentence for finding in of(planted).remarks]
+    assert [each.partition(":")[0] for each in said if "limited to 64 KiB; RDMA" in each] == ["node0", "node1"]
+    assert of(planted[:1]).remarks == () and of(nodes(2)).remarks == ()
+
+
 def test_a_clock_an_hour_off_is_a_remark(of: Of) -> None:
     planted = nodes(4)
     planted[2]["wall_ns"] = [value + 3600 * 10**9 for value in planted[2]["wall_ns"]]

@@ -51,12 +51,13 @@ def test_the_script_has_the_site_s_settings_and_no_other(capsys: pytest.CaptureF
         f"#SBATCH --output={run}/logs/job.log",
         f"#SBATCH --error={run}/logs/job.log",
         "#SBATCH --open-mode=append",
+        "#SBATCH --propagate=NONE",
+        "#SBATCH --time=90",
         "#SBATCH --partition=gpu",
         "#SBATCH --account=bench",
         "#SBATCH --qos=high",
         "#SBATCH --constraint=h100",
         "#SBATCH --reservation=night",
-        "#SBATCH --time=90",
         "#SBATCH --gres=gpu:8",
         "#SBATCH --exclusive",
         "#SBATCH --switches=1",
@@ -67,8 +68,8 @@ def test_the_script_has_the_site_s_settings_and_no_other(capsys: pytest.CaptureF
         'name=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         'first_node=$(scontrol --oneliner show node "$name" | sed -n "s/.* NodeAddr=\\([^ ]*\\).*/\\1/p")',
         '[ -n "$first_node" ] || { echo "levelfield: the first node has no address" >&2; exit 1; }',
-        "srun --nodes=4 --ntasks=4 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 --input=none --cpu-bind=none "
-        f"/opt/py/bin/python3 {checkout()}/platform/levelfield/node/node_agent.py run "
+        "srun --nodes=4 --ntasks=4 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 --propagate=NONE --input=none "
+        f"--cpu-bind=none /opt/py/bin/python3 {checkout()}/platform/levelfield/node/node_agent.py run "
         f"'{run}/nodes/node{{node_rank}}.json' --first-node \"$first_node\"",
         "exit $?",
     ]

@@ -36,6 +36,8 @@ def test_an_empty_site_has_defaults() -> None:
         ({"environment": {"MASTER_ADDR": "x"}}, "cannot be set here"),
         ({"ssh": {"command": ["-oProxyCommand=x"]}}, "ssh.command"),
         ({"kubernetes": {"claim": "data"}}, "expected both or none"),
+        ({"own": {"queue": {"name": "a"}}}, "own.queue"),
+        ({"own": {"api_token": "abc"}}, "api_token looks like a secret"),
     ],
 )
 def test_a_wrong_site_is_refused_with_its_key(content: dict[str, Any], said: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ def means(plan: Plan) -> tuple[Runtime, Launcher]:
     """Return the runtime of the plan, and the launcher for it. Raises UsageError for a launcher that is not here."""
     if plan.launch:
         launcher = _remote(plan.launch.launcher, plan.launch.code)
+        _refuse_own_keys(launcher, plan.launch.site.own)
         return launcher.runtime(plan), launcher
     if plan.runtime == "docker":
         # imported here: the SDK loads in a third of a second, and only runs in containers need it
@@ -63,6 +64,14 @@ def _remote(name: str, code: str | None) -> RemoteLauncher:
         if point.name == name:
             return point.load()()  # type: ignore[no-any-return]
     raise UsageError(f"launcher {name}: found none here; known: {', '.join(launcher_names([]))}")
+
+
+def _refuse_own_keys(launcher: RemoteLauncher, given: Iterable[str]) -> None:
+    """Raises UsageError for a key of the site's file that the launcher does not read."""
+    known = tuple(getattr(launcher, "own_keys", ()))
+    if strange := sorted(set(given) - set(known)):
+        expected = f"one of {', '.join(known)}" if known else f"none, as launcher {launcher.name} has none"
+        raise UsageError(f"site, own: found {', '.join(strange)}, expected {expected}")
 
 
 def _loaded(path: Path) -> RemoteLauncher:

@@ -62,10 +62,17 @@ def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, 
             "interval_seconds": SAMPLE_SECONDS,
         },
         "facts": {name: command.model_dump(mode="json") for name, command in launch.facts.items()},
+        "binding": _binding(plan),
         "expected": _expected(plan, code),
         "inherit": sorted(secrets_of(plan)),
         "removed": list(request.removed_variables),
     }
+
+
+def _binding(plan: Plan) -> dict[str, str | None] | None:
+    """Return by what a node finds its devices' NUMA domains; None where no rank is bound, as shares of a host."""
+    launch = launch_of(plan)
+    return None if plan.hardware.is_host or launch.site.bind == "none" else {"pci_vendor": launch.pci_vendor}
 
 
 def secrets_of(plan: Plan) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from levelfield.contracts.execution import NodeEnd, NodeWord, NodeWork, ProcessE
 from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.launched_ranks import first_failure, node_ranks_ends
 from levelfield.run.launchers.liveness import file_state
+from levelfield.rundir.system_facts import clipped
 
 MOST_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
+MOST_RESENT, FEWEST_RESENT = 0.01, 20  # of TCP's segments; a sound network of a cluster is below a thousandth
 _WORDS: dict[str, NodeWord] = {
     "exited": "ended", "stopped": "stopped", "node-differs": "differs", "device-taken": "device-taken",
 }  # fmt: skip
@@ -79,14 +81,47 @@ def by_engine(record: LastRecord, *signals: int) -> LastRecord:
     return replace(ended, cause="stopped", evidence="the engine ended its ranks")
 
 
-def shared_machines(root: Path, nodes: int) -> list[str]:
+def node_remarks(root: Path, nodes: int, has_accelerators: bool) -> list[str]:
+    """Return what the result has to say about its nodes, as sentences: each follows from what a node wrote."""
+    facts = {f"node{node}": _fields(_text(root / f"nodes/node{node}.facts.json")) for node in range(nodes)}
+    own = [said for name, found in facts.items() for said in _own_remarks(name, found, has_accelerators and nodes > 1)]
+    network = [said for node in range(nodes) for said in _network_remarks(f"node{node}", last_fields(root, node) or {})]
+    return [*_shared_machines(facts), *own, *network]
+
+
+def _own_remarks(name: str, facts: Mapping[str, Any], needs_memory: bool) -> Iterator[str]:
+    binding, memory = facts.get("binding"), facts.get("locked_memory_bytes")
+    if isinstance(binding, dict) and (reason := binding.get("reason")):
+        yield f"{name}: its ranks are not bound to the NUMA domains of their devices: {clipped(reason)}"
+    if needs_memory and isinstance(memory, int):
+        yield (
+            f"{name}: a rank may lock {memory >> 10} KiB of memory, which RDMA's libraries need without a limit; set "
+            "memlock in the node's limits.conf, or LimitMEMLOCK=infinity of its slurmd"
+        )
+
+
+def _network_remarks(name: str, last: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each link that was lost during the run, and for too many segments that were sent again."""
+    network = last.get("network")
+    grown = {k: v for k, v in network.items() if isinstance(v, int) and v > 0} if isinstance(network, dict) else {}
+    for link in sorted(key for key in grown if key.startswith("link ")):
+        yield f"{name}: its {clipped(link)} was lost {grown[link]} times during the run"
+    resent, sent = grown.get("resent", 0), grown.get("sent", 0)
+    if resent >= FEWEST_RESENT and not resent <= MOST_RESENT * sent:
+        yield (
+            f"{name}: {resent} of {sent} TCP segments were sent again (limit: {MOST_RESENT:.0%}): the network loses "
+            "packets"
+        )
+
+
+def _shared_machines(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a sentence for each machine that was several nodes of a run: one kernel's start has one boot id."""
     machines: dict[str, list[str]] = {}
-    for node in range(nodes):
-        if boot := _fields(_text(root / f"nodes/node{node}.facts.json")).get("boot_id"):
-            machines.setdefault(str(boot), []).append(f"node{node}")
+    for name, found in facts.items():
+        if boot := found.get("boot_id"):
+            machines.setdefault(str(boot), []).append(name)
     return [
-        f"{', '.join(names)} are one machine: they have the same boot id, so no figure is one of {nodes} machines"
+        f"{', '.join(names)} are one machine: they have the same boot id, so no figure is one of {len(facts)} machines"
         for names in machines.values()
         if len(names) > 1
     ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from levelfield.catalog.machine import usable_cores
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.contracts.execution import FIRST_NODE, PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime
@@ -118,6 +119,8 @@ def rank_work(
     """
     folders = folders or NodeFolders(checkout(), plan.implementation.folder, plan.environment.python)
     per_node, threads = plan.hardware.devices_per_node, plan.tuning.threads
+    if threads is None and plan.launch is None:  # a node of a launcher shares out its own cores
+        threads = max(1, usable_cores() // plan.world_size)
     node_rank, local_rank = divmod(rank, per_node)
     values = {
         "python": folders.python,

@@ -13,16 +13,31 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from levelfield.checkout import checkout
+from levelfield.contracts.command import completed
 from levelfield.contracts.execution import FIRST_NODE, NodeSource, Outcome, Request, Runtime, Submission, Watch
 from levelfield.errors import UsageError
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
-from levelfield.run.launchers.slurm.slurm_commands import SlurmJob, SubmissionError, find, state_of, submit
+from levelfield.run.launchers.slurm.slurm_commands import (
+    SlurmJob,
+    SubmissionError,
+    environment_of,
+    find,
+    state_of,
+    submit,
+)
 from levelfield.run.launchers.slurm.slurm_watch import JobWatch
-from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of
+from levelfield.run.runtimes.process_runtime import (
+    NodeFolders,
+    NodeRuntime,
+    ProcessRuntime,
+    launch_of,
+    worker_path,
+)
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -38,6 +53,8 @@ _OWN_OPTIONS = (
     "--chdir", "--array", "--wrap", "--export", "--parsable", "--wait", "--test-only", "--open-mode",
 )  # fmt: skip
 AMD = "/dev/kfd"  # the file of every AMD accelerator
+FREE_SECONDS, PROBE_MINUTES = 60, 5  # until a node must be free for a short command, and of its own
+OWN_LIMITS = "--propagate=NONE"  # a login node's limit of locked memory would end RDMA on the nodes
 _OF_CORES = {"--cpus-per-task", "--cpus-per-gpu"}
 
 
@@ -55,7 +72,7 @@ class SlurmLauncher:
     def runtime(self, plan: Plan) -> Runtime:
         """Return the ranks of nodes that see this machine's folders. Slurm chooses the first node."""
         folders = NodeFolders(checkout(), _absolute(plan.implementation.folder), _absolute(plan.environment.python))
-        return NodeRuntime(FIRST_NODE, folders)
+        return SlurmRuntime(FIRST_NODE, folders)
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """One job for all nodes. Pure. Raises UsageError for a site that cannot run it."""
@@ -105,6 +122,30 @@ class SlurmLauncher:
         return JobWatch(request, job, watch, self.say).until_end()
 
 
+class SlurmRuntime(NodeRuntime):
+    """The ranks of a job's nodes. A short command, such as the probe of a peak, is a job of its own on one node."""
+
+    def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
+        """Raises OSError where no command runs, and SubprocessError."""
+        if plan.runtime == "docker":
+            raise OSError("no command runs in the container outside of the run")
+        variables = (f"{name}={value}" for name, value in {**worker_path(checkout()), **environment}.items())
+        command = shlex.join(("exec", "env", *variables, *map(_absolute, argv)))
+        script = "\n".join([*_modules(launch_of(plan).site.modules), command])
+        done = completed(("srun", *probe_options(plan), "bash", "-c", script), seconds, environment_of({}))
+        done.check_returncode()
+        return done.stdout
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        return ProcessRuntime().identity(plan)  # the nodes see this machine's environment
+
+
+def probe_options(plan: Plan) -> Iterator[str]:
+    """Return srun's options for a short command on one node of the run's kind, which has to be free soon."""
+    yield from ("--nodes=1", "--ntasks=1", f"--immediate={FREE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet")
+    yield from ("--chdir=/", "--input=none", "--cpu-bind=none", *_asked_of_slurm(plan))
+
+
 def root_of(request: Request) -> Path:
     return Path(request.events_dir).parent
 
@@ -151,7 +192,7 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
     directives = (f"#SBATCH {text}" for text in _directives(plan, paths))
     command = (
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=0"),
-        *("--input=none", "--cpu-bind=none", *_container(plan, paths)),
+        *(OWN_LIMITS, "--input=none", "--cpu-bind=none", *_container(plan, paths)),
         *(site.python or "python3", str(checkout().joinpath(*AGENT)), "run"),
         *(f"{paths.nodes}/node{{node_rank}}.json", "--first-node"),
     )
@@ -163,11 +204,17 @@ def _directives(plan: Plan, paths: RunPaths) -> Iterator[str]:
     slurm, log = launch_of(plan).site.slurm, paths.logs / "job.log"
     yield from (f"--job-name={job_name(plan.run_id)}", f"--nodes={plan.hardware.nodes}", "--ntasks-per-node=1")
     yield from ("--no-requeue", "--export=ALL", f"--chdir={paths.root}", f"--output={log}", f"--error={log}")
-    yield "--open-mode=append"
-    named = {name: getattr(slurm, name) for name in ("partition", "account", "qos", "constraint", "reservation")}
-    yield from (f"--{name}={value}" for name, value in named.items() if value)
+    yield from ("--open-mode=append", OWN_LIMITS)
     if slurm.minutes:
         yield f"--time={slurm.minutes}"
+    yield from _asked_of_slurm(plan)
+
+
+def _asked_of_slurm(plan: Plan) -> Iterator[str]:
+    """Return what a job of these nodes asks for: the site's words, and the devices or cores of each node."""
+    slurm = launch_of(plan).site.slurm
+    named = {name: getattr(slurm, name) for name in ("partition", "account", "qos", "constraint", "reservation")}
+    yield from (f"--{name}={value}" for name, value in named.items() if value)
     if slurm.gres:
         yield f"--gres={_gres(slurm.gres, plan.hardware.devices_per_node)}"
     names = {option.partition("=")[0] for option in slurm.options}

@@ -1,0 +1,108 @@
+"""Which cores each rank gets: those of the NUMA domain of its device. And how many threads that makes.
+
+A rank whose threads run in another domain than its device sends every buffer over the link between the processors.
+Source: Linux, Documentation/ABI/stable/sysfs-devices-node and testing/sysfs-bus-pci.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+from pathlib import Path
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
+
+from levelfield.node.control_groups import HOST, core_quota, file_text
+
+ACCELERATORS = ("0x03", "0x12")  # the classes of display controllers and of processing accelerators
+Fields = Dict[str, Any]
+
+
+class RankCores(NamedTuple):
+    """The cores of each rank. domains: by rank; empty where ranks are not bound. reason: why they are not."""
+
+    cores: dict[int, list[int]]
+    domains: dict[int, int]
+    reason: str | None = None
+
+    def threads(self, rank: int) -> int:
+        """Return the rank's share of the cores that it has with others, and of the groups' quota; at least one."""
+        sharing = sum(each == self.cores[rank] for each in self.cores.values())
+        quota, own = core_quota(), len(self.cores[rank]) // sharing
+        return max(1, own if quota is None else min(own, math.ceil(quota) // len(self.cores)))
+
+    def recorded(self) -> Fields:
+        """Return what a node's facts say: the domain, the number of cores and the threads of each rank."""
+        ranks = {
+            str(rank): {"domain": self.domains.get(rank), "cores": len(cores), "threads": self.threads(rank)}
+            for rank, cores in self.cores.items()
+        }
+        return {"ranks": ranks, "reason": self.reason}
+
+    @contextlib.contextmanager
+    def of(self, rank: int) -> Iterator[None]:
+        """Let what this thread starts in the block have the rank's cores."""
+        if rank not in self.domains:
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores[rank])
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+
+def rank_cores(ranks: Sequence[int], wanted: Mapping[str, Any], root: Path = HOST) -> RankCores:
+    """Return the cores of this node's ranks, the first of which has the first device.
+
+    wanted: pci_vendor of the devices, and their number; empty: no rank is bound. Nothing is bound by a guess: the
+    devices that the kernel shows must be as many as the ranks, and each in a known domain with usable cores.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    all_cores = {rank: usable for rank in ranks}
+    if not wanted:
+        return RankCores(all_cores, {})
+    domains = {number: own for number, cores in _domains(root) if (own := sorted(cores & {*usable}))}
+    if len(domains) < 2:
+        return RankCores(all_cores, {})  # there is nothing to choose
+    if not wanted.get("pci_vendor"):
+        return RankCores(all_cores, {}, "the vendor's pci_vendor is not known")
+    found = _devices(root, str(wanted["pci_vendor"]))
+    if len(found) != len(ranks):
+        return RankCores(all_cores, {}, f"the kernel shows {len(found)} devices for {len(ranks)} ranks")
+    if strange := sorted({domain for domain in found if domain not in domains}):
+        return RankCores(all_cores, {}, f"a device is in domain {strange[0]}, which has no usable core")
+    return RankCores({r: domains[d] for r, d in zip(ranks, found)}, dict(zip(ranks, found)))
+
+
+def _domains(root: Path) -> Iterator[tuple[int, set[int]]]:
+    for folder in sorted(root.glob("sys/devices/system/node/node[0-9]*")):
+        yield int(folder.name[4:]), _listed(file_text(folder / "cpulist"))
+
+
+def _listed(text: str) -> set[int]:
+    """Return the numbers of a kernel's list such as 0-3,8."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found |= {*range(int(first), int(last or first) + 1)}
+    return found
+
+
+def _devices(root: Path, vendor: str) -> list[int]:
+    """Return the domain of each accelerator of a maker, by PCI address: so drivers number them."""
+    folders = sorted(root.glob("sys/bus/pci/devices/*"))
+    own = [folder for folder in folders if file_text(folder / "vendor") == vendor]
+    accelerators = [folder for folder in own if file_text(folder / "class").startswith(ACCELERATORS)]
+    return [int(file_text(folder / "numa_node") or -1) for folder in accelerators]
+
+
+def raise_locked_memory() -> int | None:
+    """Let this process and its ranks lock all memory that the system permits; return how much. None: all."""
+    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
