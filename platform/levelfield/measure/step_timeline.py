@@ -7,6 +7,7 @@ thread of the processor that runs the step is the device. Times are in milliseco
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from collections import defaultdict
@@ -121,6 +122,8 @@ class _Piece(NamedTuple):
 def timeline(trace: Mapping[str, Any]) -> Timeline:
     """Return the recorded step of a trace. Raises ValueError where the trace holds no step."""
     events = [event for event in trace.get("traceEvents", ()) if event.get("ph") == "X" and "dur" in event]
+    if wrong := next((event for event in events if not 0 <= event["ts"] + event["dur"] < math.inf), None):
+        raise ValueError(f"event {str(wrong.get('name'))[:60]!r}: found ts {wrong['ts']} and dur {wrong['dur']}")
     step = next((event for event in events if event.get("name") == f"{MARK}step"), None)
     if step is None:
         raise ValueError(f"found {len(events)} events and none named '{MARK}step', expected the span of one step")
