@@ -333,13 +333,14 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[St
 def _records(named: NamedRuns) -> Iterator[RunRecord]:
     """Return the record of each run, with the figures of its raw files: an edited result.json changes no page."""
     from levelfield.judge.collector import collect
+    from levelfield.judge.explanation import recomputed
     from levelfield.rundir.raw_files import read_raw
     from levelfield.store.run_record import record_of
 
     for paths in named.over():
         with named.kept_error():
             raw = read_raw(paths)
-            yield record_of(paths, result=collect(paths, raw), raw=raw)
+            yield record_of(paths, result=collect(paths, raw), raw=raw, step=recomputed(paths))
 
 
 def _said(built: BuiltPages, options: argparse.Namespace) -> Iterator[str]:

@@ -219,6 +219,7 @@ class _ImportSource:
 
     def _of_run(self, paths: RunPaths) -> RunRecord:
         from levelfield.judge.collector import collect
+        from levelfield.judge.explanation import recomputed
         from levelfield.rundir.directory import refuse_running
         from levelfield.rundir.raw_files import read_raw
         from levelfield.store.run_record import record_of, storable
@@ -232,7 +233,8 @@ class _ImportSource:
         raw = read_raw(paths)
         if self._options.trust_results and paths.result.exists():
             return storable(record_of(paths, raw=raw).reported(_OF_A_RESULT), str(paths.root))
-        return storable(record_of(paths, result=collect(paths, raw), raw=raw), str(paths.root))
+        record = record_of(paths, result=collect(paths, raw), raw=raw, step=recomputed(paths))
+        return storable(record, str(paths.root))
 
 
 def _export(options: argparse.Namespace) -> int:

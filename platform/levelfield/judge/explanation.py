@@ -22,6 +22,7 @@ from levelfield.measure.step_parts import (
     overhead,
     parts_by_step,
     rank_parts,
+    step_timeline,
     warnings,
 )
 from levelfield.measure.step_timeline import Timeline, timeline
@@ -76,6 +77,14 @@ def explained(paths: RunPaths) -> StepParts:
     return parts_of(run, paths.events, paths.profile)
 
 
+def recomputed(paths: RunPaths) -> StepParts | None:
+    """Compute the parts of the run's step; None where there is none to read."""
+    try:
+        return explained(paths)
+    except UsageError:
+        return None
+
+
 def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
     """Compute the parts of a step from the events and the recorded steps of all ranks. Raises UsageError without one.
 
@@ -91,6 +100,7 @@ def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
     ranks = rank_parts(whole_steps, layout)
     lines = [line for step in whole_steps.values() for line in step.values()]
     step = milliseconds([fmean(line.ms for line in each.values()) for each in whole_steps.values()])
+    late = late_ranks(ranks)
     parts, ran = mean_parts(ranks, parts_by_step(whole_steps, layout)), kernels(lines)
     return StepParts(
         run_id=run.run_id,
@@ -102,10 +112,11 @@ def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
         overhead=cost,
         parts=parts,
         ranks=ranks,
-        late=late_ranks(ranks),
+        late=late,
         kernels=ran,
         warnings=tuple(warnings(step.mean, parts, ran)),
         missing=tuple(found.missing),
+        timeline=step_timeline(whole_steps, layout, [each.rank for each in late]),
     )
 
 

@@ -19,6 +19,8 @@ from levelfield.measure.student import t_quantile
 from levelfield.specs.step_parts import (
     BUBBLE,
     COMMUNICATION,
+    MOST_CELLS,
+    MOST_LINES,
     PARTS,
     WAITING,
     Kernel,
@@ -28,7 +30,9 @@ from levelfield.specs.step_parts import (
     Overhead,
     PartTime,
     Place,
+    RankLine,
     RankParts,
+    StepTimeline,
     WaitedFor,
 )
 
@@ -399,3 +403,35 @@ def warnings(step_ms: float, parts: Sequence[PartTime], found: Sequence[Kernel])
     reduced = sum(each.ms for each in found if each.dtype == "fp32" and "tf32" in each.name.lower())
     if reduced >= _SLOW_SHARE * step_ms:
         yield f"products in TF32 of float32 values: {reduced / step_ms:.0%} of the step"
+
+
+def step_timeline(
+    steps: Mapping[int, Mapping[int, Timeline]], layout: RankLayout, late: Sequence[int] = ()
+) -> StepTimeline:
+    """Return the step of middle length by rank. steps: timelines by number of the step and by rank."""
+    step = sorted(steps.values(), key=lambda each: fmean(line.ms for line in each.values()))[len(steps) // 2]
+    origins, slices = origins_of(step, _groups(step, layout)), divided(step, layout)
+    begin = min(origins.values())
+    ms = max(origins[rank] + line.ms for rank, line in step.items()) - begin
+    shown = sorted([*dict.fromkeys([*late, *sorted(step)[:: -(-len(step) // MOST_LINES)]])][:MOST_LINES])
+    cells = {rank: _cells(slices[rank][0], origins[rank] - begin, ms / MOST_CELLS) for rank in shown}
+    seen = {cell[0] for line in cells.values() for cell in line if cell}
+    parts = tuple(part for part in PARTS if part in seen)
+    return StepTimeline.model_validate(
+        {"ms": ms, "parts": parts, "lines": [{"rank": r, "cells": _letters(line, parts)} for r, line in cells.items()]}
+    )
+
+
+def _cells(slices: Iterable[Slice], offset: float, width: float) -> list[tuple[str, bool] | None]:
+    """Return the part that takes most of each cell, and whether it is repeated there. width, offset: milliseconds."""
+    found: list[defaultdict[tuple[str, bool], float]] = [defaultdict(float) for _ in range(MOST_CELLS)]
+    for each in slices:
+        start, end = (offset + each.start) / width, (offset + each.end) / width
+        for cell in range(max(0, int(start)), min(MOST_CELLS, int(end) + 1)):
+            found[cell][each.part, each.phase == "recompute"] += max(0.0, min(end, cell + 1) - max(start, cell))
+    return [max(times, key=lambda key: times[key]) if sum(times.values()) >= 0.5 else None for times in found]
+
+
+def _letters(cells: Iterable[tuple[str, bool] | None], parts: Sequence[str]) -> str:
+    letters = (" " if cell is None else chr(ord("A" if cell[1] else "a") + parts.index(cell[0])) for cell in cells)
+    return "".join(letters)

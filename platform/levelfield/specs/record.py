@@ -17,6 +17,7 @@ from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.result import Word
 from levelfield.specs.selector import labelled
+from levelfield.specs.step_parts import Kernel, LateRank, Milliseconds, Overhead, Part, PartTime, StepTimeline, WaitedFor
 
 Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b", "null-a", "null-b"]
 OF_TREND: tuple[Purpose, ...] = ("manual", "nightly")
@@ -25,6 +26,7 @@ Evidence = Literal["sealed", "unsealed", "tampered", "reported"]
 Gated = Literal["tokens_per_second_per_device", "memory_bytes", "joules_per_token"]
 Quantity = Literal["power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"]
 MOST_POINTS, MOST_DEVICES, MOST_RANKS, MOST_PEAKS = 32, 4, 4, 64
+MOST_PLACES, MOST_KERNELS = 150, 12  # of a step
 MOST_READINGS = 64  # points of all devices together, of one quantity
 _CLOCKS_DIFFER = timedelta(days=1)
 
@@ -55,11 +57,50 @@ class RankPeaks(Value):
     reserved: int | None = None
 
 
+class StepPlace(Value):
+    """The mean over all ranks of a place's time. is_repeated: of a forward pass that is repeated."""
+
+    part: Part
+    where: str = Field(max_length=200)
+    ms: float = Field(ge=0)
+    is_repeated: bool = False
+
+
+class StepRank(Value):
+    """A rank of the timeline: its step, and whom it waited for, the longest first."""
+
+    rank: int = Field(ge=0)
+    ms: float = Field(ge=0)
+    waited_ms: float = Field(default=0.0, ge=0)
+    waited_for: tuple[WaitedFor, ...] = ()
+
+
+class StepTrace(Value):
+    """The parts of a step (specs/step_parts.py), as far as pages show them; milliseconds.
+
+    places, kernels: those with the most time. ranks: those of the timeline.
+    """
+
+    device: str
+    recorded_steps: int
+    step: Milliseconds
+    overhead: Overhead
+    parts: tuple[PartTime, ...]
+    places: tuple[StepPlace, ...] = Field(default=(), max_length=MOST_PLACES)
+    ranks: tuple[StepRank, ...] = ()
+    late: tuple[LateRank, ...] = ()
+    kernels: tuple[Kernel, ...] = Field(default=(), max_length=MOST_KERNELS)
+    warnings: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    timeline: StepTimeline | None = None
+
+
 class RunTraces(Value):
     """seconds: from the begin of step 1 to the end of the last step; a trace of a device is `parts` equal parts of it.
 
     devices, ranks: how many the run had. Of more than MOST_DEVICES those are kept that differ most from each other. Of
     more than MOST_RANKS the slowest are kept, and the fastest one; of more than MOST_PEAKS those with the most memory.
+    step: of a run whose steps were recorded.
     """
 
     seconds: float = Field(default=0.0, ge=0)
@@ -69,6 +110,7 @@ class RunTraces(Value):
     device_traces: tuple[DeviceTrace, ...] = Field(default=(), max_length=MOST_DEVICES)
     rank_traces: tuple[RankTrace, ...] = Field(default=(), max_length=MOST_RANKS)
     rank_peaks: tuple[RankPeaks, ...] = Field(default=(), max_length=MOST_PEAKS)
+    step: StepTrace | None = Field(default=None, json_schema_extra=LATER)
 
 
 class Series(Value):

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from levelfield.specs.base import MOST_RANKS, Document, Value
+from levelfield.specs.base import LATER, MOST_RANKS, Document, Value
 
 COMMUNICATION = ("reduce-scatter", "all-gather", "all-reduce", "all-to-all", "send/receive", "other messages")
 WAITING, BUBBLE = "waiting for another rank", "pipeline bubble"
@@ -22,6 +22,8 @@ Part = Literal[
 ]  # fmt: skip
 Phase = Literal["forward", "backward", "recompute"]
 KernelKind = Literal["flash", "cudnn", "efficient", "math", "product", "other"]
+
+MOST_LINES, MOST_CELLS = 16, 480  # of a timeline
 
 
 class Milliseconds(Value):
@@ -106,6 +108,26 @@ class LateRank(Value):
     longer_ms: float | None
 
 
+class RankLine(Value):
+    """One rank's line of a `StepTimeline`. cells: a letter for each, ` ` where the rank's step does not run."""
+
+    rank: int = Field(ge=0, lt=MOST_RANKS)
+    cells: str = Field(max_length=MOST_CELLS, pattern="^[a-zA-Z ]*$")
+
+
+class StepTimeline(Value):
+    """One recorded step by rank, on a common clock, from the first begin to the last end.
+
+    The time is divided into equal cells. A cell names the part that takes most of it: `a` is the first of `parts`, `b`
+    the second; `A` and `B` are the same where a forward pass is repeated. lines: late ranks, and others at equal
+    distances.
+    """
+
+    ms: float = Field(gt=0)
+    parts: tuple[Part, ...] = Field(max_length=len(PARTS))
+    lines: tuple[RankLine, ...] = Field(max_length=MOST_LINES)
+
+
 class StepParts(Document):
     """The parts of a run's step, from the steps that were recorded after its window.
 
@@ -128,3 +150,4 @@ class StepParts(Document):
     kernels: tuple[Kernel, ...] = ()
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    timeline: StepTimeline | None = Field(default=None, json_schema_extra=LATER)

@@ -27,10 +27,11 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
 from levelfield.specs.result import PRETENDED, Result
+from levelfield.specs.step_parts import StepParts
 from levelfield.specs.variables import KNOWN_TO_MATTER
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.private_texts import PrivateTexts
-from levelfield.store.run_traces import run_traces, telemetry_summary
+from levelfield.store.run_traces import run_traces, step_trace, telemetry_summary
 
 UNKNOWN = "unknown"  # the node of a run that recorded none
 MACHINE_ID = "machine-id"  # what an identity rests on, where the system has an identifier
@@ -47,17 +48,21 @@ def record_of(
     night: str | None = None,
     result: Result | None = None,
     raw: RawRecords | None = None,
+    step: StepParts | None = None,
 ) -> RunRecord:
     """Return the record of a finished run. result: where it was just computed from these files; else it is read.
 
-    raw: the raw files, where they were read already.
+    raw: the raw files, where they were read already. step: the parts of its step, computed as `result`.
 
     Raises DocumentError for a missing or wrong plan or result, and for a run without a time.
     """
     evidence = result.seal if result and result.seal else seal_finding(paths)
+    if result is None and paths.step_parts.exists():
+        step = load(StepParts, paths.step_parts)
     plan, result, raw = read_plan(paths), result or load(Result, paths.result), raw or read_raw(paths)
-    if result.run_id != plan.run_id:
-        raise DocumentError(f"{paths.result}: key 'run_id': found '{result.run_id}', expected '{plan.run_id}'")
+    for path, found in ((paths.result, result), (paths.step_parts, step)):
+        if found and found.run_id != plan.run_id:
+            raise DocumentError(f"{path}: key 'run_id': found '{found.run_id}', expected '{plan.run_id}'")
     provenance, status, window = raw.provenance, result.status, plan.work.window
     private = _private(plan, provenance)
     palm = next((u for u in result.utilisation if u.kind == "MFU" and u.formula.startswith("palm/")), None)
@@ -88,7 +93,7 @@ def record_of(
         losses=_losses(raw),
         telemetry=telemetry_summary(plan, raw),
         result=_result(result, private),
-        traces=run_traces(plan, raw),
+        traces=run_traces(plan, raw, step_trace(step, private.text) if step else None),
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from levelfield.measure.raw_facts import NANOSECONDS, Reading, StepRecord, by_rank
 from levelfield.rundir.node_parts import NodePart, node_parts
@@ -18,15 +19,20 @@ from levelfield.specs.record import (
     MOST_POINTS,
     MOST_RANKS,
     MOST_READINGS,
+    MOST_KERNELS,
+    MOST_PLACES,
     DeviceTrace,
     Quantity,
     RankPeaks,
     RankTrace,
     RunTraces,
+    StepTrace,
 )
+from levelfield.specs.step_parts import RankParts, StepParts
 
 _MEBIBYTE = 2**20
 _LONGEST = 40  # of a device's name
+_LONGEST_PLACE, _MOST_WAITED, _MOST_MISSING, _STEP_DIGITS = 120, 3, 20, 5  # of a step in parts, in milliseconds
 
 _READ = ("power_watts", "memory_used_bytes", "utilisation", "temperature_celsius")
 
@@ -54,13 +60,13 @@ _DIGITS: dict[Quantity, int] = {"utilisation": 3, "memory_used_mebibytes": 0}
 _PEAKS = ("process", "allocated", "reserved")
 
 
-def run_traces(plan: Plan, raw: RawRecords) -> RunTraces | None:
-    """Return the traces; None where there is neither telemetry of the steps nor a rank's memory."""
+def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> RunTraces | None:
+    """Return the traces; None where there is neither telemetry of the steps nor a rank's memory nor a step in parts."""
     ranks = by_rank(raw.steps)
     times = {rank: found for rank, steps in ranks.items() if (found := _microseconds(steps, raw.begins.get(rank)))}
     devices = [found for part in node_parts(plan, raw) for found in _devices(part, raw.begins)]
     peaks = _peaks(ranks)
-    if not devices and not peaks and len(times) < 2:
+    if not devices and not peaks and len(times) < 2 and step is None:
         return None
     shown = _apart(devices)
     most = min(MOST_POINTS, MOST_READINGS // max(1, len(shown)))
@@ -73,6 +79,7 @@ def run_traces(plan: Plan, raw: RawRecords) -> RunTraces | None:
         device_traces=tuple(DeviceTrace(device=d.name, values=_values(d, parts)) for d in shown),
         rank_traces=tuple(RankTrace(rank=r, step_microseconds=times[r]) for r in _chosen(times)),
         rank_peaks=peaks,
+        step=step,
     )
 
 
@@ -153,6 +160,47 @@ def _most(steps: Iterable[StepRecord]) -> Iterator[tuple[str, int]]:
 
 def _largest(peaks: RankPeaks) -> int:
     return max(value or 0 for value in (peaks.process, peaks.allocated, peaks.reserved))
+
+
+def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
+    """Return what pages show of the parts of a step. public: takes private words out of a text."""
+    ms: defaultdict[tuple[str, str, bool], float] = defaultdict(float)
+    for rank in parts.ranks:
+        for each in rank.places:
+            ms[each.part, public(each.where)[:_LONGEST_PLACE], each.phase == "recompute"] += each.ms / len(parts.ranks)
+    places = sorted(ms, key=lambda key: -ms[key])[:MOST_PLACES]
+    shown = {line.rank for line in parts.timeline.lines} if parts.timeline else set()
+    return StepTrace.model_validate(
+        _rounded(
+            {
+                **parts.model_dump(include={"device", "recorded_steps", "step", "overhead", "parts", "timeline"}),
+                "places": [{"part": p, "where": w, "is_repeated": again, "ms": ms[p, w, again]} for p, w, again in places],
+                "ranks": [_step_rank(each) for each in parts.ranks if each.rank in shown],
+                "late": [{**each.model_dump(), "where": each.where and public(each.where)} for each in parts.late],
+                "kernels": [
+                    {**each.model_dump(), "name": public(each.name)[:_LONGEST_PLACE]}
+                    for each in sorted(parts.kernels, key=lambda each: -each.ms)[:MOST_KERNELS]
+                ],
+                "warnings": [public(each) for each in parts.warnings],
+                "missing": [public(each) for each in parts.missing[:_MOST_MISSING]],
+            }
+        )
+    )
+
+
+def _step_rank(rank: RankParts) -> dict[str, object]:
+    waited = sorted(rank.waited_for, key=lambda each: -each.ms)
+    most = [each.model_dump() for each in waited[:_MOST_WAITED]]
+    return {"rank": rank.rank, "ms": rank.step.mean, "waited_ms": sum(each.ms for each in waited), "waited_for": most}
+
+
+def _rounded(value: Any) -> Any:
+    """Return the value with its numbers as exact as a page shows them."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    return round(value, _STEP_DIGITS) if isinstance(value, float) else value
 
 
 def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Double, ForeignKey, Index, Integer, LargeBinary, MetaData, Table, Text
 
-REVISION = "0003"  # of the newest migration
+REVISION = "0004"  # of the newest migration
 METADATA = MetaData()
 
 SERIES = Table(

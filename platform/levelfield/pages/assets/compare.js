@@ -46,7 +46,7 @@
     if (index < 0) return null;
     const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
     const found = levelfield.runOf(history, index, file);
-    return { slug, found, fields: fields(rules, history, index, file, found) };
+    return { slug, file, found, fields: fields(rules, history, index, file, found) };
   }
 
   /* Every field of a run by its name, as in comparison_rules.py. */
@@ -92,6 +92,7 @@
     verdict(place, blocking, unfit, names.some((name) => kinds.get(name) === "caution"));
     fieldTable(place, a, b, names, kinds);
     figureTable(place, a, b, !blocking.length && !unfit.length);
+    levelfield.step.differ(place, a, b);
   }
 
   /* The fields that differ. A formula that one run lacks is no difference, nor is a date within the limit. */

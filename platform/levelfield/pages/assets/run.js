@@ -33,6 +33,7 @@
     heading(place, slug, history, index, found, fact);
     figures(place, history, index, found, fact);
     curves(place, file, found, fact);
+    levelfield.step.show(place, file, found);
     training(place, fact("alignment"), fact("certificate"), found);
     telemetry(place, file, found, fact);
     setup(place, file, found, fact);

@@ -8,7 +8,7 @@
 levelfield.saving = (() => {
   const { el, t } = levelfield;
   const SVG = "http://www.w3.org/2000/svg";
-  const HEAD = 46, FOOT = 22, EDGE = 12, SHARPNESS = 2; // in pixels of the page; a PNG has twice as many
+  const HEAD = 46, FOOT = 22, EDGE = 12, COLUMN = 205, SHARPNESS = 2; // in pixels of the page; a PNG has twice as many
   // What the style sheet gives to parts of an SVG: a file has no style sheet.
   const LOOKS = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "vector-effect", "opacity", "font-size",
     "font-weight", "font-family", "text-anchor", "dominant-baseline"];
@@ -120,18 +120,27 @@ levelfield.saving = (() => {
     })));
   }
 
-  /* Return the bars of a table as one SVG: what each is called, the bar, and what stands beside it. */
-  function barsOf(table) {
-    const [ROW, NAME, BAR, BESIDE] = [24, 190, 250, 330];
+  /* Return the bars of a table as one SVG: what each is called, the bar, and what stands beside it. sizes: of these
+     three. legend: a list of colours below, each an SVG and a text. */
+  function barsOf(table, sizes = [190, 250, 330], legend = null) {
+    const ROW = 24, [NAME, BAR, BESIDE] = sizes;
+    const write = (x, y, content) => svg("text", { x, y, "font-size": 12, "font-family": "system-ui, sans-serif", fill: "#1b1f24" }, content);
     const said = (cell) => cell.innerText.replace(/\s+/g, " ").trim();
     const lines = [...table.tBodies[0].rows].map((row, i) => {
-      const text = (x, content) => svg("text", { x, y: ROW * i + 16, "font-size": 12, "font-family": "system-ui, sans-serif", fill: "#1b1f24" }, content);
+      const text = (x, content) => write(x, ROW * i + 16, content);
       const bar = styled(row.querySelector("svg"));
       for (const [key, value] of Object.entries({ x: NAME, y: ROW * i + 4, width: BAR, height: ROW - 8 })) bar.setAttribute(key, value);
       return [text(0, said(row.cells[0])), bar, text(NAME + BAR + 10, [...row.querySelectorAll("td.value")].map(said).join("   "))];
     });
-    const box = [NAME + BAR + BESIDE, ROW * lines.length];
-    return svg("svg", { width: box[0], height: box[1], viewBox: `0 0 ${box.join(" ")}` }, ...lines.flat());
+    const width = NAME + BAR + BESIDE, columns = Math.max(1, Math.floor(width / COLUMN));
+    const keys = [...(legend ? legend.children : [])].map((key, i) => {
+      const [x, y] = [COLUMN * (i % columns), ROW * lines.length + 12 + 18 * Math.floor(i / columns)];
+      const mark = styled(key.querySelector("svg"));
+      for (const [name, value] of Object.entries({ x, y, width: 12, height: 12 })) mark.setAttribute(name, value);
+      return [mark, write(x + 18, y + 11, said(key))];
+    });
+    const box = [width, ROW * lines.length + (keys.length ? 18 + 18 * Math.ceil(keys.length / columns) : 0)];
+    return svg("svg", { width: box[0], height: box[1], viewBox: `0 0 ${box.join(" ")}` }, ...lines.flat(), ...keys.flat());
   }
 
   /* Give a table of bars its buttons. */
@@ -146,5 +155,5 @@ levelfield.saving = (() => {
     document.querySelectorAll("figure[data-file]").forEach(attach);
     document.querySelectorAll("table.bars[data-file]").forEach(attachBars);
   });
-  return { buttons, svg, SVG };
+  return { buttons, barsOf, svg, SVG };
 })();
