@@ -394,7 +394,7 @@ def warnings(step_ms: float, parts: Sequence[PartTime], found: Sequence[Kernel])
         yield f"unexplained: {share[UNEXPLAINED]:.0%} of the step, most of it {', '.join(named)}"
     core = [each for each in found if each.part == CORE]
     if any(each.kind == "math" for each in core) and share.get(CORE, 0.0) >= _SLOW_SHARE:
-        names = ", ".join(each.name for each in core[:3])
+        names = ", ".join(each.name for each in core if each.kind in ("math", "product"))
         yield f"attention by math: {share[CORE]:.0%} of the step ({names})"
     reduced = sum(each.ms for each in found if each.dtype == "fp32" and "tf32" in each.name.lower())
     if reduced >= _SLOW_SHARE * step_ms:
