@@ -64,11 +64,6 @@ def step_difference(before: StepParts, after: StepParts) -> StepDifference:
     return StepDifference(whole, changes, sentences, max(0.0, explained))
 
 
-def is_beyond_spread(change: PartChange) -> bool:
-    """Return whether a change is more than the spread of the recorded steps; True where that is not known."""
-    return change.half is None or not abs(change.ms) <= change.half
-
-
 def _changes(before: StepParts, after: StepParts) -> Iterator[PartChange]:
     own, others = _own(before), _own(after)
     first, second = _places(before), _places(after)

@@ -37,8 +37,10 @@ MessageEnd = tuple[int, int]  # the rank, and the number of the message on it
 Groups = dict[tuple[object, ...], list[MessageEnd]]
 Times = defaultdict[str, float]  # milliseconds by part, or by kind of message
 K = TypeVar("K")
+LAYER = re.compile(r"(layers\.)\d+")
 OTHERS, BETWEEN = "others", "between modules"
 _MOST_PLACES, _MOST_KERNELS = 300, 60
+_FEWEST_LAYERS = 3
 _LEAST_SHARE = 0.001  # of the step: smaller places are `others`
 _LATE_SHARE, _SLOW_SHARE, _LARGE_SHARE = 0.02, 0.05, 0.05  # of the step: what gets a sentence
 # The first that fits a name. torch's attention by math is a product, a softmax and a product.
@@ -376,6 +378,31 @@ def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
     ]
     # a short kernel of attention's core tells how attention was computed
     return tuple(each for place, each in enumerate(found) if place < _MOST_KERNELS or each.part == CORE)
+
+
+def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
+    """Give a sentence for each place that takes far longer in one layer than in the median layer, of three at least."""
+    layers: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
+    step = fmean(each.step.mean for each in ranks)
+    for (part, where), ms in mean_places(ranks).items():
+        if part not in (*COMMUNICATION, WAITING, BUBBLE) and LAYER.search(where):
+            layers[part, LAYER.sub(r"\1*", where)].append((ms, where))
+    for (part, _), found in layers.items():
+        usual, (most, where) = median(ms for ms, _ in found), max(found)
+        if len(found) >= _FEWEST_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):
+            yield f"{part} in {where}: {most:.1f} ms, {usual:.1f} ms in the median layer"
+
+
+def mean_places(ranks: Sequence[RankParts]) -> dict[tuple[str, str], float]:
+    """Return the time of each place by part and place: all phases, the mean over the ranks that have it."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for rank in ranks:
+        own: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for place in rank.places:
+            own[place.part, place.where] += place.ms
+        for key, ms in own.items():
+            found[key].append(ms)
+    return {key: fmean(each) for key, each in found.items()}
 
 
 def _longest(ms: Mapping[K, float]) -> list[K]:
