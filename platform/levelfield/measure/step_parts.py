@@ -49,7 +49,7 @@ _KERNEL_KINDS: tuple[tuple[re.Pattern[str], KernelKind], ...] = (
     (re.compile(r"flash", re.I), "flash"),
     (re.compile(r"efficient|fmha", re.I), "efficient"),
     (re.compile(r"softmax|attention_math", re.I), "math"),
-    (re.compile(r"gemm|cutlass|cublas|nvjet|matmul|::b?mm|addmm|_mm\b|linear_pointwise|product", re.I), "product"),
+    (re.compile(r"gemm|cutlass|cublas|nvjet|matmul|mm\b|linear_pointwise|(?<!dot_)product", re.I), "product"),
 )
 _TYPES = {"float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
 

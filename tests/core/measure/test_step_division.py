@@ -211,6 +211,9 @@ def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
         "aten::_softmax": "math",
         "nvjet_tst_128x256_64x4_2x1_v_bz_NNT": "product",
         "ampere_bf16_s16816gemm_bf16_128x128": "product",
+        "aten::baddbmm": "product",
+        "levelfield::product": "product",
+        "aten::scaled_dot_product_attention": "other",
         "vectorized_elementwise_kernel": "other",
     }
     assert {name: kernel_kind(name) for name in names} == names
