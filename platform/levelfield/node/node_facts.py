@@ -31,6 +31,7 @@ _PARENT, _TIMES = 1, slice(11, 15)  # places among the fields of stat_of: the la
 _INTERFACES, _MEMINFO = Path("/sys/class/net"), Path("/proc/meminfo")
 _PORTS, _SEGMENTS = Path("/sys/class/infiniband"), Path("/proc/net/snmp")
 _GET_LINKS, _ALL, _DONE = 18, 0x301, 3  # RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, NLMSG_DONE (linux/rtnetlink.h)
+_IPC_LOCK = 14  # CAP_IPC_LOCK (linux/capability.h)
 _NAME, _LOST = 3, 48  # IFLA_IFNAME and IFLA_CARRIER_DOWN_COUNT (linux/if_link.h)
 Fields = Dict[str, Any]
 
@@ -251,8 +252,8 @@ def available_bytes() -> int | None:
 
 def limits() -> Fields:
     """Return the limits of a process that collectives and data files need, and what sets the processors' pace."""
-    names = {"locked_memory": resource.RLIMIT_MEMLOCK, "open_files": resource.RLIMIT_NOFILE}
-    soft = {name: resource.getrlimit(number)[0] for name, number in names.items()}
+    files_open, locked = resource.getrlimit(resource.RLIMIT_NOFILE)[0], locked_memory()
+    soft = {"locked_memory": resource.RLIM_INFINITY if locked is None else locked, "open_files": files_open}
     models = (line for line in file_text(Path("/proc/cpuinfo")).splitlines() if line.startswith("model name"))
     files = {
         "governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
@@ -268,6 +269,14 @@ def limits() -> Fields:
         "usable_cores": len(os.sched_getaffinity(0)),
     }
     return {"facts": facts}
+
+
+def locked_memory() -> int | None:
+    """Return how many bytes this process may lock; None: all, as without a limit, or with CAP_IPC_LOCK."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    status = file_text(Path("/proc/self/status")).splitlines()
+    held = next((int(line.split()[1], 16) for line in status if line.startswith("CapEff:")), 0)
+    return None if soft == resource.RLIM_INFINITY or held >> _IPC_LOCK & 1 else soft
 
 
 def _meminfo() -> dict[str, int]:
