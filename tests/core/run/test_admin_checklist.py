@@ -1,4 +1,4 @@
-"""The administrator's checklist of docs/many-machines.md: each of its lines is in what is rendered, and no option lacks."""
+"""The administrator's checklist of docs/many-machines.md: each line is in what is rendered, and no option is left out."""
 
 from __future__ import annotations
 
