@@ -1,4 +1,4 @@
-"""The administrator's checklist of docs/many-machines.md: each line is in what is rendered, and no option is left out."""
+"""The administrator's checklist of docs/many-machines.md: its lines are what is rendered, and no option lacks one."""
 
 from __future__ import annotations
 
