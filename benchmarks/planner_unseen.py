@@ -24,7 +24,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from pages.goals import REGRET, goals, goals_lines
+from pages.goals import REGRET, by_description, goals, goals_lines
+from pages.own_bound import bounded
 from pages.program_fit import Rates, fitted_rates, interval, timed_points, timed_runs, without_own, written
 from pages.unseen import CONTEXT_RUNS, RUNS, Judged, Questions, Sweep, judged, runs_of, spread, sweeps_of
 from pages.unseen_page import page, tables
@@ -53,6 +54,10 @@ def main() -> int:
         runs = runs[::20]
     elif options.runs == RUNS:
         print("\n".join([*goals_lines(goals(Registry())), ""]))
+        print("a framework's own constants, with what is said of the published program")
+        for name, count, middle, high in by_description(Registry()):
+            print(f"{name:<50} {middle:>7.1%} {high:>7.1%} {count:>5}")
+        print()
     found = judged(runs, Questions(Registry()))
     print("\n".join(report(found, options.runs == RUNS, options.rows)))
     return 0
@@ -81,7 +86,9 @@ def repage(write: bool) -> list[Path]:
     """Write docs/planner-unseen.md and its rows from the files as they are. Return those that differed."""
     questions = Questions(Registry())
     found, context = judged(runs_of(RUNS), questions), judged(runs_of(CONTEXT_RUNS), questions)
-    files = {PAGE: page(goals(Registry()), found, context)}
+    registry = Registry()
+    described = by_description(registry)
+    files = {PAGE: page(goals(registry), found, context, bounded(registry), described)}
     files.update({PAGE.parent / "data" / name: text for name, text in tables(found, context).items()})
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     for path in stale:

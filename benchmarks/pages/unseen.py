@@ -21,7 +21,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search, machines
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import LossScale, Precision, Work
-from levelfield.specs.constants import Constants
+from levelfield.specs.constants import Constants, MemoryModel, Pace
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip, PeakDtype
@@ -223,22 +223,35 @@ def with_power(machine: machines.MachineRates, share: float) -> machines.Machine
     )
 
 
-class OwnQuestions(Questions):
-    """The questions by the framework's own constants, which every default plan takes, whoever's program ran.
-    knows_kernel: with the kernel of the published program's attention (`--attention`)."""
+# What a program does and models/* do not, one after another: its name, and the fields of the constants that say it.
+DESCRIPTION = (
+    ("nothing", ()),
+    ("its kernel of attention", ("attention",)),
+    ("and what it computes in several calls", ("unfused",)),
+    ("and what it overlaps and copies", ("overlap", "tensor_overlap", "reduces_whole", "exchange_copies")),
+    ("and its widths, what it keeps and computes again", tuple(MemoryModel.model_fields)),
+)
 
-    knows_kernel = False
+
+class OwnQuestions(Questions):
+    """The questions by the framework's own constants, which every default plan takes, with as much of the published
+    program's description as `known` names."""
+
+    def __init__(self, registry: Registry, known: Iterable[str] = ()) -> None:
+        super().__init__(registry)
+        self.known = frozenset(known)
 
     def constants(self, run: Run) -> Constants:
-        own = self.registry_constants(run.framework)
-        if not self.knows_kernel:
-            return own
-        kernel = super().constants(run).pace.attention
-        return own.model_copy(update={"pace": own.pace.model_copy(update={"attention": kernel})})
+        own, described = self.registry_constants(run.framework), super().constants(run)
+        return own.model_copy(
+            update={
+                "pace": own.pace.model_copy(update=self._said(described.pace)),
+                "keeping": own.keeping.model_copy(update=self._said(described.keeping)),
+            }
+        )
 
-
-class KernelQuestions(OwnQuestions):
-    knows_kernel = True
+    def _said(self, part: Pace | MemoryModel) -> dict[str, object]:
+        return {name: getattr(part, name) for name in self.known & set(type(part).model_fields)}
 
 
 @dataclass(frozen=True)
@@ -337,9 +350,9 @@ def sweeps_of(found: Iterable[Judged]) -> list[Sweep]:
 
 __all__ = [
     "CONTEXT_RUNS",
+    "DESCRIPTION",
     "RUNS",
     "Judged",
-    "KernelQuestions",
     "OwnQuestions",
     "Questions",
     "Run",

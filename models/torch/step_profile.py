@@ -7,7 +7,9 @@ methods are put on for one step and taken off after it. docs/explain.md says wha
 import contextlib
 import functools
 import gzip
-import shutil
+import hashlib
+import os
+import re
 from pathlib import Path
 
 import torch
@@ -31,6 +33,8 @@ PARTS = {
 }
 MIXTURE = {"mlp.router": "router", "mlp.experts": "experts", "mlp.shared": "experts", "mlp": "router"}
 LATENT = ("query_down", "query_up", "latent_down", "latent_up", "key_up", "value_up")
+# What a record names besides: the host and the path of its file
+NAMES = re.compile(rb'("(?:host_name|traceName)": ")[^"]*"')
 # Methods of a training that are a part by themselves: (the path to the method, the part)
 METHODS = (
     ("optimizer.take_gradients", "optimizer"),
@@ -40,6 +44,8 @@ METHODS = (
     ("reduce", "gradient clipping"),
     ("clip", "gradient clipping"),
     ("casts.make", "elementwise"),
+    ("model.embed", "embedding"),
+    ("model.scores", "head and loss"),  # also where the embedding is the head
     ("engine.step", "optimizer"),
     ("engine.optimizer.scaled_global_norm", "gradient clipping"),
     ("engine.optimizer.unscale_and_clip_grads", "gradient clipping"),
@@ -77,27 +83,36 @@ class TorchProfile:
         return Span(f"lf/{name}")
 
     def save(self, folder, most_bytes):
-        files, left_out = [], []
+        files, left_out = {}, []
         for number, recorded in self.kept:
             path = Path(folder) / f"rank{self.job.rank}.step{number}.json.gz"
-            (files if write(recorded, path, most_bytes) else left_out).append(path.name)
+            if digest := write(recorded, path, most_bytes):
+                files[path.name] = digest
+            else:
+                left_out.append(path.name)
         self.kept.clear()
         return {"files": files, "left_out": left_out, "profiler": f"Kineto of torch {torch.__version__}"}
 
 
 def write(recorded, path, most_bytes):
-    """Write a record compressed. Returns whether it was small enough to be kept."""
+    """Write a record compressed, with the number of its node in place of names and paths. Returns the file's sha256;
+    None for a larger one, which is not kept."""
     plain = path.with_suffix("")
     recorded.export_chrome_trace(str(plain))
     try:
         with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=3) as target:
-            shutil.copyfileobj(source, target, 2**20)
+            for line in source:
+                target.write(NAMES.sub(named_by_number, line))
     finally:
         plain.unlink()
     if path.stat().st_size > most_bytes:
         path.unlink()
-        return False
-    return True
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def named_by_number(found):
+    return found[1] + os.environ.get("NODE_RANK", "0").encode() + b'"'
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ __all__ = [
     "first_steps",
     "job_of",
     "launch",
+    "launch_explained",
     "planted",
     "read_curve",
     "script_of",
@@ -110,6 +111,18 @@ def launch(job: dict[str, Any], folder: Path, script: Path | None = None, python
     }  # fmt: skip
     environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     return run_ranks(str(python or sys.executable), str(script or script_of("torch")), environments, folder)
+
+
+def launch_explained(
+    job: dict[str, Any], folder: Path, steps: int, most_bytes: int = 2**26, script: Path | None = None,
+    python: Path | None = None,
+) -> list[End]:  # fmt: skip
+    """`launch` with this many recorded steps after the training, in the folder's `profile`."""
+    path = folder / "explained.py"
+    own = str(script or script_of("torch"))
+    path.write_text(f"from levelfield.worker.step_profile import run_script\nrun_script({own!r})\n")
+    told = {"steps": steps, "folder": str(folder / "profile"), "most_bytes": most_bytes}
+    return launch({**job, "explain_step": told}, folder, path, python)
 
 
 def train(job: dict[str, Any], script: Path | None = None, python: Path | None = None) -> Curve:

@@ -3,25 +3,18 @@ not rest on their code."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, events, job_of, launch, script_of, shallow
+from layouts import MODELS, SINGLE, Variant, events, job_of, launch, launch_explained, shallow
 from levelfield.testing.framework_kit.small_runs import imported_by
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
 STEPS = 3
-
-
-def launch_explained(job: dict[str, Any], folder: Path, steps: int, most_bytes: int = 2**26) -> list[Any]:
-    """Train with this many recorded steps, in `folder`; every rank's end."""
-    script = folder / "explained.py"
-    script.write_text(
-        f"from levelfield.worker.step_profile import run_script\nrun_script({str(script_of('torch'))!r})\n"
-    )
-    told = {"steps": steps, "folder": str(folder / "profile"), "most_bytes": most_bytes}
-    return launch({**job, "explain_step": told}, folder, script)
 
 
 def run(folder: Path, model: dict[str, Any], variant: Variant, explained: int, **more: Any) -> list[dict[str, Any]]:
@@ -57,9 +50,12 @@ def test_the_further_steps_change_nothing_that_was_recorded(model, variant, tmp_
     assert names == ["profiled_step"] * 4 + ["step_profile"] and explained[-1]["event"] == "end"
     kinds = [event["event"] for event in explained]
     assert kinds.index("measured") > kinds.index("final_weights"), "a figure of the run could change"
-    assert explained[-2]["values"]["files"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
-    for name in explained[-2]["values"]["files"]:
-        assert (tmp_path / "explained" / "profile" / name).stat().st_size > 10_000
+    assert list(explained[-2]["values"]["files"]) == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
+    for name, digest in explained[-2]["values"]["files"].items():
+        content = (tmp_path / "explained" / "profile" / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest
+        trace = json.loads(gzip.decompress(content))
+        assert trace["host_name"] == "0" and str(tmp_path) not in str(trace), "it names the place where it was made"
     of_profiles = {path for path in imported_by(tmp_path / "explained", 0) if "step_profile" in path}
     assert len(of_profiles) == 2
     assert not [path for path in imported_by(tmp_path / "ordinary", 0) if "step_profile" in path]
@@ -88,5 +84,5 @@ def test_a_record_that_is_too_large_is_left_out_by_name(tmp_path: Path) -> None:
     folder.mkdir()
     launch_explained(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS), folder, 1, most_bytes=1000)
     values = events(folder, 0)[-2]["values"]
-    assert values["files"] == [] and values["left_out"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
+    assert values["files"] == {} and values["left_out"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
     assert not list((folder / "profile").iterdir())

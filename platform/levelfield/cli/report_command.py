@@ -1,4 +1,5 @@
 """`report` (compare chips): results of one run or several: table, markdown, csv, pages
+`report explain`: where the time of a step goes; of two runs, why one is slower
 `report pages`: write pages of the store's runs, or of the named runs
 `report serve`: show these pages on this machine
 """
@@ -6,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,7 +25,7 @@ from levelfield.cli.options import (
     writing,
 )
 from levelfield.cli.terminal import Terminal
-from levelfield.errors import UsageError
+from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from levelfield.specs.plan import Plan
     from levelfield.specs.record import RunRecord
     from levelfield.specs.result import Result
+    from levelfield.specs.step_parts import StepParts
 
 REPORT = """\
 Report results: one run in full, or several side by side.
@@ -47,6 +50,16 @@ examples:
   run_benchmarks.py report latest --with-published
   run_benchmarks.py report RUN --withhold mfu,peak --bundle DIR
   run_benchmarks.py report pages site
+"""
+EXPLAIN = """\
+Show where the time of a training step goes, part by part. The run needs
+steps that were recorded: `run --explain-step`. Of two runs of the same work:
+which parts make B's step longer than A's, adding up to the difference.
+
+examples:
+  run_benchmarks.py report explain latest
+  run_benchmarks.py report explain RUN_A RUN_B
+  run_benchmarks.py report explain RUN --format json
 """
 PAGES = """\
 Write pages of all runs of the store, or of the named runs: static files, which
@@ -209,6 +222,63 @@ def _published(options: argparse.Namespace, paths: Sequence[RunPaths], results: 
     return texts[options.format] + labelled("published", f"{folder}: {', '.join(FILES.values())}", 11) + "\n"
 
 
+def _explain_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option("run", nargs="+", metavar="RUN", help=f"one run or two; {RUN_NAME}")
+    option("--format", choices=("table", "markdown", "json"), default="table", metavar="FORMAT",
+           help="table, markdown, json")  # fmt: skip
+    option("--json", dest="format", action="store_const", const="json", help="as --format json")
+
+
+def _explain(options: argparse.Namespace) -> int:
+    """Print the parts of a run's step, or the way from one run's step to another's. Return 0."""
+    from levelfield.judge.explanation import step_parts
+    from levelfield.report.sheets import as_markdown, as_text
+    from levelfield.report.step_tables import step_sheets
+    from levelfield.specs.base import dump
+
+    if len(options.run) > 2:
+        raise UsageError(f"report explain: found {len(options.run)} runs, expected one or two")
+    named = NamedRuns(options)
+    paths = list(named.over())
+    named.raise_error()
+    parts = [step_parts(each) for each in paths]
+    if len(parts) == 2:
+        print(_why_slower(options.format, paths, parts), end="")
+    elif options.format == "json":
+        print(dump(parts[0]), end="")
+    else:
+        print((as_markdown if options.format == "markdown" else as_text)(step_sheets(parts[0])), end="")
+    return 0
+
+
+def _why_slower(form: str, paths: Sequence[RunPaths], parts: Sequence[StepParts]) -> str:
+    """Return the difference of two runs as text. Raises GateFailed where their work is not equal."""
+    from levelfield.compare.step_difference import as_values, is_beyond_spread, step_difference
+    from levelfield.report.sheets import Sheet, as_markdown, as_text
+    from levelfield.report.step_tables import difference_lines, difference_sheet, waterfall
+
+    first, second = (read_plan(each) for each in paths)
+    if first.work_digest != second.work_digest:
+        raise GateFailed(
+            f"{first.run_id} and {second.run_id}: found different work ({first.case} at {first.scale} scale, "
+            f"{second.case} at {second.scale}), expected equal work; run both with the same case, scale and precision"
+        )
+    found = step_difference(*parts)
+    ids = parts[0].run_id, parts[1].run_id
+    if form == "json":
+        values = {"a": ids[0], "b": ids[1], **as_values(found)}
+        return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    whole, rows = found.whole.row, [each.row for each in found.changes]
+    sheet = difference_sheet([*rows, whole])
+    if form == "markdown":
+        return as_markdown([Sheet(f"{ids[0]} (A) to {ids[1]} (B)", notes=found.sentences), sheet])
+    lines = difference_lines(*ids, whole, found.sentences, found.explained)
+    if not is_beyond_spread(found.whole):
+        lines.append("It is within the spread of the recorded steps: there may be no difference.")
+    return "\n".join([*lines, "", *waterfall(whole, rows), "", as_text([sheet])])
+
+
 def _pages(options: argparse.Namespace) -> int:
     """Write the site and print what it has. Return 0. Raises the error of a named run that is not over, at the end."""
     from levelfield.pages.page_building import build_pages
@@ -319,6 +389,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 COMMANDS = {
     "report": Command(REPORT, _report_options, _report),
+    "report explain": Command(EXPLAIN, _explain_options, _explain),
     "report pages": Command(PAGES, _pages_options, _pages),
     "report serve": Command(SERVE, _serve_options, _serve),
 }

@@ -21,6 +21,7 @@ from levelfield.cli.options import (
     size_in_bytes,
 )
 
+_EXPLAINED = 3  # steps that are recorded where no number is given
 _HELP = """\
 Train cases and compute their results from the raw files. `plan` predicts what
 fits, `show cases` lists the cases. The word `run` may be left out.
@@ -95,6 +96,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="in 16 bits or at full scale: do not first train the case in fp32 at smoke scale, which takes about a "
         "minute; without that certificate no run is aligned",
+    )
+    how.add_argument(
+        "--explain-step",
+        type=int,
+        nargs="?",
+        const=_EXPLAINED,
+        metavar="N",
+        help=f"record N steps more after the last one ({_EXPLAINED}) for `report explain`; no figure changes",
     )
     how.add_argument("--save-weights", action="store_true", help="write the weights after the last step")
     chips_option(how)

@@ -25,7 +25,7 @@ from levelfield.run.scheduler import CertificateAttempt, Job
 from levelfield.rundir.directory import find_run, read_plan
 from levelfield.specs.base import MOST_NODES, parse
 from levelfield.specs.derivation import Derivation
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import MOST_EXPLAINED, Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 from levelfield.specs.selector import MOST, parse_selector
@@ -125,6 +125,7 @@ def _request(options: argparse.Namespace) -> UserRequest:
         python=options.python,
         assume=options.dry_run,
         save_weights=options.save_weights,
+        explain_steps=_explained(options.explain_step),
         probe=options.probe,
         runtime=options.runtime,
         base_image=base_image(options),
@@ -140,6 +141,13 @@ def _request(options: argparse.Namespace) -> UserRequest:
         devices=_devices(options.devices),
         bmc=bmc_of(options, is_read=not options.dry_run),
     )
+
+
+def _explained(steps: int | None) -> int | None:
+    """Return how many steps are to be recorded after the training; None: none. Raises UsageError."""
+    if steps is not None and not 1 <= steps <= MOST_EXPLAINED:
+        raise UsageError(f"--explain-step: found {steps}, expected 1 to {MOST_EXPLAINED} steps")
+    return steps
 
 
 def choice_of(options: argparse.Namespace, further: Iterable[str] = ()) -> TuningChoice:

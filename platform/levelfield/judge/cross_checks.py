@@ -26,7 +26,7 @@ EARLY_SECONDS = 1.0  # telemetry begins before the training, on the same clock
 LATE_SECONDS = 60.0  # a tool that hangs leaves the readings after it out; a clock of day is set by seconds
 START_SECONDS = 3600.0  # from provenance to the first reading: a large corpus is checked in between
 DRIFT = 0.02  # of the time of day against the monotonic clock; a clock that was set in between drifts
-_FOLDERS = ("events_dir", "capture", "save_weights_dir")  # of job.json: they hold paths
+_FOLDERS = ("events_dir", "capture", "save_weights_dir", "explain_step")  # of job.json: they hold paths
 _STAMP = re.compile(r"(\d{8}T\d{6}Z)_")
 
 

@@ -77,6 +77,7 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
         save_weights=False,
         capture_step=None,
         probe=False,
+        explain_steps=None,
     )
     return Entry(f"{reference.case}:{plan.implementation.label}:{target}:1:{layout.world_size}", alone)
 

@@ -30,7 +30,8 @@ class UserRequest:
     are reached, with all hosts of the site; None for this machine alone. preflight: whether the nodes are measured
     before the training; None: where there are several machines. quiet_machine: others on the machines refuse the run.
     devices: the numbers of the devices of this machine to take; empty: any. base: no vendor and no suite chooses.
-    bmc: how the power of whole nodes is read; None: it is not.
+    bmc: how the power of whole nodes is read; None: it is not. explain_steps: how many steps after the last one are
+    recorded; None: none.
     """
 
     scale: RequestedScale = "auto"
@@ -55,6 +56,7 @@ class UserRequest:
     devices: tuple[int, ...] = ()
     base: bool = False
     bmc: BmcSite | None = None
+    explain_steps: int | None = None
 
 
 @dataclass(frozen=True)

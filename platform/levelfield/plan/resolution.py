@@ -9,7 +9,7 @@ import levelfield
 from levelfield.catalog.lookup import access_of
 from levelfield.contracts.vendor import Vendor, recorded_commands
 from levelfield.corpus.facts import CorpusFacts
-from levelfield.errors import CorpusError, LayoutError
+from levelfield.errors import CorpusError, LayoutError, NotHere
 from levelfield.measure.parameter_counts import parameters
 from levelfield.node import code_digest as node_code
 from levelfield.node.code_digest import folder_digest, shared_folders
@@ -43,6 +43,9 @@ from levelfield.worker.synthetic import synthetic_entropy
 
 NO_ACCESS = FrameworkAccess(device="none", backend="none")  # in a refused plan, whose vendor lacks the framework
 
+STEP_PROFILE = "step_profile.py"  # of a framework: how its steps are recorded
+STEP_MODULE = "levelfield.worker.step_profile"  # the program of a rank whose steps are recorded
+
 __all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders"]
 
 
@@ -69,7 +72,10 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         parameters=parameters(work.model, work.training.sequence_length).total,
         work=work,
         work_digest=work.fingerprint(),
-        implementation=implementation_used(found.implementation, found.folder, found.vendor.device_kind),
+        implementation=_recording(
+            decision.request.explain_steps,
+            implementation_used(found.implementation, found.folder, found.vendor.device_kind),
+        ),
         hardware=hardware,
         access=access_of(found.implementation, found.vendor) or NO_ACCESS,
         tuning=tuning,
@@ -101,6 +107,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         launch=launch_of(decision.request.launch, hardware.nodes, found.adapter),
         preflight=preflight_of(decision.request, hardware.nodes),
         node_power=node_power_of(decision.request.bmc),
+        explain_steps=decision.request.explain_steps,
         bmc=decision.request.bmc,
         platform_version=levelfield.__version__,
     )
@@ -116,6 +123,18 @@ def _check(decision: Decision, arrangement: Arrangement, reason: str) -> None:
         raise LayoutError(why) from None
     refuse_unsupported(found.implementation, arrangement.work, arrangement.tuning, found.vendor.device_kind)
     refuse_choice_of_devices(found.vendor, arrangement.tuning)
+    _refuse_unexplained(decision)
+
+
+def _refuse_unexplained(decision: Decision) -> None:
+    """Raises NotHere where steps are to be recorded and the framework has no profile of its steps."""
+    found, steps = decision.found, decision.request.explain_steps
+    folders = (found.folder, *shared_folders(found.folder))
+    if steps is not None and not any((folder / STEP_PROFILE).exists() for folder in folders):
+        raise NotHere(
+            f"--explain-step: framework {found.implementation.framework} has no {STEP_PROFILE} beside its train.py, so "
+            "its steps cannot be recorded; leave the option out, or see docs/explain.md for how to add one"
+        )
 
 
 def _require(decision: Decision, arrangement: Arrangement) -> None:
@@ -277,6 +296,12 @@ def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> Im
         rests_on=code_digest(folder),
         is_further=file.is_further,
     )
+
+
+def _recording(steps: int | None, used: ImplementationUsed) -> ImplementationUsed:
+    """Return the implementation with the module that records steps as the program, which runs the training's own."""
+    python, *program = used.argv
+    return used if steps is None else used.model_copy(update={"argv": (python, "-m", STEP_MODULE, *program)})
 
 
 def code_digest(folder: Path) -> str:

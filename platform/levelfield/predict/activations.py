@@ -114,7 +114,7 @@ def whole_layer(s: TrainingSetup, mixture: bool = False) -> int:
     hidden = s.tokens * s.model.hidden_size
     inputs = 2 * hidden * s.input_width // (1 if s.memory_model.keeps_gathered_inputs else _sequence_split(s))
     split = 2 * (s.width + s.memory_model.norm_bytes + _mask(s))
-    outside = int(hidden * split) // _sequence_split(s) + inputs + _latents(s)
+    outside = int(hidden * split) // _sequence_split(s) + inputs + _latents(s) + _contexts(s)
     inside = s.tokens * _split_bytes(s, mixture) // s.layout.tensor + _scores(s) + _tensor_copies(s)
     return outside + inside + (_routed(s) if mixture else 0)
 
@@ -153,6 +153,14 @@ def _latents(s: TrainingSetup) -> int:
         return 0
     normed = (latent.query_rank or 0) + latent.key_value_rank
     return s.tokens * (normed * (s.width + s.input_width) + latent.rotary_size * s.width)
+
+
+def _contexts(s: TrainingSetup) -> int:
+    """Return the bytes of other context ranks' keys and values that attention keeps, and of its output, which exists in
+    the pieces of the sequence and joined."""
+    if not s.memory_model.keeps_contexts or s.layout.context == 1:
+        return 0
+    return (s.layout.context - 1) * s.key_value_bytes + s.width * s.tokens * (heads_output(s.model) // s.layout.tensor)
 
 
 def _tensor_copies(s: TrainingSetup) -> int:

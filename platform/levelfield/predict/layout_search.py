@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -137,6 +138,7 @@ class _Search:
         self._left: list[tuple[int, int, TrainingSetup, Footprint]] = []
         self._bytes: dict[Pass, LayerBytes] = {}
         self._seconds: dict[Pass, PassSeconds] = {}
+        self._sizes: dict[tuple[int, ...], list[int]] = {}  # of micro-batches, whatever is sharded
         self._states: tuple[Layout, tuple[StageStates, ...]] | None = None  # of the layout that is searched
 
     def fastest(self, layouts: Iterable[Layout]) -> list[LayoutEstimate]:
@@ -150,9 +152,9 @@ class _Search:
         Memory grows with the micro-batch and with model chunks, and shrinks with recomputation. So the first
         micro-batch that does not fit ends its branch, and where none fits, less recomputation and more chunks end.
         """
-        sizes = _micro_batches(self.question, layout)
+        sizes, uneven = self._allowed(layout), _may_be_uneven(self.question)
         for chunks in _chunks(self.question, layout) if sizes else ():
-            micro_batches = [n for n in sizes if self._can_be(layout, n, chunks)]
+            micro_batches = [n for n in sizes if interleaves(self.question.work, layout, n, chunks, uneven)]
             rows = list(self._rows_of_chunks(layout, chunks, micro_batches))
             yield from rows
             if chunks == 1 and micro_batches and not rows and self._has_enough_left():
@@ -177,14 +179,17 @@ class _Search:
         """Return whether there are rows enough for `beyond`. Until then rows that cannot fit are computed as well."""
         return len(self._left) >= BEYOND
 
-    def _can_be(self, layout: Layout, micro_batch: int, chunks: int) -> bool:
-        """Return whether the rules and the framework allow the row. A wanted layout is predicted for any program."""
+    def _allowed(self, layout: Layout) -> list[int]:
+        """Return the micro-batches that the rules and the framework allow, without the rule of chunks. A wanted layout
+        is predicted for any program. What a framework refuses of a micro-batch, it refuses of each larger one."""
         work, refuses = self.question.work, self.question.offer.refuses
-        if not interleaves(work, layout, micro_batch, chunks, _may_be_uneven(self.question)):
-            return False
-        if not refuses or self.question.wanted.layout is not None:
-            return True
-        return not refused(refuses, work, Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=chunks))
+        key = (layout.data, layout.context, layout.expert, layout.tensor, layout.pipeline, layout.sequence_parallel)
+        sizes = self._sizes.get(key)
+        if sizes is None:
+            sizes = self._sizes[key] = _micro_batches(self.question, layout)
+        if not (refuses and sizes) or self.question.wanted.layout is not None:
+            return sizes
+        return sizes[: bisect_left(sizes, True, key=lambda n: bool(refused(refuses, work, _plain(layout, n))))]
 
     def beyond(self) -> tuple[LayoutEstimate, ...]:
         """Return the rows that ended a branch and need least memory."""
@@ -214,6 +219,10 @@ class _Search:
         time = step_time(setup, machine, pace, each)
         tokens = self.question.work.training.tokens_per_step / time.total / setup.layout.world_size
         return LayoutEstimate(setup.tuning, memory, _fits(self.question, memory), time, tokens)
+
+
+def _plain(layout: Layout, micro_batch: int) -> Tuning:
+    return Tuning(layout=layout, micro_batch=micro_batch)
 
 
 def _pass(setup: TrainingSetup) -> Pass:

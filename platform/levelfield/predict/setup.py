@@ -55,13 +55,12 @@ class TrainingSetup:
     @property
     def end_stages(self) -> tuple[int, ...]:
         """The stages of which one needs most: the first and the last; where layers are of two kinds also the first one
-        between them of each composition; all, where a stage between the ends receives from both sides in buffers for
-        the whole step."""
+        between them of each composition; the second, where it receives from both sides in buffers for the whole
+        step."""
         stages, experts = self.layout.pipeline, self.model.experts
-        if self.memory_model.receives_all and stages > 2:
-            return tuple(range(stages))
         if experts is None or self.model.mixture_layers == self.model.layers:
-            return (0, stages - 1) if stages > 1 else (0,)
+            second = {1} if self.memory_model.receives_all and stages > 2 else set()
+            return tuple(sorted({0, stages - 1} | second))
         return _stages_of_each_kind(self.model.layers, stages, experts.first_layer, experts.every)
 
     @property

@@ -16,6 +16,7 @@ from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, Rea
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError
 from levelfield.judge.collector import collect
+from levelfield.judge.explanation import explained
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import own_ranks
 from levelfield.plan.choices import choices_for
@@ -79,6 +80,8 @@ def run(
     if plan.peak.tflops is None and any(each.is_above_peak for each in result.utilisation):
         measurement.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
+    if paths.step_parts.exists():
+        listener.say(f"its step in parts: run_benchmarks.py report explain {plan.run_id}")
     listener.recorded(paths)
     return result
 
@@ -164,7 +167,11 @@ def finish(paths: RunPaths) -> Result:
     """Write result and report from the raw files. Return the result. A second call writes the same files."""
     result = collect(paths)
     directory.write_atomically(paths.result, dump(result))
-    directory.write_atomically(paths.report, run_report(result, directory.read_plan(paths)))
+    plan = directory.read_plan(paths)
+    directory.write_atomically(paths.report, run_report(result, plan))
+    if plan.explain_steps is not None:
+        with suppress(UsageError):  # `report explain` says why there is nothing to read
+            directory.write_atomically(paths.step_parts, dump(explained(paths)))
     directory.write_status(paths, "done", result.status.word)
     return result
 

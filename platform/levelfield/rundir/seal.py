@@ -53,7 +53,8 @@ FOLDERS = {
     "telemetry": "",
 }  # with the ending of their sealed files
 # What no figure rests on: tensors that are large, and what is computed from the sealed files.
-LEFT_OUT = ("capture", "weights", "status.json", "result.json", "report.md")
+# The events, which are sealed, have the digests of the recorded steps.
+LEFT_OUT = ("capture", "profile", "weights", "status.json", "result.json", "report.md", "step-parts.json")
 _PART_BYTES = 2**20
 MOST_SEALED_BYTES = 2**32  # of a file that is sealed: its digest takes seconds
 

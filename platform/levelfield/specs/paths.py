@@ -45,6 +45,8 @@ class RunPaths:
     preflight = _Inside("preflight.json")  # what nodes and process group reached before the training, where measured
     capture = _Inside("capture")  # the tensors of one step, if they were requested
     weights = _Inside("weights")
+    profile = _Inside("profile")  # the steps that were recorded for --explain-step, as traces
+    step_parts = _Inside("step-parts.json")  # computed from them
 
     def node_telemetry(self, node: int) -> Path:
         """What the vendor's adapter read on a node, on that node's clock."""

@@ -24,6 +24,9 @@ from levelfield.specs.vendor import HOST_KIND, Chip, ContainerOptions, Framework
 
 RuntimeName = Literal["process", "inside", "docker"]
 
+MOST_EXPLAINED = 20  # steps that are recorded after a training
+MOST_RECORD_BYTES = 2**26  # of one step of one rank, compressed
+
 
 class Hardware(Value):
     """The devices of the plan. `assumed`: this machine does not have them, and the plan cannot run.
@@ -241,7 +244,8 @@ class Plan(Document):
     not change the plan, such as a maker's tool that gave no answer; each as a sentence. certificate: the certificate
     that an aligned run needs; None where it needs none. launch: how other machines are reached; None: this
     machine's own processes or containers. preflight: what is measured before the training; None: nothing.
-    node_power: how the power of whole nodes is read; None: it is not. bmc: where, which no file keeps.
+    node_power: how the power of whole nodes is read; None: it is not. bmc: where, which no file keeps. explain_steps:
+    how many steps after the last one are recorded for `report explain`; None: none.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -283,6 +287,7 @@ class Plan(Document):
     preflight: PreflightPlan | None = Field(default=None, json_schema_extra=LATER)
     choices: ChoicesPlan | None = Field(default=None, json_schema_extra=LATER)
     node_power: NodePowerPlan | None = Field(default=None, json_schema_extra=LATER)
+    explain_steps: int | None = Field(default=None, ge=1, le=MOST_EXPLAINED, json_schema_extra=LATER)
     bmc: BmcSite | None = Field(default=None, exclude=True, repr=False)
     platform_version: str
 
@@ -325,7 +330,16 @@ def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
         "capture": None if plan.capture_step is None else {"step": plan.capture_step, "folder": str(paths.capture)},
         "events_dir": str(paths.events),
         "save_weights_dir": str(paths.weights) if plan.save_weights else None,
+        **_explained(plan, paths),
     }
+
+
+def _explained(plan: Plan, paths: RunPaths) -> dict[str, Any]:
+    """Return how many steps after the last one are recorded, and where; nothing for an ordinary training."""
+    if plan.explain_steps is None:
+        return {}
+    folder = str(paths.profile)
+    return {"explain_step": {"steps": plan.explain_steps, "folder": folder, "most_bytes": MOST_RECORD_BYTES}}
 
 
 def _products(plan: Plan) -> dict[str, str]:

@@ -40,9 +40,10 @@ class StepProfile(Protocol):
         """Write into the record what the host does while the context lasts."""
 
     def save(self, folder: str, most_bytes: int) -> dict[str, Any]:
-        """Write each recorded step to <folder>/rank<rank>.step<number>.json.gz and return facts about the records.
+        """Write each recorded step to <folder>/rank<rank>.step<number>.json.gz, in Chrome's trace format.
 
-        A file that would be larger than most_bytes is left out, and the facts say so.
+        Return `files`, the sha256 of each by its name, `left_out`, those that were larger than most_bytes, and
+        `profiler`, its name and version.
         """
 
 

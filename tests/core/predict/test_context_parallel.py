@@ -75,6 +75,25 @@ def test_other_ranks_keys_and_values_take_buffers(gathers: bool, parts: int) -> 
     assert found == 2 * parts * 2 * (8192 // 4) * KEY_VALUE_WIDTH
 
 
+@pytest.mark.parametrize(("layout", "of_each"), [("DP4CP2", 1), ("DP2CP4", 3), ("DP2CP2TP2", 1), ("DP8", 0)])
+def test_a_program_may_keep_what_it_gathered_of_other_ranks(layout: str, of_each: int) -> None:
+    """Keys and values of the other ranks, and attention's output in pieces beside the joined one."""
+    plain, keeps = (
+        predict(
+            replace(
+                asked, constants=asked.constants.model_copy(update={"keeping": keeping.model_copy(update=changes)})
+            ),
+            Tuning(layout=parse_layout(layout).layout, micro_batch=1),
+        ).memory.activations
+        for asked, keeping in [(question(gathers=True), question(gathers=True).constants.keeping)]
+        for changes in ({}, {"keeps_contexts": True})
+    )
+    tensor, context = parse_layout(layout).layout.tensor, parse_layout(layout).layout.context
+    tokens = 8192 // context
+    joined = 4096 if context > 1 else 0
+    assert keeps - plain == 32 * 2 * tokens * (of_each * KEY_VALUE_WIDTH + joined) // tensor
+
+
 def test_states_are_sharded_over_data_times_context() -> None:
     whole, split = estimate("DP8SH1").memory, estimate("DP4CP2SH1").memory
     assert str(parse_layout("DP4CP2SH1").layout) == "DP4CP2TP1PP1SH1SP8"

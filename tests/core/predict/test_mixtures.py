@@ -150,7 +150,7 @@ def test_the_outputs_of_experts_are_weighed_beside_what_is_kept() -> None:
 def test_gates_in_calls_of_their_own_move_more() -> None:
     fused, apart = (experts_forward(QWEN.model, slice_of(setup("DP1", QWEN), unfused)) for unfused in ((), ("gates",)))
     assert apart.moved_bytes - fused.moved_bytes == 18 * 4096 * 8 * 2048
-    assert apart.operations - fused.operations == 10
+    assert apart.operations == fused.operations
     part = slice_of(setup("DP1", QWEN))
     gated = slice_of(setup("DP1", QWEN), ("gates",))
     assert layer_forward(QWEN.model, part, mixture=True) == layer_forward(QWEN.model, gated, mixture=True)

@@ -21,7 +21,7 @@ OWN = ("torch", "deepspeed", "megatron")
 COUNTING = [row for row, fault in Rehearsals(REGISTRY).faults.items() if fault is None and row.framework in OWN]
 HALF_FULL = 2**35  # where a device is emptier, a layer more or less is some per cent, and no plan depends on it
 MORE, LESS, RESERVED = 0.03, 0.04, 0.05  # than planned, of what is allocated; either way, of what is reserved
-ROUGH = 0.06  # torch's context ranks, which keep others' keys and values, and its mixtures under ZeRO 3
+ROUGH = 0.05  # torch's mixtures under ZeRO 2 and 3
 
 
 def question(row: RehearsedRow) -> LayoutQuestion:
@@ -59,7 +59,7 @@ def test_planned_memory_is_near_that_of_a_rehearsal(row: RehearsedRow) -> None:
         return
     asked = question(row)
     allocated, reserved = distance(row, planned(row, asked), asked.constants.keeping.reserve_bytes)
-    rough = row.framework == "torch" and ("CP" in row.layout or ("EP" in row.layout and "SH3" in row.layout))
+    rough = row.framework == "torch" and "EP" in row.layout and ("SH2" in row.layout or "SH3" in row.layout)
     assert -(ROUGH if rough else MORE) <= allocated <= LESS
     assert abs(reserved) <= (ROUGH if rough else RESERVED)
 

@@ -96,10 +96,10 @@ def _check(plan: Plan, paths: RunPaths) -> None:
             f"kubernetes.claim_folder: found the run in {paths.root.parent}, expected it below {site.claim_folder}, "
             f"which all pods and this machine share; give --runs {site.claim_folder}/runs"
         )
-    if site.claim is None and (plan.capture_step is not None or plan.save_weights):
+    if site.claim is None and (plan.capture_step or plan.save_weights or plan.explain_steps):
         raise UsageError(
-            "kubernetes.claim: found none, and weights and captured tensors are too large for a pod's log; name a "
-            "volume that the pods and this machine share"
+            "kubernetes.claim: found none, and weights, captured tensors and recorded steps are too large for a "
+            "pod's log; name a volume that the pods and this machine share"
         )
 
 

@@ -1,0 +1,132 @@
+"""The planned time of models/* beside a bound: what the operations of a rehearsed step take at the chip's full rates.
+
+No chip has timed this code, so nothing can be fitted on it. But a rehearsal has counted its products and its messages
+(docs/verified/rehearsed.json), and no step is faster than these at the rates of the chip, all of them hidden behind
+each other. A plan below its bound is wrong. What a plan has beyond it is named.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from levelfield.catalog.lookup import find
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.support import Rehearsals
+from levelfield.plan.default_layout import Place, question_of
+from levelfield.predict.layout_search import LayoutQuestion, predict
+from levelfield.predict.machines import MachineRates
+from levelfield.predict.operations import BACKWARD, FUSED_ATTENTION_BACKWARD, layer_forward
+from levelfield.predict.pass_timing import kernel_of, slice_of
+from levelfield.predict.setup import TrainingSetup, setup_of
+from levelfield.specs.layout import parse_layout
+from levelfield.specs.recorded_runs import RehearsedRow
+from levelfield.specs.selector import parse_selector
+from levelfield.specs.tuning import Tuning
+
+FRAMEWORKS = ("torch", "deepspeed", "megatron")
+FREE = 1e30  # bytes/s of a memory that takes no time
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A rehearsed row. planned, bound: seconds of a step. beyond: what the plan has more than the bound, by its cause;
+    together they are the difference."""
+
+    row: RehearsedRow
+    planned: float
+    bound: float
+    beyond: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        return self.planned / self.bound
+
+    @property
+    def holds(self) -> bool:
+        return self.planned >= self.bound
+
+
+def bounded(registry: Registry) -> list[Bounded]:
+    """Return every rehearsal beside its plan of now. A change of the code since then is no change of its products."""
+    return [beside(registry, row) for row in Rehearsals(registry).faults if row.framework in FRAMEWORKS]
+
+
+def beside(registry: Registry, row: RehearsedRow) -> Bounded:
+    named = f"{row.case}:{row.framework}:{row.chip}:{row.nodes}:{row.devices}"
+    found = find(registry, parse_selector(named))
+    question = question_of(Place(found, found.case.work("full"), row.nodes, row.devices))
+    assert question is not None
+    tuning = Tuning(
+        layout=parse_layout(row.layout).layout,
+        micro_batch=row.micro_batch,
+        recompute=row.recompute,
+        virtual_pipeline=row.virtual_pipeline,
+    )
+    setup = setup_of(question.work, tuning, False, question.constants.keeping)
+    planned, bound = predict(question, tuning).time.total, bound_seconds(row, setup, question)
+    return Bounded(row, planned, bound, _beyond(question, tuning, planned, bound))
+
+
+def bound_seconds(row: RehearsedRow, setup: TrainingSetup, question: LayoutQuestion) -> float:
+    """Return the longest of what a rank computes and of what it sends and receives, as rehearsed."""
+    return max(_products(row, question.machine) + _attention(setup, question), _messages(row, question.machine))
+
+
+def _products(row: RehearsedRow, machine: MachineRates) -> float:
+    """Return the time of all products at the rate that large ones reach on the chip."""
+    return row.product_flops / machine.matmul_flops_per_second
+
+
+def _attention(s: TrainingSetup, question: LayoutQuestion) -> float:
+    """Return the time of attention's core in the plan's kernel, without the masked half: its FLOPs are no products of
+    the rehearsal. Selective recomputation may keep the core; it is counted once."""
+    machine, pace = question.machine, question.constants.pace
+    again = 1 if s.tuning.recompute == "full" else 0
+    passes = 1 + (BACKWARD if s.memory_model.score_bytes else FUSED_ATTENTION_BACKWARD) + again
+    rate = machine.attention.get(kernel_of(s, machine, pace), machine.matmul_flops_per_second)
+    layers = min(s.layers_of(stage) for stage in range(s.layout.pipeline))
+    return layers * s.micro_batches * passes * layer_forward(s.model, slice_of(s)).attention_flops / rate
+
+
+def _messages(row: RehearsedRow, machine: MachineRates) -> float:
+    """Return the time of the collectives over the fastest link. Of two ranks, a half of each tensor crosses it."""
+    if machine.node is None:
+        return 0.0
+    crossing = (row.gathered_bytes + row.scattered_bytes) / 2 + row.all_reduced_bytes
+    return crossing / machine.node.bytes_per_second
+
+
+def _beyond(question: LayoutQuestion, tuning: Tuning, planned: float, bound: float) -> dict[str, float]:
+    """Return what the plan has beyond the bound: the gaps of calls, then the memory's traffic, then messages and
+    waiting for other stages; the rest are products and attention below the full rates."""
+    pace = question.constants.pace.model_copy(update={"launch_seconds": 0.0})
+    constants = question.constants.model_copy(update={"pace": pace})
+    eager = replace(question, constants=constants)
+    still = replace(eager, machine=replace(question.machine, memory_bytes_per_second=FREE))
+    gapless, moving = predict(eager, tuning).time.total, predict(still, tuning).time
+    computing = moving.compute + moving.imbalance
+    return {
+        "gaps of calls": planned - gapless,
+        "memory traffic": gapless - moving.total,
+        "messages and pipeline": moving.total - computing,
+        "below the full rates": computing - bound,
+    }
+
+
+def bound_words(found: list[Bounded]) -> str:
+    ratios = [each.ratio for each in found]
+    held = f"{sum(each.holds for each in found)} of {len(found)} rehearsed plans"
+    return f"{held}, {statistics.median(ratios):.2f} times in the middle, {max(ratios):.2f} at most"
+
+
+def bound_table(found: Iterable[Bounded]) -> Iterator[str]:
+    causes = ("gaps of calls", "memory traffic", "messages and pipeline", "below the full rates")
+    yield f"| case | framework | chip | devices | layout | micro | planned | bound | times | {' | '.join(causes)} |"
+    yield "|---" * (9 + len(causes)) + "|"
+    for each in found:
+        row, shares = each.row, (f"{each.beyond[cause] / each.planned:.0%}" for cause in causes)
+        named = (row.case, row.framework, row.chip, row.nodes * row.devices, row.layout, row.micro_batch)
+        seconds = f"{each.planned:.2f} s | {each.bound:.2f} s | {each.ratio:.2f}"
+        yield f"| {' | '.join(map(str, named))} | {seconds} | {' | '.join(shares)} |"

@@ -1,0 +1,161 @@
+"""Why one run's step takes longer than another's: the change of each part, which add up to the step's change."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from levelfield.specs.step_parts import BUBBLE, WAITING, Milliseconds, StepParts
+
+AGAIN = "recomputation"  # a part by itself here: what is repeated may be repeated in every part
+_ENOUGH, _MOST_SENTENCES, _MOST_PLACES = 0.9, 3, 2
+_SHARE_OF_PLACE = 0.2  # of a part's change: smaller places are not named
+
+
+@dataclass(frozen=True)
+class PlaceChange:
+    """The change of one place within a part, in milliseconds."""
+
+    where: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class PartChange:
+    """One part before and after, in milliseconds. half: of the change's 95 % interval; None from one step.
+
+    places: those with most of the change, the largest first.
+    """
+
+    part: str
+    before: float
+    after: float
+    half: float | None
+    places: tuple[PlaceChange, ...] = ()
+
+    @property
+    def ms(self) -> float:
+        return self.after - self.before
+
+    @property
+    def row(self) -> tuple[str, float, float, float | None]:
+        return self.part, self.before, self.after, self.half
+
+
+@dataclass(frozen=True)
+class StepDifference:
+    """From one run's step to another's. changes: of all parts, the largest first. explained: the share of the whole
+    change that `sentences` explain."""
+
+    whole: PartChange
+    changes: tuple[PartChange, ...]
+    sentences: tuple[str, ...]
+    explained: float
+
+
+def step_difference(before: StepParts, after: StepParts) -> StepDifference:
+    """Return the difference of two runs of equal work."""
+    whole = PartChange("step", before.step.mean, after.step.mean, _half(before.step, after.step))
+    changes = tuple(sorted(_changes(before, after), key=lambda each: -abs(each.ms)))
+    named = _named(changes, whole.ms)
+    sentences = tuple(_sentence(each, whole, after) for each in named)
+    explained = 1 - abs(whole.ms - sum(each.ms for each in named)) / abs(whole.ms) if whole.ms else 0.0
+    return StepDifference(whole, changes, sentences, max(0.0, explained))
+
+
+def is_beyond_spread(change: PartChange) -> bool:
+    """Return whether a change is more than the spread of the recorded steps; True where that is not known."""
+    return change.half is None or not abs(change.ms) <= change.half
+
+
+def _changes(before: StepParts, after: StepParts) -> Iterator[PartChange]:
+    own, others = _own(before), _own(after)
+    first, second = _places(before), _places(after)
+    nothing = Milliseconds(mean=0.0)
+    for part in dict.fromkeys([*own, *others]):
+        a, b = own.get(part, nothing), others.get(part, nothing)
+        places = {key[1] for key in (*first, *second) if key[0] == part}
+        moved = [PlaceChange(name, second[part, name] - first[part, name]) for name in sorted(places)]
+        moved.sort(key=lambda each: -abs(each.ms))
+        yield PartChange(part, a.mean, b.mean, _half(a, b), tuple(moved[:_MOST_PLACES]))
+
+
+def _own(parts: StepParts) -> dict[str, Milliseconds]:
+    """Return the parts without what they repeat, and that as one part more. They add up to the step."""
+    found: dict[str, Milliseconds] = {each.part: _less(each.time, each.recompute_ms) for each in parts.parts}
+    again = sum(each.recompute_ms for each in parts.parts)
+    return {**found, **({AGAIN: Milliseconds(mean=again)} if again else {})}
+
+
+def _less(time: Milliseconds, ms: float) -> Milliseconds:
+    low, high = (None if end is None else end - ms for end in (time.low, time.high))
+    return Milliseconds(mean=max(0.0, time.mean - ms), low=low, high=high)
+
+
+def _places(parts: StepParts) -> defaultdict[tuple[str, str], float]:
+    """Return the mean over the ranks of each place's time, by part and place."""
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for rank in parts.ranks:
+        for place in rank.places:
+            part = AGAIN if place.phase == "recompute" else place.part
+            where = f"{place.part} of the blocks" if part == AGAIN else place.where
+            found[part, where] += place.ms / len(parts.ranks)
+    return found
+
+
+def _half(before: Milliseconds, after: Milliseconds) -> float | None:
+    """Return half of the interval of a difference of two means, whose errors are independent."""
+    halves = [each.high - each.mean for each in (before, after) if each.high is not None]
+    return float(sum(half**2 for half in halves) ** 0.5) if halves else None
+
+
+def _named(changes: Sequence[PartChange], whole: float) -> list[PartChange]:
+    """Return the largest changes, up to three, that together are within a tenth of the whole change."""
+    found: list[PartChange] = []
+    for each in changes[:_MOST_SENTENCES]:
+        if found and abs(whole - sum(one.ms for one in found)) <= (1 - _ENOUGH) * abs(whole):
+            break
+        found.append(each)
+    return found
+
+
+def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
+    said = f"{change.part} takes {_amount(change.ms)} ({_percent(change.ms, whole.ms)} of the change)"
+    places = [each for each in change.places if abs(each.ms) >= _SHARE_OF_PLACE * abs(change.ms)]
+    if places and change.part not in (WAITING, BUBBLE, places[0].where):
+        said += ": " + ", ".join(f"{each.where} {each.ms:+.1f} ms" for each in places)
+    return said + _by_late(change, after)
+
+
+def _amount(ms: float) -> str:
+    return f"{abs(ms):.1f} ms {'more' if ms > 0 else 'less'}"
+
+
+def _percent(ms: float, whole: float) -> str:
+    return f"{ms / whole:.0%}" if whole else "none"
+
+
+def _by_late(change: PartChange, after: StepParts) -> str:
+    """Return which rank is late and where, for a part that is waiting for it."""
+    if change.part != WAITING or change.ms <= 0 or not after.late:
+        return ""
+    late = after.late[0]
+    where = "" if late.longer_ms is None else f", whose {late.part} in {late.where} takes {late.longer_ms:.1f} ms more"
+    return f": for rank {late.rank}{where} than its peers'" if where else f": for rank {late.rank}"
+
+
+def as_values(difference: StepDifference) -> Mapping[str, object]:
+    """Return the difference for JSON."""
+
+    def values(change: PartChange) -> dict[str, object]:
+        places = [{"where": each.where, "ms": each.ms} for each in change.places]
+        return {"part": change.part, "before_ms": change.before, "after_ms": change.after, "change_ms": change.ms,
+                "half_ms": change.half, "places": places}  # fmt: skip
+
+    return {
+        "whole": values(difference.whole),
+        "changes": [values(each) for each in difference.changes],
+        "sentences": list(difference.sentences),
+        "explained": difference.explained,
+    }

@@ -1,0 +1,170 @@
+"""The parts of a run's step from its raw files: the recorded steps of its ranks, whose digests its events have."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from levelfield.errors import UsageError
+from levelfield.measure.step_parts import (
+    RankLayout,
+    StepTime,
+    kernels,
+    late_ranks,
+    mean_parts,
+    milliseconds,
+    overhead,
+    parts_by_step,
+    rank_parts,
+    warnings,
+)
+from levelfield.measure.step_timeline import Timeline, timeline
+from levelfield.node.regular_files import read_regular
+from levelfield.rundir.directory import read_plan
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
+from levelfield.rundir.preflight_events import measured_by
+from levelfield.specs.base import load
+from levelfield.specs.layout import Layout
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import MOST_RECORD_BYTES
+from levelfield.specs.step_parts import StepParts
+
+STEP, PROFILE = "profiled_step", "step_profile"  # the worker's events (worker/step_profile.py)
+_MOST_TRACE_BYTES = 2**31  # of one record, unpacked
+_FILE = re.compile(r"rank(\d{1,7})\.step(\d{1,4})\.json\.gz", re.ASCII)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run whose steps were recorded. ranks: how many there are."""
+
+    run_id: str
+    framework: str
+    ranks: int
+    layout: RankLayout
+
+
+@dataclass
+class _Recorded:
+    """What the ranks recorded: times of the further steps, timelines by step and rank, and what is missing."""
+
+    times: list[StepTime] = field(default_factory=list)
+    steps: dict[int, dict[int, Timeline]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    profilers: set[str] = field(default_factory=set)
+
+
+def step_parts(paths: RunPaths) -> StepParts:
+    """Return the parts of the run's step, computed at its end, or now. Raises UsageError as `explained`."""
+    return load(StepParts, paths.step_parts) if paths.step_parts.exists() else explained(paths)
+
+
+def explained(paths: RunPaths) -> StepParts:
+    """Compute the parts of the run's step from its recorded steps. Raises UsageError where there is none to read."""
+    plan = read_plan(paths)
+    if plan.explain_steps is None:
+        raise UsageError(
+            f"{plan.run_id}: found no recorded steps, expected a run with --explain-step; run it again with that option"
+        )
+    run = RecordedRun(plan.run_id, plan.implementation.framework, plan.world_size, layout_of(plan.tuning.layout))
+    return parts_of(run, paths.events, paths.profile)
+
+
+def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
+    """Compute the parts of a step from the events and the recorded steps of all ranks. Raises UsageError without one.
+
+    events, profile: the folders of the ranks' events and of the recorded steps.
+    """
+    found = _recorded(run.ranks, events, profile)
+    whole_steps = {number: step for number, step in sorted(found.steps.items()) if len(step) == run.ranks}
+    cost = overhead(found.times)
+    if not whole_steps or cost is None:
+        said = "; ".join(found.missing) or "no rank recorded one, so the training ended before"
+        raise UsageError(f"{run.run_id}: found no step that every rank recorded: {said}")
+    layout = run.layout
+    ranks = rank_parts(whole_steps, layout)
+    lines = [line for step in whole_steps.values() for line in step.values()]
+    step = milliseconds([fmean(line.ms for line in each.values()) for each in whole_steps.values()])
+    parts, ran = mean_parts(ranks, parts_by_step(whole_steps, layout)), kernels(lines)
+    return StepParts(
+        run_id=run.run_id,
+        framework=run.framework,
+        profiler=", ".join(sorted(found.profilers)) or "unknown",
+        device="accelerator" if any(line.has_device for line in lines) else "processor",
+        recorded_steps=len(whole_steps),
+        step=step,
+        overhead=cost,
+        parts=parts,
+        ranks=ranks,
+        late=late_ranks(ranks),
+        kernels=ran,
+        warnings=tuple(warnings(step.mean, parts, ran)),
+        missing=tuple(found.missing),
+    )
+
+
+def layout_of(layout: Layout) -> RankLayout:
+    """Return how a layout arranges its ranks: tensor-parallel ones are neighbours, stages are apart."""
+    sizes = (layout.data, layout.context, layout.tensor, layout.pipeline)
+    return RankLayout(layout.data * layout.context * layout.tensor, sum(size > 1 for size in sizes) <= 1)
+
+
+def _recorded(ranks: int, events: Path, profile: Path) -> _Recorded:
+    found = _Recorded()
+    for rank in range(ranks):
+        measured = measured_by(events / f"rank{rank}.jsonl")
+        found.times += [time for values in measured.get(STEP, ()) for time in _time(rank, values)]
+        said = next(iter(measured.get(PROFILE, ())), {})
+        if failed := said.get("failed"):
+            found.missing.append(f"rank {rank}: {str(failed)[:300]}")
+        found.missing += [
+            f"{str(name)[:60]}: larger than {MOST_RECORD_BYTES:,} bytes" for name in listed(said.get("left_out"))
+        ]
+        found.profilers |= {str(said["profiler"])[:60]} if "profiler" in said else set()
+        _read_records(profile, rank, mapping(said.get("files")), _counted(measured.get(STEP, ())), found)
+    return found
+
+
+def _time(rank: int, values: Event) -> Iterator[StepTime]:
+    """Give the time of a further step that counts; nothing for a warm-up and for a damaged event."""
+    try:
+        if values["counted"]:
+            ms = (whole(values["end_ns"]) - whole(values["begin_ns"])) / 1e6
+            yield StepTime(rank, whole(values["number"]), bool(values["recorded"]), ms)
+    except DAMAGED:
+        return
+
+
+def _counted(events: Any) -> set[int]:
+    return {time.number for values in events for time in _time(0, values) if time.is_recorded}
+
+
+def _read_records(profile: Path, rank: int, files: Mapping[str, Any], counted: set[int], found: _Recorded) -> None:
+    """Read a rank's records of the steps that count. What cannot be read is said in `missing`."""
+    for name, digest in files.items():
+        match = _FILE.fullmatch(name)
+        if match is None or int(match[1]) != rank or int(match[2]) not in counted:
+            continue
+        try:
+            content = read_regular(profile / name, largest=MOST_RECORD_BYTES)
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise ValueError("changed after the run ended: its digest is not that of the rank's event")
+            found.steps.setdefault(int(match[2]), {})[rank] = timeline(trace_of(content))
+        except (OSError, zlib.error, *DAMAGED) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            found.missing.append(f"{name}: {why or type(error).__name__}")
+
+
+def trace_of(content: bytes) -> Event:
+    """Return the trace of a compressed record. Raises ValueError for one that is cut short, or unpacks to too much."""
+    unpacker = zlib.decompressobj(wbits=31)
+    text = unpacker.decompress(content, _MOST_TRACE_BYTES)
+    if not unpacker.eof:
+        raise ValueError(f"cut short, or larger than {_MOST_TRACE_BYTES:,} bytes unpacked")
+    return event_of(text)

@@ -1,0 +1,401 @@
+"""The parts of a run's step from the timelines of its ranks: who waited for whom, means with intervals, warnings.
+
+A wait for a message is divided at the time when its last rank came: before it is waiting (for a rank of another stage
+the pipeline's bubble), after it the transfer. Ranks with clocks of other machines are first shifted, so that their
+collectives end together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+from typing import NamedTuple, TypeVar
+
+from levelfield.measure.step_timeline import CORE, UNEXPLAINED, Message, Slice, Timeline
+from levelfield.measure.student import t_quantile
+from levelfield.specs.step_parts import (
+    BUBBLE,
+    COMMUNICATION,
+    PARTS,
+    WAITING,
+    Kernel,
+    KernelKind,
+    LateRank,
+    Milliseconds,
+    Overhead,
+    PartTime,
+    Place,
+    RankParts,
+    WaitedFor,
+)
+
+PlaceKey = tuple[str, str, str]  # part, where, phase
+MessageEnd = tuple[int, int]  # the rank, and the number of the message on it
+Groups = dict[tuple[object, ...], list[MessageEnd]]
+Times = defaultdict[str, float]  # milliseconds by part, or by kind of message
+K = TypeVar("K")
+OTHERS, BETWEEN = "others", "between modules"
+_MOST_PLACES, _MOST_KERNELS = 300, 60
+_LEAST_SHARE = 0.001  # of the step: smaller places are `others`
+_LATE_SHARE, _SLOW_SHARE, _LARGE_SHARE = 0.02, 0.05, 0.05  # of the step: what gets a sentence
+# The first that fits a name. torch's attention by math is a product, a softmax and a product.
+_KERNEL_KINDS: tuple[tuple[re.Pattern[str], KernelKind], ...] = (
+    (re.compile(r"cudnn.*(attention|sdpa|fmha)|cudnn_generated_.*fort_native_sdpa", re.I), "cudnn"),
+    (re.compile(r"flash", re.I), "flash"),
+    (re.compile(r"efficient|fmha", re.I), "efficient"),
+    (re.compile(r"softmax|attention_math", re.I), "math"),
+    (re.compile(r"gemm|cutlass|cublas|nvjet|matmul|::b?mm|addmm|_mm\b|linear_pointwise|product", re.I), "product"),
+)
+_TYPES = {"float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """How ranks are arranged. stage_ranks: the ranks of one pipeline stage. is_plain: all ranks form one group."""
+
+    stage_ranks: int
+    is_plain: bool
+
+    def stage(self, rank: int) -> int:
+        return rank // self.stage_ranks
+
+    def peer(self, rank: int, stage: int) -> int:
+        """Return the rank of another stage that a rank sends to and receives from."""
+        return stage * self.stage_ranks + rank % self.stage_ranks
+
+
+class StepTime(NamedTuple):
+    """One of the further steps on one rank, in milliseconds."""
+
+    rank: int
+    number: int
+    is_recorded: bool
+    ms: float
+
+
+@dataclass
+class _Sums:
+    """One rank's step: milliseconds and counts by place, how long it waited for others, and overlapped messages."""
+
+    ms: defaultdict[PlaceKey, float]
+    count: defaultdict[PlaceKey, float]
+    waited: Mapping[int, float]
+    overlapped: Times
+    total: float
+
+
+def divided(step: Mapping[int, Timeline], layout: RankLayout) -> dict[int, tuple[list[Slice], dict[int, float]]]:
+    """Return the slices of each rank, with waits divided from transfers, and how long it waited for which rank."""
+    groups = _groups(step, layout)
+    origins = origins_of(step, groups)
+    arrivals = last_arrivals(step, groups, origins)
+    found = {}
+    for rank, line in step.items():
+        waited: defaultdict[int, float] = defaultdict(float)
+        slices = [
+            piece for each in line.slices for piece in _divided(each, rank, arrivals, layout, origins[rank], waited)
+        ]
+        found[rank] = slices, dict(waited)
+    return found
+
+
+def _divided(
+    each: Slice,
+    rank: int,
+    arrivals: Mapping[MessageEnd, tuple[float, int]],
+    layout: RankLayout,
+    origin: float,
+    waited: defaultdict[int, float],
+) -> Iterator[Slice]:
+    last = None if each.message is None else arrivals.get((rank, each.message))
+    if last is None or last[1] == rank:
+        yield each
+        return
+    came = min(max(last[0] - origin, each.start), each.end)
+    if came > each.start:
+        part = BUBBLE if layout.stage(last[1]) != layout.stage(rank) else WAITING
+        waited[last[1]] += came - each.start
+        yield each._replace(part=part, where=f"rank {last[1]}, {each.part}", end=came)
+    if each.end > came:
+        yield each._replace(start=came)
+
+
+def last_arrivals(
+    step: Mapping[int, Timeline], groups: Groups, origins: Mapping[int, float]
+) -> dict[MessageEnd, tuple[float, int]]:
+    """Return when, in milliseconds of the common clock, and by which rank each message was joined last."""
+    found: dict[MessageEnd, tuple[float, int]] = {}
+    for members in groups.values():
+        times = [(origins[rank] + step[rank].messages[number].start, rank) for rank, number in members]
+        found.update(dict.fromkeys(members, max(times)) if len(members) > 1 else {})
+    return found
+
+
+def _groups(step: Mapping[int, Timeline], layout: RankLayout) -> Groups:
+    """Return the ends of each message by what identifies it."""
+    groups: Groups = defaultdict(list)
+    for rank, line in step.items():
+        seen: Counter[tuple[object, ...]] = Counter()
+        for number, message in enumerate(line.messages):
+            key = _key(message, rank, layout)
+            if key is not None:
+                groups[(*key, seen[key])].append((rank, number))
+                seen[key] += 1
+    return groups
+
+
+def _key(message: Message, rank: int, layout: RankLayout) -> tuple[object, ...] | None:
+    """Return what both ends of a message have in common; None where the trace does not say who takes part."""
+    if message.direction:
+        peer = layout.peer(rank, message.peer)
+        way = (rank, peer) if message.direction == "send" else (peer, rank)
+        return None if message.peer < 0 else ("between two", *way)
+    if message.kind == "send/receive" or not (message.ranks or layout.is_plain):
+        return None
+    return message.kind, message.size, message.ranks
+
+
+def origins_of(step: Mapping[int, Timeline], groups: Groups) -> dict[int, float]:
+    """Return when each rank's step began, in milliseconds of a common clock that is 0 when the first rank's did.
+
+    A rank of another machine has another clock: its collectives are taken to end when the first rank's do.
+    """
+    first = min(step)
+    found = {rank: (line.origin_ns - step[first].origin_ns) / 1e6 for rank, line in step.items()}
+    apart: dict[int, list[float]] = defaultdict(list)
+    for members in groups.values():
+        ends = {rank: step[rank].messages[number] for rank, number in members}
+        for rank, message in ends.items() if first in ends and not ends[first].direction else ():
+            apart[rank].append(ends[first].end - message.end)
+    elsewhere = [rank for rank, line in step.items() if line.host != step[first].host and apart[rank]]
+    return {**found, **{rank: median(apart[rank]) for rank in elsewhere}}
+
+
+def sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -> _Sums:
+    """Return one rank's step, added up by place."""
+    ms: defaultdict[PlaceKey, float] = defaultdict(float)
+    count: defaultdict[PlaceKey, float] = defaultdict(float)
+    exposed: defaultdict[int, float] = defaultdict(float)
+    seen: set[tuple[PlaceKey, int]] = set()
+    for each in slices:
+        key = (each.part, each.where or BETWEEN, each.phase)
+        ms[key] += each.ms
+        if each.message is None:
+            count[key] += 1
+        else:
+            exposed[each.message] += each.ms
+            count[key] += (key, each.message) not in seen
+            seen.add((key, each.message))
+    overlapped: Times = defaultdict(float)
+    for number, message in enumerate(line.messages):
+        overlapped[message.kind] += max(0.0, message.end - message.start - exposed[number])
+    return _Sums(ms, count, waited, overlapped, line.ms)
+
+
+def rank_parts(steps: Mapping[int, Mapping[int, Timeline]], layout: RankLayout) -> tuple[RankParts, ...]:
+    """Return the parts of each rank. steps: timelines by number of the step and by rank."""
+    by_rank: dict[int, list[_Sums]] = defaultdict(list)
+    for step in steps.values():
+        for rank, (slices, waited) in divided(step, layout).items():
+            by_rank[rank].append(sums(step[rank], slices, waited))
+    return tuple(_rank(rank, found, layout) for rank, found in sorted(by_rank.items()))
+
+
+def _rank(rank: int, found: Sequence[_Sums], layout: RankLayout) -> RankParts:
+    waited = {other for each in found for other in each.waited}
+    mean = {other: fmean(each.waited.get(other, 0.0) for each in found) for other in sorted(waited)}
+    return RankParts(
+        rank=rank,
+        stage=layout.stage(rank),
+        step=milliseconds([each.total for each in found]),
+        parts=_parts(found),
+        places=_places(found),
+        waited_for=tuple(WaitedFor(rank=other, ms=ms) for other, ms in mean.items()),
+    )
+
+
+def _parts(found: Sequence[_Sums]) -> tuple[PartTime, ...]:
+    by_part: list[Times] = [defaultdict(float) for _ in found]
+    again: list[Times] = [defaultdict(float) for _ in found]
+    for each, total, repeated in zip(found, by_part, again, strict=True):
+        for (part, _, phase), ms in each.ms.items():
+            total[part] += ms
+            repeated[part] += ms if phase == "recompute" else 0.0
+    parts = [part for part in PARTS if any(total[part] for total in by_part) or any(s.overlapped[part] for s in found)]
+    return tuple(
+        PartTime(
+            part=part,
+            time=milliseconds([total[part] for total in by_part]),
+            recompute_ms=fmean(each[part] for each in again),
+            overlapped_ms=fmean(each.overlapped[part] for each in found),
+        )
+        for part in parts
+    )
+
+
+def _places(found: Sequence[_Sums]) -> tuple[Place, ...]:
+    ms: defaultdict[PlaceKey, float] = defaultdict(float)
+    count: defaultdict[PlaceKey, float] = defaultdict(float)
+    for each in found:
+        for key, value in each.ms.items():
+            ms[key] += value / len(found)
+            count[key] += each.count[key] / len(found)
+    least = _LEAST_SHARE * fmean(each.total for each in found)
+    kept = {key for key in _longest(ms)[:_MOST_PLACES] if ms[key] >= least}
+    for key in [key for key in ms if key not in kept]:
+        rest = (key[0], OTHERS, key[2])
+        ms[rest] += ms.pop(key)
+        count[rest] += count.pop(key)
+    return tuple(
+        Place.model_validate({"part": key[0], "where": key[1], "phase": key[2], "ms": ms[key], "count": count[key]})
+        for key in _longest(ms)
+    )
+
+
+def mean_parts(ranks: Sequence[RankParts], steps: Sequence[Mapping[str, float]]) -> tuple[PartTime, ...]:
+    """Return the mean over the ranks. steps: for each recorded step, the mean of each part over the ranks."""
+    found = []
+    for part in PARTS:
+        own = [each for rank in ranks for each in rank.parts if each.part == part]
+        if own:
+            again, overlapped = (
+                sum(getattr(each, name) for each in own) / len(ranks) for name in ("recompute_ms", "overlapped_ms")
+            )
+            time = milliseconds([step.get(part, 0.0) for step in steps])
+            found.append(PartTime(part=part, time=time, recompute_ms=again, overlapped_ms=overlapped))
+    return tuple(found)
+
+
+def parts_by_step(steps: Mapping[int, Mapping[int, Timeline]], layout: RankLayout) -> list[dict[str, float]]:
+    """Return, for each step, the mean of each part over the ranks."""
+    found = []
+    for step in steps.values():
+        total: Times = defaultdict(float)
+        for slices, _ in divided(step, layout).values():
+            for each in slices:
+                total[each.part] += each.ms / len(step)
+        found.append(dict(total))
+    return found
+
+
+def milliseconds(values: Sequence[float]) -> Milliseconds:
+    """Return the mean of some steps with its 95 % interval, which one step does not have."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return Milliseconds(mean=mean)
+    half = t_quantile(0.025, len(values) - 1) * stdev(values) / len(values) ** 0.5
+    return Milliseconds(mean=mean, low=mean - half, high=mean + half)
+
+
+def overhead(times: Iterable[StepTime]) -> Overhead | None:
+    """Return what recording costs, by pairs of steps that took turns; None without a pair.
+
+    A step of all ranks takes as long as its slowest one.
+    """
+    slowest: dict[tuple[int, bool], float] = {}
+    for each in times:
+        key = each.number, each.is_recorded
+        slowest[key] = max(slowest.get(key, 0.0), each.ms)
+    pairs = [(slowest[n, False], slowest[n, True]) for n in sorted({n for n, _ in slowest}) if (n, False) in slowest]
+    pairs = [(plain, recorded) for plain, recorded in pairs if plain > 0]
+    if not pairs:
+        return None
+    ratios = milliseconds([recorded / plain for plain, recorded in pairs])
+    return Overhead(
+        plain_ms=milliseconds([plain for plain, _ in pairs]),
+        recorded_ms=milliseconds([recorded for _, recorded in pairs]),
+        ratio=ratios.mean - 1,
+        low=None if ratios.low is None else ratios.low - 1,
+        high=None if ratios.high is None else ratios.high - 1,
+    )
+
+
+def late_ranks(ranks: Sequence[RankParts]) -> tuple[LateRank, ...]:
+    """Return the ranks that others of their stage waited for, the one that was waited for longest first.
+
+    What a rank waited itself is taken off: ranks that are late in turn, as on a busy machine, are none.
+    """
+    waited: defaultdict[int, float] = defaultdict(float)
+    stages = {each.rank: each.stage for each in ranks}
+    for each in ranks:
+        for other in each.waited_for:
+            if stages.get(other.rank) == each.stage:
+                peers = list(stages.values()).count(each.stage) - 1
+                waited[other.rank] += other.ms / peers
+                waited[each.rank] -= other.ms
+    step = fmean(each.step.mean for each in ranks)
+    late = [(rank, waited[rank]) for rank in _longest(waited) if waited[rank] >= _LATE_SHARE * step]
+    return tuple(_late(rank, ms, ranks) for rank, ms in late)
+
+
+def _late(rank: int, waited: float, ranks: Sequence[RankParts]) -> LateRank:
+    own = next(each for each in ranks if each.rank == rank)
+    peers = [each for each in ranks if each.stage == own.stage and each.rank != rank]
+    mine, theirs = work_by_place(own), [work_by_place(each) for each in peers]
+    longer = {key: ms - median(each.get(key, 0.0) for each in theirs) for key, ms in mine.items()}
+    (part, where), most = max(longer.items(), key=lambda item: item[1], default=((None, None), 0.0))
+    if most <= 0:
+        return LateRank(rank=rank, waited_ms=waited, part=None, where=None, longer_ms=None)
+    return LateRank.model_validate({"rank": rank, "waited_ms": waited, "part": part, "where": where, "longer_ms": most})
+
+
+def work_by_place(rank: RankParts) -> dict[tuple[str, str], float]:
+    """Return a rank's own work by part and place: no messages, no waiting."""
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for place in rank.places:
+        if place.part not in (*COMMUNICATION, WAITING, BUBBLE) and place.where != OTHERS:
+            found[place.part, place.where] += place.ms
+    return dict(found)
+
+
+def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
+    """Return the kernels that ran, or the operations of a processor, the longest first: the mean over ranks' steps."""
+    ms: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+    count: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+    for line in lines:
+        for each in line.kernels or [each for each in line.slices if each.operation and each.message is None]:
+            key = (each.part, each.operation, each.dtype)
+            ms[key] += each.ms / len(lines)
+            count[key] += 1 / len(lines)
+    found = [
+        Kernel.model_validate(
+            {
+                "part": part,
+                "name": name,
+                "kind": kernel_kind(name),
+                "dtype": _TYPES.get(dtype, dtype or None),
+                "ms": ms[part, name, dtype],
+                "count": count[part, name, dtype],
+            }
+        )
+        for part, name, dtype in _longest(ms)
+        if part in PARTS
+    ]
+    # a short kernel of attention's core tells how attention was computed
+    return tuple(each for place, each in enumerate(found) if place < _MOST_KERNELS or each.part == CORE)
+
+
+def _longest(ms: Mapping[K, float]) -> list[K]:
+    return sorted(ms, key=lambda key: -ms[key])
+
+
+def kernel_kind(name: str) -> KernelKind:
+    return next((kind for pattern, kind in _KERNEL_KINDS if pattern.search(name)), "other")
+
+
+def warnings(step_ms: float, parts: Sequence[PartTime], found: Sequence[Kernel]) -> Iterator[str]:
+    """Give sentences about what a reader should see first."""
+    share: dict[str, float] = {each.part: each.time.mean / step_ms for each in parts}
+    if share.get(UNEXPLAINED, 0.0) >= _LARGE_SHARE:
+        named = [each.name for each in found if each.part == UNEXPLAINED][:3]
+        yield f"unexplained: {share[UNEXPLAINED]:.0%} of the step, most of it {', '.join(named)}"
+    core = [each for each in found if each.part == CORE]
+    if any(each.kind == "math" for each in core) and share.get(CORE, 0.0) >= _SLOW_SHARE:
+        names = ", ".join(each.name for each in core[:3])
+        yield f"attention by math: {share[CORE]:.0%} of the step ({names})"
+    reduced = sum(each.ms for each in found if each.dtype == "fp32" and "tf32" in each.name.lower())
+    if reduced >= _SLOW_SHARE * step_ms:
+        yield f"products in TF32 of float32 values: {reduced / step_ms:.0%} of the step"

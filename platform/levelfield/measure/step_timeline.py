@@ -1,0 +1,389 @@
+"""One recorded step of one rank, from the events of a trace into slices of time that follow one another without a gap.
+
+The events are those of Chrome's trace format as Kineto writes them, with the spans `lf/PART/NAME` of the framework's
+module `step_profile` (docs/explain.md). With kernels in the trace, the device's timeline is divided; without, the
+thread of the processor that runs the step is the device. Times are in milliseconds from the start of the step.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from levelfield.specs.step_parts import COMMUNICATION, PARTS
+
+Event = Mapping[str, Any]
+MARK = "lf/"
+UNEXPLAINED, HOST, INPUT, CORE, SMALL = "unexplained", "host", "input", "attention core", "elementwise"
+COLLECTION = "garbage collection"
+_BACKWARD = "autograd::engine::evaluate_function: "
+_COPIES = "FSDP::"  # what FSDP2 does in the context of a module: copies into and out of messages
+_CORE = re.compile(r"scaled_dot_product|flash_attn|_flash_attention|_efficient_attention|fused_attn", re.I)
+_KINDS = (
+    (re.compile(r"reduce_?scatter", re.I), "reduce-scatter"),
+    (re.compile(r"all_?gather", re.I), "all-gather"),
+    (re.compile(r"all_?reduce", re.I), "all-reduce"),
+    (re.compile(r"all_?to_?all", re.I), "all-to-all"),
+    (re.compile(r"send|recv", re.I), "send/receive"),
+    (re.compile(r"broadcast|barrier|gather|scatter|reduce", re.I), "other messages"),
+)
+_MESSAGE_KERNEL = re.compile(r"nccl|rccl|hccl", re.I)
+_THREADED = "gloo:"  # a message of gloo, on a thread of its own
+_OPERATION = re.compile(r"^(c10d|_c10d_functional(_autograd)?)::|^record_param_comms")
+_WAITS = "wait_tensor"  # of _c10d_functional: it only waits
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
+
+
+class Context(NamedTuple):
+    """What a thread does at one time. part: None where nobody says it. where: a module or a method.
+
+    phase: forward, backward or recompute. operation: the innermost one; empty between operations. kind: of the message
+    that a thread is handing over.
+    """
+
+    part: str | None = None
+    where: str = ""
+    phase: str = "forward"
+    operation: str = ""
+    kind: str = ""
+    dtype: str = ""
+    is_backward: bool = False
+
+
+class Slice(NamedTuple):
+    """A piece of the step. message: the number of the message that it waits for, in `Timeline.messages`; None: none."""
+
+    start: float
+    end: float
+    part: str
+    where: str = ""
+    phase: str = "forward"
+    operation: str = ""
+    dtype: str = ""
+    message: int | None = None
+
+    @property
+    def ms(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Message:
+    """A collective, or one end of a message between two ranks.
+
+    peer: of a message between two ranks, the other rank in its group; -1 for a collective. ranks: the group; empty
+    where the trace does not say it.
+    """
+
+    kind: str
+    start: float
+    end: float
+    size: str = ""
+    direction: str = ""
+    peer: int = -1
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """origin_ns: when the step began, by the clock of the node. has_device: whether kernels of a device were seen."""
+
+    origin_ns: int
+    ms: float
+    slices: tuple[Slice, ...]
+    messages: tuple[Message, ...]
+    host: str
+    has_device: bool
+    kernels: tuple[Slice, ...] = ()
+
+
+class _Host(NamedTuple):
+    """An event of a thread, in milliseconds of the trace."""
+
+    start: float
+    end: float
+    name: str
+    category: str
+    args: Mapping[str, Any]
+
+
+class _Piece(NamedTuple):
+    start: float
+    end: float
+    context: Context
+
+
+def timeline(trace: Mapping[str, Any]) -> Timeline:
+    """Return the recorded step of a trace. Raises ValueError where the trace holds no step."""
+    events = [event for event in trace.get("traceEvents", ()) if event.get("ph") == "X" and "dur" in event]
+    if wrong := next((event for event in events if not 0 <= event["ts"] + event["dur"] < math.inf), None):
+        raise ValueError(f"event {str(wrong.get('name'))[:60]!r}: found ts {wrong['ts']} and dur {wrong['dur']}")
+    step = next((event for event in events if event.get("name") == f"{MARK}step"), None)
+    if step is None:
+        raise ValueError(f"found {len(events)} events and none named '{MARK}step', expected the span of one step")
+    begin, end = step["ts"] / 1e3, (step["ts"] + step["dur"]) / 1e3
+    threads = _threads(events)
+    walk = _Walk()
+    pieces = {tid: walk.pieces(threads[tid]) for tid in sorted(threads, key=lambda tid: tid != step["tid"])}
+    host = [piece for piece in pieces[step["tid"]] if piece.end > begin and piece.start < end]
+    kernels = _kernels(events, walk.launched)
+    messages = sorted(_messages(events, threads, walk.launched), key=lambda each: each.start)
+    messages = [each for each in messages if each.end > begin and each.start < end]
+    own = _of_device(kernels, messages, host, begin, end) if kernels else _of_processor(host, messages, begin, end)
+    return Timeline(
+        origin_ns=int(trace.get("baseTimeNanoseconds", 0)) + round(begin * 1e6),
+        ms=end - begin,
+        slices=tuple(_shifted(own, begin)),
+        messages=tuple(replace(each, start=each.start - begin, end=each.end - begin) for each in messages),
+        host=str(trace.get("host_name", "")),
+        has_device=bool(kernels),
+        kernels=tuple(_shifted(kernels, begin)),
+    )
+
+
+def _shifted(slices: Iterable[Slice], begin: float) -> Iterator[Slice]:
+    return (each._replace(start=each.start - begin, end=each.end - begin) for each in slices)
+
+
+def _threads(events: Sequence[Event]) -> dict[Any, list[_Host]]:
+    """Return the events of each thread of the host, outer ones first. Gloo's messages are none: they overlap."""
+    found = defaultdict(list)
+    for event in events:
+        category, name = event.get("cat", ""), event["name"]
+        if category in ("cpu_op", "user_annotation", *_LAUNCHES) and not name.startswith(_THREADED):
+            start = event["ts"] / 1e3
+            args = event.get("args") or {}
+            found[event["tid"]].append(_Host(start, start + event["dur"] / 1e3, name, category, args))
+    return {tid: sorted(each, key=lambda event: (event.start, -event.end)) for tid, each in found.items()}
+
+
+class _Walk:
+    """Walks through the threads of a trace: the step's own first, since backward passes refer to its operations.
+
+    launched: by correlation, the context in which a kernel was launched.
+    """
+
+    def __init__(self) -> None:
+        self.launched: dict[Any, Context] = {}
+        self._forward: dict[int, Context] = {}  # by the sequence number of the operation
+        self._last = Context()
+
+    def pieces(self, events: Sequence[_Host]) -> list[_Piece]:
+        """Return what a thread does at every time, without a gap between its first and its last event."""
+        found: list[_Piece] = []
+        stack: list[tuple[_Host, Context]] = []
+        at = events[0].start if events else 0.0
+
+        def until(time: float) -> None:
+            nonlocal at
+            if time > at:
+                found.append(_Piece(at, time, stack[-1][1] if stack else Context()))
+                at = time
+
+        for event in events:
+            while stack and stack[-1][0].end <= event.start:
+                until(stack[-1][0].end)
+                stack.pop()
+            until(event.start)
+            outer = stack[-1][1] if stack else Context()
+            if event.category in _LAUNCHES:
+                self.launched[event.args.get("correlation")] = outer
+            else:
+                stack.append((event, self._context(event, outer)))
+        while stack:
+            until(stack[-1][0].end)
+            stack.pop()
+        return found
+
+    def _context(self, event: _Host, outer: Context) -> Context:
+        if event.name.startswith(MARK):
+            return _marked(event.name[len(MARK) :], outer)
+        if event.name.startswith(_BACKWARD):
+            found = self._forward.get(event.args.get("Sequence number", -1), self._last)
+            self._last = found._replace(phase="backward", is_backward=True, operation="", kind="")
+            return self._last
+        if event.name.startswith(_COPIES):
+            return outer._replace(part=SMALL, where="copies of messages", operation="")
+        if event.category == "user_annotation":
+            return outer
+        if _OPERATION.search(event.name):
+            return outer._replace(operation=event.name, kind="" if _WAITS in event.name else kind_of(event.name))
+        return self._operation(event, outer)
+
+    def _operation(self, event: _Host, outer: Context) -> Context:
+        part = CORE if _CORE.search(event.name) else outer.part
+        # a node of autograd, or a function of it in Python, is no work by itself: what it calls is
+        own = event.name if "::" in event.name else outer.operation
+        found = outer._replace(part=part, operation=own, dtype=_dtype(event.args) or outer.dtype)
+        sequence = event.args.get("Sequence number")
+        if sequence is not None and not found.is_backward:
+            self._forward[sequence] = found
+        elif sequence is not None and found.phase == "recompute":
+            self._forward[sequence] = found._replace(is_backward=False)
+        return found
+
+
+def _marked(text: str, outer: Context) -> Context:
+    """Return the context of a span of the framework's, `PART/NAME`, or of the host's, such as `input`."""
+    part, slash, where = text.partition("/")
+    phase = "recompute" if outer.is_backward and slash else outer.phase
+    if part in PARTS and slash:
+        return Context(part, where, phase, is_backward=outer.is_backward)
+    if part in (INPUT, COLLECTION):
+        return Context(INPUT if part == INPUT else HOST, part, outer.phase, operation=part)
+    return outer._replace(operation="")
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a message by the name of its operation or kernel."""
+    return next((kind for pattern, kind in _KINDS if pattern.search(name)), "other messages")
+
+
+def _dtype(args: Mapping[str, Any]) -> str:
+    """Return the type of an operation's first argument of numbers, as torch names it."""
+    types = args.get("Input type") or ()
+    return next((str(each) for each in types if each in ("float", "double", "c10::BFloat16", "c10::Half")), "")
+
+
+def _kernels(events: Sequence[Event], launched: Mapping[Any, Context]) -> list[Slice]:
+    """Return the device's kernels and copies but messages, each with the context of its launch, by their start."""
+    found = []
+    for event in events:
+        if event.get("cat") not in _DEVICE or _MESSAGE_KERNEL.search(event["name"]):
+            continue
+        context = launched.get((event.get("args") or {}).get("correlation"), Context())
+        part = CORE if _CORE.search(event["name"]) else context.part
+        start = event["ts"] / 1e3
+        named = (part or UNEXPLAINED, context.where, context.phase, event["name"], context.dtype)
+        found.append(Slice(start, start + event["dur"] / 1e3, *named))
+    return sorted(found, key=lambda each: each.start)
+
+
+def _messages(
+    events: Sequence[Event], threads: Mapping[Any, Sequence[_Host]], launched: Mapping[Any, Context]
+) -> Iterator[Message]:
+    """Return the messages of this rank: kernels of a collective library, or gloo's messages with their operations."""
+    operations = sorted(op for each in threads.values() for op in each if op.name.startswith("c10d::"))
+    waiting: dict[str, list[_Host]] = defaultdict(list)
+    for operation in operations:
+        waiting[_gloo_name(operation.name)].append(operation)
+    for event in sorted(events, key=lambda event: event["ts"]):
+        name, args, start = event["name"], event.get("args") or {}, event["ts"] / 1e3
+        end = start + event["dur"] / 1e3
+        if event.get("cat") == "kernel" and _MESSAGE_KERNEL.search(name):
+            kind = kind_of(
+                str(args.get("Collective name") or launched.get(args.get("correlation"), Context()).kind or name)
+            )
+            yield Message(kind, start, end, str(args.get("In msg nelems", "")), ranks=_ranks(args))
+        elif name.startswith(_THREADED):
+            # of a kind, gloo sends in the order in which the messages were handed over
+            queue = waiting[name[len(_THREADED) :]]
+            handed = queue.pop(0) if queue and queue[0].start <= end else None
+            yield _gloo_message(name, handed, start, end, str(args.get("Input Dims", "")))
+
+
+def _gloo_message(name: str, operation: _Host | None, start: float, end: float, size: str) -> Message:
+    direction = name[len(_THREADED) :] if kind_of(name) == "send/receive" else ""
+    inputs = list(operation.args.get("Concrete Inputs", ())) if operation else []
+    peer = int(inputs[2]) if direction and len(inputs) > 2 and str(inputs[2]).isdecimal() else -1
+    return Message(kind_of(operation.name if operation else name), start, end, size, direction, peer)
+
+
+def _gloo_name(operation: str) -> str:
+    """Return gloo's own name of an operation of torch: it reduces and scatters by an all-reduce."""
+    kind = kind_of(operation)
+    names = {"reduce-scatter": "all_reduce", "all-reduce": "all_reduce", "all-gather": "all_gather"}
+    if kind == "send/receive":
+        return "send" if "send" in operation else "recv"
+    return names.get(kind) or ("all_to_all" if kind == "all-to-all" else operation[len("c10d::") :].rstrip("_"))
+
+
+def _ranks(args: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ranks of a message's group; nothing where the trace has shortened them."""
+    text = str(args.get("Process Group Ranks", ""))
+    return tuple(map(int, re.findall(r"\d+", text))) if "..." not in text else ()
+
+
+def _of_processor(host: Sequence[_Piece], messages: Sequence[Message], begin: float, end: float) -> list[Slice]:
+    """Return the step of a thread: its operations are work; between them it waits for a message, or is the host."""
+    ends = sorted((each.end, number) for number, each in enumerate(messages))
+    found = []
+    for piece in host:
+        start, stop, context = max(piece.start, begin), min(piece.end, end), piece.context
+        is_gap = not context.operation or _WAITS in context.operation
+        if is_gap and (number := _waited(messages, ends, start, stop)) is not None:
+            waited = min(messages[number].end, stop)
+            found.append(_slice(start, waited, context, messages[number].kind, number))
+            start = waited
+        if stop > start:
+            part = HOST if is_gap else context.kind or context.part or UNEXPLAINED
+            found.append(_slice(start, stop, context, part))
+    return found
+
+
+def _slice(start: float, end: float, context: Context, part: str, message: int | None = None) -> Slice:
+    return Slice(start, end, part, context.where, context.phase, context.operation, context.dtype, message)
+
+
+def _waited(messages: Sequence[Message], ends: Sequence[tuple[float, int]], start: float, stop: float) -> int | None:
+    """Return the message that a thread without an operation waits for: the last one that ends meanwhile.
+
+    A thread that waits goes on when its message ends. One that computes in Python seldom meets such an end.
+    """
+    place = bisect_right(ends, (stop, len(messages))) - 1
+    if place >= 0 and ends[place][0] > start:
+        return ends[place][1]
+    return None
+
+
+def _of_device(
+    kernels: Sequence[Slice], messages: Sequence[Message], host: Sequence[_Piece], begin: float, end: float
+) -> list[Slice]:
+    """Return the step of a device: its kernels, messages that no kernel runs beside, and what the host does else."""
+    found, at = [], begin
+    for kernel in kernels:
+        if kernel.end <= at or kernel.start >= end:
+            continue
+        if kernel.start > at:
+            found += _between(messages, host, at, kernel.start)
+        start = max(kernel.start, at)
+        at = min(kernel.end, end)
+        found.append(kernel._replace(start=start, end=at))
+    return found + _between(messages, host, at, end)
+
+
+def _between(messages: Sequence[Message], host: Sequence[_Piece], start: float, end: float) -> list[Slice]:
+    """Return slices of a time without a kernel: messages, the longest first begun, and then the host."""
+    found, at = [], start
+    for number, message in enumerate(messages):
+        if message.start >= end:
+            break
+        if message.end > at:
+            found += _idle(host, at, max(at, message.start))
+            first, at = max(at, message.start), min(message.end, end)
+            found.append(Slice(first, at, message.kind, message=number))
+    return found + _idle(host, at, end)
+
+
+def _idle(host: Sequence[_Piece], start: float, end: float) -> list[Slice]:
+    """Return slices of a time in which the device has nothing to do: the input's, or the host's, by what it does."""
+    found = []
+    place = max(0, bisect_right(host, start, key=lambda piece: piece.start) - 1)
+    while start < end:
+        piece = host[place] if place < len(host) else _Piece(start, end, Context())
+        stop = min(end, piece.end)
+        if stop > start:
+            part = INPUT if piece.context.part == INPUT else HOST
+            found.append(_slice(start, stop, piece.context, part))
+            start = stop
+        place += 1
+    return found
+
+
+assert set(kind for _, kind in _KINDS) <= set(COMMUNICATION)

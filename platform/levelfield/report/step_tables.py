@@ -1,0 +1,131 @@
+"""A step in parts as text: one run's table, and the way from one run's step to another's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from levelfield.report.escapes import one_line, printable
+from levelfield.report.sheets import Sheet, padded, widths_of
+from levelfield.report.words import wrapped
+from levelfield.specs.step_parts import Milliseconds, StepParts
+
+_LARGE = 0.05  # of the step: an unexplained part of this size is shown first
+_MOST_PLACES, _MOST_KERNELS = 10, 5
+_BAR = 30  # columns
+Change = tuple[str, float, float, float | None]  # the part, before, after, half of the interval of the change
+
+
+def step_sheets(parts: StepParts) -> Iterator[Sheet]:
+    """Give the tables of one run: parts, places, kernels, and ranks where there are several."""
+    yield Sheet(_heading(parts), notes=tuple(_notes(parts)))
+    header = ("part", "ms", "95 %", "share", "recomputed", "overlapped")
+    ordered = sorted(parts.parts, key=lambda each: _place_of(each.part, each.time.mean / parts.step.mean))
+    rows = [
+        (
+            each.part,
+            f"{each.time.mean:.2f}",
+            interval(each.time),
+            f"{each.time.mean / parts.step.mean:.1%}",
+            f"{each.recompute_ms:.2f}" if each.recompute_ms else "",
+            f"{each.overlapped_ms:.2f}" if each.overlapped_ms else "",
+        )
+        for each in ordered
+    ]
+    total = ("step", f"{parts.step.mean:.2f}", interval(parts.step), "100.0%", _sum(parts), "")
+    yield Sheet("", header, (*rows, total))
+    yield Sheet("places with the most time", ("part", "place", "ms", "share"), tuple(_places(parts)))
+    kernels = [(each.part, each.name, each.kind, each.dtype or "", f"{each.ms:.2f}") for each in parts.kernels]
+    yield Sheet("operations that ran", ("part", "name", "kind", "dtype", "ms"), tuple(kernels[:_MOST_KERNELS]))
+    if len(parts.ranks) > 1:
+        yield Sheet("ranks", ("rank", "step ms", "work ms", "waits for"), tuple(_ranks(parts)))
+
+
+def _heading(parts: StepParts) -> str:
+    return f"{parts.run_id}: where {parts.step.mean:.2f} ms of a step go, mean of {parts.recorded_steps} recorded steps"
+
+
+def _notes(parts: StepParts) -> Iterator[str]:
+    cost = parts.overhead
+    between = "" if cost.low is None or cost.high is None else f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
+    grew = "; parts with many short operations grew most" if cost.ratio > _LARGE else ""
+    yield f"recording changed these steps by {cost.ratio:+.1%}{between}{grew}; the window was not recorded"
+    yield from (f"warning: {each}" for each in parts.warnings)
+    for late in parts.late:
+        longer = "" if late.longer_ms is None else f": {late.part} in {late.where} takes {late.longer_ms:.1f} ms more"
+        yield f"others wait {late.waited_ms:.1f} ms for rank {late.rank}{longer}"
+    yield from (f"missing: {each}" for each in parts.missing)
+
+
+def _place_of(part: str, share: float) -> tuple[bool, float]:
+    return not (part == "unexplained" and share >= _LARGE), -share
+
+
+def interval(time: Milliseconds) -> str:
+    """Return half of the 95 % interval, as `+-1.20`; nothing from one step."""
+    return "" if time.high is None else f"±{time.high - time.mean:.2f}"
+
+
+def _sum(parts: StepParts) -> str:
+    again = sum(each.recompute_ms for each in parts.parts)
+    return f"{again:.2f}" if again else ""
+
+
+def _places(parts: StepParts) -> Iterator[tuple[str, ...]]:
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for rank in parts.ranks:
+        for place in rank.places:
+            found[place.part, place.where] += place.ms / len(parts.ranks)
+    for (part, where), ms in sorted(found.items(), key=lambda each: -each[1])[:_MOST_PLACES]:
+        yield part, where, f"{ms:.2f}", f"{ms / parts.step.mean:.1%}"
+
+
+def _ranks(parts: StepParts) -> Iterator[tuple[str, ...]]:
+    for rank in parts.ranks:
+        waited = sum(each.ms for each in rank.waited_for)
+        most = sorted(rank.waited_for, key=lambda each: -each.ms)[:3]
+        said = ", ".join(f"rank {each.rank} {each.ms:.2f} ms" for each in most)
+        yield str(rank.rank), f"{rank.step.mean:.2f}", f"{rank.step.mean - waited:.2f}", said
+
+
+def waterfall(whole: Change, changes: Sequence[Change]) -> list[str]:
+    """Return a waterfall from one step to another: a bar for each part, which begins where the one above ends."""
+    _, first, last, _ = whole
+    ends, at = [], first
+    for _, before, after, _ in changes:
+        ends.append((at, at + after - before))
+        at += after - before
+    low = min(first, last, *(min(end) for end in ends)) if ends else min(first, last)
+    high = max(first, last, *(max(end) for end in ends)) if ends else max(first, last)
+    scale = (_BAR - 1) / ((high - low) or 1.0)
+    rows = [("A", f"{first:.2f}", "", _bar(low, first, low, scale))]
+    for (part, before, after, _), (begin, end) in zip(changes, ends, strict=True):
+        rows.append((part, "", f"{after - before:+.2f}", _bar(begin, end, low, scale)))
+    rows.append(("B", f"{last:.2f}", f"{last - first:+.2f}", _bar(low, last, low, scale)))
+    widths = [width * (1 if number in (0, 3) else -1) for number, width in enumerate(widths_of(rows))]
+    return [padded(map(printable, row), widths) for row in rows]
+
+
+def _bar(begin: float, end: float, low: float, scale: float) -> str:
+    left, right = (round((each - low) * scale) for each in sorted((begin, end)))
+    return " " * left + ("#" if end >= begin else "-") * (right - left + 1)
+
+
+def difference_lines(a: str, b: str, whole: Change, sentences: Sequence[str], explained: float) -> list[str]:
+    """Return the runs, their steps, and the numbered sentences with what they explain together."""
+    _, before, after, _ = whole
+    lines = [
+        f"A  {printable(a)}: {before:.2f} ms a step",
+        f"B  {printable(b)}: {after:.2f} ms a step",
+    ]
+    lines += [wrapped(f"{number}. {one_line(printable(each))}", 3) for number, each in enumerate(sentences, start=1)]
+    return [*lines, f"Together they explain {explained:.0%} of the change."]
+
+
+def difference_sheet(rows: Sequence[Change]) -> Sheet:
+    """Return the table of two runs."""
+    cells = [
+        (part, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}", "" if half is None else f"±{half:.2f}")
+        for part, before, after, half in rows
+    ]
+    return Sheet("", ("part", "A ms", "B ms", "change", "95 %"), tuple(cells))

@@ -1,0 +1,130 @@
+"""Where the time of a step goes (step-parts.json): parts of one vocabulary that add up, by rank, place and kernel."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from levelfield.specs.base import MOST_RANKS, Document, Value
+
+COMMUNICATION = ("reduce-scatter", "all-gather", "all-reduce", "all-to-all", "send/receive", "other messages")
+WAITING, BUBBLE = "waiting for another rank", "pipeline bubble"
+PARTS = (
+    "unexplained", "embedding", "attention projections", "attention core", "mlp", "router", "experts", "elementwise",
+    "head and loss", "optimizer", "gradient clipping", *COMMUNICATION, WAITING, BUBBLE, "input", "host",
+)  # fmt: skip
+Part = Literal[
+    "unexplained", "embedding", "attention projections", "attention core", "mlp", "router", "experts", "elementwise",
+    "head and loss", "optimizer", "gradient clipping",
+    "reduce-scatter", "all-gather", "all-reduce", "all-to-all", "send/receive", "other messages",
+    "waiting for another rank", "pipeline bubble", "input", "host",
+]  # fmt: skip
+Phase = Literal["forward", "backward", "recompute"]
+KernelKind = Literal["flash", "cudnn", "efficient", "math", "product", "other"]
+
+
+class Milliseconds(Value):
+    """The mean over the recorded steps, and its 95 % interval (Student's t); None from one step."""
+
+    mean: float = Field(ge=0)
+    low: float | None = None
+    high: float | None = None
+
+
+class PartTime(Value):
+    """One part of the step. time: without what runs beside other work, so the parts add up to the step.
+
+    recompute_ms: how much of it repeats a forward pass. overlapped_ms: of communication, what ran beside other work.
+    """
+
+    part: Part
+    time: Milliseconds
+    recompute_ms: float = Field(default=0.0, ge=0)
+    overlapped_ms: float = Field(default=0.0, ge=0)
+
+
+class Place(Value):
+    """The share of one place in a part: a module such as `layers.3.attention`, a method, or `others`.
+
+    count: how many operations, kernels or messages it is in one step.
+    """
+
+    part: Part
+    where: str
+    phase: Phase
+    ms: float = Field(ge=0)
+    count: float = Field(ge=0)
+
+
+class WaitedFor(Value):
+    """How long a rank waited for another one that came last to a message."""
+
+    rank: int = Field(ge=0, lt=MOST_RANKS)
+    ms: float = Field(ge=0)
+
+
+class RankParts(Value):
+    """One rank. stage: of the pipeline. step: its recorded steps. It has more places than are listed: `others`."""
+
+    rank: int = Field(ge=0, lt=MOST_RANKS)
+    stage: int = Field(ge=0)
+    step: Milliseconds
+    parts: tuple[PartTime, ...]
+    places: tuple[Place, ...]
+    waited_for: tuple[WaitedFor, ...] = ()
+
+
+class Kernel(Value):
+    """An operation or a kernel that really ran. ms: in one step, the mean over the ranks. dtype: None where unknown."""
+
+    part: Part
+    name: str
+    kind: KernelKind
+    dtype: str | None
+    ms: float = Field(ge=0)
+    count: float = Field(ge=0)
+
+
+class Overhead(Value):
+    """What recording costs: steps with and without it took turns. ratio: the mean of recorded / plain, minus 1."""
+
+    plain_ms: Milliseconds
+    recorded_ms: Milliseconds
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+class LateRank(Value):
+    """A rank that others waited for, and the place where it took longer than the median of its peers."""
+
+    rank: int = Field(ge=0, lt=MOST_RANKS)
+    waited_ms: float = Field(ge=0)
+    part: Part | None
+    where: str | None
+    longer_ms: float | None
+
+
+class StepParts(Document):
+    """The parts of a run's step, from the steps that were recorded after its window.
+
+    device: `processor` where the thread of a processor computes. parts: the mean over the ranks. missing: what could
+    not be read, as sentences. warnings: what a reader should see first.
+    """
+
+    KIND: ClassVar[str] = "step-parts"
+
+    run_id: str
+    framework: str
+    profiler: str
+    device: Literal["processor", "accelerator"]
+    recorded_steps: int = Field(ge=1)
+    step: Milliseconds
+    overhead: Overhead
+    parts: tuple[PartTime, ...]
+    ranks: tuple[RankParts, ...]
+    late: tuple[LateRank, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    warnings: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()

@@ -1,0 +1,217 @@
+"""`report explain` on run directories that were never trained: tables, differences, damaged records, exit codes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.cli.main import main
+from levelfield.judge.explanation import explained
+from levelfield.rundir.seal import seal_finding
+from levelfield.specs.base import dump, load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.step_parts import StepParts
+from recorded_runs import record_run, seal_again
+
+STEP_US = 1000.0
+Trace = dict[str, Any]
+
+
+def trace(core: float = 400.0, late: float = 0.0) -> Trace:
+    """A step of a processor's thread, in microseconds. late: how much longer it is Python in one layer."""
+    times = [
+        ("lf/step", 0.0, STEP_US + core - 400.0 + late),
+        ("lf/attention core/layers.0.attention", 100.0, 120.0 + core),
+        ("aten::_softmax", 110.0, 110.0 + core),
+        ("lf/mlp/layers.0.mlp", 130.0 + core, 330.0 + core + late),
+        ("aten::mm", 130.0 + core, 330.0 + core),
+    ]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "ts": 5e9 + start, "dur": end - start, "tid": 1, "args": {}}
+        for name, start, end in times
+    ]
+    return {"traceEvents": events, "baseTimeNanoseconds": 10**18, "host_name": "0"}
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LEVELFIELD_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def recorded(runs: Path) -> Callable[..., RunPaths]:
+    """recorded(name, traces by rank): a run of two ranks with two recorded steps of each."""
+
+    def make(name: str, *traces: Trace) -> RunPaths:
+        paths = RunPaths(runs / name)
+        record_run(paths)
+        plan = load(Plan, paths.plan).model_copy(update={"explain_steps": 2})
+        paths.plan.write_text(dump(plan))
+        paths.profile.mkdir()
+        for rank, each in enumerate(traces or (trace(), trace())):
+            said = {"name": "step_profile", "values": _written(paths, rank, each)}
+            append(paths, rank, [*_steps((traces or [trace()])[0]), said])
+        seal_again(paths)
+        return paths
+
+    return make
+
+
+def append(paths: RunPaths, rank: int, events: list[dict[str, Any]]) -> None:
+    file = paths.events / f"rank{rank}.jsonl"
+    *before, end = file.read_text().splitlines()
+    lines = [json.dumps({"event": "measured", **each}) for each in events]
+    file.write_text("\n".join([*before, *lines, end]) + "\n")
+
+
+def _steps(each: Trace) -> list[dict[str, Any]]:
+    took = int(each["traceEvents"][0]["dur"] * 1000)
+    return [
+        {
+            "name": "profiled_step",
+            "values": {"number": number, "recorded": is_recorded, "counted": number > 0, "begin_ns": 0,
+                       "end_ns": took if is_recorded else int(took / 1.04)},
+        }
+        for number in (0, 1, 2)
+        for is_recorded in (False, True)
+    ]  # fmt: skip
+
+
+def _written(paths: RunPaths, rank: int, each: Trace) -> dict[str, Any]:
+    files = {}
+    for number in (0, 1, 2):
+        content = gzip.compress(json.dumps(each).encode())
+        name = f"rank{rank}.step{number}.json.gz"
+        (paths.profile / name).write_bytes(content)
+        files[name] = hashlib.sha256(content).hexdigest()
+    return {"files": files, "left_out": [], "profiler": "Kineto of torch 2.13.0"}
+
+
+def test_one_run_fits_the_terminal_and_adds_up(recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded("a")
+    assert main(["report", "explain", "a"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "attention by math: 40% of the step" in text and "recording changed these steps by +4.0%" in text
+    assert main(["report", "explain", "a", "--format", "markdown"]) == 0
+    assert "| attention core | 0.40 |" in capsys.readouterr().out
+    assert main(["report", "explain", "a", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "levelfield.step-parts/1"
+    assert sum(each["time"]["mean"] for each in found["parts"]) == pytest.approx(found["step"]["mean"]) == 1.0
+    assert {each["part"]: round(each["time"]["mean"], 3) for each in found["parts"]} == {
+        "attention core": 0.4, "mlp": 0.2, "host": 0.4,
+    }  # fmt: skip
+
+
+def test_two_runs_are_told_apart_in_sentences_that_add_up(recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded("a"), recorded("b", trace(core=900.0, late=100.0), trace(core=900.0, late=100.0))
+    assert main(["report", "explain", "a", "b"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "1. attention core takes 0.5 ms more (83% of the change): layers.0.attention +0.5 ms" in " ".join(
+        text.split()
+    )
+    assert "host takes 0.1 ms more (17% of the change): layers.0.mlp +0.1 ms" in " ".join(text.split())
+    assert "Together they explain 100% of the change." in text
+    assert main(["report", "explain", "b", "a", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(each["change_ms"] for each in found["changes"]) == pytest.approx(found["whole"]["change_ms"]) == -0.6
+    assert main(["report", "explain", "a", "b", "--format", "markdown"]) == 0
+    assert "| attention core | 0.40 | 0.90 | +0.50 |" in capsys.readouterr().out
+
+
+def test_equal_runs_show_no_difference(recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded("a"), recorded("b")
+    assert main(["report", "explain", "a", "b"]) == 0
+    assert "within the spread of the recorded steps" in capsys.readouterr().out
+
+
+def test_what_cannot_be_explained_is_said_with_its_reason(recorded, runs: Path, capsys) -> None:
+    record_run(RunPaths(runs / "ordinary"))
+    recorded("one")
+    assert main(["report", "explain", "ordinary"]) == 2
+    assert "found no recorded steps, expected a run with --explain-step" in capsys.readouterr().err
+    assert main(["report", "explain", "one", "one", "one"]) == 2
+    other = recorded("two")
+    plan = load(Plan, other.plan)
+    other.plan.write_text(dump(plan.model_copy(update={"work_digest": "sha256:" + "0" * 64})))
+    code = main(["report", "explain", "one", "two"])
+    err = capsys.readouterr().err
+    assert code == 4 and "found different work" in err, err
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-20]), "its digest is not that of the rank's event"),
+        (lambda path: path.write_bytes(gzip.compress(b"{}")), "its digest is not that of the rank's event"),
+        (lambda path: path.unlink(), "No such file"),
+    ],
+    ids=["cut short", "another record", "missing"],
+)
+def test_a_damaged_record_leaves_its_step_out(damage: Any, said: str, recorded) -> None:
+    paths = recorded("a")
+    damage(paths.profile / "rank1.step2.json.gz")
+    found = explained(paths)
+    assert found.recorded_steps == 1 and found.step.low is None
+    assert len(found.missing) == 1 and said in found.missing[0] and "rank1.step2" in found.missing[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t["traceEvents"][0].update(dur=float("nan")), "rank1.step1"),
+        (lambda t: t["traceEvents"][2].update(ts="soon"), "rank1.step1"),
+        (lambda t: t.update(traceEvents=[]), "expected the span of one step"),
+        (lambda t: t.update(traceEvents=None), "rank1.step1"),
+    ],
+    ids=["NaN", "a text", "no events", "null"],
+)
+def test_a_record_that_makes_no_sense_is_said_by_name(change: Any, said: str, recorded) -> None:
+    broken = trace()
+    change(broken)
+    paths = recorded("a", trace(), broken)
+    assert main(["report", "explain", "a"]) == 2
+    with pytest.raises(Exception, match=said):
+        explained(paths)
+
+
+def test_a_cut_record_is_no_trace_though_its_digest_holds(recorded) -> None:
+    from levelfield.judge.explanation import trace_of
+
+    content = gzip.compress(json.dumps(trace()).encode())
+    assert trace_of(content)["host_name"] == "0"
+    with pytest.raises(ValueError, match="cut short"):
+        trace_of(content[:-30])
+
+
+def test_an_error_of_the_recorder_is_the_reason(recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = recorded("a")
+    for rank in (0, 1):
+        file = paths.events / f"rank{rank}.jsonl"
+        kept = [line for line in file.read_text().splitlines() if '"step_profile"' not in line]
+        file.write_text("\n".join(kept) + "\n")
+        append(paths, rank, [{"name": "step_profile", "values": {"failed": "RuntimeError: out of memory"}}])
+    assert main(["report", "explain", "a"]) == 2
+    assert "rank 0: RuntimeError: out of memory" in capsys.readouterr().err
+
+
+def test_the_records_are_in_the_seal_by_their_digests(recorded) -> None:
+    paths = recorded("a")
+    paths.step_parts.write_text(dump(explained(paths)))
+    assert load(StepParts, paths.step_parts) == explained(paths)
+    assert seal_finding(paths).word == "sealed"
+    shutil.copy(paths.profile / "rank0.step1.json.gz", paths.profile / "rank0.step2.json.gz")
+    assert explained(paths).missing == (), "the same content"
+    file = paths.events / "rank0.jsonl"
+    file.write_text(file.read_text().replace('"counted": true', '"counted": false', 1))
+    assert seal_finding(paths).word == "tampered"

@@ -1,0 +1,226 @@
+"""A constructed trace of two ranks on CUDA devices, in microseconds, and what its step is divided into."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+from levelfield.measure.step_parts import (
+    RankLayout,
+    StepTime,
+    kernel_kind,
+    kernels,
+    late_ranks,
+    mean_parts,
+    overhead,
+    parts_by_step,
+    rank_parts,
+    warnings,
+)
+from levelfield.measure.step_timeline import Timeline, timeline
+from levelfield.specs.step_parts import BUBBLE, WAITING, RankParts
+
+MAIN, BACKWARD, STREAM, MESSAGES = 1, 2, 7, 20  # threads and streams
+ONE_GROUP = RankLayout(2, is_plain=True)
+REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def event(
+    name: str, start: float, end: float, category: str = "cpu_op", tid: int = MAIN, **args: Any
+) -> dict[str, Any]:
+    args = {key.replace("_", " ") if key[0].isupper() else key: value for key, value in args.items()}
+    return {"ph": "X", "cat": category, "name": name, "ts": 5e9 + start, "dur": end - start, "tid": tid, "args": args}
+
+
+def launched(number: int, host: float, name: str, start: float, end: float, tid: int = MAIN, stream: int = STREAM,
+             **args: Any) -> list[dict[str, Any]]:  # fmt: skip
+    """A launch on the host, and its kernel."""
+    return [
+        event("cudaLaunchKernel", host, host + 2, "cuda_runtime", tid, correlation=number),
+        event(name, start, end, "kernel", stream, correlation=number, **args),
+    ]
+
+
+def trace(shift: float = 0.0, all_reduce: tuple[float, float] = (700.0, 900.0), host: str = "a") -> dict[str, Any]:
+    """One rank's step of 1000 us. shift: of all times, as another machine's clock has it."""
+    group = {"Process_Group_Ranks": "[0, 1]", "Collective_name": "allreduce", "In_msg_nelems": 4096}
+    events = [
+        event("lf/step", 0, 1000),
+        event("lf/launch", 0, 900),
+        event("lf/attention projections/layers.0.attention.query", 10, 40),
+        event("aten::mm", 12, 30, Sequence_number=5, Input_type=["float", "float"]),
+        *launched(1, 14, "sm80_xmma_gemm_f32f32_tf32f32_f32_nn", 100, 300),
+        event("lf/attention core/layers.0.attention", 50, 90),
+        event("aten::_scaled_dot_product_flash_attention", 52, 80, Sequence_number=6, Input_type=["c10::BFloat16"]),
+        *launched(2, 55, "pytorch_flash::flash_fwd_kernel<...>", 320, 400),
+        event("autograd::engine::evaluate_function: MmBackward0", 150, 260, tid=BACKWARD, Sequence_number=5,
+              Fwd_thread_id=1),
+        event("lf/elementwise/layers.0.attention_norm", 155, 175, tid=BACKWARD),  # repeated within the backward pass
+        event("aten::rms_norm", 158, 170, tid=BACKWARD, Sequence_number=90, Fwd_thread_id=0),
+        *launched(3, 160, "rms_norm_kernel", 400, 450, BACKWARD),
+        event("aten::mm", 200, 220, tid=BACKWARD, Input_type=["float"]),
+        *launched(4, 205, "sm80_xmma_gemm_f32f32_tf32f32_f32_nt", 450, 650, BACKWARD),
+        *launched(5, 230, REDUCE, *all_reduce, tid=BACKWARD, stream=MESSAGES, **group),
+        *launched(6, 300, "stray_kernel", 640, 660, stream=8),  # it begins beside another one
+        event("lf/input", 900, 960),
+        event("lf/finish", 960, 1000),
+        event("lf/optimizer/optimizer.step", 500, 600),
+        *launched(7, 550, "multi_tensor_apply_kernel", 850, 950),
+    ]  # fmt: skip
+    for each in events:
+        each["ts"] += shift
+    return {"traceEvents": events, "baseTimeNanoseconds": 10**18, "host_name": host}
+
+
+def ms_by_part(line: Timeline) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for each in line.slices:
+        found[each.part] = found.get(each.part, 0.0) + each.ms
+    return {part: round(ms, 6) for part, ms in found.items()}
+
+
+def both(**of_the_second: Any) -> tuple[RankParts, ...]:
+    step = {0: timeline(trace()), 1: timeline(trace(**of_the_second))}
+    return rank_parts({1: step}, ONE_GROUP)
+
+
+def time_of(rank: RankParts, part: str) -> float:
+    return round(sum(each.time.mean for each in rank.parts if each.part == part), 6)
+
+
+def test_the_time_of_a_device_goes_to_the_module_that_launched_its_kernels() -> None:
+    line = timeline(trace())
+    assert line.has_device and line.ms == pytest.approx(1.0)
+    assert ms_by_part(line) == {
+        "host": 0.1 + 0.02 + 0.04 + 0.0,  # before the first kernel, between two, and before the message
+        "attention projections": 0.4,
+        "attention core": 0.08,
+        "elementwise": 0.05,
+        "unexplained": 0.01,
+        "all-reduce": 0.15,  # from 700 to 850: the optimizer's kernel runs beside the rest
+        "optimizer": 0.1,
+        "input": 0.01,
+    } | {"host": pytest.approx(0.2)}
+    assert sum(each.ms for each in line.slices) == pytest.approx(line.ms)
+    ends = [each.end for each in line.slices]
+    assert [each.start for each in line.slices[1:]] == pytest.approx(ends[:-1]), "there is a gap or an overlap"
+
+
+def test_a_backward_kernel_belongs_to_its_forward_and_a_repeated_one_is_recomputation() -> None:
+    phases = {(each.where, each.phase): each.part for each in timeline(trace()).kernels}
+    assert phases["layers.0.attention.query", "backward"] == "attention projections"
+    assert phases["layers.0.attention_norm", "recompute"] == "elementwise"
+    assert ("layers.0.attention_norm", "forward") not in phases
+
+
+def test_what_runs_beside_other_work_is_overlapped() -> None:
+    (rank, _) = both()
+    (found,) = [each for each in rank.parts if each.part == "all-reduce"]
+    assert (found.time.mean, found.overlapped_ms) == pytest.approx((0.15, 0.05))
+
+
+def test_a_wait_ends_when_the_last_rank_comes_and_the_transfer_begins() -> None:
+    first, second = both(all_reduce=(780.0, 900.0))
+    assert (time_of(first, WAITING), time_of(first, "all-reduce")) == pytest.approx((0.08, 0.07))
+    assert (time_of(second, WAITING), time_of(second, "all-reduce")) == pytest.approx((0.0, 0.07))
+    assert [(each.rank, each.ms) for each in first.waited_for] == [(1, pytest.approx(0.08))]
+    (late,) = late_ranks((first, second))
+    assert (late.rank, late.waited_ms) == (1, pytest.approx(0.08))
+
+
+def test_another_stage_is_a_bubble_and_another_clock_is_shifted() -> None:
+    step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))}
+    first, _ = rank_parts({1: step}, RankLayout(1, is_plain=True))
+    assert (time_of(first, BUBBLE), time_of(first, WAITING)) == pytest.approx((0.08, 0.0))
+    other_clock = both(all_reduce=(780.0, 900.0), shift=123456.0, host="b")
+    for rank, same in zip(other_clock, both(all_reduce=(780.0, 900.0)), strict=True):
+        assert time_of(rank, WAITING) == pytest.approx(time_of(same, WAITING), abs=1e-5)
+    late, _ = both(all_reduce=(780.0, 900.0), shift=60.0)
+    assert time_of(late, WAITING) == pytest.approx(0.14), "one machine has one clock"
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda e: e.update(name="lf/attention project/x"), "attention projections"),
+        (lambda e: e["args"].pop("correlation", None), "multi_tensor"),
+        (lambda e: e.update(dur=e["dur"] * 1.01), "flash_fwd"),
+    ],
+    ids=["another word", "no correlation", "one per cent longer"],
+)
+def test_a_changed_trace_is_told_from_the_right_one(change: Any, name: str) -> None:
+    right, found = ms_by_part(timeline(trace())), trace()
+    for each in found["traceEvents"]:
+        if name in each["name"]:
+            change(each)
+    assert ms_by_part(timeline(found)) != right
+
+
+def test_a_span_outside_of_the_vocabulary_explains_nothing() -> None:
+    found = trace()
+    for each in found["traceEvents"]:
+        each["name"] = each["name"].replace("lf/optimizer", "lf/optimiser")
+    assert ms_by_part(timeline(found))["unexplained"] == pytest.approx(0.11)
+
+
+def test_a_trace_without_a_step_and_a_damaged_one_are_refused() -> None:
+    found = trace()
+    found["traceEvents"] = found["traceEvents"][1:]
+    with pytest.raises(ValueError, match="none named 'lf/step'"):
+        timeline(found)
+    for key, value in (("ts", "soon"), ("name", None)):
+        found = copy.deepcopy(trace())
+        found["traceEvents"][3][key] = value
+        with pytest.raises((ValueError, TypeError, AttributeError)):
+            timeline(found)
+
+
+def test_the_mean_over_ranks_adds_up_to_the_step_and_recompute_is_counted() -> None:
+    steps = {number: {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))} for number in (1, 2)}
+    ranks = rank_parts(steps, ONE_GROUP)
+    mean = mean_parts(ranks, parts_by_step(steps, ONE_GROUP))
+    assert sum(each.time.mean for each in mean) == pytest.approx(1.0)
+    assert sum(each.recompute_ms for each in mean) == pytest.approx(0.05)
+    assert all(each.time.low is not None and each.time.low <= each.time.mean <= each.time.high for each in mean)
+
+
+def test_the_overhead_is_of_pairs_and_of_the_slowest_rank() -> None:
+    times = [StepTime(rank, number, recorded, ms) for rank, number, recorded, ms in (
+        (0, 1, False, 100.0), (1, 1, False, 90.0), (0, 1, True, 95.0), (1, 1, True, 105.0),
+        (0, 2, False, 200.0), (0, 2, True, 206.0), (0, 3, True, 900.0),
+    )]  # fmt: skip
+    found = overhead(times)
+    assert found is not None and found.ratio == pytest.approx(0.04) and found.plain_ms.mean == pytest.approx(150.0)
+    assert found.low is not None and found.high is not None and found.low < 0.04 < found.high
+    assert overhead(times[-1:]) is None and overhead([]) is None
+
+
+def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
+    ran = kernels([timeline(trace())])
+    assert {(each.name[:12], each.kind, each.dtype) for each in ran} >= {
+        ("sm80_xmma_ge", "product", "fp32"), ("pytorch_flas", "flash", "bf16"),
+    }  # fmt: skip
+    names = {
+        "pytorch_flash::flash_bwd_dq_dk_dv_loop_kernel": "flash",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80": "efficient",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop": "cudnn",
+        "void (anonymous namespace)::softmax_warp_forward": "math",
+        "aten::_softmax": "math",
+        "nvjet_tst_128x256_64x4_2x1_v_bz_NNT": "product",
+        "ampere_bf16_s16816gemm_bf16_128x128": "product",
+        "vectorized_elementwise_kernel": "other",
+    }
+    assert {name: kernel_kind(name) for name in names} == names
+    step = {0: timeline(trace())}
+    mean = mean_parts(rank_parts({1: step}, RankLayout(1, True)), parts_by_step({1: step}, RankLayout(1, True)))
+    assert list(warnings(1.0, mean, ran)) == ["products in TF32 of float32 values: 40% of the step"]
+    by_math = tuple(each.model_copy(update={"kind": "math"}) if "flash" in each.name else each for each in ran)
+    assert next(warnings(1.0, mean, by_math)).startswith("attention by math: 8% of the step")
+
+
+def test_no_part_is_negative_or_not_a_number() -> None:
+    for rank in both(all_reduce=(100.0, 2000.0)):
+        assert all(math.isfinite(each.time.mean) and each.overlapped_ms >= 0 for each in rank.parts)
+        assert sum(each.time.mean for each in rank.parts) == pytest.approx(rank.step.mean)
