@@ -31,8 +31,7 @@ class TorchProfile:
 
     def __init__(self, job, trainer, modules, methods):
         self.job, self.trainer, self.methods, self.kept = job, trainer, methods, []
-        # hooks inside of a compiled block would compile it again
-        self.modules = [each for each in modules if not (job.tuning.compile and is_inside_block(each[0]))]
+        self.modules = as_compiled(modules) if job.tuning.compile else modules
 
     def align(self):
         if self.job.device != "cpu":
@@ -78,8 +77,11 @@ class TorchProfile:
         return {"files": files, "left_out": left_out, "profiler": f"Kineto of torch {torch.__version__}"}
 
 
-def is_inside_block(name):
-    return name.startswith("layers.") and name.count(".") > 1
+def as_compiled(modules):
+    """Without what is inside of a compiled block: hooks there would compile it again, and its kernels join modules. So
+    which part the work of a block is nobody says."""
+    kept = [each for each in modules if not each[0].startswith("layers.") or each[0].count(".") == 1]
+    return [(name, "unexplained" if name.startswith("layers.") else part, module) for name, part, module in kept]
 
 
 def write(recorded, path, most_bytes):
