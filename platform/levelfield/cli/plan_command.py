@@ -125,7 +125,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     asked("--virtual-pipeline", type=int, metavar="N", help="model chunks of a pipeline stage")
     program = parser.add_argument_group("how the training is programmed (default: as models/* does)").add_argument
     program("--calibrate", metavar="RUN", help="set one rate by a run of your own on this chip: " + RUN_NAME)
-    program("--program", metavar="NAME", help="others' code, by its name in configs/planner/*.yaml")
+    program("--program", metavar="NAME", help="others' code, a name of `show programs`")
     program("--attention", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
     program("--overlap", type=float, metavar="SHARE", help="share of data-parallel exchange that overlaps")
     program("--tensor-overlap", type=float, metavar="SHARE", help="the same of tensor parallelism (asynchronous TP)")

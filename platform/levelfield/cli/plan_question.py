@@ -341,7 +341,8 @@ def _constants(own: Constants, options: argparse.Namespace) -> Constants:
         nearest = f"nearest: {near[0]}; " if near else ""
         known = ", ".join(own.programs) or "none"
         raise UsageError(
-            f"--program {options.program}: framework {own.framework} has none of this name; {nearest}known: {known}"
+            f"--program {options.program}: framework {own.framework} has none of this name; {nearest}known: {known} "
+            "(`show programs`)"
         )
     chosen = own.of_program(options.program) if options.program else own
     stated = {"overlap": options.overlap, "tensor_overlap": options.tensor_overlap, "attention": options.attention}
