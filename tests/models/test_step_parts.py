@@ -100,15 +100,18 @@ def explained(
     variant: Variant = SINGLE,
     model: dict[str, Any] = SMALL,
     steps: int = 3,
+    framework: str = "torch",
+    python: Path | None = None,
     **changes: Any,
 ) -> StepParts:
     """The parts of a step of a small training with `code` run before it. changes: of the job's training."""
     folder.mkdir()
     job = job_of(model, variant, 1, **changes)
-    ends = launch_explained(job, folder, steps, script=planted(folder, "torch", HELP + code))
+    script = planted(folder, framework, (HELP if framework == "torch" else "") + code)
+    ends = launch_explained(job, folder, steps, script=script, python=python)
     assert [end.returncode for end in ends] == [0] * variant.ranks, ends[0].output[-2000:]
     layout = layout_of(Layout.model_validate(job["layout"]))
-    found = parts_of(RecordedRun(folder.name, "torch", variant.ranks, layout), folder, folder / "profile")
+    found = parts_of(RecordedRun(folder.name, framework, variant.ranks, layout), folder, folder / "profile")
     assert not found.missing
     for rank in found.ranks:
         assert sum(part.time.mean for part in rank.parts) == pytest.approx(rank.step.mean, rel=0.02)
