@@ -92,7 +92,7 @@ HloModule jit_step
 }
 
 %stacked (c: bf16[8]) -> bf16[8] {
-  %exp.1 = bf16[8]{0} exponential(%c), metadata={op_name="lf:mlp:outer/rematted_computation/lf:attention core:layers.*.attention/exp"}
+  %exp.1 = bf16[8]{0} exponential(%c), metadata={op_name="lf:mlp:outer/rematted_computation/lf:attention core:own/exp"}
   ROOT %slice.1 = bf16[8]{0} dynamic-update-slice(%exp.1, %c), metadata={op_name="jit(step)/while/body"}
 }
 
@@ -121,7 +121,7 @@ def test_a_compiled_program_tells_the_part_of_each_operation(python: Path) -> No
     found = json.loads(ran.stdout)
     told = {name: tuple(found[name].get(key) for key in ("part", "where", "phase", "dtype")) for name in found}
     assert told["mixed"] == ("mlp", "layers.*.mlp", "backward", "float"), "its product weighs more than its root"
-    assert told["rows.2"] == ("attention core", "layers.*.attention", "recompute", "c10::BFloat16")
+    assert told["rows.2"] == ("attention core", "own", "recompute", "c10::BFloat16")
     assert told["clip.7"] == ("gradient clipping", "clip", "forward", "float")
     assert told["copy.3"] == (None,) * 4 and "loop" not in found
     assert found["mixed"]["name"] == "mixed: product" and found["rows.2"]["name"] == "rows: softmax's exp"
