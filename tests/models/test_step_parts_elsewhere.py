@@ -138,8 +138,8 @@ def python(interpreter_of) -> Path:
 
 
 def test_what_is_planted_in_jax_is_told_by_part_place_and_amount(tmp_path: Path, python: Path) -> None:
-    code = JAX + "\n".join(plant.code for plant in PLANTS.values())
-    found = explained(tmp_path / "after", code, framework="jax", python=python)
+    code = "\n".join(plant.code for plant in PLANTS.values())
+    found = explained(tmp_path / "after", code, framework="jax", python=python, help_code=JAX)
     took = planted_ms(tmp_path / "after")
     for name, plant in PLANTS.items():
         assert_told(at(found, plant.part, plant.where), took[name])
@@ -150,9 +150,9 @@ def test_what_is_planted_in_jax_is_told_by_part_place_and_amount(tmp_path: Path,
 @pytest.mark.thorough
 def test_a_late_rank_of_jax_is_told_with_its_place(tmp_path: Path, python: Path) -> None:
     late = PLANTS["an mlp"]
-    code = JAX + 'if os.environ["RANK"] == "1":\n' + textwrap.indent(late.code, "    ")
+    code = 'if os.environ["RANK"] == "1":\n' + textwrap.indent(late.code, "    ")
     variant = Variant("DP2", {"data": 2}, micro_batch=1)
-    found = explained(tmp_path / "late", code, variant, framework="jax", python=python)
+    found = explained(tmp_path / "late", code, variant, framework="jax", python=python, help_code=JAX)
     took = planted_ms(tmp_path / "late", rank=1)["an mlp"]
     assert (found.late[0].rank, found.late[0].part, found.late[0].where) == (1, late.part, late.where)
     assert_told(found.late[0].longer_ms, took)
@@ -164,7 +164,7 @@ def test_a_late_rank_of_jax_is_told_with_its_place(tmp_path: Path, python: Path)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_reader_and_products_of_jax_are_told(precision: str, tmp_path: Path, python: Path) -> None:
     before, read, more = (
-        explained(tmp_path / name, JAX + code, framework="jax", python=python, precision=precision)
+        explained(tmp_path / name, code, framework="jax", python=python, help_code=JAX, precision=precision)
         for name, code in (("before", ""), ("read", READER), ("more", PRODUCT))
     )
     took = planted_ms(tmp_path / "read")["a reader"]

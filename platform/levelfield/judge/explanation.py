@@ -22,6 +22,7 @@ from levelfield.measure.step_parts import (
     overhead,
     parts_by_step,
     rank_parts,
+    uneven_layers,
     warnings,
 )
 from levelfield.measure.step_timeline import Timeline, timeline
@@ -104,7 +105,7 @@ def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
         ranks=ranks,
         late=late_ranks(ranks),
         kernels=ran,
-        warnings=tuple(warnings(step.mean, parts, ran)),
+        warnings=(*warnings(step.mean, parts, ran), *uneven_layers(ranks)),
         missing=tuple(found.missing),
     )
 

@@ -15,7 +15,7 @@ from plans import make_plan
 CASE = "gpt3_6.7B:{}:cpu:1:1"
 
 
-@pytest.mark.parametrize("framework", ["torch", "deepspeed", "jax"])
+@pytest.mark.parametrize("framework", ["torch", "deepspeed", "megatron", "jax"])
 def test_the_ranks_start_through_the_module_that_records(framework: str) -> None:
     registry, text = Registry(), CASE.format(framework)
     plain = make_plan(registry, text, scale="smoke")
