@@ -108,12 +108,13 @@ def explained(
     steps: int = 3,
     framework: str = "torch",
     python: Path | None = None,
+    help_code: str = HELP,
     **changes: Any,
 ) -> StepParts:
     """The parts of a step of a small training with `code` run before it. changes: of the job's training."""
     folder.mkdir()
     job = job_of(model, variant, 1, **changes)
-    ends = launch_explained(job, folder, steps, script=planted(folder, framework, HELP + code), python=python)
+    ends = launch_explained(job, folder, steps, script=planted(folder, framework, help_code + code), python=python)
     assert [end.returncode for end in ends] == [0] * variant.ranks, ends[0].output[-2000:]
     layout = layout_of(Layout.model_validate(job["layout"]))
     found = parts_of(RecordedRun(folder.name, framework, variant.ranks, layout), folder, folder / "profile")

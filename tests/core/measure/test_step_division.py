@@ -244,3 +244,26 @@ def test_one_layer_that_is_slower_than_the_others_is_named() -> None:
     ]
     assert not list(uneven_layers(with_layers(0.1, 0.12, 0.11)))
     assert not list(uneven_layers(with_layers(0.1, 0.3))), "of two layers none is the usual one"
+
+
+def test_operations_that_tell_their_own_part_are_the_timeline_of_a_runtime_s_threads() -> None:
+    """As a compiled program's: no launch of the host belongs to one of them."""
+
+    def ran(name: str, start: float, end: float, **told: Any) -> dict[str, Any]:
+        return {**event(name, start, end, "cpu_kernel", tid=5), "args": told}
+
+    mlp = {"part": "mlp", "where": "layers.*.mlp", "phase": "backward", "dtype": "float"}
+    message = {"message": "all-reduce.3", "Collective name": "all_reduce", "Process Group Ranks": "[0, 1]"}
+    events = [
+        event("lf/step", 0, 1000),
+        event("lf/finish", 100, 1000),
+        ran("fusion: product", 100, 400, **mlp),
+        ran("fusion: add", 300, 500, **{**mlp, "part": "a part of nobody", "phase": "sideways"}),
+        ran("all-reduce", 500, 900, **message),
+    ]
+    line = timeline({"traceEvents": events})
+    assert ms_by_part(line) == {"host": 0.2, "mlp": 0.3, "unexplained": 0.1, "all-reduce": 0.4}
+    assert not line.has_device, "nothing of an accelerator was seen"
+    first = line.kernels[0]
+    assert (first.where, first.phase, first.dtype) == ("layers.*.mlp", "backward", "float")
+    assert (line.messages[0].size, line.messages[0].ranks) == ("all-reduce.3", (0, 1))
