@@ -50,6 +50,7 @@ PROGRAMS = (
     ("(PURE)", "llm_foundry_pure"),
     ("mosaicml/llm-foundry", "llm_foundry"),
     (" eager github.com/pytorch/torchtitan", "torchtitan_eager"),
+    ("_202506", "torchtitan_2025"),
     ("pytorch/torchtitan", "torchtitan"),
     ("arXiv 2104.04473", "megatron_2021"),
     ("arXiv 2205.05198", "megatron_2021"),

@@ -18,6 +18,7 @@ Every other exception is a fault of the platform: exit code PLATFORM_FAULT.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 PLATFORM_FAULT = 5
@@ -76,3 +77,38 @@ class RunFailed(LevelfieldError):
 
 class GateFailed(LevelfieldError):
     exit_code = 4
+
+
+# What a library's errors of a connection mean, the most telling first.
+_CONNECTION = {
+    "its name does not resolve": ("NameResolutionError", "gaierror"),
+    "its certificate is not accepted": ("SSLError", "SSLCertVerificationError", "CertificateError"),
+    "the proxy does not let the request through": ("ProxyError",),
+    "there was no connection in time": ("ConnectTimeoutError", "ConnectTimeout"),
+    "there was no answer in time": ("ReadTimeoutError", "ReadTimeout", "TimeoutError", "timeout"),
+    "the connection broke before the answer was whole": (
+        "RemoteDisconnected", "IncompleteRead", "ConnectionResetError", "BrokenPipeError", "ProtocolError",
+    ),
+}  # fmt: skip
+_OBJECTS = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>[:,]? ?|HTTPS?Connection(Pool)?\([^)]*\)[:,]? ?")
+
+
+def connection_error(error: BaseException) -> str:
+    """Return why a request got no answer, in words of the network and not of the library that sent it."""
+    chain = [error]
+    while cause := next((each for each in _causes(chain[-1]) if each not in chain), None):
+        chain.append(cause)
+    names = {type(each).__name__ for each in chain}
+    for said, types in _CONNECTION.items():
+        if names & {*types}:
+            detail = next((str(v) for each in chain if (v := getattr(each, "verify_message", None))), None)
+            return f"{said}: {detail}" if detail else said
+    system = next((each.strerror for each in chain if isinstance(each, OSError) and each.strerror), None)
+    text = system or " ".join(_OBJECTS.sub("", str(error)).split())[:300]
+    return text[:1].lower() + text[1:] if text else type(error).__name__
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return the errors that an error was made of: those of the libraries keep them in different places."""
+    kept = (getattr(error, "reason", None), *error.args, error.__cause__, error.__context__)
+    return [each for each in kept if isinstance(each, BaseException)]

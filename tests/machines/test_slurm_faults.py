@@ -6,8 +6,11 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster_shared import LONG, TINY, Cluster, answer, job_of, restarted, site, until
 from driving import Benchmark, finished, trainings
@@ -122,6 +125,75 @@ def test_a_node_that_gives_no_sign(benchmark: Benchmark, slurm: Cluster, tmp_pat
 
 
 @pytest.mark.thorough
+def test_a_node_that_freezes(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """Everything on it stands still and nothing ends, as in a machine whose kernel hangs."""
+    process = begun(benchmark, *site(tmp_path))
+    daemon = psutil.Process(slurm.process(f"slurmd.{slurm.hosts[1]}"))
+    rank = trainings(benchmark.runs)[1]
+    frozen = [daemon, *daemon.children(recursive=True), *own_parents(rank), rank]
+    for each in frozen:
+        each.suspend()
+    try:
+        code, failure, evidence, words = end_of(benchmark, process)
+    finally:
+        for each in frozen:
+            with suppress(psutil.Error):
+                each.resume()
+    assert (code, failure) == (3, "node"), evidence
+    assert f"no sign of {slurm.hosts[1]}" in evidence
+    assert words == {slurm.hosts[0]: "stopped", slurm.hosts[1]: "lost"}
+    until(lambda: trainings(benchmark.runs) == {})  # once it goes on, Slurm ends what is left there
+
+
+@pytest.mark.thorough
+def test_a_home_that_nobody_can_write(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """Neither the platform nor a node keeps anything there that a run needs."""
+    benchmark.variables.update(HOME="/sys/kernel", XDG_CACHE_HOME="", XDG_DATA_HOME="", XDG_CONFIG_HOME="")
+    done = benchmark.run(*TINY, *site(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert benchmark.result()["status"]["word"] == "valid"
+
+
+@pytest.mark.thorough
+def test_a_shared_disk_that_fills(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """The runs are on a small disk, which all machines see and another program fills."""
+    daemons = [slurm.process(f"slurmd.{host}") for host in slurm.hosts]
+    with small_disk(tmp_path, benchmark.runs, daemons):
+        process = begun(benchmark, *site(tmp_path))
+        with suppress(OSError), (benchmark.runs / "filler").open("wb", buffering=0) as file:
+            while file.write(bytes(2**20)):
+                pass
+        done = finished(process)
+        (benchmark.runs / "filler").unlink()
+        status = benchmark.result()["status"]
+        assert (done.returncode, status["word"], status["failure"]) == (3, "failed", "storage"), status
+        assert "the disk of its run's folder is full" in status["evidence"] and benchmark.result()["steps_done"] >= 5
+        assert trainings(benchmark.runs) == {}
+
+
+@contextmanager
+def small_disk(folder: Path, place: Path, daemons: list[int]) -> Iterator[None]:
+    """Mount one file system of 24 MiB here and where the daemons see it. Skips where nobody may."""
+    image = folder / "disk"
+    with image.open("wb") as file:
+        file.truncate(24 * 2**20)
+    place.mkdir(parents=True)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
+    device = subprocess.run(["losetup", "--find", "--show", str(image)], capture_output=True, text=True).stdout.strip()
+    if not device:
+        pytest.skip("no loop device can be had here")
+    spaces = [[], *(["nsenter", f"--mount=/proc/{daemon}/ns/mnt"] for daemon in daemons)]
+    try:
+        for space in spaces:
+            subprocess.run([*space, "mount", device, str(place)], check=True)
+        yield
+    finally:
+        for space in spaces:
+            subprocess.run([*space, "umount", "--lazy", str(place)])
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+@pytest.mark.thorough
 def test_a_node_that_slurm_loses(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
     """Slurm sees it after its own limit, before the case's limits of a heartbeat."""
     process = benchmark.start(*TINY, "--env", "FAKE_STEP_SECONDS=2", *site(tmp_path))
@@ -138,11 +210,16 @@ def test_a_node_that_slurm_loses(benchmark: Benchmark, slurm: Cluster, tmp_path:
 
 def lose_second_node(benchmark: Benchmark, slurm: Cluster) -> None:
     rank = trainings(benchmark.runs)[1]
-    own = ("slurmstepd", "node_agent.py")  # the processes between Slurm's daemon and the rank
-    parents = [each for each in rank.parents() if any(name in " ".join([each.name(), *each.cmdline()]) for name in own)]
+    parents = own_parents(rank)
     os.kill(slurm.process(f"slurmd.{slurm.hosts[1]}"), signal.SIGKILL)
     for each in (*reversed(parents), rank):
         each.kill()
+
+
+def own_parents(rank: psutil.Process) -> list[psutil.Process]:
+    """Return the processes between Slurm's daemon and a rank."""
+    own = ("slurmstepd", "node_agent.py")
+    return [each for each in rank.parents() if any(name in " ".join([each.name(), *each.cmdline()]) for name in own)]
 
 
 def test_a_controller_that_is_away_for_a_while(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,21 @@ def test_a_cut_network_is_a_lost_node_and_its_ranks_end(fleet: Fleet) -> None:
         assert have_ended(ranks, 90)
     finally:
         subprocess.run(["ip", "-n", switch, "link", "set", f"v-{host}", "up"], check=True)
+
+
+@pytest.mark.thorough
+def test_a_network_that_flaps_is_said(fleet: Fleet) -> None:
+    """0.3 s away each 1.5 s: the run is valid, and was so without a word."""
+    process = fleet.begun("--steps", "400", "--env", "FAKE_STEP_SECONDS=0.05")
+    host = fleet.cluster.hosts[1]
+    for state in ("down", "up") * 6:
+        subprocess.run(["ip", "-n", fleet.cluster.switch, "link", "set", f"v-{host}", state], check=True)
+        time.sleep(0.3 if state == "down" else 1.2)
+    said = fleet.ended(process)
+    assert process.returncode == 0, said
+    warnings = fleet.result()["warnings"]
+    assert "node1: its link eth0 was lost 6 times during the run" in warnings
+    assert not [each for each in warnings if each.startswith("node0: its link")]
 
 
 def _kept_its_steps(fleet: Fleet) -> None:

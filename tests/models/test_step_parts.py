@@ -27,32 +27,39 @@ TOLERANCE = 0.1
 OWN_MS = 40.0  # what a place takes by itself, on a busy machine
 HELP = f"""
 import gc, os, time, torch
-from model import decoder
+from levelfield.worker import Batches, interface
 large = torch.rand(1024, 1024)  # an operation of some ms: a busy machine seldom interrupts between two
+own_steps, plants = interface.train_steps, []
+def train_steps(job, recorder, trainer):
+    for plant in plants:
+        plant(trainer)
+    own_steps(job, recorder, trainer)
+interface.train_steps = train_steps  # before a training imports it
+def noted(plant, what):
+    begin = time.monotonic_ns()
+    what()
+    with open(os.path.join(job.events_dir, "planted"), "a") as file:
+        print(begin, time.monotonic_ns(), plant, sep="|", file=file)
+def in_module(plant, end, what):
+    def put(trainer):
+        model = trainer.chunks[0] if hasattr(trainer, "chunks") else trainer.model
+        module, = [module for name, module in model.named_modules() if ("." + name).endswith("." + end)]
+        module.register_forward_pre_hook(lambda *_: noted(plant, what))
+    plants.append(put)
+def in_method(plant, owner, method, what):
+    def put(trainer):
+        found = owner if isinstance(owner, type) else getattr(trainer, owner)
+        own = getattr(found, method)
+        def call(*arguments, **named):
+            noted(plant, what)
+            return own(*arguments, **named)
+        setattr(found, method, call)
+    plants.append(put)
 def busy(work, ms):
     until = time.monotonic() + ms / 1e3
     with torch.no_grad():
         while time.monotonic() < until:
             work()
-def around(plant, owner, name, what, when=lambda self: True):
-    own = getattr(owner, name)
-    def call(self, *arguments, **named):
-        if when(self):
-            begin = time.monotonic_ns()
-            what()
-            with open(os.path.join(job.events_dir, "planted"), "a") as file:
-                print(begin, time.monotonic_ns(), plant, sep="|", file=file)
-        return own(self, *arguments, **named)
-    setattr(owner, name, call)
-def of_layer(layer, *path):
-    # marks a module of one layer, which is slow then
-    init = decoder.Decoder.__init__
-    def made(self, *arguments, **named):
-        init(self, *arguments, **named)
-        if layer in self.layers:
-            self.layers[layer].get_submodule(".".join(path)).is_slow = True
-    decoder.Decoder.__init__ = made
-is_slow = lambda self: getattr(self, "is_slow", False)
 nap = lambda: time.sleep({EACH_MS / 1e3})
 """
 
@@ -66,32 +73,31 @@ class Plant:
     where: str
 
 
-PLANTS = {
-    "a sleep": Plant(
-        'of_layer("1", "attention"); around("a sleep", decoder.Attention, "forward", nap, is_slow)',
-        "host", "layers.1.attention",
-    ),
-    "a norm": Plant(
-        f'of_layer("0", "mlp_norm"); from model import layers\n'
-        f'around("a norm", layers.RMSNorm, "forward", lambda: busy(lambda: large.sin(), {EACH_MS}), is_slow)',
-        "elementwise", "layers.0.mlp_norm",
-    ),
-    "a product": Plant(
-        'of_layer("0", "mlp")\n'
-        f'around("a product", decoder.GatedMLP, "forward", lambda: busy(lambda: large @ large, {EACH_MS}), is_slow)',
-        "mlp", "layers.0.mlp",
-    ),
-    "an optimizer": Plant(
-        "from step.optimizer import LocalAdamW\n"
-        f'around("an optimizer", LocalAdamW, "step", lambda: busy(lambda: large.exp(), {ONCE_MS}))',
-        "optimizer", "optimizer.step",
-    ),
-    "a reader": Plant(
-        "from levelfield.worker import Batches\n"
-        f'around("a reader", Batches, "batch", lambda: time.sleep({ONCE_MS / 1e3}))',
-        "input", "input",
-    ),
-}  # fmt: skip
+def plants_of(framework: str) -> dict[str, Plant]:
+    attention, norm = "layers.1.attention", "layers.0.mlp_norm"
+    owner = "engine" if framework == "deepspeed" else "optimizer"
+    if framework == "megatron":
+        attention, norm = "layers.1.self_attention", "layers.0.pre_mlp_layernorm"
+    return {
+        "a sleep": Plant(f'in_module("a sleep", "{attention}", nap)', "host", "layers.1.attention"),
+        "a norm": Plant(
+            f'in_module("a norm", "{norm}", lambda: busy(lambda: large.sin(), {EACH_MS}))', "elementwise", norm
+        ),
+        "a product": Plant(
+            f'in_module("a product", "layers.0.mlp", lambda: busy(lambda: large @ large, {EACH_MS}))',
+            "mlp", "layers.0.mlp",
+        ),
+        "an optimizer": Plant(
+            f'in_method("an optimizer", "{owner}", "step", lambda: busy(lambda: large.exp(), {ONCE_MS}))',
+            "optimizer", f"{owner}.step",
+        ),
+        "a reader": Plant(
+            f'in_method("a reader", Batches, "batch", lambda: time.sleep({ONCE_MS / 1e3}))', "input", "input"
+        ),
+    }  # fmt: skip
+
+
+PLANTS = plants_of("torch")
 
 
 def explained(
@@ -100,15 +106,18 @@ def explained(
     variant: Variant = SINGLE,
     model: dict[str, Any] = SMALL,
     steps: int = 3,
+    framework: str = "torch",
+    python: Path | None = None,
+    help_code: str = HELP,
     **changes: Any,
 ) -> StepParts:
     """The parts of a step of a small training with `code` run before it. changes: of the job's training."""
     folder.mkdir()
     job = job_of(model, variant, 1, **changes)
-    ends = launch_explained(job, folder, steps, script=planted(folder, "torch", HELP + code))
+    ends = launch_explained(job, folder, steps, script=planted(folder, framework, help_code + code), python=python)
     assert [end.returncode for end in ends] == [0] * variant.ranks, ends[0].output[-2000:]
     layout = layout_of(Layout.model_validate(job["layout"]))
-    found = parts_of(RecordedRun(folder.name, "torch", variant.ranks, layout), folder, folder / "profile")
+    found = parts_of(RecordedRun(folder.name, framework, variant.ranks, layout), folder, folder / "profile")
     assert not found.missing
     for rank in found.ranks:
         assert sum(part.time.mean for part in rank.parts) == pytest.approx(rank.step.mean, rel=0.02)
@@ -176,14 +185,19 @@ def by_math(*arguments, **named):
 functional.scaled_dot_product_attention = by_math
 """
 GARBAGE = """
-from training import Trainer
 class Node: pass
 def litter():
     nodes = [Node() for _ in range(200_000)]
     for node in nodes: node.other = node
     del nodes
     gc.collect()
-around("garbage", Trainer, "finish", litter)
+def put(trainer):
+    own = trainer.finish
+    def finish(batch):
+        noted("garbage", litter)
+        return own(batch)
+    trainer.finish = finish
+plants.append(put)
 """
 
 
@@ -226,6 +240,7 @@ def test_what_recomputation_repeats_has_a_column_of_its_own(mode: str, tmp_path:
 
 
 LATE = """
+from model import decoder
 class Late(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -265,3 +280,15 @@ def test_each_plant_is_told_alone_and_first(name: str, seed: int, tmp_path: Path
     found = step_difference(before, after)
     assert found.changes[0].part == plant.part and found.changes[0].places[0].where == plant.where
     assert plant.where in found.sentences[0] or plant.where == plant.part
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("framework", ["deepspeed", "megatron"])
+def test_plants_are_told_in_other_frameworks_on_torch(framework: str, tmp_path: Path, interpreter_of) -> None:
+    plants = plants_of(framework)
+    code, python = "\n".join(plant.code for plant in plants.values()), interpreter_of(framework)
+    found = explained(tmp_path / framework, code, framework=framework, python=python)
+    took = planted_ms(tmp_path / framework)
+    for name, plant in plants.items():
+        assert_told(at(found, plant.part, plant.where), took[name])
+    assert part_of(found, "unexplained") < 0.05 * found.step.mean

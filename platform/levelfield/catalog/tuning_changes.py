@@ -10,7 +10,7 @@ from levelfield.specs.case import Case, Scale
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
 # The values without a choice; the other fields have the schema's defaults.
-UNCHOSEN: dict[str, Any] = {"layout": "chosen for the devices", "threads": "the framework's choice"}
+UNCHOSEN: dict[str, Any] = {"layout": "chosen for the devices", "threads": "the rank's share of its cores"}
 
 
 @dataclass(frozen=True)

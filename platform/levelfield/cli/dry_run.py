@@ -272,5 +272,5 @@ def _said(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{k}={v}" for k, v in masked(value).items()) or "none"
     if value is None:
-        return "the framework's choice"
+        return "the rank's share of its cores"
     return {"True": "yes", "False": "no"}.get(str(value), str(value))

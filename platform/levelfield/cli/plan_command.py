@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
+    RUN_NAME,
     chips_option,
     intake,
     json_option,
@@ -47,6 +48,7 @@ examples:
   run_benchmarks.py plan llama3_8b --chip H100 --layout DP4CP2SH3
   run_benchmarks.py plan gpt2_medium --chip A100 --precision tf32
   run_benchmarks.py plan llama3_8b --chip H100 --tokens 1T --prices prices.yaml
+  run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --calibrate latest
   run_benchmarks.py plan llama3_8b:torch:H100:1:8 --rehearse
   run_benchmarks.py plan gpt2_small:torch:H100:1:1 --rehearse 1 --compile
 
@@ -122,7 +124,8 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     asked("--recompute", choices=("none", "selective", "full"), help="what is computed again")
     asked("--virtual-pipeline", type=int, metavar="N", help="model chunks of a pipeline stage")
     program = parser.add_argument_group("how the training is programmed (default: as models/* does)").add_argument
-    program("--program", metavar="NAME", help="others' code, by its name in configs/planner/*.yaml")
+    program("--calibrate", metavar="RUN", help="set one rate by a run of your own on this chip: " + RUN_NAME)
+    program("--program", metavar="NAME", help="others' code, a name of `show programs`")
     program("--attention", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
     program("--overlap", type=float, metavar="SHARE", help="share of data-parallel exchange that overlaps")
     program("--tensor-overlap", type=float, metavar="SHARE", help="the same of tensor parallelism (asynchronous TP)")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.cli.options import prices_of, registry_of
+from levelfield.cli.options import finished_run, prices_of, registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.predict import machines, questions
@@ -43,6 +43,7 @@ ZERO_BUBBLE, ITS_SHARE = "zero-bubble", 1 / 3  # of 1F1B's bubble (specs/constan
 _VALUES: dict[str, Precision] = {"tf32": "fp32", "nvfp4": "fp8"}
 _PLANNED_ONLY = (
     "precision",
+    "calibrate",
     "program",
     "attention",
     "schedule",
@@ -98,6 +99,7 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
     if chip.memory_bytes is None and not vendor.is_host:
         assumed.append(f"enough memory: that of {chip.name} is not public, so every layout counts as fitting")
     question = _asked(_question(options, registry, vendor, rated, work, nodes, per_node, network), options, nodes)
+    question, fitted = _calibrated(question, options, registry, vendor, rated)
     try:
         found = answer(question)
     except UnknownLink as error:
@@ -111,7 +113,7 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
         nodes,
         network,
         tuple(assumed),
-        (*assumed, *_of_precision(options.precision), *_of_schedule(options), *_remarks(question)),
+        (*assumed, *fitted, *_of_precision(options.precision), *_of_schedule(options), *_remarks(question)),
         assumes_rates=bool(unknown),
         found=found,
         others=not_offered(question)[: options.beyond] if options.beyond and not options.layout else (),
@@ -288,6 +290,40 @@ def _asked(question: LayoutQuestion, options: argparse.Namespace, nodes: int) ->
     return replace(question, wanted=wanted, offer=offer, constants=_constants(question.constants, options))
 
 
+def _calibrated(
+    question: LayoutQuestion, options: argparse.Namespace, registry: Registry, vendor: VendorFile, chip: Chip
+) -> tuple[LayoutQuestion, tuple[str, ...]]:
+    """Return the question with the rate that a run set, and what changed. Raises UsageError for a run of other devices
+    or of another framework, and for one without a valid speed."""
+    if options.calibrate is None:
+        return question, ()
+    from levelfield.judge.collector import collect
+    from levelfield.rundir.directory import read_plan
+
+    paths = finished_run(options, options.calibrate)
+    plan, named = read_plan(paths), f"--calibrate {options.calibrate}"
+    own = {"chip": chip.name, "framework": question.constants.framework}
+    ran = {"chip": plan.hardware.chip.name, "framework": plan.implementation.framework}
+    if wrong := [f"{key} {ran[key]}, expected {value}" for key, value in own.items() if ran[key] != value]:
+        raise UsageError(f"{named}: found a run with {' and '.join(wrong)}; take a run of what is planned")
+    speed = collect(paths).throughput
+    if speed is None:
+        raise UsageError(f"{named}: found no speed, expected a valid run; `report {options.calibrate}` says why")
+    nodes, per_node = plan.hardware.nodes, plan.hardware.devices_per_node
+    network = machines.port_rate(chip) * per_node if nodes > 1 else None
+    asked = _question(options, registry, vendor, chip, plan.work, nodes, per_node, network)
+    try:
+        found = questions.calibration(asked, plan.tuning, speed.tokens_per_second_per_device)
+    except UsageError as error:
+        raise UsageError(f"{named}: {error}") from None
+    said = (
+        f"{questions.RATE_WORDS[found.rate]} at {found.after:.3g} of the chip's rate, not at {found.before:.3g}: run "
+        f"{plan.run_id} had {found.measured:,.0f} tokens/s on each device, and {found.row.tokens_per_second:,.0f} were "
+        "expected. What else differs is in this rate too"
+    )
+    return replace(question, constants=found.applied(question.constants, question.on_host)), (said,)
+
+
 def _chunks(options: argparse.Namespace) -> int | None:
     """Return the asked number of model chunks. Raises UsageError for several of a zero-bubble pipeline."""
     if options.schedule != ZERO_BUBBLE:
@@ -305,7 +341,8 @@ def _constants(own: Constants, options: argparse.Namespace) -> Constants:
         nearest = f"nearest: {near[0]}; " if near else ""
         known = ", ".join(own.programs) or "none"
         raise UsageError(
-            f"--program {options.program}: framework {own.framework} has none of this name; {nearest}known: {known}"
+            f"--program {options.program}: framework {own.framework} has none of this name; {nearest}known: {known} "
+            "(`show programs`)"
         )
     chosen = own.of_program(options.program) if options.program else own
     stated = {"overlap": options.overlap, "tensor_overlap": options.tensor_overlap, "attention": options.attention}

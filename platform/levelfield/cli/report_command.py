@@ -254,7 +254,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _why_slower(form: str, paths: Sequence[RunPaths], parts: Sequence[StepParts]) -> str:
     """Return the difference of two runs as text. Raises GateFailed where their work is not equal."""
-    from levelfield.compare.step_difference import as_values, is_beyond_spread, step_difference
+    from levelfield.compare.step_difference import as_values, step_difference
     from levelfield.report.sheets import Sheet, as_markdown, as_text
     from levelfield.report.step_tables import difference_lines, difference_sheet, waterfall
 
@@ -274,8 +274,6 @@ def _why_slower(form: str, paths: Sequence[RunPaths], parts: Sequence[StepParts]
     if form == "markdown":
         return as_markdown([Sheet(f"{ids[0]} (A) to {ids[1]} (B)", notes=found.sentences), sheet])
     lines = difference_lines(*ids, whole, found.sentences, found.explained)
-    if not is_beyond_spread(found.whole):
-        lines.append("It is within the spread of the recorded steps: there may be no difference.")
     return "\n".join([*lines, "", *waterfall(whole, rows), "", as_text([sheet])])
 
 

@@ -1,4 +1,4 @@
-"""`show` (compare chips): cases, frameworks, vendors, chips, suites, runs; one case in full"""
+"""`show` (compare chips): cases, frameworks, vendors, chips, suites, programs, runs; one case in full"""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _HELP = """\
 List what there is, one line about each, or show every value of a case, at full
 and at smoke scale. NAME is a case or one of these kinds: cases, frameworks,
-vendors, chips, suites, published, runs. Without NAME: every kind but runs.
+vendors, chips, suites, published, programs, runs. Without NAME: every kind but
+runs. Programs are others' training code, which `plan --program` plans for.
 
 --vendor adds a case's free fields after the vendor's tuning; --diff shows only
 what that tuning changes.
@@ -43,7 +44,7 @@ examples:
   run_benchmarks.py show gpt3_6.7B --scale smoke --json
   run_benchmarks.py show llama3_8b --vendor nvidia --diff
 """
-KINDS = ("cases", "frameworks", "vendors", "chips", "suites", "published", "runs")
+KINDS = ("cases", "frameworks", "vendors", "chips", "suites", "published", "programs", "runs")
 HERE_WIDTH = 28
 CHIP_DATA = {"peaks", "achievable", "interconnect", "node", "power_watts", "power_source"}
 _OF_A_CASE = ("scale", "vendor", "diff", "framework", "chip", "devices")
@@ -86,6 +87,7 @@ def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> 
         "chips": lambda: _chips(registry),
         "suites": lambda: [{"name": n, "says": registry.suite(n).title} for n in sorted(registry.suites)],
         "published": lambda: [{"name": n, "says": registry.figures(n).title} for n in sorted(registry.published)],
+        "programs": lambda: _programs(registry),
         "runs": lambda: _runs(runs),
     }
     found = {name: kinds[name]() for name in ([kind] if kind else [k for k in kinds if k != "runs"])}
@@ -119,6 +121,12 @@ def _chip_lines(rows: list[Row]) -> list[str]:
     return [*lines, *(wrapped(line, 4) for line in said)]
 
 
+def _program_lines(rows: list[Row]) -> list[str]:
+    """Return name, framework and title, wrapped where they are long. --json has where the settings are stated."""
+    width = max((len(row["name"]) for row in rows), default=0) + 4
+    return [wrapped(line, width) for line in aligned([(f"  {r['name']}", r["says"]) for r in rows])] or ["  none"]
+
+
 def _vendor_lines(rows: list[Row]) -> list[str]:
     """Return name, devices here, and what the vendor was verified on, wrapped where it is long."""
     table = [("  name", "here", "verified on")]
@@ -145,6 +153,7 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "cases": _case_lines,
     "vendors": _vendor_lines,
     "chips": _chip_lines,
+    "programs": _program_lines,
     "frameworks": _framework_lines,
 }
 
@@ -212,6 +221,16 @@ def _chips(registry: Registry) -> list[Row]:
             says = f"{'private; ' if overlay else ''}{vendor}; a {chip.device_is}; {_rates(chip)}"
             row: Row = {"name": chip.name, "says": says, **chip.model_dump(mode="json", include=CHIP_DATA)}
             rows.append({**row, "overlay": overlay.model_dump(mode="json") if overlay else None})
+    return rows
+
+
+def _programs(registry: Registry) -> list[Row]:
+    rows = []
+    for framework in sorted(registry.constants_files):
+        found = registry.constants(framework)
+        for name, program in found.programs.items() if found else ():
+            row: Row = {"name": name, "says": f"{framework}; {program.title}", "framework": framework}
+            rows.append({**row, "title": program.title, "source": program.source})
     return rows
 
 

@@ -64,11 +64,6 @@ def step_difference(before: StepParts, after: StepParts) -> StepDifference:
     return StepDifference(whole, changes, sentences, max(0.0, explained))
 
 
-def is_beyond_spread(change: PartChange) -> bool:
-    """Return whether a change is more than the spread of the recorded steps; True where that is not known."""
-    return change.half is None or not abs(change.ms) <= change.half
-
-
 def _changes(before: StepParts, after: StepParts) -> Iterator[PartChange]:
     own, others = _own(before), _own(after)
     first, second = _places(before), _places(after)
@@ -121,7 +116,7 @@ def _named(changes: Sequence[PartChange], whole: float) -> list[PartChange]:
 
 
 def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
-    said = f"{change.part} takes {_amount(change.ms)} ({_percent(change.ms, whole.ms)} of the change)"
+    said = f"{change.part} takes {_amount(change.ms)} ({_share(change.ms, whole.ms)})"
     places = [each for each in change.places if abs(each.ms) >= _SHARE_OF_PLACE * abs(change.ms)]
     if places and change.part not in (WAITING, BUBBLE, places[0].where):
         said += ": " + ", ".join(f"{each.where} {each.ms:+.1f} ms" for each in places)
@@ -132,8 +127,8 @@ def _amount(ms: float) -> str:
     return f"{abs(ms):.1f} ms {'more' if ms > 0 else 'less'}"
 
 
-def _percent(ms: float, whole: float) -> str:
-    return f"{ms / whole:.0%}" if whole else "none"
+def _share(ms: float, whole: float) -> str:
+    return f"{ms / whole:.0%} of the change" if ms * whole > 0 else "against the change"
 
 
 def _by_late(change: PartChange, after: StepParts) -> str:

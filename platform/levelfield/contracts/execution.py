@@ -17,6 +17,7 @@ from levelfield.specs.variables import masked
 from levelfield.specs.vendor import ContainerOptions
 
 PORT_CHOSEN_AT_START = "{port}"
+DISK_IS_FULL = "the disk of its run's folder is full"  # in the evidence of a node whose rank failed
 FIRST_NODE = "{first_node}"  # in a rank's variables: the address of node 0, where only the engine knows it
 Watch = Callable[[], None]
 Cause = Literal[

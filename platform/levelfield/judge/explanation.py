@@ -23,6 +23,7 @@ from levelfield.measure.step_parts import (
     parts_by_step,
     rank_parts,
     step_timeline,
+    uneven_layers,
     warnings,
 )
 from levelfield.measure.step_timeline import Timeline, timeline
@@ -114,7 +115,7 @@ def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
         ranks=ranks,
         late=late,
         kernels=ran,
-        warnings=tuple(warnings(step.mean, parts, ran)),
+        warnings=(*warnings(step.mean, parts, ran), *uneven_layers(ranks)),
         missing=tuple(found.missing),
         timeline=step_timeline(whole_steps, layout, [each.rank for each in late]),
     )

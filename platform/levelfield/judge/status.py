@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from levelfield.contracts.execution import DISK_IS_FULL
 from levelfield.measure.clocks import node_clock_reasons, platform_clock_reasons
 from levelfield.measure.routing import auxiliary_reasons, choice_reasons, mixture_layers, routing_reasons
 from levelfield.measure.validity import MOST_REASONS, check
@@ -191,8 +192,11 @@ def _from_log(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     """Return the status of a rank that ended without an error event. Its log's last line is the evidence."""
     rank = next((e["rank"] for e in raw.outcome.get("ends", ()) if e.get("exit_code")), 0)
     line = last_line(paths.logs / f"rank{rank}.log")
+    said = str(raw.outcome.get("evidence"))
     failure = "environment" if line and line.startswith(("ModuleNotFoundError", "ImportError")) else "error"
-    evidence = f"{rank_named(plan, raw, rank)}: {line or raw.outcome.get('evidence')}"
+    if DISK_IS_FULL in said:  # the rank could not write why it ended
+        failure, line = "storage", "; ".join(filter(None, (line, said)))
+    evidence = f"{rank_named(plan, raw, rank)}: {line or said}"
     reasons = ("a rank ended with an error", *_advice(failure, line or "", plan))
     return Status(word="failed", failure=failure, reasons=reasons, evidence=evidence)
 

@@ -30,7 +30,6 @@ from levelfield.specs.step_parts import (
     Overhead,
     PartTime,
     Place,
-    RankLine,
     RankParts,
     StepTimeline,
     WaitedFor,
@@ -41,8 +40,10 @@ MessageEnd = tuple[int, int]  # the rank, and the number of the message on it
 Groups = dict[tuple[object, ...], list[MessageEnd]]
 Times = defaultdict[str, float]  # milliseconds by part, or by kind of message
 K = TypeVar("K")
+LAYER = re.compile(r"(layers\.)\d+")
 OTHERS, BETWEEN = "others", "between modules"
 _MOST_PLACES, _MOST_KERNELS = 300, 60
+_FEWEST_LAYERS = 3
 _LEAST_SHARE = 0.001  # of the step: smaller places are `others`
 _LATE_SHARE, _SLOW_SHARE, _LARGE_SHARE = 0.02, 0.05, 0.05  # of the step: what gets a sentence
 # The first that fits a name. torch's attention by math is a product, a softmax and a product.
@@ -51,7 +52,7 @@ _KERNEL_KINDS: tuple[tuple[re.Pattern[str], KernelKind], ...] = (
     (re.compile(r"flash", re.I), "flash"),
     (re.compile(r"efficient|fmha", re.I), "efficient"),
     (re.compile(r"softmax|attention_math", re.I), "math"),
-    (re.compile(r"gemm|cutlass|cublas|nvjet|matmul|::b?mm|addmm|_mm\b|linear_pointwise|product", re.I), "product"),
+    (re.compile(r"gemm|cutlass|cublas|nvjet|matmul|mm\b|linear_pointwise|(?<!dot_)product", re.I), "product"),
 )
 _TYPES = {"float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
 
@@ -382,6 +383,31 @@ def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
     return tuple(each for place, each in enumerate(found) if place < _MOST_KERNELS or each.part == CORE)
 
 
+def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
+    """Give a sentence for each place that takes far longer in one layer than in the median layer, of three at least."""
+    layers: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
+    step = fmean(each.step.mean for each in ranks)
+    for (part, where), ms in mean_places(ranks).items():
+        if part not in (*COMMUNICATION, WAITING, BUBBLE) and LAYER.search(where):
+            layers[part, LAYER.sub(r"\1*", where)].append((ms, where))
+    for (part, _), found in layers.items():
+        usual, (most, where) = median(ms for ms, _ in found), max(found)
+        if len(found) >= _FEWEST_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):
+            yield f"{part} in {where}: {most:.1f} ms, {usual:.1f} ms in the median layer"
+
+
+def mean_places(ranks: Sequence[RankParts]) -> dict[tuple[str, str], float]:
+    """Return the time of each place by part and place: all phases, the mean over the ranks that have it."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for rank in ranks:
+        own: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for place in rank.places:
+            own[place.part, place.where] += place.ms
+        for key, ms in own.items():
+            found[key].append(ms)
+    return {key: fmean(each) for key, each in found.items()}
+
+
 def _longest(ms: Mapping[K, float]) -> list[K]:
     return sorted(ms, key=lambda key: -ms[key])
 
@@ -398,7 +424,7 @@ def warnings(step_ms: float, parts: Sequence[PartTime], found: Sequence[Kernel])
         yield f"unexplained: {share[UNEXPLAINED]:.0%} of the step, most of it {', '.join(named)}"
     core = [each for each in found if each.part == CORE]
     if any(each.kind == "math" for each in core) and share.get(CORE, 0.0) >= _SLOW_SHARE:
-        names = ", ".join(each.name for each in core[:3])
+        names = ", ".join(each.name for each in core if each.kind in ("math", "product"))
         yield f"attention by math: {share[CORE]:.0%} of the step ({names})"
     reduced = sum(each.ms for each in found if each.dtype == "fp32" and "tf32" in each.name.lower())
     if reduced >= _SLOW_SHARE * step_ms:

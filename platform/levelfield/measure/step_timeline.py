@@ -37,6 +37,7 @@ _THREADED = "gloo:"  # a message of gloo, on a thread of its own
 _OPERATION = re.compile(r"^(c10d|_c10d_functional(_autograd)?)::|^record_param_comms")
 _WAITS = "wait_tensor"  # of _c10d_functional: it only waits
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_RUNTIME = "cpu_kernel"  # an operation that a runtime runs on threads of its own
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
 
 
@@ -142,7 +143,7 @@ def timeline(trace: Mapping[str, Any]) -> Timeline:
         slices=tuple(_shifted(own, begin)),
         messages=tuple(replace(each, start=each.start - begin, end=each.end - begin) for each in messages),
         host=str(trace.get("host_name", "")),
-        has_device=bool(kernels),
+        has_device=any(event.get("cat") in _DEVICE for event in events),
         kernels=tuple(_shifted(kernels, begin)),
     )
 
@@ -255,14 +256,28 @@ def _kernels(events: Sequence[Event], launched: Mapping[Any, Context]) -> list[S
     """Return the device's kernels and copies but messages, each with the context of its launch, by their start."""
     found = []
     for event in events:
-        if event.get("cat") not in _DEVICE or _MESSAGE_KERNEL.search(event["name"]):
+        if event.get("cat") not in (*_DEVICE, _RUNTIME) or _is_message(event):
             continue
-        context = launched.get((event.get("args") or {}).get("correlation"), Context())
+        args = event.get("args") or {}
+        context = _told(args) or launched.get(args.get("correlation"), Context())
         part = CORE if _CORE.search(event["name"]) else context.part
         start = event["ts"] / 1e3
         named = (part or UNEXPLAINED, context.where, context.phase, event["name"], context.dtype)
         found.append(Slice(start, start + event["dur"] / 1e3, *named))
     return sorted(found, key=lambda each: each.start)
+
+
+def _told(args: Mapping[str, Any]) -> Context | None:
+    """Return the context that a kernel's own arguments tell; None where they name no part."""
+    part, phase = args.get("part"), args.get("phase")
+    if part not in PARTS:
+        return None
+    phase = phase if phase in ("backward", "recompute") else "forward"
+    return Context(str(part), str(args.get("where", "")), phase, dtype=str(args.get("dtype", "")))
+
+
+def _is_message(event: Event) -> bool:
+    return bool(_MESSAGE_KERNEL.search(event["name"]) or "message" in (event.get("args") or {}))
 
 
 def _messages(
@@ -276,11 +291,12 @@ def _messages(
     for event in sorted(events, key=lambda event: event["ts"]):
         name, args, start = event["name"], event.get("args") or {}, event["ts"] / 1e3
         end = start + event["dur"] / 1e3
-        if event.get("cat") == "kernel" and _MESSAGE_KERNEL.search(name):
+        if event.get("cat") in (*_DEVICE, _RUNTIME) and _is_message(event):
             kind = kind_of(
                 str(args.get("Collective name") or launched.get(args.get("correlation"), Context()).kind or name)
             )
-            yield Message(kind, start, end, str(args.get("In msg nelems", "")), ranks=_ranks(args))
+            size = str(args.get("message", args.get("In msg nelems", "")))
+            yield Message(kind, start, end, size, ranks=_ranks(args))
         elif name.startswith(_THREADED):
             # of a kind, gloo sends in the order in which the messages were handed over
             queue = waiting[name[len(_THREADED) :]]

@@ -19,6 +19,7 @@ from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.device_files import DeviceInUse, DeviceLocks, device_locked, lock_folder
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
 from levelfield.node.node_facts import host_counters, network_counters, node_facts, tool_output
+from levelfield.node.node_setup import SetupError, stage
 from levelfield.node.numa_domains import raise_locked_memory, rank_cores
 from levelfield.node.process_identity import end_left_ranks, new_mark
 from levelfield.node.rank_processes import Ranks, Stop
@@ -83,6 +84,7 @@ class NodeDuty:
         with ExitStack() as stack:
             try:
                 self._record.write("started", node_rank=self._work.node_rank, name=self._work.name, process=os.getpid())
+                self._stage(self._work.part("stage"))
                 if refusal := self._refusal():
                     ending = self._refused(refusal)
                 else:
@@ -91,6 +93,8 @@ class NodeDuty:
                     ending = self._trained()
             except DeviceInUse as error:
                 ending = self._refused(Ending("device-taken", 6, str(error)))
+            except SetupError as error:
+                ending = self._refused(Ending("launch-error", 1, str(error)))
             except OSError as error:
                 ending = Ending("launch-error", 1, f"{error.filename or 'process'}: {error.strerror}")
             finally:
@@ -111,6 +115,14 @@ class NodeDuty:
         return {
             name: count - self._network[name] for name, count in network_counters().items() if name in self._network
         }
+
+    def _stage(self, wanted: Mapping[str, Any]) -> None:
+        """Bring the environment to this node's own disk, where the site's file names one."""
+        if not wanted:
+            return
+        began, place = time.monotonic(), Path(wanted["folder"])
+        is_new = stage(Path(wanted["archive"]), place, wanted["digest"], lambda: self._record.write("staging"))
+        self._record.write("staged", folder=str(place), is_new=is_new, seconds=time.monotonic() - began)
 
     def _refusal(self) -> Ending | None:
         """Return why this node must not train, or None. Nothing was started yet."""

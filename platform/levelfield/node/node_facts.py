@@ -15,7 +15,7 @@ import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Iterator, Mapping
 
 from levelfield.node.bounded_command import ask
 from levelfield.node.control_groups import file_text
@@ -30,6 +30,9 @@ _WORKED = (*_USED, 5, 6)  # with irq and softirq
 _PARENT, _TIMES = 1, slice(11, 15)  # places among the fields of stat_of: the last are utime, stime, cutime, cstime
 _INTERFACES, _MEMINFO = Path("/sys/class/net"), Path("/proc/meminfo")
 _PORTS, _SEGMENTS = Path("/sys/class/infiniband"), Path("/proc/net/snmp")
+_GET_LINKS, _ALL, _DONE = 18, 0x301, 3  # RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, NLMSG_DONE (linux/rtnetlink.h)
+_IPC_LOCK = 14  # CAP_IPC_LOCK (linux/capability.h)
+_NAME, _LOST = 3, 48  # IFLA_IFNAME and IFLA_CARRIER_DOWN_COUNT (linux/if_link.h)
 Fields = Dict[str, Any]
 
 
@@ -92,16 +95,44 @@ def _interfaces() -> Fields:
 def network_counters() -> dict[str, int]:
     """Return counts of this node's network that only grow: links lost by interface or port, and TCP's segments.
 
-    Source: Linux, Documentation/ABI/testing/sysfs-class-net and stable/sysfs-class-infiniband; RFC 4022 for the others.
+    Source: Linux, rtnetlink(7) and Documentation/ABI/stable/sysfs-class-infiniband; RFC 4022 for the segments.
     """
-    folders = {f"link {each.name}": each / "carrier_down_count" for each in _INTERFACES.glob("*") if each.name != "lo"}
+    links = {f"link {name}": count for name, count in _lost_carriers() if name != "lo"}
     for port in _PORTS.glob("*/ports/*"):
-        folders[f"link {port.parents[1].name}/{port.name}"] = port / "counters/link_downed"
-    links = {name: count for name, file in folders.items() if (count := _number(file)) is not None}
+        if (count := _number(port / "counters/link_downed")) is not None:
+            links[f"link {port.parents[1].name}/{port.name}"] = count
     rows = [line.split() for line in file_text(_SEGMENTS).splitlines() if line.startswith("Tcp:")]
     segments = dict(zip(*rows[:2])) if len(rows) > 1 else {}
     named = (("sent", "OutSegs"), ("resent", "RetransSegs"))
     return {**links, **{name: int(segments[key]) for name, key in named if segments.get(key, "").isdecimal()}}
+
+
+def _lost_carriers() -> Iterator[tuple[str, int]]:
+    """Yield each interface with the number of times that it lost its carrier. Not from /sys, which may be another
+    network namespace's; nothing where the kernel does not answer."""
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+            kernel.settimeout(WATCHED_SECONDS)
+            kernel.send(struct.pack("=IHHII16x", 32, _GET_LINKS, _ALL, 1, 0))
+            while answer := kernel.recv(2**17):
+                for kind, body in _parts(answer, "=IH", 16):
+                    if kind == _DONE:
+                        return
+                    found = dict(_parts(body[16:], "=HH", 4))
+                    if _NAME in found and _LOST in found:
+                        yield found[_NAME].rstrip(b"\0").decode(errors="replace"), struct.unpack("=I", found[_LOST])[0]
+    except (OSError, struct.error):
+        return
+
+
+def _parts(content: bytes, head: str, head_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and body of each message, or of each attribute of one: both begin with their length and kind."""
+    while len(content) >= head_bytes:
+        length, kind = struct.unpack_from(head, content)
+        if length < head_bytes:
+            return
+        yield kind, content[head_bytes:length]
+        content = content[(length + 3) & ~3 :]
 
 
 def _addresses(name: str) -> list[str]:
@@ -221,8 +252,8 @@ def available_bytes() -> int | None:
 
 def limits() -> Fields:
     """Return the limits of a process that collectives and data files need, and what sets the processors' pace."""
-    names = {"locked_memory": resource.RLIMIT_MEMLOCK, "open_files": resource.RLIMIT_NOFILE}
-    soft = {name: resource.getrlimit(number)[0] for name, number in names.items()}
+    files_open, locked = resource.getrlimit(resource.RLIMIT_NOFILE)[0], locked_memory()
+    soft = {"locked_memory": resource.RLIM_INFINITY if locked is None else locked, "open_files": files_open}
     models = (line for line in file_text(Path("/proc/cpuinfo")).splitlines() if line.startswith("model name"))
     files = {
         "governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
@@ -238,6 +269,14 @@ def limits() -> Fields:
         "usable_cores": len(os.sched_getaffinity(0)),
     }
     return {"facts": facts}
+
+
+def locked_memory() -> int | None:
+    """Return how many bytes this process may lock; None: all, as without a limit, or with CAP_IPC_LOCK."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    status = file_text(Path("/proc/self/status")).splitlines()
+    held = next((int(line.split()[1], 16) for line in status if line.startswith("CapEff:")), 0)
+    return None if soft == resource.RLIM_INFINITY or held >> _IPC_LOCK & 1 else soft
 
 
 def _meminfo() -> dict[str, int]:

@@ -28,10 +28,11 @@ import tarfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import IO, Any, Callable, Iterator, Mapping, Sequence
 
 STAMP = "levelfield-environment.json"  # as run/runtimes/environments.py writes it
 PROGRESS_BYTES = 64 * 2**20
+TELL_SECONDS = 5.0  # between two signs of a node that unpacks or waits
 SAY_SECONDS = 15.0  # of an installer's silence
 _running: list[subprocess.Popen[str]] = []
 
@@ -68,7 +69,7 @@ def own_folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = os.lstat(str(path))
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise SetupError(f"{path}: found a link, or a folder that others own or can write; name another as ssh.folder")
+        raise SetupError(f"{path}: found a link, or a folder that others own or can write; correct the site's file")
     return path
 
 
@@ -140,6 +141,40 @@ def environment(folder: Path, header: Mapping[str, Any]) -> str | None:
             threading.Thread(target=_end_with_platform, daemon=True).start()
             _make(place, wanted, source)
     return _version(str(place / "bin" / "python"))
+
+
+def stage(archive: Path, place: Path, digest: str, tell: Callable[[], None]) -> bool:
+    """Unpack an environment from a shared file to this node's own disk, in one step. Return whether it was not there.
+
+    tell: is called every few seconds. Raises SetupError.
+    """
+    own_folder(place.parent)
+    part = place.with_name(place.name + ".part")
+    with _locked(place.with_name(place.name + ".lock"), tell):
+        if _made_from(place) == digest:
+            return False
+        for old in (part, place):
+            shutil.rmtree(str(old), ignore_errors=True)
+        told = time.monotonic()
+        # the archive is the user's own, and an environment's Python is a link to the system's
+        trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+        try:
+            with tarfile.open(str(archive)) as content:
+                for member in content:
+                    content.extract(member, str(part), **trusted)
+                    if time.monotonic() - told > TELL_SECONDS:
+                        told = time.monotonic()
+                        tell()
+            if _made_from(part) != digest:
+                raise SetupError(f"{archive}: it ends before its stamp, or has another one; remove it")
+            part.rename(place)
+        except tarfile.TarError as error:
+            raise SetupError(f"{archive}: {error}; remove it") from None
+        except OSError as error:
+            raise SetupError(f"{error.filename or f'{archive} to {place}'}: {error.strerror or error}") from None
+        finally:
+            shutil.rmtree(str(part), ignore_errors=True)
+        return True
 
 
 def _make(place: Path, wanted: Mapping[str, Any], source: Mapping[str, str]) -> None:
@@ -236,10 +271,24 @@ def _end_with_platform() -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, tell: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock during a block. tell: is called every few seconds while another process has it."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        told = time.monotonic()
+        while not _is_taken(file):
+            time.sleep(0.1)
+            if time.monotonic() - told > TELL_SECONDS:
+                told = time.monotonic()
+                tell()
         yield
+
+
+def _is_taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 if __name__ in ("__main__", "node_setup"):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
 
 from levelfield.node.control_groups import HOST, core_quota, file_text
+from levelfield.node.node_facts import locked_memory
 
 ACCELERATORS = ("0x03", "0x12")  # the classes of display controllers and of processing accelerators
 Fields = Dict[str, Any]
@@ -104,5 +105,4 @@ def raise_locked_memory() -> int | None:
     _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else soft
+    return locked_memory()

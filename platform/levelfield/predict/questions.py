@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
+
 from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.predict import machines
-from levelfield.predict.layout_search import LayoutQuestion, SupportedParallelism
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
 from levelfield.predict.machines import MachineRates
 from levelfield.specs.case import Precision, Work
+from levelfield.specs.constants import Constants
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_KIND, Chip, PeakDtype
 
 
@@ -84,3 +89,64 @@ def offer_of(implementation: ImplementationFile, device_kind: str) -> SupportedP
     """Return what the framework supports on a device kind."""
     parallelism = frozenset(implementation.offered_parallelism(device_kind))
     return SupportedParallelism(parallelism, implementation.recompute, tuple(implementation.refusals(device_kind)))
+
+
+# What a rate may be, as a share of the chip's: the least that is looked for, and the most (specs/constants.py).
+LEAST_RATE, MOST_RATE, HALVINGS = 0.02, 1.2, 50
+RATE_WORDS = {
+    "matmul_efficiency": "matrix products",
+    "communication_efficiency": "the links of a node",
+    "network_efficiency": "the network between nodes",
+}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The rate that one measured run sets. row: the run, as it was predicted before; speeds in tokens/s of a device."""
+
+    rate: str
+    before: float
+    after: float
+    row: LayoutEstimate
+    measured: float
+
+    def applied(self, constants: Constants, on_host: bool) -> Constants:
+        """Return the constants with this rate."""
+        pace = constants.pace_on(on_host).model_copy(update={self.rate: self.after})
+        return constants.model_copy(update={"host_pace" if on_host and constants.host_pace else "pace": pace})
+
+
+def calibration(question: LayoutQuestion, tuning: Tuning, measured: float) -> Calibration:
+    """Return the one rate with which the row has its measured speed: that of products, or that of the links which the
+    messages take where these are more than half of the step. Raises UsageError where none within its range does.
+
+    One run has one speed, so it sets one rate; what else differs is in this rate too.
+    """
+    if not (measured > 0 and math.isfinite(measured)):
+        raise UsageError(f"found a run of {measured} tokens/s, expected a positive speed")
+    row, before = predict(question, tuning), question.constants.pace_on(question.on_host)
+    rate = _free_rate(question, row)
+
+    def speed(value: float) -> float:
+        tried = Calibration(rate, 0, value, row, measured).applied(question.constants, question.on_host)
+        return predict(replace(question, constants=tried), tuning).tokens_per_second
+
+    low, high = LEAST_RATE, MOST_RATE
+    if not speed(low) <= measured <= speed(high):
+        raise UsageError(
+            f"found {measured:,.0f} tokens/s on each device, expected {speed(low):,.0f} to {speed(high):,.0f}: no rate "
+            f"of {RATE_WORDS[rate]} from {low:g} to {high:g} of the chip's explains the run; `report RUN` and "
+            "`plan --explain` show where its time goes"
+        )
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if speed(middle) < measured else (low, middle)
+    return Calibration(rate, getattr(before, rate), high, row, measured)
+
+
+def _free_rate(question: LayoutQuestion, row: LayoutEstimate) -> str:
+    time = row.time
+    if time.tensor + time.context + time.pipeline + time.data + time.expert <= time.total / 2:
+        return "matmul_efficiency"
+    inside = question.devices <= question.machine.devices_per_node
+    return "communication_efficiency" if inside else "network_efficiency"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +11,9 @@ from levelfield.report.sheets import Sheet, padded, widths_of
 from levelfield.report.words import wrapped
 from levelfield.specs.step_parts import Milliseconds, StepParts
 
+LAYER = re.compile(r"\b(layers\.)\d+")  # a place is shown for all layers together
 _LARGE = 0.05  # of the step: an unexplained part of this size is shown first
+_NO_DIFFERENCE = "The whole change is within the spread of the recorded steps: there may be no difference."
 _MOST_PLACES, _MOST_KERNELS = 10, 5
 _BAR = 30  # columns
 Change = tuple[str, float, float, float | None]  # the part, before, after, half of the interval of the change
@@ -75,7 +78,7 @@ def _places(parts: StepParts) -> Iterator[tuple[str, ...]]:
     found: defaultdict[tuple[str, str], float] = defaultdict(float)
     for rank in parts.ranks:
         for place in rank.places:
-            found[place.part, place.where] += place.ms / len(parts.ranks)
+            found[place.part, LAYER.sub(r"\1*", place.where)] += place.ms / len(parts.ranks)
     for (part, where), ms in sorted(found.items(), key=lambda each: -each[1])[:_MOST_PLACES]:
         yield part, where, f"{ms:.2f}", f"{ms / parts.step.mean:.1%}"
 
@@ -113,13 +116,14 @@ def _bar(begin: float, end: float, low: float, scale: float) -> str:
 
 def difference_lines(a: str, b: str, whole: Change, sentences: Sequence[str], explained: float) -> list[str]:
     """Return the runs, their steps, and the numbered sentences with what they explain together."""
-    _, before, after, _ = whole
+    _, before, after, half = whole
+    is_real = half is None or not abs(after - before) <= half
     lines = [
         f"A  {printable(a)}: {before:.2f} ms a step",
         f"B  {printable(b)}: {after:.2f} ms a step",
     ]
     lines += [wrapped(f"{number}. {one_line(printable(each))}", 3) for number, each in enumerate(sentences, start=1)]
-    return [*lines, f"Together they explain {explained:.0%} of the change."]
+    return [*lines, f"Together they explain {explained:.0%} of the change."] if is_real else [*lines, _NO_DIFFERENCE]
 
 
 def difference_sheet(rows: Sequence[Change]) -> Sheet:

@@ -121,7 +121,8 @@ class SshSite(Value):
 class SlurmSite(Value):
     """Reaching nodes by Slurm. gres: such as gpu:{devices}. minutes: the time limit. options: further ones of sbatch.
 
-    container: what starts `--runtime docker` there; image: its image.
+    container: what starts `--runtime docker` there; image: its image. local_folder: on each node's own disk; ranks
+    import from an environment there.
     """
 
     partition: Word | None = None
@@ -135,6 +136,7 @@ class SlurmSite(Value):
     options: tuple[Option, ...] = ()
     container: Literal["none", "pyxis", "apptainer"] = "none"
     image: Word | None = None
+    local_folder: AbsoluteFolder | None = Field(default=None, json_schema_extra=LATER)
 
 
 class Toleration(Value):

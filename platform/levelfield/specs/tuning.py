@@ -23,7 +23,7 @@ class Tuning(Value):
     micro_batch: sequences per forward pass of one data-parallel rank.
     virtual_pipeline: model chunks of each pipeline stage; above 1 it is the interleaved schedule of Narayanan et al.,
     2021 (section 2.2).
-    threads: CPU threads per process (None: the framework's default).
+    threads: CPU threads per process (None: a rank's share of its cores).
     environment: variables for the training process; they are recorded, and --dry-run shows them.
     """
 

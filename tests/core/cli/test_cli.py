@@ -144,7 +144,7 @@ def test_list_names_everything_in_eighty_columns(command: Command) -> None:
         assert name in done.out
 
 
-@pytest.mark.parametrize("kind", ["cases", "frameworks", "vendors", "chips", "suites", "published", "runs"])
+@pytest.mark.parametrize("kind", ["cases", "frameworks", "vendors", "chips", "suites", "published", "programs", "runs"])
 def test_a_kind_is_listed_for_programs_too(command: Command, kind: str) -> None:
     rows = json.loads(command("show", kind, "--json").out)[kind]
     assert isinstance(rows, list) and all(row["name"] and row["says"] for row in rows)

@@ -24,7 +24,7 @@ def test_a_table_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "llama3_70b", "--chip", "H100", "--devices", "16384", "--framework", "megatron")
     assert max(map(len, text.splitlines())) <= 80
     assert "predicted, not measured" in text
-    assert "assumed: nodes of 8 devices" in text and "a network of 8 x 400 Gb/s per node (NVIDIA DGX H100" in text
+    assert "assumed: nodes of 8 devices" in text and "a network of 8 x 400 Gb/s per node (NVIDIA DGX BasePOD" in text
 
 
 def test_the_parameters_are_printed_and_of_a_mixture_the_active_ones_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def test_the_table_of_a_training_has_80_columns_and_its_sources(
     assert max(map(len, text.splitlines())) <= 80
     words = " ".join(text.split())
     assert "a training on 300,000,000,000 tokens row days device-hours MWh EUR 1 " in words
-    assert "MWh: at most, 700 W for each device and no host (NVIDIA H100 datasheet" in words
+    assert "MWh: at most, 700 W for each device and no host (meterpreter.org" in words
     assert "EUR: H100-SXM5-80GB: rent of 2 EUR an hour per device" in words
 
 

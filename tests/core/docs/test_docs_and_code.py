@@ -21,7 +21,9 @@ ENDINGS = ("py", "yaml", "json", "md", "j2", "toml", "svg")
 FOREIGN = re.compile(r"config/.*|(recorded|vendors/acme|DIR|gpu-check)/.*")
 # Options of pip, pytest, setpriv, mpirun, container engines and of that vendor's tool.
 FOREIGN_OPTIONS = {
-    *("--container-image", "--deadline", "--no-requeue", "--switches"),  # of Slurm
+    *("--container-image", "--deadline", "--no-requeue", "--switches", "--propagate", "--cpu-bind"),  # of Slurm
+    *("--nodes", "--ntasks-per-node", "--gres", "--exclusive", "--mem", "--partition", "--account", "--time"),
+    *("--chdir", "--output", "--error", "--job-name", "--export", "--open-mode", "--kill-on-bad-exit"),
     *("--nv", "--rocm"),  # of apptainer
     *("--durations", "--gpus", "--no-deps", "--only-binary", "--pdeathsig", "--python-version", "--query", "--stdin"),
 }

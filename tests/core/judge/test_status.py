@@ -258,6 +258,19 @@ def test_ranks_that_the_platform_stopped_are_no_cause(run: RunPaths) -> None:
     assert word(collect(run)) == ("failed", "corpus")
 
 
+@pytest.mark.parametrize("log", ["OSError: [Errno 28] No space left on device", ""])
+def test_a_rank_that_failed_on_a_full_disk_is_a_failure_of_storage(run: RunPaths, log: str) -> None:
+    """It could not write its own error: the node's part says that the disk was full."""
+    (run.logs / "rank1.log").write_text(log)
+    break_off(run, 7)
+    said = "alpha: rank 1 ended with exit code 1; the disk of its run's folder is full (0 bytes free)"
+    ends = [{"rank": 1, "exit_code": 1, "signal": None, "stopped_by_us": False}]
+    write_json(run.outcome, {"cause": "rank-failed", "ends": ends, "evidence": said})
+    found = collect(run)
+    assert word(found) == ("failed", "storage") and found.status.evidence
+    assert log in found.status.evidence and said in found.status.evidence
+
+
 @pytest.mark.parametrize(
     ("log", "failure", "evidence"),
     [

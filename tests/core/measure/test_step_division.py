@@ -17,6 +17,7 @@ from levelfield.measure.step_parts import (
     overhead,
     parts_by_step,
     rank_parts,
+    uneven_layers,
     warnings,
 )
 from levelfield.measure.step_timeline import Timeline, timeline
@@ -210,6 +211,9 @@ def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
         "aten::_softmax": "math",
         "nvjet_tst_128x256_64x4_2x1_v_bz_NNT": "product",
         "ampere_bf16_s16816gemm_bf16_128x128": "product",
+        "aten::baddbmm": "product",
+        "levelfield::product": "product",
+        "aten::scaled_dot_product_attention": "other",
         "vectorized_elementwise_kernel": "other",
     }
     assert {name: kernel_kind(name) for name in names} == names
@@ -224,3 +228,42 @@ def test_no_part_is_negative_or_not_a_number() -> None:
     for rank in both(all_reduce=(100.0, 2000.0)):
         assert all(math.isfinite(each.time.mean) and each.overlapped_ms >= 0 for each in rank.parts)
         assert sum(each.time.mean for each in rank.parts) == pytest.approx(rank.step.mean)
+
+
+def test_one_layer_that_is_slower_than_the_others_is_named() -> None:
+    def with_layers(*ms: float) -> tuple[RankParts, ...]:
+        (rank, _) = both()
+        places = [
+            {"part": "mlp", "where": f"layers.{layer}.mlp", "phase": "forward", "ms": each, "count": 1}
+            for layer, each in enumerate(ms)
+        ]
+        return (RankParts.model_validate({**rank.model_dump(), "places": places}),)
+
+    assert list(uneven_layers(with_layers(0.1, 0.3, 0.11, 0.1))) == [
+        "mlp in layers.1.mlp: 0.3 ms, 0.1 ms in the median layer"
+    ]
+    assert not list(uneven_layers(with_layers(0.1, 0.12, 0.11)))
+    assert not list(uneven_layers(with_layers(0.1, 0.3))), "of two layers none is the usual one"
+
+
+def test_operations_that_tell_their_own_part_are_the_timeline_of_a_runtime_s_threads() -> None:
+    """As a compiled program's: no launch of the host belongs to one of them."""
+
+    def ran(name: str, start: float, end: float, **told: Any) -> dict[str, Any]:
+        return {**event(name, start, end, "cpu_kernel", tid=5), "args": told}
+
+    mlp = {"part": "mlp", "where": "layers.*.mlp", "phase": "backward", "dtype": "float"}
+    message = {"message": "all-reduce.3", "Collective name": "all_reduce", "Process Group Ranks": "[0, 1]"}
+    events = [
+        event("lf/step", 0, 1000),
+        event("lf/finish", 100, 1000),
+        ran("fusion: product", 100, 400, **mlp),
+        ran("fusion: add", 300, 500, **{**mlp, "part": "a part of nobody", "phase": "sideways"}),
+        ran("all-reduce", 500, 900, **message),
+    ]
+    line = timeline({"traceEvents": events})
+    assert ms_by_part(line) == {"host": 0.2, "mlp": 0.3, "unexplained": 0.1, "all-reduce": 0.4}
+    assert not line.has_device, "nothing of an accelerator was seen"
+    first = line.kernels[0]
+    assert (first.where, first.phase, first.dtype) == ("layers.*.mlp", "backward", "float")
+    assert (line.messages[0].size, line.messages[0].ranks) == ("all-reduce.3", (0, 1))

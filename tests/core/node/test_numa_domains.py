@@ -156,14 +156,19 @@ def test_locked_memory_matters_between_accelerators_alone(tmp_path: Path) -> Non
 
 def test_counters_of_the_network_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path, text in {
-        "net/eth0/carrier_down_count": "3", "net/lo/carrier_down_count": "9", "net/br/other": "1",
         "ib/mlx5_0/ports/1/counters/link_downed": "2",
         "snmp": "Tcp: RtoMin OutSegs RetransSegs\nTcp: 200 1234 56\nUdp: OutSegs\nUdp: 9",
     }.items():  # fmt: skip
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text + "\n")
-    for name, path in (("_INTERFACES", "net"), ("_PORTS", "ib"), ("_SEGMENTS", "snmp")):
+    for name, path in (("_PORTS", "ib"), ("_SEGMENTS", "snmp")):
         monkeypatch.setattr(node_facts, name, tmp_path / path)
+    monkeypatch.setattr(node_facts, "_lost_carriers", lambda: iter([("lo", 9), ("eth0", 3)]))
     assert node_facts.network_counters() == {"link eth0": 3, "link mlx5_0/1": 2, "sent": 1234, "resent": 56}
     (tmp_path / "snmp").write_text("Tcp: OutSegs\n")
     assert "sent" not in node_facts.network_counters()
+
+
+def test_lost_links_are_those_of_the_kernel() -> None:
+    shown = Path("/sys/class/net").glob("*/carrier_down_count")
+    assert dict(node_facts._lost_carriers()) == {each.parent.name: int(each.read_text()) for each in shown}

@@ -18,6 +18,7 @@ from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_te
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import EventKind, Evidence, Gated, Purpose
 from levelfield.specs.result import Word
+from levelfield.specs.step_parts import PARTS as STEP_PARTS
 
 PAGES = Path(__file__).resolve().parents[3] / "platform/levelfield/pages"
 TEMPLATES = "".join(path.read_text() for path in (PAGES / "templates").glob("*.j2"))
@@ -47,6 +48,7 @@ FAMILIES = {
     "js.memory.": ("device_used", "reserved", "allocated", "process", "capacity"),
     "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
     "js.": ("node_watts", "node_joules_per_token", "other_joules_per_token"),  # of a loop
+    "js.part.": (*STEP_PARTS, "recomputation"),
     "js.by.": ("chip", "framework", "layout"),
     "js.differs.": ("must", "asked", "caution", "other"),
 }

@@ -181,6 +181,13 @@ def test_the_exchange_of_tokens_is_no_small_part_of_a_mixture(mixtures: list[Any
     assert 0.3 < share["automodel-DeepSeek-V3-256"] < 0.45 and share["nemo2504-GB200-Mixtral-8x7B"] < 0.1
 
 
+def test_a_loss_that_is_compiled_with_its_cast_keeps_16_bit_logits(unseen: ModuleType) -> None:
+    runs = [run for run in unseen.runs_of(unseen.RECENT_RUNS) if run.group == "torchtitan_h200_202506"]
+    found = unseen.judged(runs, unseen.Questions(Registry()))
+    assert len(found) == 2 and {j.run.program for j in found} == {"torchtitan_2025"}
+    assert all(abs(j.memory_off or 1) < 0.1 for j in found)
+
+
 @pytest.fixture(scope="module")
 def shared(unseen: ModuleType) -> list[Any]:
     return list(unseen.judged(unseen.runs_of(unseen.CONTEXT_RUNS), unseen.Questions(Registry())))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from levelfield.contracts.execution import NodeWork, Outcome, ProcessWork, Request
+from levelfield.contracts.execution import DISK_IS_FULL, NodeWork, Outcome, ProcessWork, Request
 from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN, JobState, SlurmJob
 from levelfield.run.launchers.slurm.slurm_watch import Intent, outcome_of
 from planted_slurm import PlantedSlurm, ended
@@ -103,6 +104,16 @@ def test_a_failed_rank_counts_and_not_those_that_slurm_ended_after_it(run: Path)
     assert (found.cause, found.evidence) == ("rank-failed", "beta: rank 1 was ended by SIGKILL")
     assert [end.stopped_by_us for end in found.ends] == [True, False]
     assert words(found) == ["alpha: stopped", "beta: failed"]
+
+
+@pytest.mark.parametrize(
+    ("free", "is_full"), [(0, True), (2**20 - 1, True), (2**20, False), (None, False), ("0", False)]
+)
+def test_a_full_disk_is_said_beside_the_rank_that_failed(run: Path, free: object, is_full: bool) -> None:
+    record = json.dumps({**json.loads(ended("rank-failed", (0, 1, None))), "disk_free_bytes": free}) + "\n"
+    found = outcome(run, "FAILED", record, GOOD[1])
+    assert found.cause == "rank-failed" and str(found.evidence).startswith("alpha: rank 0 ended with exit code 1")
+    assert (DISK_IS_FULL in str(found.evidence)) == is_full
 
 
 def test_a_rank_that_somebody_sent_sigterm_to_is_a_failure(run: Path) -> None:

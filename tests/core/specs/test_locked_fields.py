@@ -191,7 +191,7 @@ def changes_at(case: Case, rows: tuple[TuningRow, ...], place: RunPlace) -> dict
 
 def test_each_row_is_held_against_those_that_apply_wherever_it_does(case: Case, rows: tuple[TuningRow, ...]) -> None:
     assert changes_at(case, rows, RunPlace()) == {
-        0: [("micro_batch", 4, 1), ("threads", "the framework's choice", 3)],
+        0: [("micro_batch", 4, 1), ("threads", "the rank's share of its cores", 3)],
         1: [("micro_batch", 1, 2)],
         2: [("micro_batch", 1, 8)],
     }
@@ -245,7 +245,7 @@ def test_show_diff_prints_each_row_with_its_reason(capsys: pytest.CaptureFixture
     text = shown(capsys, "tiny", "--vendor", "fake", "--diff")
     assert "tiny at full scale: fake changes nothing" in text
     assert "  row 1: chip F1, devices 2\n    micro_batch      1 -> 2\n    why: two dies\n" in text
-    assert "  row 0: anywhere\n" in text and "the framework's choice -> 3" in text
+    assert "  row 0: anywhere\n" in text and "the rank's share of its cores -> 3" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     only = shown(capsys, "tiny", "--vendor", "fake", "--diff", "--chip", "f1-8gb", "--devices", "2")
     assert "row 1" in only and "row 2" not in only

@@ -23,7 +23,7 @@ STORED = Path(__file__).parents[1] / "data" / "stores"
 LATER = '''"""A step of a later version."""
 import sqlalchemy as sa
 from alembic import op
-revision, down_revision = "0004", "0003"
+revision, down_revision = "0005", "0004"
 def upgrade():
     op.add_column("run", sa.Column("later", sa.Integer))
     {more}
@@ -74,7 +74,7 @@ def test_a_newer_store_is_refused_and_left_alone(url: str) -> None:
     with Store.open(url) as store:
         statements(store, ["UPDATE alembic_version SET version_num = '9999'"])
     for read_only in (True, False):
-        with pytest.raises(UsageError, match="has schema 9999, and this version of Levelfield knows 0003; use a newer"):
+        with pytest.raises(UsageError, match="has schema 9999, and this version of Levelfield knows 0004; use a newer"):
             Store.open(url, read_only)
 
 
@@ -84,8 +84,8 @@ def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, folder)
     monkeypatch.setattr(schema_upgrade, "MIGRATIONS", folder)
-    monkeypatch.setattr(schema_upgrade, "REVISION", "0004")
-    step = folder / "versions" / "0004_later.py"
+    monkeypatch.setattr(schema_upgrade, "REVISION", "0005")
+    step = folder / "versions" / "0005_later.py"
     step.write_text(LATER.format(more="pass"))
     return step
 
@@ -94,7 +94,7 @@ def test_an_older_store_is_upgraded_with_its_rows(url: str, record: RunRecord, m
     with Store.open(url) as store:
         store.add([record])
     request.getfixturevalue("later")
-    with pytest.raises(UsageError, match="has schema 0003, expected schema 0004; `store info` brings it up to date"):
+    with pytest.raises(UsageError, match="has schema 0004, expected schema 0005; `store info` brings it up to date"):
         Store.open(url, read_only=True)
     with Store.open(url) as store:
         assert list(store.records()) == [record]

@@ -106,11 +106,13 @@ levelfield.step = (() => {
     const isFirst = (each) => each.part === "unexplained" && share(each) >= LARGE;
     const ordered = [...step.parts].sort((a, b) => isFirst(b) - isFirst(a) || share(b) - share(a));
     const cell = (ms) => ({ v: ms || null, text: ms ? number(ms, 2) : "" });
-    const row = (name, time, again, over) => [name, { v: time.mean, text: number(time.mean, 2) }, half(time), { v: time.mean / step.step.mean, text: percent(time.mean / step.step.mean) }, cell(again), cell(over)];
     const sum = (name) => step.parts.reduce((total, each) => total + (each[name] || 0), 0);
-    const rows = ordered.map((each) => row(partName(each.part), each.time, each.recompute_ms, each.overlapped_ms));
-    const columns = [t("step-part"), ...["ms", "95 %", t("share"), `${t("recomputed")} (ms)`, `${t("overlapped")} (ms)`].map((name) => ({ name, number: true }))];
-    levelfield.tables.add(place, t("parts-of-step"), columns, [...rows, row(t("whole-step"), step.step, sum("recompute_ms"), sum("overlapped_ms"))]);
+    const more = [["recompute_ms", t("recomputed")], ["overlapped_ms", t("overlapped")]].filter(([name]) => sum(name));
+    const row = (name, time, values) => [name, { v: time.mean, text: number(time.mean, 2) }, half(time), { v: time.mean / step.step.mean, text: percent(time.mean / step.step.mean) }, ...values.map(cell)];
+    const rows = ordered.map((each) => row(partName(each.part), each.time, more.map(([name]) => each[name])));
+    const columns = [t("step-part"), ...["ms", "95 %", t("share"), ...more.map(([, name]) => `${name} (ms)`)].map((name) => ({ name, number: true }))];
+    levelfield.tables.add(place, t("parts-of-step"), columns, [...rows, row(t("whole-step"), step.step, more.map(([name]) => sum(name)))]);
+    if (sum("overlapped_ms")) place.append(el("p", { class: "note" }, t("overlapped-means")));
   }
 
   /* Return the pieces of a rank's line: each run of equal letters. */
@@ -131,8 +133,8 @@ levelfield.step = (() => {
       for (const piece of pieces) csv.push([line.rank, piece.from, piece.to, partName(piece.kind), piece.half ? t("yes") : t("no")]);
       return { name: t("rank", { rank: line.rank }), pieces, label: t("line-of-rank", { rank: line.rank, count: pieces.length }) };
     });
-    place.append(el("h3", {}, t("step-by-rank")), el("p", { class: "note" }, t("cells-mean", { cells: shown.lines[0]?.cells.length ?? 0, ms: number(shown.ms, 2) })));
-    strips(place, { ...common, name: t("step-by-rank"), rows, ends: [0, shown.ms], csv, keys: common.keys.filter((key) => shown.parts.includes(key.kind)) });
+    strips(place, { ...common, name: t("step-by-rank"), rows, ends: [0, shown.ms], csv, keys: shown.parts.map((kind) => ({ kind, text: partName(kind) })) });
+    place.append(el("p", { class: "note" }, t("cells-mean", { cells: shown.lines[0]?.cells.length ?? 0, ms: number(shown.ms, 2) })));
   }
 
   function ranks(place, step) {

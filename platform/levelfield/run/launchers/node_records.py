@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from levelfield.contracts.execution import NodeEnd, NodeWord, NodeWork, ProcessEnd, Request
+from levelfield.contracts.execution import DISK_IS_FULL, NodeEnd, NodeWord, NodeWork, ProcessEnd, Request
 from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.launched_ranks import first_failure, node_ranks_ends
 from levelfield.run.launchers.liveness import file_state
 from levelfield.rundir.system_facts import clipped
 
+FULL_BYTES = 2**20  # a disk with less left is full
 MOST_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
 MOST_RESENT, FEWEST_RESENT = 0.01, 20  # of TCP's segments; a sound network of a cluster is below a thousandth
 _WORDS: dict[str, NodeWord] = {
@@ -25,7 +26,8 @@ _WORDS: dict[str, NodeWord] = {
 class LastRecord:
     """The last record of a node. cause: None where it is missing. name: the host's own, where the node wrote it.
 
-    missing: which evidence of the node is not there. ends: of all its ranks; what is unknown has no values.
+    missing: which evidence of the node is not there. ends: of all its ranks; what is unknown has no values. disk: a
+    remark where the node's disk was full.
     """
 
     node_rank: int
@@ -34,6 +36,7 @@ class LastRecord:
     evidence: str | None
     ends: tuple[ProcessEnd, ...]
     missing: tuple[str, ...]
+    disk: str = ""
 
     @property
     def end(self) -> NodeEnd:
@@ -139,6 +142,12 @@ def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
     return None
 
 
+def disk_remark(last: Mapping[str, Any]) -> str:
+    """Return a remark where the node's disk was full at its end."""
+    free = last.get("disk_free_bytes")
+    return f"; {DISK_IS_FULL} ({free} bytes free)" if isinstance(free, int) and free < FULL_BYTES else ""
+
+
 def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord:
     rank = node.node_rank
     last = last_fields(root, rank) or {}
@@ -149,7 +158,8 @@ def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord
         node_rank=rank,
         name=str(own or (names[rank] if rank < len(names) else node.name or f"node{rank}")),
         cause=str(last["cause"]) if last else None,
-        evidence=str(last["evidence"]) if last.get("evidence") else None,
+        evidence=f"{last['evidence']}{disk_remark(last)}" if last.get("evidence") else None,
+        disk=disk_remark(last),
         ends=node_ranks_ends(node, last.get("ends", ())),
         missing=(*([] if last else ["last record"]), *absent),
     )

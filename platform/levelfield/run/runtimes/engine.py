@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import ContainerWork
-from levelfield.errors import RunFailed
+from levelfield.errors import RunFailed, connection_error
 from levelfield.node.process_identity import identity_from, is_alive, own_identity
 
 if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
@@ -75,7 +75,7 @@ def hurry_if_lost(client: DockerClient, error: OSError) -> None:
 
 def first_line(error: Exception) -> str:
     explanation = getattr(error, "explanation", None)
-    text = str(explanation or error).strip()
+    text = str(explanation or (connection_error(error) if isinstance(error, OSError) else error)).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 

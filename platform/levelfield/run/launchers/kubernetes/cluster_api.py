@@ -13,7 +13,7 @@ from typing import Any
 
 import urllib3
 
-from levelfield.errors import UsageError
+from levelfield.errors import UsageError, connection_error
 from levelfield.user_folders import home_folder
 
 PACKAGE = "kubernetes==37.0.2"
@@ -109,7 +109,7 @@ class ClusterApi:
                 if len(rest) > MOST_LINE_BYTES:
                     raise ClusterSilence(f"found a line of more than {MOST_LINE_BYTES} bytes")
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ClusterSilence(_said(error)) from None
+            raise ClusterSilence(connection_error(error)) from None
         finally:
             response.close()
 
@@ -120,7 +120,7 @@ class ClusterApi:
         try:
             content = json.loads(response.data or b"{}")
         except urllib3.exceptions.HTTPError as error:
-            raise ClusterSilence(_said(error)) from None
+            raise ClusterSilence(connection_error(error)) from None
         except ValueError:
             raise ClusterSilence(f"{self.address}: the answer is no JSON") from None
         finally:
@@ -145,9 +145,9 @@ class ClusterApi:
         try:
             answer = self._client.call_api(*call, _request_timeout=(CONNECT_SECONDS, silence_seconds)).response
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ClusterSilence(_said(error)) from None
+            raise ClusterSilence(connection_error(error)) from None
         except Exception as error:  # the client's own errors: of certificates, and of what a plugin for tokens raises
-            raise ClusterSilence(f"{type(error).__name__}: {_said(error)}") from None
+            raise ClusterSilence(f"{type(error).__name__}: {connection_error(error)}") from None
         if answer.status >= 400:
             raise ClusterRefusal(answer.status, _message(answer))
         return answer
@@ -180,7 +180,3 @@ def _message(answer: Any) -> str:
         return " ".join(str(json.loads(text)["message"]).split())[:500]
     except (ValueError, KeyError, TypeError):
         return " ".join(text.split())[:200] or str(answer.reason)
-
-
-def _said(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

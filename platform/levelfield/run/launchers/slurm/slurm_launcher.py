@@ -5,11 +5,14 @@ The job goes on when the platform is killed. `attach` then watches it to the sam
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import re
 import shlex
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +20,16 @@ from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
-from levelfield.contracts.execution import FIRST_NODE, NodeSource, Outcome, Request, Runtime, Submission, Watch
+from levelfield.contracts.execution import (
+    FIRST_NODE,
+    NodesNotReady,
+    NodeSource,
+    Outcome,
+    Request,
+    Runtime,
+    Submission,
+    Watch,
+)
 from levelfield.errors import UsageError
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import STAMP
@@ -71,7 +83,9 @@ class SlurmLauncher:
 
     def runtime(self, plan: Plan) -> Runtime:
         """Return the ranks of nodes that see this machine's folders. Slurm chooses the first node."""
-        folders = NodeFolders(checkout(), _absolute(plan.implementation.folder), _absolute(plan.environment.python))
+        staged = staged_folder(plan)
+        python = str(staged / "bin/python") if staged else _absolute(plan.environment.python)
+        folders = NodeFolders(checkout(), _absolute(plan.implementation.folder), python)
         return SlurmRuntime(FIRST_NODE, folders)
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
@@ -81,6 +95,9 @@ class SlurmLauncher:
         for node in request.nodes:
             content = node_content(plan, paths, request, node, plan.implementation.rests_on)
             content["expected"] |= _places(plan)
+            if staged := staged_folder(plan):
+                digest = plan.environment.digest
+                content["stage"] = {"archive": str(_archive(plan)), "folder": str(staged), "digest": digest}
             files[f"nodes/node{node.node_rank}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         argv = ("sbatch", "--parsable", str(paths.root / SCRIPT))
         return replace(request, submissions=(Submission(job_name(plan.run_id), argv, files),))
@@ -125,6 +142,15 @@ class SlurmLauncher:
 class SlurmRuntime(NodeRuntime):
     """The ranks of a job's nodes. A short command, such as the probe of a peak, is a job of its own on one node."""
 
+    @contextmanager
+    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[SlurmRuntime]:
+        """Raises NodesNotReady where the environment cannot be packed for the nodes' own disks."""
+        with super().in_use(plan, say):
+            if staged_folder(plan) and not _archive(plan).is_file():
+                say(f"packing {plan.environment.folder} once, for the nodes' own disks")
+                _pack(_archive(plan))
+            yield self
+
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
         """Raises OSError where no command runs, and SubprocessError."""
         if plan.runtime == "docker":
@@ -138,6 +164,43 @@ class SlurmRuntime(NodeRuntime):
 
     def identity(self, plan: Plan) -> dict[str, Any]:
         return ProcessRuntime().identity(plan)  # the nodes see this machine's environment
+
+
+def staged_folder(plan: Plan) -> Path | None:
+    """Return the environment's folder on each node's own disk; None where ranks import from the shared one."""
+    site = launch_of(plan).site
+    if site.slurm.local_folder is None or site.python or not plan.environment.folder or plan.runtime == "docker":
+        return None
+    folder = Path(site.slurm.local_folder.replace("{user}", getpass.getuser()))
+    return folder / f"{plan.environment.name}-{_short(plan)}"
+
+
+def _archive(plan: Plan) -> Path:
+    """Return the file that every node unpacks, within the environment: it ends with it."""
+    return Path(str(plan.environment.folder)).absolute() / f"staged-{_short(plan)}.tar"
+
+
+def _short(plan: Plan) -> str:
+    return plan.environment.digest.removeprefix("sha256:")[:16]
+
+
+def _pack(archive: Path) -> None:
+    """Write an environment's folder into one file: a file server gives that in one stream. Raises NodesNotReady."""
+    part, folder = archive.with_name(f"{archive.name}.{os.getpid()}.part"), archive.parent
+
+    def without_last(found: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if found.name == f"./{STAMP}" or found.name.startswith("./staged-") else found
+
+    try:
+        with tarfile.open(part, "w") as content:
+            content.add(folder, ".", filter=without_last)
+            content.add(folder / STAMP, f"./{STAMP}")  # the last one: an archive that was cut has none
+        part.replace(archive)
+    except OSError as error:
+        why = f"{error.filename or archive}: {error.strerror}; leave slurm.local_folder out, or free some space"
+        raise NodesNotReady("environment", why, ()) from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def probe_options(plan: Plan) -> Iterator[str]:
@@ -168,7 +231,7 @@ def _record(root: Path, job: SlurmJob) -> None:
 def _places(plan: Plan) -> dict[str, str | None]:
     """Return the places of what a node's digests are compared with."""
     folder = plan.environment.folder
-    stamp = str(Path(folder) / STAMP) if folder else None
+    stamp = str((staged_folder(plan) or Path(folder)) / STAMP) if folder else None
     return {"folder": _absolute(plan.implementation.folder), "stamp": stamp}
 
 

@@ -144,7 +144,7 @@ def _cause_by_nodes(records: Sequence[LastRecord]) -> tuple[Cause, str] | None:
     if failed is None:
         return None
     end = first_failure(failed.ends)
-    return "rank-failed", f"{failed.name}: {evidence_of(end) if end else failed.evidence}"
+    return "rank-failed", f"{failed.name}: {evidence_of(end) + failed.disk if end else failed.evidence}"
 
 
 def _shown(state: JobState) -> str:

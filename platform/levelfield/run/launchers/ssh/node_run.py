@@ -15,13 +15,12 @@ from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS
 from levelfield.run.launchers.launched_ranks import evidence_of, first_failure, node_ranks_ends
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.node_records import last_fields
+from levelfield.run.launchers.node_records import disk_remark, last_fields
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
 from levelfield.run.launchers.ssh.mpirun_job import MpirunLine
 
 NodeLine = Connection | MpirunLine
-FULL_BYTES = 2**20
 # What the node's last word means for the run, and for the node.
 _MEANINGS: Mapping[str, tuple[Cause, NodeWord]] = {
     "exited": ("exited", "ended"),
@@ -109,7 +108,7 @@ class NodeRun:
     def _evidence(self, last: Mapping[str, Any]) -> str | None:
         failed = first_failure(self.ends())
         if last.get("cause") == "rank-failed" and failed:
-            return f"{self.name}: {evidence_of(failed)}{_disk(last)}"
+            return f"{self.name}: {evidence_of(failed)}{disk_remark(last)}"
         said = last.get("evidence")
         return f"{self.name}: {printable_text(str(said), 500)}" if said else None
 
@@ -123,13 +122,6 @@ class NodeRun:
 
     def _end(self, word: NodeWord, detail: str | None) -> NodeEnd:
         return NodeEnd(self.work.node_rank, self.name, word, detail)
-
-
-def _disk(last: Mapping[str, Any]) -> str:
-    """Return a remark where the node's disk was full at its end."""
-    free = last.get("disk_free_bytes")
-    is_full = isinstance(free, int) and free < FULL_BYTES
-    return f"; the disk of its run's folder is full ({free} bytes free)" if is_full else ""
 
 
 class Supervision:

@@ -1,0 +1,150 @@
+"""Steps recorded by torch's profiler (Kineto), with the part of each module in them, for every framework on torch.
+
+Only a training that is asked to explain its step imports this file. Nothing here stays on a model: hooks and wrapped
+methods are put on for one step and taken off after it. docs/explain.md says what the spans mean.
+"""
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
+# torch's own record_function is an operation, and selective recomputation wants the same operations twice
+Span = getattr(torch._C._profiler, "_RecordFunctionFast", record_function)
+
+# What a record names besides: the host and the path of its file
+NAMES = re.compile(rb'("(?:host_name|traceName)": ")[^"]*"')
+
+
+class TorchProfile:
+    """One rank's recorded steps. levelfield.worker.step_profile says what each method is for.
+
+    modules: (name, part, module) of each module with a part. methods: (the path from the trainer to one, its part).
+    """
+
+    def __init__(self, job, trainer, modules, methods):
+        self.job, self.trainer, self.methods, self.kept = job, trainer, methods, []
+        self.modules = as_compiled(modules) if job.tuning.compile else modules
+
+    def align(self):
+        if self.job.device != "cpu":
+            torch.get_device_module(self.job.device).synchronize()
+        if self.job.world_size > 1:
+            dist.barrier()
+
+    @contextlib.contextmanager
+    def recording(self, number):
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.job.device == "cuda" else [])]
+        with contextlib.ExitStack() as stack:
+            # the arguments' shapes give the dtypes of what a kernel computed
+            recorded = stack.enter_context(profile(activities=activities, record_shapes=True))
+            self.align()  # the profiler's start takes another time on each rank
+            self.name_parts(stack)
+            yield
+        self.kept.append((number, recorded))
+
+    def name_parts(self, stack):
+        """Until the stack is left, each module and each method with a part is a span `lf/PART/NAME` in the record."""
+        for name, part, module in self.modules:
+            stack.enter_context(spanned(module, f"lf/{part}/{name}"))
+            if hasattr(module, "attend"):
+                stack.enter_context(replaced(module, "attend", f"lf/attention core/{name}"))
+        for path, part in self.methods:
+            *owners, method = path.split(".")
+            owner = functools.reduce(member, owners, self.trainer)
+            if callable(getattr(owner, method, None)):
+                stack.enter_context(replaced(owner, method, f"lf/{part}/{path}"))
+
+    def span(self, name):
+        return Span(f"lf/{name}")
+
+    def save(self, folder, most_bytes):
+        files, left_out = {}, []
+        for number, recorded in self.kept:
+            path = Path(folder) / f"rank{self.job.rank}.step{number}.json.gz"
+            if digest := write(recorded, path, most_bytes):
+                files[path.name] = digest
+            else:
+                left_out.append(path.name)
+        self.kept.clear()
+        return {"files": files, "left_out": left_out, "profiler": f"Kineto of torch {torch.__version__}"}
+
+
+def as_compiled(modules):
+    """Without what is inside of a compiled block: hooks there would compile it again, and its kernels join modules. So
+    which part the work of a block is nobody says."""
+    kept = [each for each in modules if not each[0].startswith("layers.") or each[0].count(".") == 1]
+    return [(name, "unexplained" if name.startswith("layers.") else part, module) for name, part, module in kept]
+
+
+def write(recorded, path, most_bytes):
+    """Write a record compressed, with the number of its node in place of names and paths. Returns the file's sha256;
+    None for a larger one, which is not kept."""
+    plain = path.with_suffix("")
+    recorded.export_chrome_trace(str(plain))
+    try:
+        with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=3) as target:
+            for line in source:
+                target.write(NAMES.sub(named_by_number, line))
+    finally:
+        plain.unlink()
+    if path.stat().st_size > most_bytes:
+        path.unlink()
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def named_by_number(found):
+    return found[1] + os.environ.get("NODE_RANK", "0").encode() + b'"'
+
+
+@contextlib.contextmanager
+def spanned(module, name):
+    """A span around each forward pass of the module."""
+    spans = []
+
+    def begin(_module, _inputs):
+        spans.append(Span(name))
+        spans[-1].__enter__()
+
+    def end(_module, _inputs, _output):
+        spans.pop().__exit__(None, None, None)
+
+    hooks = [
+        module.register_forward_pre_hook(begin, prepend=True),
+        module.register_forward_hook(end, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def replaced(owner, method, name):
+    """A span around each call of a method of one object."""
+    had, own = method in vars(owner), getattr(owner, method)
+
+    @functools.wraps(own)
+    def call(*arguments, **named):
+        with Span(name):
+            return own(*arguments, **named)
+
+    setattr(owner, method, call)
+    try:
+        yield
+    finally:
+        setattr(owner, method, own) if had else delattr(owner, method)
+
+
+def member(owner, name):
+    """An attribute, or an item of a list by its number; None where there is none."""
+    return owner[int(name)] if name.isdecimal() else getattr(owner, name, None)

@@ -1,0 +1,79 @@
+"""A connection that failed is told in words of the network, whichever library and however many wrappers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import requests
+import urllib3
+from levelfield.errors import connection_error
+
+Get = Callable[[str], object]
+
+
+@pytest.fixture(params=["urllib3", "urllib3 with retries", "requests"])
+def get(request: pytest.FixtureRequest) -> Get:
+    if request.param == "requests":
+        return lambda url: requests.get(url, timeout=0.3)
+    retries = urllib3.Retry(1) if "retries" in request.param else False
+    return lambda url: urllib3.PoolManager(retries=retries, timeout=0.3).request("GET", url)
+
+
+@pytest.fixture(
+    params=[b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab", None], ids=["closed", "short", "silent"]
+)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """The address of a server on this machine, and what has to be said about its answer."""
+    server, answer = socket.create_server(("127.0.0.1", 0)), request.param
+    held: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                held.append(server.accept()[0])
+            except OSError:
+                return
+            if answer is not None:
+                held[-1].recv(4096)
+                held[-1].sendall(answer)
+                held[-1].close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    said = "no answer in time" if answer is None else "broke before the answer was whole"
+    yield f"127.0.0.1:{server.getsockname()[1]}", said
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    for each in held:
+        each.close()
+
+
+def said_of(get: Get, url: str) -> str:
+    with pytest.raises((urllib3.exceptions.HTTPError, OSError)) as raised:
+        get(url)
+    said = connection_error(raised.value)
+    assert not any(word in said for word in ("Pool", "object at", "Max retries", "Error("))
+    return said
+
+
+def test_what_a_server_does(get: Get, served: tuple[str, str]) -> None:
+    address, expected = served
+    assert expected in said_of(get, f"http://{address}/")
+
+
+def test_a_server_that_is_not_there(get: Get) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert said_of(get, f"https://127.0.0.1:{port}/") == "connection refused"
+    assert said_of(get, "https://no-such-host.invalid/") == "its name does not resolve"
+
+
+def test_objects_of_a_library_are_left_out() -> None:
+    pool = "HTTPSConnectionPool(host='a', port=1): Tunnel <x.Y object at 0x7f00>: failed"
+    assert connection_error(ValueError(pool)) == "tunnel failed"
+    assert connection_error(ValueError("")) == "ValueError"
+    loop = ValueError("a", KeyError("b"))
+    loop.__cause__ = loop
+    assert connection_error(loop).startswith("('a'")

@@ -1,0 +1,28 @@
+"""A run whose steps are recorded: the same figures as without, and its step in parts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from driving import SHORT, Benchmark
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_run_explains_its_step(benchmark: Benchmark) -> None:
+    done = benchmark.run("--case", "short:torch", *SHORT, "--explain-step", "1", "--no-certificate")
+    assert done.returncode == 0, done.stderr
+    run = benchmark.only_run()
+    assert f"run_benchmarks.py report explain {run.name}" in " ".join(done.stderr.split())
+    assert json.loads((run / "plan.json").read_text())["explain_steps"] == 1
+    assert benchmark.result()["status"]["word"] == "valid" and benchmark.result()["seal"]["word"] == "sealed"
+    assert {path.name for path in (run / "profile").iterdir()} == {"rank0.step0.json.gz", "rank0.step1.json.gz"}
+
+    shown = benchmark.run("report", "explain", "latest", "--json")
+    found = json.loads(shown.stdout)
+    assert found["recorded_steps"] == 1 and found["missing"] == []
+    parts = {each["part"]: each["time"]["mean"] for each in found["parts"]}
+    assert sum(parts.values()) == pytest.approx(found["step"]["mean"], rel=0.02)
+    assert parts["mlp"] > 0 and parts["unexplained"] < 0.02 * found["step"]["mean"]
+    assert (run / "step-parts.json").read_text() == shown.stdout

@@ -1,0 +1,190 @@
+"""Slow things that are planted in the trainings of jax are told by part, place, rank and amount.
+
+A plant notes how long it took, as in test_step_parts.py. XLA has one program for all layers, and runs it beside the
+host: so a place is that of every layer, and a reader is told as far as nothing ran meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+from layouts import MODELS, ROOT, Variant, events, job_of, launch, launch_explained, script_of, shallow
+from levelfield.compare.step_difference import step_difference
+from levelfield.specs.step_parts import WAITING
+from test_step_parts import Plant, assert_told, at, explained, part_of, planted_ms
+from test_step_profile import judged
+
+pytestmark = [pytest.mark.torch, pytest.mark.layouts]
+
+SMALL = shallow(MODELS["llama"])
+EACH_MS, ONCE_MS = 25.0, 200.0  # one planted delay of a layer, in each of four micro-batches; one of a step
+JAX = """
+import os, time, jax
+import attention, decoder, program
+from grid import vary
+from jax import numpy as jnp
+from levelfield.worker import Batches
+def noted(plant, ms):
+    begin = time.monotonic_ns()
+    time.sleep(ms / 1e3)
+    with open(os.path.join(job.events_dir, "planted"), "a") as file:
+        print(begin, time.monotonic_ns(), plant, sep="|", file=file)
+def slow(x, plant, ms):
+    # x, after a while; its derivative is quick
+    def wait(value):
+        noted(plant, ms)
+        return value
+    same = jax.custom_jvp(lambda x: vary(jax.pure_callback(wait, x, x), tuple(jax.typeof(x).mat.varying)))
+    same.defjvp(lambda primals, tangents: (same(*primals), *tangents))
+    return same(x)
+def around(owner, name, place, change, when=lambda *arguments: True):
+    # change: of the argument with the number `place`
+    own = getattr(owner, name)
+    def call(*arguments):
+        if when(*arguments):
+            arguments = (*arguments[:place], change(arguments[place]), *arguments[place + 1:])
+        return own(*arguments)
+    setattr(owner, name, call)
+def products(x):
+    large = jnp.full((256, 256), 1e-3) + x.ravel()[0] * 1e-9
+    for _ in range(40):
+        large = large @ large
+    return x + large[0, 0] * 1e-9
+"""
+PLANTS = {
+    "a norm": Plant(
+        f'around(decoder, "norm", 1, lambda x: slow(x, "a norm", {EACH_MS}), lambda *a: a[3] == "mlp_norm")',
+        "elementwise", "layers.*.mlp_norm",
+    ),
+    "an mlp": Plant(f'around(decoder, "mlp", 1, lambda x: slow(x, "an mlp", {EACH_MS}))', "mlp", "layers.*.mlp"),
+    "a core": Plant(
+        f'around(attention, "mix", 0, lambda x: slow(x, "a core", {EACH_MS}))', "attention core", "layers.*.attention"
+    ),
+    "an optimizer": Plant(
+        # of the final norm's weight: it alone has one axis
+        f'around(program, "adamw", 2, lambda x: slow(x, "an optimizer", {ONCE_MS}), lambda *a: a[2].ndim == 1)',
+        "optimizer", "optimizer.step",
+    ),
+}  # fmt: skip
+READER = f"""
+own = Batches.batch
+def batch(self, step):
+    noted("a reader", {ONCE_MS})
+    return own(self, step)
+Batches.batch = batch
+"""
+PRODUCT = 'around(decoder, "mlp", 1, products)'
+
+
+PROGRAM = """
+HloModule jit_step
+
+%fused (a: f32[8], b: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %dot.1 = f32[8]{0} dot(%a, %b), metadata={op_name="jit(step)/transpose(jvp(lf:mlp:layers.*.mlp))/dot_general"}
+  ROOT %add.1 = f32[8]{0} add(%dot.1, %a), metadata={op_name="jit(step)/lf:elementwise:layers.*/add"}
+}
+
+%stacked (c: bf16[8]) -> bf16[8] {
+  %exp.1 = bf16[8]{0} exponential(%c), metadata={op_name="lf:mlp:outer/rematted_computation/lf:attention core:own/exp"}
+  ROOT %slice.1 = bf16[8]{0} dynamic-update-slice(%exp.1, %c), metadata={op_name="jit(step)/while/body"}
+}
+
+ENTRY %main (x: f32[8]) -> (f32[8], /*index=1*/s32[]) {
+  %mixed = f32[8]{0} fusion(%x, %x), kind=kLoop, calls=%fused, metadata={op_name="lf:elementwise:layers.*/add"}
+  %rows.2 = bf16[8]{0} fusion(%x), kind=kLoop, calls=%stacked, metadata={op_name="jit(step)/while/body"}
+  %clip.7 = f32[8]{0} add(%x, %x), metadata={op_name="jit(step)/lf:gradient clipping:clip/mul" stack_frame_id=7}
+  %copy.3 = f32[8]{0} copy(%x)
+  %loop = (f32[8]{0}, /*index=1*/s32[]) while(%x), condition=%a, body=%b
+  %sum.1 = f32[8]{0} all-reduce(%x), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=%add
+  %own.1 = (f32[8]{0}, f32[8]{0}) all-gather(%x, %x), channel_id=2, replica_groups=[2,2]<=[4], dimensions={0}
+  ROOT %far.1 = f32[8]{0} reduce-scatter(%x), channel_id=3, replica_groups=[2,2]<=[2,2]T(1,0), to_apply=%add
+}
+"""
+
+
+def test_a_compiled_program_tells_the_part_of_each_operation(python: Path) -> None:
+    code = (
+        "import sys, json, step_profile\n"
+        "found = step_profile.operations_of(sys.stdin.read(), 3)\n"
+        "print(json.dumps(found))"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{script_of('jax').parent}:{ROOT / 'platform'}"}
+    ran = subprocess.run([python, "-c", code], input=PROGRAM, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    told = {name: tuple(found[name].get(key) for key in ("part", "where", "phase", "dtype")) for name in found}
+    assert told["mixed"] == ("mlp", "layers.*.mlp", "backward", "float"), "its product weighs more than its root"
+    assert told["rows.2"] == ("attention core", "own", "recompute", "c10::BFloat16")
+    assert told["clip.7"] == ("gradient clipping", "clip", "forward", "float")
+    assert told["copy.3"] == (None,) * 4 and "loop" not in found
+    assert found["mixed"]["name"] == "mixed: product" and found["rows.2"]["name"] == "rows: softmax's exp"
+    messages = {name: (each["Collective name"], each["Process Group Ranks"]) for name, each in found.items()
+                if "message" in each}  # fmt: skip
+    assert messages == {
+        "sum.1": ("all_reduce", "[2, 3]"), "own.1": ("all_gather", "[2, 3]"), "far.1": ("reduce_scatter", "[1, 3]"),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def python(interpreter_of) -> Path:
+    return interpreter_of("jax")
+
+
+def test_what_is_planted_in_jax_is_told_by_part_place_and_amount(tmp_path: Path, python: Path) -> None:
+    code = "\n".join(plant.code for plant in PLANTS.values())
+    found = explained(tmp_path / "after", code, framework="jax", python=python, help_code=JAX)
+    took = planted_ms(tmp_path / "after")
+    for name, plant in PLANTS.items():
+        assert_told(at(found, plant.part, plant.where), took[name])
+    assert part_of(found, "unexplained") < 0.02 * found.step.mean
+    assert [said for said in found.warnings if said.startswith("attention by math: ")]
+
+
+@pytest.mark.thorough
+def test_a_late_rank_of_jax_is_told_with_its_place(tmp_path: Path, python: Path) -> None:
+    late = PLANTS["an mlp"]
+    code = 'if os.environ["RANK"] == "1":\n' + textwrap.indent(late.code, "    ")
+    variant = Variant("DP2", {"data": 2}, micro_batch=1)
+    found = explained(tmp_path / "late", code, variant, framework="jax", python=python, help_code=JAX)
+    took = planted_ms(tmp_path / "late", rank=1)["an mlp"]
+    assert (found.late[0].rank, found.late[0].part, found.late[0].where) == (1, late.part, late.where)
+    assert_told(found.late[0].longer_ms, took)
+    waited = [part_of(found, WAITING, rank) for rank in (0, 1)]
+    assert waited[0] > 0.4 * took > 4 * waited[1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_reader_and_products_of_jax_are_told(precision: str, tmp_path: Path, python: Path) -> None:
+    before, read, more = (
+        explained(tmp_path / name, code, framework="jax", python=python, help_code=JAX, precision=precision)
+        for name, code in (("before", ""), ("read", READER), ("more", PRODUCT))
+    )
+    took = planted_ms(tmp_path / "read")["a reader"]
+    assert took - read.step.mean + part_of(read, "input") + part_of(read, "host") > 0
+    assert 0.9 * took - before.step.mean < part_of(read, "input") < 1.1 * took
+    found = step_difference(before, more)
+    assert found.changes[0].part == "mlp" and found.changes[0].places[0].where == "layers.*.mlp"
+    assert {each.kind for each in more.kernels if each.part == "mlp"} >= {"product"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("variant", [Variant("one"), Variant("DP2", {"data": 2}, micro_batch=1)], ids=["one", "DP2"])
+def test_the_further_steps_of_jax_change_nothing_that_was_recorded(variant, tmp_path: Path, python: Path) -> None:
+    job, script, found = job_of(SMALL, variant, 3), script_of("jax"), []
+    for train in (launch, functools.partial(launch_explained, steps=1)):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        ends = train(job, folder, script=script, python=python)
+        assert [end.returncode for end in ends] == [0] * variant.ranks
+        found.append([judged(events(folder, rank)) for rank in range(variant.ranks)])
+    assert found[0] == found[1]
+    names = [event["name"] for event in events(folder, 0) if event["event"] == "measured"]
+    assert names == ["profiled_step"] * 4 + ["step_profile"]
