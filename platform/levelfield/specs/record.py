@@ -17,7 +17,16 @@ from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.result import Word
 from levelfield.specs.selector import labelled
-from levelfield.specs.step_parts import Kernel, LateRank, Milliseconds, Overhead, Part, PartTime, StepTimeline, WaitedFor
+from levelfield.specs.step_parts import (
+    Kernel,
+    LateRank,
+    Milliseconds,
+    Overhead,
+    Part,
+    PartTime,
+    StepTimeline,
+    WaitedFor,
+)
 
 Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b", "null-a", "null-b"]
 OF_TREND: tuple[Purpose, ...] = ("manual", "nightly")

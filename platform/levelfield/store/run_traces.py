@@ -15,12 +15,12 @@ from levelfield.specs.case import Window
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import (
     MOST_DEVICES,
+    MOST_KERNELS,
     MOST_PEAKS,
+    MOST_PLACES,
     MOST_POINTS,
     MOST_RANKS,
     MOST_READINGS,
-    MOST_KERNELS,
-    MOST_PLACES,
     DeviceTrace,
     Quantity,
     RankPeaks,
@@ -174,7 +174,9 @@ def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
         _rounded(
             {
                 **parts.model_dump(include={"device", "recorded_steps", "step", "overhead", "parts", "timeline"}),
-                "places": [{"part": p, "where": w, "is_repeated": again, "ms": ms[p, w, again]} for p, w, again in places],
+                "places": [
+                    {"part": p, "where": w, "is_repeated": again, "ms": ms[p, w, again]} for p, w, again in places
+                ],
                 "ranks": [_step_rank(each) for each in parts.ranks if each.rank in shown],
                 "late": [{**each.model_dump(), "where": each.where and public(each.where)} for each in parts.late],
                 "kernels": [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ from levelfield.measure.step_parts import (
     overhead,
     parts_by_step,
     rank_parts,
+    step_timeline,
     uneven_layers,
     warnings,
 )
 from levelfield.measure.step_timeline import Timeline, timeline
-from levelfield.specs.step_parts import BUBBLE, WAITING, RankParts
+from levelfield.specs.step_parts import BUBBLE, MOST_CELLS, MOST_LINES, WAITING, RankParts
 
 MAIN, BACKWARD, STREAM, MESSAGES = 1, 2, 7, 20  # threads and streams
 ONE_GROUP = RankLayout(2, is_plain=True)
@@ -129,6 +131,36 @@ def test_a_wait_ends_when_the_last_rank_comes_and_the_transfer_begins() -> None:
     assert [(each.rank, each.ms) for each in first.waited_for] == [(1, pytest.approx(0.08))]
     (late,) = late_ranks((first, second))
     assert (late.rank, late.waited_ms) == (1, pytest.approx(0.08))
+
+
+def drawn(line: str, letter: str) -> float:
+    """The share of a rank's line that a letter takes."""
+    return line.count(letter) / MOST_CELLS
+
+
+def test_a_timeline_has_the_parts_at_their_times_on_one_clock() -> None:
+    step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0), shift=200.0))}
+    found = step_timeline({1: step}, ONE_GROUP)
+    first, second = (line.cells for line in found.lines)
+    letter = {part: chr(ord("a") + place) for place, part in enumerate(found.parts)}
+    assert found.ms == pytest.approx(1.2) and len(first) == len(second) == MOST_CELLS
+    assert first.strip(" ") == first[:400] and second.strip(" ") == second[80:], "0.2 ms of 1.2 ms before it begins"
+    at = round(0.2 / 1.2 * MOST_CELLS)
+    assert first[at] == letter["attention projections"] and second[at + 80] == letter["attention projections"]
+    projections, repeated = letter["attention projections"], letter["elementwise"].upper()
+    assert drawn(first, projections) == pytest.approx(0.4 / 1.2, abs=0.01)
+    assert drawn(first, repeated) == pytest.approx(0.05 / 1.2, abs=0.01) and letter["elementwise"] not in first
+    assert drawn(first, letter[WAITING]) == pytest.approx(0.15 / 1.2, abs=0.01) and letter[WAITING] not in second
+
+
+def test_a_timeline_is_the_middle_step_of_late_ranks_and_some_others() -> None:
+    one = timeline(trace())
+    slow = replace(one, ms=9.0)
+    many = {1: {0: slow}, 2: {0: one}, 3: {0: replace(one, ms=2.0)}}
+    assert step_timeline(many, ONE_GROUP).ms == 2.0
+    ranks = {rank: replace(one, messages=(), slices=one.slices[:1]) for rank in range(100)}
+    kept = [line.rank for line in step_timeline({1: ranks}, ONE_GROUP, late=[99]).lines]
+    assert len(kept) <= MOST_LINES and kept[:3] == [0, 7, 14] and kept[-1] == 99
 
 
 def test_another_stage_is_a_bubble_and_another_clock_is_shifted() -> None:

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from levelfield.errors import DocumentError
+from levelfield.judge.collector import collect
 from levelfield.measure.raw_facts import Reading, StepRecord
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.telemetry_files import NodeTelemetry
+from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import MOST_DEVICES, MOST_PEAKS, MOST_POINTS, MOST_RANKS, MOST_READINGS, RunRecord
+from levelfield.specs.record import (
+    MOST_DEVICES,
+    MOST_KERNELS,
+    MOST_PEAKS,
+    MOST_PLACES,
+    MOST_POINTS,
+    MOST_RANKS,
+    MOST_READINGS,
+    RunRecord,
+)
+from levelfield.specs.step_parts import StepParts
 from levelfield.store.database import Store
+from levelfield.store.private_texts import PrivateTexts
 from levelfield.store.rows import documents_of
-from levelfield.store.run_traces import run_traces
+from levelfield.store.run_record import record_of
+from levelfield.store.run_traces import run_traces, step_trace
 from stored_records import changed
 
 SECOND = 10**9
@@ -107,3 +123,64 @@ def test_a_recorded_run_has_traces_that_a_store_keeps(plan: Plan, recorded: Path
         store.add([record, bare := changed(record, 5, traces=None)])
         assert store.record(record.run_id) == record and store.record(bare.run_id) == bare
     assert len(documents_of(record)) == 3 and len(documents_of(bare)) == 2
+
+
+def parts(**more) -> StepParts:
+    """Two ranks, of which only the second repeats a pass."""
+    ms = {"mean": 10.0123456, "low": 9.0, "high": 11.0}
+    place = {"part": "mlp", "phase": "forward", "count": 1.0}
+    ranks = [
+        {"rank": 0, "stage": 0, "step": ms, "parts": [], "places": [{**place, "where": "layers.0.mlp", "ms": 4.0}],
+         "waited_for": [{"rank": 1, "ms": 0.5}, {"rank": 2, "ms": 1.5}]},
+        {"rank": 1, "stage": 0, "step": ms, "parts": [], "places": [
+            {**place, "where": "layers.0.mlp", "ms": 2.0, "phase": "backward"},
+            {**place, "where": "layers.0.mlp", "ms": 3.0, "phase": "recompute"}]},
+    ]  # fmt: skip
+    overhead = {"plain_ms": ms, "recorded_ms": ms, "ratio": 0.0, "low": None, "high": None}
+    given = {"run_id": "a", "framework": "torch", "profiler": "k", "device": "processor", "recorded_steps": 2,
+             "step": ms, "overhead": overhead, "parts": [{"part": "mlp", "time": ms}], "ranks": ranks,
+             "timeline": {"ms": 10.0, "parts": ["mlp"], "lines": [{"rank": 0, "cells": "aA "}]}}  # fmt: skip
+    return StepParts.model_validate(given | more)
+
+
+def test_a_step_in_parts_is_the_mean_over_the_ranks_bounded_and_without_private_words() -> None:
+    kernel = {"part": "mlp", "kind": "other", "dtype": None, "count": 1.0}
+    kernels = [{**kernel, "name": f"k{number} /home/ann/x/y.py", "ms": float(number)} for number in range(60)]
+    found = step_trace(parts(kernels=kernels, warnings=["on node7 slow"]), PrivateTexts(["node7"], ()).text)
+    assert [(each.where, each.ms, each.is_repeated) for each in found.places] == [
+        ("layers.0.mlp", 3.0, False), ("layers.0.mlp", 1.5, True),
+    ]  # fmt: skip
+    assert found.step.mean == 10.01235 and found.warnings == ("on (host) slow",)
+    assert len(found.kernels) == MOST_KERNELS and found.kernels[0].name == "k59 (path)/y.py"
+    (rank,) = found.ranks
+    assert (rank.rank, rank.waited_ms, [each.rank for each in rank.waited_for]) == (0, 2.0, [2, 1])
+    place = {"part": "mlp", "phase": "forward", "count": 1.0, "ms": 1.0}
+    many = [{**place, "where": f"layers.{number}.mlp"} for number in range(300)]
+    step = {"mean": 10.0}
+    one = {"rank": 0, "stage": 0, "step": step, "parts": [], "places": many}
+    assert len(step_trace(parts(ranks=[one]), str).places) == MOST_PLACES
+
+
+def test_a_record_has_the_parts_that_its_run_left_or_that_were_computed(
+    recorded: Path, url: str, tmp_path: Path
+) -> None:
+    paths = RunPaths(Path(shutil.copytree(recorded, tmp_path / recorded.name)))
+    result = collect(paths)
+    paths.result.write_text(dump(result))
+    left = parts(run_id=result.run_id)
+    bare = record_of(paths)
+    paths.step_parts.write_text(dump(left))
+    found = record_of(paths)
+    assert found.traces and found.traces.step == step_trace(left, str)
+    unsealed = record_of(paths, result=result)
+    assert unsealed == bare, "a file that no seal covers is not read beside a computed result"
+    assert record_of(paths, result=result, step=left) == found
+    with Store.open(url) as store:
+        store.add([found])
+        assert store.record(found.run_id) == found
+    paths.step_parts.write_text(dump(parts(run_id="another")))
+    with pytest.raises(DocumentError, match="key 'run_id': found 'another', expected"):
+        record_of(paths)
+    paths.step_parts.write_text("{")
+    with pytest.raises(DocumentError, match=r"step-parts\.json"):
+        record_of(paths)

@@ -99,7 +99,7 @@ def test_an_older_store_is_upgraded_with_its_rows(url: str, record: RunRecord, m
     with Store.open(url) as store:
         assert list(store.records()) == [record]
         statements(store, ["UPDATE run SET later = 1"])
-        assert store.read(lambda c: c.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()) == "0004"
+        assert store.read(lambda c: c.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()) == "0005"
 
 
 def test_an_upgrade_that_fails_changes_nothing(url: str, record: RunRecord, request) -> None:

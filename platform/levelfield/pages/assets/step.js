@@ -157,7 +157,7 @@ levelfield.step = (() => {
     const ms = (each) => ({ v: each.ms, text: number(each.ms, 2) });
     const share = (each) => ({ v: each.ms / step.step.mean, text: percent(each.ms / step.step.mean) });
     const [time, ofStep] = [{ name: "ms", number: true }, { name: t("share"), number: true }];
-    const places = (step.places || []).slice(0, MOST_PLACES);
+    const places = ofAllLayers(step.places || []).slice(0, MOST_PLACES);
     if (places.length) {
       levelfield.tables.add(folded(t("step-places")), t("step-places"), [t("step-part"), t("step-place"), time, ofStep],
         places.map((each) => [partName(each.part), foreign(each.where + (each.is_repeated ? ` (${t("recomputed")})` : "")), ms(each), share(each)]));
@@ -166,6 +166,16 @@ levelfield.step = (() => {
       levelfield.tables.add(folded(t("step-kernels")), t("step-kernels"), [t("step-part"), t("name"), t("kind"), t("number-format"), time],
         step.kernels.map((each) => [partName(each.part), foreign(each.name), foreign(each.kind), foreign(each.dtype || "–"), ms(each)]));
     }
+  }
+
+  /* Return the places with all layers together, the longest first. */
+  function ofAllLayers(places) {
+    const found = new Map();
+    for (const each of places) {
+      const where = each.where.replace(/\b(layers\.)\d+/g, "$1*"), key = JSON.stringify([each.part, where, Boolean(each.is_repeated)]);
+      found.set(key, { ...each, where, ms: each.ms + (found.has(key) ? found.get(key).ms : 0) });
+    }
+    return [...found.values()].sort((a, b) => b.ms - a.ms);
   }
 
   /* From here on as compare/step_difference.py: the change of each part, and up to three sentences about the largest. */
@@ -219,7 +229,7 @@ levelfield.step = (() => {
   }
 
   function sentence(change, whole, after) {
-    const share = whole ? `${number((change.ms / whole) * 100, 0)}%` : t("none");
+    const share = change.ms * whole > 0 ? t("of-change", { share: `${number((change.ms / whole) * 100, 0)}%` }) : t("against-change");
     const said = t(change.ms > 0 ? "takes-more" : "takes-less", { part: partName(change.part), ms: number(Math.abs(change.ms), 1), share });
     const places = change.places.filter((each) => Math.abs(each.ms) >= 0.2 * Math.abs(change.ms));
     const isNamed = places.length && !WAITING.includes(change.part) && places[0].where !== change.part;
@@ -245,9 +255,9 @@ levelfield.step = (() => {
     part.append(el("p", {}, t("step-of-both", { a: number(before.step.mean, 2), b: number(after.step.mean, 2) })));
     part.append(el("ol", {}, shown.map((each) => el("li", {}, sentence(each, whole, after)))));
     const rest = Math.abs(whole - shown.reduce((sum, each) => sum + each.ms, 0));
-    part.append(el("p", {}, t("explained-together", { share: `${number(whole ? Math.max(0, 1 - rest / Math.abs(whole)) * 100 : 0, 0)}%` })));
-    const spread = halfOf(before.step, after.step);
-    if (spread !== null && Math.abs(whole) <= spread) part.append(el("p", { class: "caution" }, t("within-spread")));
+    const spread = halfOf(before.step, after.step), isReal = spread === null || Math.abs(whole) > spread;
+    const explained = whole ? Math.max(0, 1 - rest / Math.abs(whole)) * 100 : 0;
+    part.append(isReal ? el("p", {}, t("explained-together", { share: `${number(explained, 0)}%` })) : el("p", { class: "caution" }, t("within-spread")));
     const rows = [...changes, { part: "whole", before: before.step.mean, after: after.step.mean, ms: whole, half: spread }];
     waterfall(part, rows, { file: `${a.found.run}_${b.found.run}_step`, whose: `A: ${a.found.run}, B: ${b.found.run}` });
     const name = (each) => (each.part === "whole" ? t("whole-step") : partName(each.part));

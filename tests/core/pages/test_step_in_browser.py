@@ -1,0 +1,199 @@
+"""The parts of a step on the pages of a run and of two runs: amounts, files, sentences as `report explain` has them."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.compare.step_difference import step_difference
+from levelfield.pages.page_building import build_pages
+from levelfield.pages.results import GivenRuns
+from levelfield.specs.record import RunRecord
+from levelfield.specs.step_parts import StepParts
+from levelfield.store.run_traces import step_trace
+from page_visits import DESKTOP, PHONE, axe, fits, watched
+from seeded_nights import SeededNights
+from test_saved_charts import SVG, saved, table_of
+
+LANGUAGES = (("", DESKTOP), ("zh/", {**PHONE, "color_scheme": "dark"}))
+ATTACK = "<img src=x onerror=alert(1)>"
+
+
+def parts(
+    run_id: str, mlp: float = 6.0, again: float = 0.0, waits: float = 1.0, where: str = "layers.0.mlp"
+) -> StepParts:
+    """A step of two ranks: mlp, all-reduce, waiting. again: of mlp what is repeated."""
+
+    def ms(mean: float) -> dict[str, float]:
+        return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
+
+    step = mlp + again + 2.0 + waits
+    place = {"part": "mlp", "where": where, "count": 1.0}
+    places = [{**place, "phase": "forward", "ms": mlp}, {**place, "phase": "recompute", "ms": again}]
+    of_rank = {"stage": 0, "step": ms(step), "parts": [], "places": places}
+    return StepParts.model_validate(
+        {
+            "run_id": run_id, "framework": "torch", "profiler": "k", "device": "processor", "recorded_steps": 3,
+            "step": ms(step),
+            "overhead": {"plain_ms": ms(step), "recorded_ms": ms(step), "ratio": 0.02, "low": 0.01, "high": 0.03},
+            "parts": [
+                {"part": "mlp", "time": ms(mlp + again), "recompute_ms": again},
+                {"part": "all-reduce", "time": ms(2.0), "overlapped_ms": 3.0},
+                {"part": "waiting for another rank", "time": ms(waits)},
+            ],
+            "ranks": [{"rank": 0, **of_rank, "waited_for": [{"rank": 1, "ms": waits}]}, {"rank": 1, **of_rank}],
+            "late": [{"rank": 1, "waited_ms": waits, "part": "mlp", "where": where, "longer_ms": 0.5}],
+            "warnings": [f"attention by math: 31% of the step ({where})"],
+            "timeline": {"ms": step, "parts": ["mlp", "all-reduce"],
+                         "lines": [{"rank": 0, "cells": "aaaaAAbbb "}, {"rank": 1, "cells": " aaaaabbbb"}]},
+        }
+    )  # fmt: skip
+
+
+def with_step(record: RunRecord, step: StepParts) -> RunRecord:
+    assert record.traces is not None
+    return record.model_copy(update={"traces": record.traces.model_copy(update={"step": step_trace(step, str)})})
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[StepParts, StepParts]:
+    return parts("a"), parts("b", mlp=8.04, again=1.5, waits=3.3)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, pair: tuple[StepParts, StepParts]) -> tuple[Path, list[str]]:
+    """Three runs with recorded steps, the third's with an attack, one without, and one of other work."""
+    folder = tmp_path_factory.mktemp("step") / "site"
+    calm = list(SeededNights(series=1, nights=4, faults=False).records())
+    steps = (*pair, parts("c", where=ATTACK))
+    found = [with_step(record, step) for record, step in zip(calm, steps, strict=False)]
+    series = calm[0].series.model_copy(update={"work": "sha256:other"})
+    other = found[0].model_copy(update={"run_id": "other", "series": series})
+    build_pages(GivenRuns([*found, calm[3], other]), folder, Registry())
+    return folder, [*(record.run_id for record in calm), "other"]
+
+
+def address(site: Path, run: str) -> str:
+    """A run as an address names it."""
+    (history,) = (path for path in (site / "data").glob("history-*.js") if f'"{run}"' in path.read_text())
+    return f"{history.stem.removeprefix('history-')}/{run}"
+
+
+def open_step(page: Any, site: Path, run: str, folder: str = "") -> None:
+    page.goto(f"file://{site}/{folder}run.html#{address(site, run)}")
+    page.wait_for_selector("#run[data-drawn]")
+
+
+def open_pair(page: Any, site: Path, a: str, b: str, folder: str = "") -> None:
+    page.goto("about:blank")
+    page.goto(f"file://{site}/{folder}compare.html#{address(site, a)}/{address(site, b)}")
+    page.wait_for_selector("#comparison[data-drawn]")
+
+
+def said(page: Any) -> list[str]:
+    return [each.replace("\u2212", "-") for each in page.locator("#step ol li").all_inner_texts()]
+
+
+@pytest.mark.parametrize(("language", "options"), LANGUAGES, ids=["light", "dark phone"])
+def test_both_pages_are_right_by_axe_and_fit(browser: Any, site: Any, language: str, options: Any) -> None:
+    folder, runs = site
+    with watched(browser, **options) as page:
+        open_step(page, folder, runs[1], language)
+        assert page.locator("#step .strips").count() == 2 and fits(page) and axe(page) == []
+        open_pair(page, folder, runs[0], runs[1], language)
+        assert page.locator("#step .strips").count() == 1 and fits(page) and axe(page) == []
+
+
+def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, site: Any, pair: Any) -> None:
+    folder, runs = site
+    step = pair[1]
+    with watched(browser) as page:
+        open_step(page, folder, runs[1])
+        own = page.locator("#step")
+        text = own.inner_text()
+        assert "attention by math: 31% of the step" in text and "Recording changed them by +2.0 % (95 %: +1.0 %" in text
+        assert "Others wait 3.3 ms for rank 1: its mlp in layers.0.mlp takes 0.5 ms more than its peers'." in text
+        widths = (
+            own.locator(".strips")
+            .first.locator("tr")
+            .first.locator("rect")
+            .evaluate_all("all => all.map(r => ['class', 'width', 'height'].map(name => r.getAttribute(name)))")
+        )
+        share = 1000 / step.step.mean
+        assert [(name, height) for name, _, height in widths] == [
+            ("s-mlp", "10"), ("s-mlp", "5"), ("s-all-reduce", "10"), ("s-waiting-for-another-rank", "10"),
+        ]  # fmt: skip
+        assert [float(width) for _, width, _ in widths] == pytest.approx(
+            [8.04 * share, 1.5 * share, 2 * share, 3.3 * share], abs=0.02
+        )
+        colours = own.locator(".strips rect").evaluate_all("all => all.map(r => getComputedStyle(r).fill)")
+        assert len(set(colours)) == 3 and "rgb(0, 0, 0)" not in colours, "a part without a colour"
+        table = page.locator("#step table:not(.strips)").first
+        cells = table.locator("tbody tr").evaluate_all("all => all.map(r => [...r.cells].map(c => c.textContent))")
+        assert cells[0] == ["mlp", "9.54", "±0.10", "64.3 %", "1.50", ""]
+        assert cells[-1] == ["step", "14.84", "±0.10", "100.0 %", "1.50", "3.00"]
+        name, content = saved(page, own.locator("figure").first, "CSV")
+        assert name == f"{runs[1]}_step-parts.csv" and table_of(content)[2] == [
+            "all-reduce",
+            "2",
+            "1.9",
+            "2.1",
+            "0",
+            "3",
+        ]
+        root = ElementTree.fromstring(saved(page, own.locator("figure").first, "SVG")[1])
+        texts = [each.text for each in root.iter(f"{SVG}text")]
+        assert "Parts of the step" in texts and "mlp 64.3 %" in texts and "14.84 ms" in texts
+
+
+def test_one_step_by_rank_is_drawn_and_saved(browser: Any, site: Any) -> None:
+    folder, runs = site
+    with watched(browser) as page:
+        open_step(page, folder, runs[0])
+        figure = page.locator("#step figure").nth(1)
+        lines = table_of(saved(page, figure, "CSV")[1])
+        assert lines[1:] == [
+            ["0", "0", "3.6", "mlp", "no"], ["0", "3.6", "5.4", "mlp", "yes"], ["0", "5.4", "8.1", "all-reduce", "no"],
+            ["1", "0.9", "5.4", "mlp", "no"], ["1", "5.4", "9", "all-reduce", "no"],
+        ]  # fmt: skip
+        root = ElementTree.fromstring(saved(page, figure, "SVG")[1])
+        assert {"rank 0", "rank 1", "mlp", "all-reduce"} <= {each.text for each in root.iter(f"{SVG}text")}
+
+
+def test_two_runs_are_explained_as_the_command_explains_them(browser: Any, site: Any, pair: Any) -> None:
+    folder, runs = site
+    with watched(browser) as page:
+        for a, b in ((0, 1), (1, 0)):
+            found = step_difference(pair[a], pair[b])
+            open_pair(page, folder, runs[a], runs[b])
+            assert said(page) == list(found.sentences) and len(found.sentences) == 3
+            assert f"Together they explain {found.explained:.0%} of the change." in page.locator("#step").inner_text()
+            changes = table_of(saved(page, page.locator("#step"), "CSV")[1])[1:]
+            assert [line[0] for line in changes] == [*(each.part for each in found.changes), "step"]
+            amounts = [[float(cell or "nan") for cell in line[1:]] for line in changes]
+            expected = [[each.before, each.after, each.ms, each.half] for each in (*found.changes, found.whole)]
+            for line, values in zip(amounts, expected, strict=True):
+                assert line == pytest.approx([float("nan") if v is None else v for v in values], nan_ok=True, abs=1e-6)
+            bars = page.locator("#step .strips tr").evaluate_all(
+                "all => all.map(r => r.querySelector('rect').className.baseVal)"
+            )
+            kinds = ["s-more" if each.ms > 0 else "s-less" for each in found.changes]
+            assert bars == ["s-whole", *kinds, "s-whole"]
+
+
+def test_what_cannot_be_compared_is_said_and_an_ordinary_run_has_no_step(browser: Any, site: Any) -> None:
+    folder, runs = site
+    with watched(browser) as page:
+        open_pair(page, folder, runs[0], runs[3])
+        assert "B has no recorded steps" in page.locator("#step").inner_text()
+        open_step(page, folder, runs[3])
+        assert page.locator("#step").count() == 0
+        open_step(page, folder, runs[2])
+        assert page.locator("main img").count() == 0 and ATTACK in page.locator("#step").inner_text()
+        open_pair(page, folder, runs[1], runs[2])
+        assert page.locator("main img").count() == 0 and any(ATTACK in each for each in said(page))
+        open_pair(page, folder, runs[0], runs[4])
+        assert "did other work" in page.locator("#step").inner_text() and page.locator("#step .strips").count() == 0
