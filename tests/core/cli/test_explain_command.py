@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
+from levelfield.compare.step_difference import step_difference
 from levelfield.judge.explanation import explained
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.step_parts import StepParts
+from levelfield.specs.step_parts import Milliseconds, StepParts
 from recorded_runs import record_run, seal_again
 
 STEP_US = 1000.0
@@ -101,11 +102,13 @@ def test_one_run_fits_the_terminal_and_adds_up(recorded, capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "attention by math: 40% of the step" in text and "recording changed these steps by +4.0%" in text
+    assert ["attention", "core", "layers.*.attention", "0.40", "40.0%"] in [line.split() for line in text.splitlines()]
     assert main(["report", "explain", "a", "--format", "markdown"]) == 0
     assert "| attention core | 0.40 |" in capsys.readouterr().out
     assert main(["report", "explain", "a", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "levelfield.step-parts/1"
+    assert found["overhead"]["recorded_ms"]["mean"] == pytest.approx(1.0)
     assert sum(each["time"]["mean"] for each in found["parts"]) == pytest.approx(found["step"]["mean"]) == 1.0
     assert {each["part"]: round(each["time"]["mean"], 3) for each in found["parts"]} == {
         "attention core": 0.4, "mlp": 0.2, "host": 0.4,
@@ -215,3 +218,22 @@ def test_the_records_are_in_the_seal_by_their_digests(recorded) -> None:
     file = paths.events / "rank0.jsonl"
     file.write_text(file.read_text().replace('"counted": true', '"counted": false', 1))
     assert seal_finding(paths).word == "tampered"
+
+
+def test_a_rank_that_names_another_ranks_record_is_not_read(recorded) -> None:
+    paths = recorded("a", trace(), trace(core=900.0))
+    file = paths.events / "rank0.jsonl"
+    digest = hashlib.sha256((paths.profile / "rank1.step2.json.gz").read_bytes()).hexdigest()
+    own = hashlib.sha256((paths.profile / "rank0.step2.json.gz").read_bytes()).hexdigest()
+    swapped = f'"rank1.step2.json.gz": "{digest}"'
+    file.write_text(file.read_text().replace(f'"rank0.step2.json.gz": "{own}"', swapped))
+    assert explained(paths).recorded_steps == 1
+
+
+def test_the_interval_of_a_change_has_the_spread_of_both_runs(recorded) -> None:
+    parts = explained(recorded("a"))
+    spread = [
+        parts.model_copy(update={"step": Milliseconds(mean=mean, low=mean - half, high=mean + half)})
+        for mean, half in ((10.0, 3.0), (12.0, 4.0))
+    ]
+    assert step_difference(*spread).whole.half == pytest.approx(5.0)
