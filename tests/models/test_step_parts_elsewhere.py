@@ -1,4 +1,4 @@
-"""Slow things that are planted in the trainings of jax are told by part, place, rank and amount.
+"""Slow things that are planted in the trainings of jax and paddle are told by part, place, rank and amount.
 
 A plant notes how long it took, as in test_step_parts.py. XLA has one program for all layers, and runs it beside the
 host: so a place is that of every layer, and a reader is told as far as nothing ran meanwhile.
@@ -12,6 +12,7 @@ import os
 import subprocess
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from layouts import MODELS, ROOT, Variant, events, job_of, launch, launch_explained, script_of, shallow
@@ -24,21 +25,32 @@ pytestmark = [pytest.mark.torch, pytest.mark.layouts]
 
 SMALL = shallow(MODELS["llama"])
 EACH_MS, ONCE_MS = 25.0, 200.0  # one planted delay of a layer, in each of four micro-batches; one of a step
-JAX = """
-import os, time, jax
+NOTED = """
+import os, time
+from levelfield.worker import Batches
+def noted(plant, what):
+    begin = time.monotonic_ns()
+    what()
+    with open(os.path.join(job.events_dir, "planted"), "a") as file:
+        print(begin, time.monotonic_ns(), plant, sep="|", file=file)
+read = Batches.batch
+def slow_reader(ms):
+    def batch(self, step):
+        noted("a reader", lambda: time.sleep(ms / 1e3))
+        return read(self, step)
+    Batches.batch = batch
+"""
+JAX = (
+    NOTED
+    + """
+import jax
 import attention, decoder, program
 from grid import vary
 from jax import numpy as jnp
-from levelfield.worker import Batches
-def noted(plant, ms):
-    begin = time.monotonic_ns()
-    time.sleep(ms / 1e3)
-    with open(os.path.join(job.events_dir, "planted"), "a") as file:
-        print(begin, time.monotonic_ns(), plant, sep="|", file=file)
 def slow(x, plant, ms):
     # x, after a while; its derivative is quick
     def wait(value):
-        noted(plant, ms)
+        noted(plant, lambda: time.sleep(ms / 1e3))
         return value
     same = jax.custom_jvp(lambda x: vary(jax.pure_callback(wait, x, x), tuple(jax.typeof(x).mat.varying)))
     same.defjvp(lambda primals, tangents: (same(*primals), *tangents))
@@ -57,6 +69,7 @@ def products(x):
         large = large @ large
     return x + large[0, 0] * 1e-9
 """
+)
 PLANTS = {
     "a norm": Plant(
         f'around(decoder, "norm", 1, lambda x: slow(x, "a norm", {EACH_MS}), lambda *a: a[3] == "mlp_norm")',
@@ -72,14 +85,54 @@ PLANTS = {
         "optimizer", "optimizer.step",
     ),
 }  # fmt: skip
-READER = f"""
-own = Batches.batch
-def batch(self, step):
-    noted("a reader", {ONCE_MS})
-    return own(self, step)
-Batches.batch = batch
-"""
+READER = f"slow_reader({ONCE_MS})"
 PRODUCT = 'around(decoder, "mlp", 1, products)'
+
+
+PADDLE = (
+    NOTED
+    + """
+import paddle, attention, decoder, layers, mlp, optimizer
+def busy(work, ms):
+    large, until = paddle.rand([1024, 1024]), time.monotonic() + ms / 1e3
+    with paddle.no_grad():
+        while time.monotonic() < until:
+            work(large)
+made = decoder.Block.__init__
+def init(self, *arguments):
+    made(self, *arguments)
+    places = {0: (self.mlp_norm, self.mlp), 1: (self.attention,)}
+    for layer in places.get(self.index, ()):
+        layer.is_slow = True
+decoder.Block.__init__ = init
+def around(owner, name, plant, what, when=lambda self: getattr(self, "is_slow", False)):
+    own = getattr(owner, name)
+    def call(self, *arguments):
+        if when(self):
+            noted(plant, what)
+        return own(self, *arguments)
+    setattr(owner, name, call)
+"""
+)
+IN_PADDLE = {
+    "a sleep": Plant(
+        f'around(attention.Attention, "forward", "a sleep", lambda: time.sleep({EACH_MS / 1e3}))',
+        "host", "layers.1.attention",
+    ),
+    "a norm": Plant(
+        f'around(layers.RMSNorm, "forward", "a norm", lambda: busy(lambda x: x.sin(), {EACH_MS}))',
+        "elementwise", "layers.0.mlp_norm",
+    ),
+    "a product": Plant(
+        f'around(mlp.SwigluMLP, "forward", "a product", lambda: busy(lambda x: x @ x, {EACH_MS}))',
+        "mlp", "layers.0.mlp",
+    ),
+    "an optimizer": Plant(
+        f'around(optimizer.AdamW, "step", "an optimizer", lambda: busy(lambda x: x.exp(), {ONCE_MS}), lambda _: True)',
+        "optimizer", "optimizer.step",
+    ),
+    "a reader": Plant(READER, "input", "input"),
+}  # fmt: skip
 
 
 PROGRAM = """
@@ -109,16 +162,21 @@ ENTRY %main (x: f32[8]) -> (f32[8], /*index=1*/s32[]) {
 """
 
 
+def answered(framework: str, python: Path, code: str, said: str) -> Any:
+    """What some Python prints as JSON, run beside the framework's step_profile with `said` as its input."""
+    environment = {**os.environ, "PYTHONPATH": f"{script_of(framework).parent}:{ROOT / 'platform'}"}
+    ran = subprocess.run([python, "-c", code], input=said, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
 def test_a_compiled_program_tells_the_part_of_each_operation(python: Path) -> None:
     code = (
         "import sys, json, step_profile\n"
         "found = step_profile.operations_of(sys.stdin.read(), 3)\n"
         "print(json.dumps(found))"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{script_of('jax').parent}:{ROOT / 'platform'}"}
-    ran = subprocess.run([python, "-c", code], input=PROGRAM, capture_output=True, text=True, env=environment)
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    found = answered("jax", python, code, PROGRAM)
     told = {name: tuple(found[name].get(key) for key in ("part", "where", "phase", "dtype")) for name in found}
     assert told["mixed"] == ("mlp", "layers.*.mlp", "backward", "float"), "its product weighs more than its root"
     assert told["rows.2"] == ("attention core", "own", "recompute", "c10::BFloat16")
@@ -137,14 +195,98 @@ def python(interpreter_of) -> Path:
     return interpreter_of("jax")
 
 
+@pytest.fixture(scope="module")
+def paddle(interpreter_of) -> Path:
+    return interpreter_of("paddle")
+
+
 def test_what_is_planted_in_jax_is_told_by_part_place_and_amount(tmp_path: Path, python: Path) -> None:
     code = "\n".join(plant.code for plant in PLANTS.values())
-    found = explained(tmp_path / "after", code, framework="jax", python=python, help_code=JAX)
+    found = explained(tmp_path / "after", code, steps=2, framework="jax", python=python, help_code=JAX)
     took = planted_ms(tmp_path / "after")
     for name, plant in PLANTS.items():
         assert_told(at(found, plant.part, plant.where), took[name])
     assert part_of(found, "unexplained") < 0.02 * found.step.mean
     assert [said for said in found.warnings if said.startswith("attention by math: ")]
+
+
+RECORD = [
+    ("Operator", "Global_AddGradNode", 0, 10), ("OperatorInner", "Local_AddGradNode", 1, 9),
+    ("Operator", "Global_GradNodeAccumulation", 10, 30), ("DygraphKernelLaunch", "scale kernel launch", 12, 13),
+    ("Operator", "Global_MatmulGradNode", 30, 40), ("Operator", "matmul dygraph", 50, 60),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_as_expected", [True, False])
+def test_nodes_of_another_order_than_expected_belong_to_nobody(is_as_expected: bool, paddle: Path) -> None:
+    order = [
+        ("AddGradNode", "mlp/layers.0.mlp"),
+        ("GradNodeAccumulation", None),
+        ("MatmulGradNode", "mlp/layers.1.mlp"),
+    ]
+    order = order if is_as_expected else [order[0], order[2], order[1]]
+    events = [
+        {"ph": "X", "cat": cat, "name": f"{name}[1 us]", "tid": "7(C++)", "ts": 5000 + begin, "dur": end - begin,
+         "args": {"start_time": f"{begin}.000 us", "end_time": f"{end}.000 us"}}
+        for cat, name, begin, end in [("PythonUserDefined", "backward/0", 0, 45), *RECORD]
+    ]  # fmt: skip
+    code = (
+        "import sys, json, step_profile\n"
+        "print(json.dumps(step_profile.trace_of(*json.load(sys.stdin), True)))"
+    )  # fmt: skip
+    trace = answered("paddle", paddle, code, json.dumps([events, [order]]))
+    nodes = [each["args"] for each in trace["traceEvents"] if each["name"].startswith("autograd::")]
+    assert nodes[0] == {"part": "mlp", "where": "layers.0.mlp"}
+    of_nobody = [{"part": "unexplained", "where": kind} for kind in ("GradNodeAccumulation", "MatmulGradNode")]
+    assert nodes[1:] == ([{}, {"part": "mlp", "where": "layers.1.mlp"}] if is_as_expected else of_nobody)
+    (exchange,) = [each for each in trace["traceEvents"] if each["name"] == "gloo:all_reduce"]
+    assert (exchange["ts"], exchange["dur"]) == (10, 20) and trace["baseTimeNanoseconds"] == 5_000_000
+    named = [each["name"] for each in trace["traceEvents"] if each["name"].startswith("paddle::")]
+    assert named == ["paddle::AddGradNode", "paddle::scale", "paddle::matmul"]
+
+
+def test_what_is_planted_in_paddle_is_told_by_part_place_and_amount(tmp_path: Path, paddle: Path) -> None:
+    code = "\n".join(plant.code for plant in IN_PADDLE.values())
+    found = explained(tmp_path / "after", code, steps=2, framework="paddle", python=paddle, help_code=PADDLE)
+    took = planted_ms(tmp_path / "after")
+    for name, plant in IN_PADDLE.items():
+        assert_told(at(found, plant.part, plant.where), took[name])
+    assert part_of(found, "unexplained") < 0.02 * found.step.mean
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [
+        ("gpt", Variant("TP2", {"tensor": 2})),
+        ("gpt", Variant("PP2", {"pipeline": 2}, micro_batch=1)),
+        ("llama", Variant("full", recompute="full")),
+    ],
+    ids=["TP2", "PP2", "full"],
+)
+def test_the_backward_pass_of_paddle_belongs_to_its_layers(
+    family: str, variant: Variant, tmp_path: Path, paddle: Path
+) -> None:
+    model = shallow(MODELS[family])
+    found = explained(tmp_path / "run", "", variant, model, framework="paddle", python=paddle, help_code="")
+    for rank in range(variant.ranks):
+        assert part_of(found, "unexplained", rank) < 0.03 * found.step.mean
+        places = [each for each in found.ranks[rank].places if each.phase == "backward"]
+        assert [each for each in places if each.part == "attention core"], "no node was named"
+    again = sum(part.recompute_ms for part in found.parts)
+    assert (again > 0) == (variant.name == "full")
+
+
+@pytest.mark.thorough
+def test_a_late_rank_of_paddle_is_told_with_its_place(tmp_path: Path, paddle: Path) -> None:
+    late = IN_PADDLE["a sleep"]
+    code = 'if os.environ["RANK"] == "1":\n' + textwrap.indent(late.code, "    ")
+    variant = Variant("DP2", {"data": 2}, micro_batch=1)
+    found = explained(tmp_path / "late", code, variant, framework="paddle", python=paddle, help_code=PADDLE)
+    took = planted_ms(tmp_path / "late", rank=1)["a sleep"]
+    assert (found.late[0].rank, found.late[0].part, found.late[0].where) == (1, late.part, late.where)
+    assert_told(found.late[0].longer_ms, took)
+    assert part_of(found, WAITING, 0) > 0.4 * took > 4 * part_of(found, WAITING, 1)
 
 
 @pytest.mark.thorough
@@ -168,7 +310,6 @@ def test_a_reader_and_products_of_jax_are_told(precision: str, tmp_path: Path, p
         for name, code in (("before", ""), ("read", READER), ("more", PRODUCT))
     )
     took = planted_ms(tmp_path / "read")["a reader"]
-    assert took - read.step.mean + part_of(read, "input") + part_of(read, "host") > 0
     assert 0.9 * took - before.step.mean < part_of(read, "input") < 1.1 * took
     found = step_difference(before, more)
     assert found.changes[0].part == "mlp" and found.changes[0].places[0].where == "layers.*.mlp"
@@ -177,12 +318,15 @@ def test_a_reader_and_products_of_jax_are_told(precision: str, tmp_path: Path, p
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", [Variant("one"), Variant("DP2", {"data": 2}, micro_batch=1)], ids=["one", "DP2"])
-def test_the_further_steps_of_jax_change_nothing_that_was_recorded(variant, tmp_path: Path, python: Path) -> None:
-    job, script, found = job_of(SMALL, variant, 3), script_of("jax"), []
+@pytest.mark.parametrize("framework", ["jax", "paddle"])
+def test_the_further_steps_change_nothing_that_was_recorded(
+    framework: str, variant: Variant, tmp_path: Path, interpreter_of
+) -> None:
+    job, script, found = job_of(SMALL, variant, 3), script_of(framework), []
     for train in (launch, functools.partial(launch_explained, steps=1)):
         folder = tmp_path / str(len(found))
         folder.mkdir()
-        ends = train(job, folder, script=script, python=python)
+        ends = train(job, folder, script=script, python=interpreter_of(framework))
         assert [end.returncode for end in ends] == [0] * variant.ranks
         found.append([judged(events(folder, rank)) for rank in range(variant.ranks)])
     assert found[0] == found[1]

@@ -206,7 +206,7 @@ class _Walk:
         if event.name.startswith(MARK):
             return _marked(event.name[len(MARK) :], outer)
         if event.name.startswith(_BACKWARD):
-            found = self._forward.get(event.args.get("Sequence number", -1), self._last)
+            found = _told(event.args) or self._forward.get(event.args.get("Sequence number", -1), self._last)
             self._last = found._replace(phase="backward", is_backward=True, operation="", kind="")
             return self._last
         if event.name.startswith(_COPIES):
@@ -268,7 +268,7 @@ def _kernels(events: Sequence[Event], launched: Mapping[Any, Context]) -> list[S
 
 
 def _told(args: Mapping[str, Any]) -> Context | None:
-    """Return the context that a kernel's own arguments tell; None where they name no part."""
+    """Return the context that an event's own arguments tell; None where they name no part."""
     part, phase = args.get("part"), args.get("phase")
     if part not in PARTS:
         return None

@@ -59,12 +59,18 @@ def test_micro_batches_are_any_divisor(capsys: pytest.CaptureFixture[str]) -> No
 def test_what_overlaps_can_be_said(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...], row: dict[str, float]
 ) -> None:
-    asked = ("--layout", "DP4TP2SH1SP4", "--micro-batch", "1", "--json")
+    asked = ("--layout", "DP4TP2", "--micro-batch", "1", "--json")
     found = json.loads(said(capsys, *CASE, *asked, *options))
     plain = json.loads(said(capsys, *CASE, *asked))
     for part, seconds in row.items():
         assert (found["rows"] + found["beyond"])[0]["step_parts_seconds"][part] == pytest.approx(seconds, abs=1e-9)
         assert (plain["rows"] + plain["beyond"])[0]["step_parts_seconds"][part] > 0
+
+
+def test_what_fsdp_copies_overlaps_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--layout", "DP4TP2SH1SP4", "--micro-batch", "1", "--overlap", "1", "--json")
+    found = json.loads(said(capsys, *CASE, *asked))
+    assert (found["rows"] + found["beyond"])[0]["step_parts_seconds"]["data"] > 0
 
 
 def test_a_kernel_and_a_program_change_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
