@@ -21,6 +21,7 @@ OWN = ("torch", "deepspeed", "megatron")
 COUNTING = [row for row, fault in Rehearsals(REGISTRY).faults.items() if fault is None and row.framework in OWN]
 HALF_FULL = 2**35  # where a device is emptier, a layer more or less is some per cent, and no plan depends on it
 MORE, LESS, RESERVED = 0.03, 0.05, 0.05  # than planned, of what is allocated; either way, of what is reserved
+SPARED = 0.08  # megatron's mixtures: planned above, so that none runs out of memory for it
 ROUGH = 0.05  # torch's mixtures under ZeRO 2 and 3
 
 
@@ -61,7 +62,8 @@ def test_planned_memory_is_near_that_of_a_rehearsal(row: RehearsedRow) -> None:
     allocated, reserved = distance(row, planned(row, asked), asked.constants.keeping.reserve_bytes)
     rough = row.framework == "torch" and "EP" in row.layout and ("SH2" in row.layout or "SH3" in row.layout)
     assert -(ROUGH if rough else MORE) <= allocated <= LESS
-    assert abs(reserved) <= (ROUGH if rough else RESERVED)
+    most = SPARED if row.framework == "megatron" and "EP" in row.layout else RESERVED
+    assert -RESERVED <= reserved <= most
 
 
 @pytest.mark.parametrize("left_out", ["activations", "gradients", "weights"])
