@@ -212,19 +212,18 @@ def test_what_is_planted_in_jax_is_told_by_part_place_and_amount(tmp_path: Path,
 
 RECORD = [
     ("Operator", "Global_AddGradNode", 0, 10), ("OperatorInner", "Local_AddGradNode", 1, 9),
+    ("DygraphKernelLaunch", "scale kernel launch", 2, 3),  # no exchange: the node sums no gradient
     ("Operator", "Global_GradNodeAccumulation", 10, 30), ("DygraphKernelLaunch", "scale kernel launch", 12, 13),
-    ("Operator", "Global_MatmulGradNode", 30, 40), ("Operator", "matmul dygraph", 50, 60),
+    ("Operator", "Global_MatmulGradNode", 30, 40), ("Operator", "Global_SiluGradNode", 40, 44),
+    ("Operator", "matmul dygraph", 50, 60),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("is_as_expected", [True, False])
 def test_nodes_of_another_order_than_expected_belong_to_nobody(is_as_expected: bool, paddle: Path) -> None:
-    order = [
-        ("AddGradNode", "mlp/layers.0.mlp"),
-        ("GradNodeAccumulation", None),
-        ("MatmulGradNode", "mlp/layers.1.mlp"),
-    ]
-    order = order if is_as_expected else [order[0], order[2], order[1]]
+    mlp = "mlp/layers.0.mlp"
+    order = [("AddGradNode", mlp), ("GradNodeAccumulation", None), ("MatmulGradNode", mlp), ("SiluGradNode", mlp)]
+    order = order if is_as_expected else [order[0], order[2], order[1], order[3]]
     events = [
         {"ph": "X", "cat": cat, "name": f"{name}[1 us]", "tid": "7(C++)", "ts": 5000 + begin, "dur": end - begin,
          "args": {"start_time": f"{begin}.000 us", "end_time": f"{end}.000 us"}}
@@ -236,13 +235,14 @@ def test_nodes_of_another_order_than_expected_belong_to_nobody(is_as_expected: b
     )  # fmt: skip
     trace = answered("paddle", paddle, code, json.dumps([events, [order]]))
     nodes = [each["args"] for each in trace["traceEvents"] if each["name"].startswith("autograd::")]
-    assert nodes[0] == {"part": "mlp", "where": "layers.0.mlp"}
-    of_nobody = [{"part": "unexplained", "where": kind} for kind in ("GradNodeAccumulation", "MatmulGradNode")]
-    assert nodes[1:] == ([{}, {"part": "mlp", "where": "layers.1.mlp"}] if is_as_expected else of_nobody)
+    own = {"part": "mlp", "where": "layers.0.mlp"}
+    kinds = ("GradNodeAccumulation", "MatmulGradNode", "SiluGradNode")
+    of_nobody = [{"part": "unexplained", "where": kind} for kind in kinds]
+    assert nodes == [own, *([{}, own, own] if is_as_expected else of_nobody)]
     (exchange,) = [each for each in trace["traceEvents"] if each["name"] == "gloo:all_reduce"]
     assert (exchange["ts"], exchange["dur"]) == (10, 20) and trace["baseTimeNanoseconds"] == 5_000_000
     named = [each["name"] for each in trace["traceEvents"] if each["name"].startswith("paddle::")]
-    assert named == ["paddle::AddGradNode", "paddle::scale", "paddle::matmul"]
+    assert named == ["paddle::AddGradNode", "paddle::scale", "paddle::scale", "paddle::matmul"]
 
 
 def test_what_is_planted_in_paddle_is_told_by_part_place_and_amount(tmp_path: Path, paddle: Path) -> None:
