@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from levelfield.specs.step_parts import BUBBLE, WAITING, Milliseconds, StepParts
+from levelfield.specs.step_parts import BUBBLE, WAITING, Milliseconds, StepParts, of_all_layers
 
 AGAIN = "recomputation"  # a part by itself here: what is repeated may be repeated in every part
 _ENOUGH, _MOST_SENTENCES, _MOST_PLACES = 0.9, 3, 2
@@ -66,7 +66,9 @@ def step_difference(before: StepParts, after: StepParts) -> StepDifference:
 
 def _changes(before: StepParts, after: StepParts) -> Iterator[PartChange]:
     own, others = _own(before), _own(after)
-    first, second = _places(before), _places(after)
+    # one program for all layers has no place of a single one: then the other run's are together as well
+    together = any("layers.*" in place.where for run in (before, after) for rank in run.ranks for place in rank.places)
+    first, second = _places(before, together), _places(after, together)
     nothing = Milliseconds(mean=0.0)
     for part in dict.fromkeys([*own, *others]):
         a, b = own.get(part, nothing), others.get(part, nothing)
@@ -88,13 +90,14 @@ def _less(time: Milliseconds, ms: float) -> Milliseconds:
     return Milliseconds(mean=max(0.0, time.mean - ms), low=low, high=high)
 
 
-def _places(parts: StepParts) -> defaultdict[tuple[str, str], float]:
-    """Return the mean over the ranks of each place's time, by part and place."""
+def _places(parts: StepParts, together: bool) -> defaultdict[tuple[str, str], float]:
+    """Return the mean over the ranks of each place's time, by part and place. together: of all layers."""
     found: defaultdict[tuple[str, str], float] = defaultdict(float)
     for rank in parts.ranks:
         for place in rank.places:
             part = AGAIN if place.phase == "recompute" else place.part
             where = f"{place.part} of the blocks" if part == AGAIN else place.where
+            where = of_all_layers(where) if together else where
             found[part, where] += place.ms / len(parts.ranks)
     return found
 

@@ -19,6 +19,7 @@ from levelfield.measure.student import t_quantile
 from levelfield.specs.step_parts import (
     BUBBLE,
     COMMUNICATION,
+    LAYER,
     MOST_CELLS,
     MOST_LINES,
     PARTS,
@@ -33,6 +34,7 @@ from levelfield.specs.step_parts import (
     RankParts,
     StepTimeline,
     WaitedFor,
+    of_all_layers,
 )
 
 PlaceKey = tuple[str, str, str]  # part, where, phase
@@ -40,7 +42,6 @@ MessageEnd = tuple[int, int]  # the rank, and the number of the message on it
 Groups = dict[tuple[object, ...], list[MessageEnd]]
 Times = defaultdict[str, float]  # milliseconds by part, or by kind of message
 K = TypeVar("K")
-LAYER = re.compile(r"(layers\.)\d+")
 OTHERS, BETWEEN = "others", "between modules"
 _MOST_PLACES, _MOST_KERNELS = 300, 60
 _FEWEST_LAYERS = 3
@@ -389,7 +390,7 @@ def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
     step = fmean(each.step.mean for each in ranks)
     for (part, where), ms in mean_places(ranks).items():
         if part not in (*COMMUNICATION, WAITING, BUBBLE) and LAYER.search(where):
-            layers[part, LAYER.sub(r"\1*", where)].append((ms, where))
+            layers[part, of_all_layers(where)].append((ms, where))
     for (part, _), found in layers.items():
         usual, (most, where) = median(ms for ms, _ in found), max(found)
         if len(found) >= _FEWEST_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):

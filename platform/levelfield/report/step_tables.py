@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import Sheet, padded, widths_of
 from levelfield.report.words import wrapped
-from levelfield.specs.step_parts import Milliseconds, StepParts
+from levelfield.specs.step_parts import Milliseconds, StepParts, of_all_layers
 
-LAYER = re.compile(r"\b(layers\.)\d+")  # a place is shown for all layers together
 _LARGE = 0.05  # of the step: an unexplained part of this size is shown first
 _NO_DIFFERENCE = "The whole change is within the spread of the recorded steps: there may be no difference."
 _MOST_PLACES, _MOST_KERNELS = 10, 5
@@ -78,7 +76,7 @@ def _places(parts: StepParts) -> Iterator[tuple[str, ...]]:
     found: defaultdict[tuple[str, str], float] = defaultdict(float)
     for rank in parts.ranks:
         for place in rank.places:
-            found[place.part, LAYER.sub(r"\1*", place.where)] += place.ms / len(parts.ranks)
+            found[place.part, of_all_layers(place.where)] += place.ms / len(parts.ranks)
     for (part, where), ms in sorted(found.items(), key=lambda each: -each[1])[:_MOST_PLACES]:
         yield part, where, f"{ms:.2f}", f"{ms / parts.step.mean:.1%}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -24,6 +25,14 @@ Phase = Literal["forward", "backward", "recompute"]
 KernelKind = Literal["flash", "cudnn", "efficient", "math", "product", "other"]
 
 MOST_LINES, MOST_CELLS = 16, 480  # of a timeline
+
+
+LAYER = re.compile(r"\b(layers\.)\d+")
+
+
+def of_all_layers(where: str) -> str:
+    """Return the place without the number of its layer, as one program for all layers names it."""
+    return LAYER.sub(r"\1*", where)
 
 
 class Milliseconds(Value):

@@ -237,3 +237,14 @@ def test_the_interval_of_a_change_has_the_spread_of_both_runs(recorded) -> None:
         for mean, half in ((10.0, 3.0), (12.0, 4.0))
     ]
     assert step_difference(*spread).whole.half == pytest.approx(5.0)
+
+
+def test_a_run_with_one_program_for_all_layers_is_compared_with_all_layers_of_the_other(recorded) -> None:
+    together = trace()
+    for each in together["traceEvents"]:
+        each["name"] = each["name"].replace("layers.0.", "layers.*.")
+    of_all, slower = explained(recorded("a", together, together)), explained(recorded("b", *[trace(core=600.0)] * 2))
+    core = step_difference(of_all, slower).changes[0]
+    assert [(each.where, each.ms) for each in core.places] == [("layers.*.attention", pytest.approx(core.ms))]
+    apart = step_difference(explained(recorded("c")), slower).changes[0]
+    assert [each.where for each in apart.places] == ["layers.0.attention"]
