@@ -239,6 +239,16 @@ def test_the_interval_of_a_change_has_the_spread_of_both_runs(recorded) -> None:
     assert step_difference(*spread).whole.half == pytest.approx(5.0)
 
 
+def test_pages_have_the_parts_of_the_records_and_not_of_an_edited_file(recorded, tmp_path: Path) -> None:
+    paths = recorded("20261122T030405Z_a")
+    parts = explained(paths)
+    edited = parts.model_copy(update={"warnings": ("planted",)})
+    paths.step_parts.write_text(dump(edited))
+    assert main(["report", "pages", str(tmp_path / "site"), paths.root.name]) == 0
+    (data,) = (tmp_path / "site" / "data").glob("runs-*.js")
+    assert parts.warnings[0] in data.read_text() and "planted" not in data.read_text()
+
+
 def test_a_run_with_one_program_for_all_layers_is_compared_with_all_layers_of_the_other(recorded) -> None:
     together = trace()
     for each in together["traceEvents"]:

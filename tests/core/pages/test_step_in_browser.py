@@ -60,7 +60,7 @@ def with_step(record: RunRecord, step: StepParts) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[StepParts, StepParts]:
-    return parts("a"), parts("b", mlp=8.04, again=1.5, waits=3.3)
+    return parts("a"), parts("b", mlp=4.04, again=1.5, waits=3.3)
 
 
 @pytest.fixture(scope="module")
@@ -127,14 +127,14 @@ def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, sit
             ("s-mlp", "10"), ("s-mlp", "5"), ("s-all-reduce", "10"), ("s-waiting-for-another-rank", "10"),
         ]  # fmt: skip
         assert [float(width) for _, width, _ in widths] == pytest.approx(
-            [8.04 * share, 1.5 * share, 2 * share, 3.3 * share], abs=0.02
+            [4.04 * share, 1.5 * share, 2 * share, 3.3 * share], abs=0.02
         )
         colours = own.locator(".strips rect").evaluate_all("all => all.map(r => getComputedStyle(r).fill)")
         assert len(set(colours)) == 3 and "rgb(0, 0, 0)" not in colours, "a part without a colour"
         table = page.locator("#step table:not(.strips)").first
         cells = table.locator("tbody tr").evaluate_all("all => all.map(r => [...r.cells].map(c => c.textContent))")
-        assert cells[0] == ["mlp", "9.54", "±0.10", "64.3 %", "1.50", ""]
-        assert cells[-1] == ["step", "14.84", "±0.10", "100.0 %", "1.50", "3.00"]
+        assert cells[0] == ["mlp", "5.54", "±0.10", "51.1 %", "1.50", ""]
+        assert cells[-1] == ["step", "10.84", "±0.10", "100.0 %", "1.50", "3.00"]
         name, content = saved(page, own.locator("figure").first, "CSV")
         assert name == f"{runs[1]}_step-parts.csv" and table_of(content)[2] == [
             "all-reduce",
@@ -146,7 +146,7 @@ def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, sit
         ]
         root = ElementTree.fromstring(saved(page, own.locator("figure").first, "SVG")[1])
         texts = [each.text for each in root.iter(f"{SVG}text")]
-        assert "Parts of the step" in texts and "mlp 64.3 %" in texts and "14.84 ms" in texts
+        assert "Parts of the step" in texts and "mlp 51.1 %" in texts and "10.84 ms" in texts
 
 
 def test_one_step_by_rank_is_drawn_and_saved(browser: Any, site: Any) -> None:
