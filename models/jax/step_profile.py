@@ -8,15 +8,11 @@ docs/explain.md says what a record holds.
 
 import contextlib
 import functools
-import gzip
-import hashlib
 import itertools
 import json
 import math
 import os
 import re
-import tempfile
-from pathlib import Path
 from typing import NamedTuple
 
 import attention
@@ -25,6 +21,7 @@ import jax
 import numpy as np
 import program
 from jax.experimental import multihost_utils
+from levelfield.worker.step_profile import replaced
 from sharding import Sharding
 
 BLOCKS = "layers.*"  # one program serves all layers: a place is that of every layer
@@ -62,16 +59,17 @@ END = "end: "
 TYPES = {"f32": "float", "f64": "double", "bf16": "c10::BFloat16", "f16": "c10::Half"}  # as torch names them
 
 
-def open_profile(job, trainer):
-    return JaxProfile(job, trainer)
+def open_profile(job, trainer, scratch):
+    return JaxProfile(job, trainer, scratch)
 
 
 class JaxProfile:
     """One rank's recorded steps. levelfield.worker.step_profile says what each method is for."""
 
-    def __init__(self, job, trainer):
-        self.job, self.trainer, self.kept, self.named = job, trainer, [], None
-        self.folder = tempfile.TemporaryDirectory()
+    profiler = f"XLA's of jax {jax.__version__}"
+
+    def __init__(self, job, trainer, scratch):
+        self.job, self.trainer, self.scratch, self.kept, self.named = job, trainer, scratch, [], None
 
     def align(self):
         jax.block_until_ready(self.trainer.state)
@@ -82,7 +80,7 @@ class JaxProfile:
     def recording(self, number):
         if self.named is None:
             self.named = compiled_with_names(self.trainer)
-        folder = Path(self.folder.name) / str(number)
+        folder = self.scratch / str(number)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # its calls would slow the host down
         options.enable_hlo_proto = False
@@ -99,21 +97,12 @@ class JaxProfile:
     def span(self, name):
         return jax.profiler.TraceAnnotation(f"lf/{name}")
 
-    def save(self, folder, most_bytes):
-        files, left_out = {}, []
+    def traces(self):
         operations = operations_of(self.named.as_text(), self.job.rank)
         for number, recorded in self.kept:
-            path = Path(folder) / f"rank{self.job.rank}.step{number}.json.gz"
             (source,) = recorded.glob("plugins/profile/*/*.xplane.pb")
             trace = trace_of(jax.profiler.ProfileData.from_file(str(source)), operations)
-            path.write_bytes(gzip.compress(json.dumps(trace).encode(), compresslevel=3))
-            if path.stat().st_size > most_bytes:
-                path.unlink()
-                left_out.append(path.name)
-            else:
-                files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        self.folder.cleanup()
-        return {"files": files, "left_out": left_out, "profiler": f"XLA's of jax {jax.__version__}"}
+            yield number, [json.dumps(trace).encode()]
 
 
 # ---- the program with names
@@ -132,16 +121,6 @@ def compiled_with_names(trainer):
         stack.enter_context(replaced(attention, "linear", scoped_linear(attention.linear, names)))
         stack.enter_context(replaced(decoder, "norm", scoped_norm(decoder.norm)))
         return trainer.program.compiled(trainer.state, trainer.program.batch((rows, rows)), trainer.numbers(1))
-
-
-@contextlib.contextmanager
-def replaced(owner, name, function):
-    own = getattr(owner, name)
-    setattr(owner, name, function)
-    try:
-        yield
-    finally:
-        setattr(owner, name, own)
 
 
 def scope(part, place):

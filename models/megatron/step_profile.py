@@ -30,12 +30,12 @@ METHODS = (
 )
 
 
-def open_profile(job, trainer):
+def open_profile(job, trainer, scratch):
     paths = [f"chunks.{number}.compute_language_model_loss" for number in range(len(trainer.chunks))]
     losses = [(path, "head and loss") for path in paths]
     named = [each for chunk in trainer.chunks for each in chunk.named_modules()]
     modules = [(place_of(name), part, module) for name, module in named if (part := part_of(name, module))]
-    return TorchProfile(job, trainer, modules, (*METHODS, *losses))
+    return TorchProfile(job, trainer, scratch, modules, (*METHODS, *losses))
 
 
 def place_of(name):

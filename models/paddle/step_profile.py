@@ -8,17 +8,14 @@ them is computed from the graph, and compared with the record by names. The reco
 import collections
 import contextlib
 import functools
-import gzip
-import hashlib
 import json
 import os
-import tempfile
-from pathlib import Path
 
 import attention
 import paddle
 import paddle.distributed as dist
 from decoder import Block, Embedding, FinalNorm, Head, Positions
+from levelfield.worker.step_profile import replaced
 from paddle.base import core
 from paddle.profiler import Profiler, ProfilerTarget, RecordEvent
 
@@ -52,16 +49,17 @@ BACKWARD, NODE, SUMS = "backward/", "Global_", "GradNodeAccumulation"
 DEVICE = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "CudaRuntime": "cuda_runtime"}
 
 
-def open_profile(job, trainer):
-    return PaddleProfile(job, trainer)
+def open_profile(job, trainer, scratch):
+    return PaddleProfile(job, trainer, scratch)
 
 
 class PaddleProfile:
     """One rank's recorded steps. levelfield.worker.step_profile says what each method is for."""
 
-    def __init__(self, job, trainer):
-        self.job, self.trainer, self.kept = job, trainer, []
-        self.folder = tempfile.TemporaryDirectory()
+    profiler = f"Paddle's of paddle {paddle.__version__}"
+
+    def __init__(self, job, trainer, scratch):
+        self.job, self.trainer, self.scratch, self.kept = job, trainer, scratch, []
         self.parts = layer_parts(trainer.runner)
 
     def align(self):
@@ -82,7 +80,7 @@ class PaddleProfile:
                 yield
         finally:
             recorder.stop()
-        path = Path(self.folder.name) / f"{number}.json"
+        path = self.scratch / f"{number}.json"
         recorder.export(str(path), "json")
         self.kept.append((number, path, orders))
 
@@ -111,21 +109,11 @@ class PaddleProfile:
     def span(self, name):
         return RecordEvent(f"lf/{name}")
 
-    def save(self, folder, most_bytes):
-        files, left_out = {}, []
-        layout = self.job.layout
-        sums = self.job.backend == "gloo" and layout.data > 1
+    def traces(self):
+        sums = self.job.backend == "gloo" and self.job.layout.data > 1
         for number, source, orders in self.kept:
-            path = Path(folder) / f"rank{self.job.rank}.step{number}.json.gz"
             trace = trace_of(json.loads(source.read_text())["traceEvents"], orders, sums)
-            path.write_bytes(gzip.compress(json.dumps(trace).encode(), compresslevel=3))
-            if path.stat().st_size > most_bytes:
-                path.unlink()
-                left_out.append(path.name)
-            else:
-                files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        self.folder.cleanup()
-        return {"files": files, "left_out": left_out, "profiler": f"Paddle's of paddle {paddle.__version__}"}
+            yield number, [json.dumps(trace).encode()]
 
 
 def layer_parts(runner):
@@ -257,16 +245,6 @@ def message(own, kind):
             return own(*arguments, **named)
 
     return call
-
-
-@contextlib.contextmanager
-def replaced(owner, name, value):
-    had, own = name in vars(owner), getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, own) if had else delattr(owner, name)
 
 
 # ---- the record

@@ -6,14 +6,12 @@ methods are put on for one step and taken off after it. docs/explain.md says wha
 
 import contextlib
 import functools
-import gzip
-import hashlib
 import os
 import re
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from levelfield.worker.step_profile import replaced
 from torch.profiler import ProfilerActivity, profile, record_function
 
 # torch's own record_function is an operation, and selective recomputation wants the same operations twice
@@ -29,8 +27,10 @@ class TorchProfile:
     modules: (name, part, module) of each module with a part. methods: (the path from the trainer to one, its part).
     """
 
-    def __init__(self, job, trainer, modules, methods):
-        self.job, self.trainer, self.methods, self.kept = job, trainer, methods, []
+    profiler = f"Kineto of torch {torch.__version__}"
+
+    def __init__(self, job, trainer, scratch, modules, methods):
+        self.job, self.trainer, self.scratch, self.methods, self.kept = job, trainer, scratch, methods, []
         self.modules = as_compiled(modules) if job.tuning.compile else modules
 
     def align(self):
@@ -55,26 +55,23 @@ class TorchProfile:
         for name, part, module in self.modules:
             stack.enter_context(spanned(module, f"lf/{part}/{name}"))
             if hasattr(module, "attend"):
-                stack.enter_context(replaced(module, "attend", f"lf/attention core/{name}"))
+                stack.enter_context(around(module, "attend", f"lf/attention core/{name}"))
         for path, part in self.methods:
             *owners, method = path.split(".")
             owner = functools.reduce(member, owners, self.trainer)
             if callable(getattr(owner, method, None)):
-                stack.enter_context(replaced(owner, method, f"lf/{part}/{path}"))
+                stack.enter_context(around(owner, method, f"lf/{part}/{path}"))
 
     def span(self, name):
         return Span(f"lf/{name}")
 
-    def save(self, folder, most_bytes):
-        files, left_out = {}, []
+    def traces(self):
+        """The number of the node stands in place of names and paths."""
         for number, recorded in self.kept:
-            path = Path(folder) / f"rank{self.job.rank}.step{number}.json.gz"
-            if digest := write(recorded, path, most_bytes):
-                files[path.name] = digest
-            else:
-                left_out.append(path.name)
-        self.kept.clear()
-        return {"files": files, "left_out": left_out, "profiler": f"Kineto of torch {torch.__version__}"}
+            plain = self.scratch / "trace.json"
+            recorded.export_chrome_trace(str(plain))
+            with plain.open("rb") as source:
+                yield number, (NAMES.sub(named_by_number, line) for line in source)
 
 
 def as_compiled(modules):
@@ -82,23 +79,6 @@ def as_compiled(modules):
     which part the work of a block is nobody says."""
     kept = [each for each in modules if not each[0].startswith("layers.") or each[0].count(".") == 1]
     return [(name, "unexplained" if name.startswith("layers.") else part, module) for name, part, module in kept]
-
-
-def write(recorded, path, most_bytes):
-    """Write a record compressed, with the number of its node in place of names and paths. Returns the file's sha256;
-    None for a larger one, which is not kept."""
-    plain = path.with_suffix("")
-    recorded.export_chrome_trace(str(plain))
-    try:
-        with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=3) as target:
-            for line in source:
-                target.write(NAMES.sub(named_by_number, line))
-    finally:
-        plain.unlink()
-    if path.stat().st_size > most_bytes:
-        path.unlink()
-        return None
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def named_by_number(found):
@@ -128,21 +108,16 @@ def spanned(module, name):
             hook.remove()
 
 
-@contextlib.contextmanager
-def replaced(owner, method, name):
-    """A span around each call of a method of one object."""
-    had, own = method in vars(owner), getattr(owner, method)
+def around(owner, method, name):
+    """A span around each call of a method of one object, until the context is left."""
+    own = getattr(owner, method)
 
     @functools.wraps(own)
     def call(*arguments, **named):
         with Span(name):
             return own(*arguments, **named)
 
-    setattr(owner, method, call)
-    try:
-        yield
-    finally:
-        setattr(owner, method, own) if had else delattr(owner, method)
+    return replaced(owner, method, call)
 
 
 def member(owner, name):

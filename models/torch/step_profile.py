@@ -33,9 +33,9 @@ METHODS = (
 )
 
 
-def open_profile(job, trainer):
+def open_profile(job, trainer, scratch):
     named = ((name, part_of(name, module), module) for name, module in trainer.model.named_modules())
-    return TorchProfile(job, trainer, [each for each in named if each[1]], METHODS)
+    return TorchProfile(job, trainer, scratch, [each for each in named if each[1]], METHODS)
 
 
 def part_of(name, module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -11,22 +11,17 @@ from levelfield.specs.base import LATER, MOST_RANKS, Document, Value
 
 COMMUNICATION = ("reduce-scatter", "all-gather", "all-reduce", "all-to-all", "send/receive", "other messages")
 WAITING, BUBBLE = "waiting for another rank", "pipeline bubble"
-PARTS = (
-    "unexplained", "embedding", "attention projections", "attention core", "mlp", "router", "experts", "elementwise",
-    "head and loss", "optimizer", "gradient clipping", *COMMUNICATION, WAITING, BUBBLE, "input", "host",
-)  # fmt: skip
 Part = Literal[
     "unexplained", "embedding", "attention projections", "attention core", "mlp", "router", "experts", "elementwise",
     "head and loss", "optimizer", "gradient clipping",
     "reduce-scatter", "all-gather", "all-reduce", "all-to-all", "send/receive", "other messages",
     "waiting for another rank", "pipeline bubble", "input", "host",
 ]  # fmt: skip
+PARTS: tuple[Part, ...] = get_args(Part)
 Phase = Literal["forward", "backward", "recompute"]
 KernelKind = Literal["flash", "cudnn", "efficient", "math", "product", "other"]
 
 MOST_LINES, MOST_CELLS = 16, 480  # of a timeline
-
-
 LAYER = re.compile(r"\b(layers\.)\d+")
 
 

@@ -8,14 +8,17 @@ figure of the run changes, and an ordinary training has none of this code. A fra
 from __future__ import annotations
 
 import gc
+import gzip
+import hashlib
 import importlib
 import runpy
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ContextManager, Iterator, Protocol
+from typing import Any, ContextManager, Iterable, Iterator, Protocol
 
 from .batches import Batch, Batches
 from .events import Recorder
@@ -28,7 +31,12 @@ WARM_UP = 1  # pairs of steps that nobody counts: a profiler's first start is sl
 
 
 class StepProfile(Protocol):
-    """What the module `step_profile` of a framework returns from `open_profile(job, trainer)`."""
+    """What the module `step_profile` of a framework returns from `open_profile(job, trainer, scratch)`.
+
+    scratch: an empty folder for files on the way, which is removed afterwards. profiler: its name and version.
+    """
+
+    profiler: str
 
     def align(self) -> None:
         """Wait until the device is idle and every rank is here."""
@@ -39,12 +47,8 @@ class StepProfile(Protocol):
     def span(self, name: str) -> ContextManager[Any]:
         """Write into the record what the host does while the context lasts."""
 
-    def save(self, folder: str, most_bytes: int) -> dict[str, Any]:
-        """Write each recorded step to <folder>/rank<rank>.step<number>.json.gz, in Chrome's trace format.
-
-        Return `files`, the sha256 of each by its name, `left_out`, those that were larger than most_bytes, and
-        `profiler`, its name and version.
-        """
+    def traces(self) -> Iterator[tuple[int, Iterable[bytes]]]:
+        """Yield each recorded step: its number, and its record in Chrome's trace format, in one part or many."""
 
 
 def run_script(path: str) -> None:
@@ -64,12 +68,11 @@ def run_script(path: str) -> None:
 def profile_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
     """Run the further steps and write their records. An error is recorded, and the training counts nevertheless."""
     try:
-        profile = importlib.import_module("step_profile").open_profile(job, trainer)
-        _suspend_choices(job.training.steps)
-        _run_steps(job, recorder, trainer, profile)
-        folder = Path(job.explain_step.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        recorder.measured(PROFILE, profile.save(str(folder), job.explain_step.most_bytes))
+        with tempfile.TemporaryDirectory() as scratch:
+            profile = importlib.import_module("step_profile").open_profile(job, trainer, Path(scratch))
+            _suspend_choices(job.training.steps)
+            _run_steps(job, recorder, trainer, profile)
+            recorder.measured(PROFILE, {**_saved(job, profile), "profiler": profile.profiler})
     except StorageError:
         raise
     except Exception as error:
@@ -104,6 +107,34 @@ def _step(batches: Batches, batch: Batch, trainer: Trainer, profile: StepProfile
         with _span(profile, "finish"):
             trainer.finish(batch)
     return upcoming, [begin, time.monotonic_ns()]
+
+
+def _saved(job: SimpleNamespace, profile: StepProfile) -> dict[str, Any]:
+    """Write each record to <folder>/rank<rank>.step<number>.json.gz. Return `files`, the sha256 of each by name, and
+    `left_out`, those that were too large."""
+    folder, files, left_out = Path(job.explain_step.folder), {}, []
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, parts in profile.traces():
+        path = folder / f"rank{job.rank}.step{number}.json.gz"
+        with gzip.open(path, "wb", compresslevel=3) as target:
+            target.writelines(parts)
+        if path.stat().st_size > job.explain_step.most_bytes:
+            path.unlink()
+            left_out.append(path.name)
+        else:
+            files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {"files": files, "left_out": left_out}
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """While the context lasts, an attribute of an object, a class or a module has another value."""
+    had, own = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own) if had else delattr(owner, name)
 
 
 @contextmanager
