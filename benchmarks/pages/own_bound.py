@@ -20,7 +20,6 @@ from levelfield.predict.machines import MachineRates
 from levelfield.predict.operations import BACKWARD, FUSED_ATTENTION_BACKWARD, layer_forward
 from levelfield.predict.pass_timing import kernel_of, slice_of
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.specs.layout import parse_layout
 from levelfield.specs.recorded_runs import RehearsedRow
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import Tuning
@@ -58,12 +57,7 @@ def beside(registry: Registry, row: RehearsedRow) -> Bounded:
     found = find(registry, parse_selector(named))
     question = question_of(Place(found, found.case.work("full"), row.nodes, row.devices))
     assert question is not None
-    tuning = Tuning(
-        layout=parse_layout(row.layout).layout,
-        micro_batch=row.micro_batch,
-        recompute=row.recompute,
-        virtual_pipeline=row.virtual_pipeline,
-    )
+    tuning = row.tuning
     setup = setup_of(question.work, tuning, False, question.constants.keeping)
     planned, bound = predict(question, tuning).time.total, bound_seconds(row, setup, question)
     return Bounded(row, planned, bound, _beyond(question, tuning, planned, bound))

@@ -8,13 +8,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from levelfield.errors import UsageError
 from levelfield.measure.step_parts import (
     RankLayout,
     StepTime,
+    divided,
     kernels,
     late_ranks,
     mean_parts,
@@ -92,17 +92,16 @@ def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
     events, profile: the folders of the ranks' events and of the recorded steps.
     """
     found = _recorded(run.ranks, events, profile)
-    whole_steps = {number: step for number, step in sorted(found.steps.items()) if len(step) == run.ranks}
+    whole_steps = [divided(step, run.layout) for _, step in sorted(found.steps.items()) if len(step) == run.ranks]
     cost = overhead(found.times)
     if not whole_steps or cost is None:
         said = "; ".join(found.missing) or "no rank recorded one, so the training ended before"
         raise UsageError(f"{run.run_id}: found no step that every rank recorded: {said}")
-    layout = run.layout
-    ranks = rank_parts(whole_steps, layout)
-    lines = [line for step in whole_steps.values() for line in step.values()]
-    step = milliseconds([fmean(line.ms for line in each.values()) for each in whole_steps.values()])
+    ranks = rank_parts(whole_steps, run.layout)
+    lines = [line for each in whole_steps for line in each.lines.values()]
+    step = milliseconds([each.ms for each in whole_steps])
     late = late_ranks(ranks)
-    parts, ran = mean_parts(ranks, parts_by_step(whole_steps, layout)), kernels(lines)
+    parts, ran = mean_parts(ranks, parts_by_step(whole_steps)), kernels(lines)
     return StepParts(
         run_id=run.run_id,
         framework=run.framework,
@@ -117,7 +116,7 @@ def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
         kernels=ran,
         warnings=(*warnings(step.mean, parts, ran), *uneven_layers(ranks)),
         missing=tuple(found.missing),
-        timeline=step_timeline(whole_steps, layout, [each.rank for each in late]),
+        timeline=step_timeline(whole_steps, [each.rank for each in late]),
     )
 
 

@@ -93,19 +93,34 @@ class _Sums:
     total: float
 
 
-def divided(step: Mapping[int, Timeline], layout: RankLayout) -> dict[int, tuple[list[Slice], dict[int, float]]]:
-    """Return the slices of each rank, with waits divided from transfers, and how long it waited for which rank."""
+@dataclass(frozen=True)
+class DividedStep:
+    """One step of all ranks. lines: their timelines. slices: of each rank, with waits divided from transfers. waited:
+    how long each rank waited for which other one. origins: when its step began, in milliseconds of a common clock."""
+
+    lines: Mapping[int, Timeline]
+    slices: Mapping[int, Sequence[Slice]]
+    waited: Mapping[int, Mapping[int, float]]
+    origins: Mapping[int, float]
+
+    @property
+    def ms(self) -> float:
+        """The mean over the ranks."""
+        return fmean(line.ms for line in self.lines.values())
+
+
+def divided(step: Mapping[int, Timeline], layout: RankLayout) -> DividedStep:
+    """Return a step, whose timelines are by rank, with waits divided from transfers."""
     groups = _groups(step, layout)
     origins = origins_of(step, groups)
     arrivals = last_arrivals(step, groups, origins)
-    found = {}
+    slices, waits = {}, {}
     for rank, line in step.items():
         waited: defaultdict[int, float] = defaultdict(float)
-        slices = [
-            piece for each in line.slices for piece in _divided(each, rank, arrivals, layout, origins[rank], waited)
-        ]
-        found[rank] = slices, dict(waited)
-    return found
+        pieces = (_divided(each, rank, arrivals, layout, origins[rank], waited) for each in line.slices)
+        slices[rank] = [piece for each in pieces for piece in each]
+        waits[rank] = dict(waited)
+    return DividedStep(step, slices, waits, origins)
 
 
 def _divided(
@@ -201,12 +216,12 @@ def sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -
     return _Sums(ms, count, waited, overlapped, line.ms)
 
 
-def rank_parts(steps: Mapping[int, Mapping[int, Timeline]], layout: RankLayout) -> tuple[RankParts, ...]:
-    """Return the parts of each rank. steps: timelines by number of the step and by rank."""
+def rank_parts(steps: Iterable[DividedStep], layout: RankLayout) -> tuple[RankParts, ...]:
+    """Return the parts of each rank."""
     by_rank: dict[int, list[_Sums]] = defaultdict(list)
-    for step in steps.values():
-        for rank, (slices, waited) in divided(step, layout).items():
-            by_rank[rank].append(sums(step[rank], slices, waited))
+    for step in steps:
+        for rank, line in step.lines.items():
+            by_rank[rank].append(sums(line, step.slices[rank], step.waited[rank]))
     return tuple(_rank(rank, found, layout) for rank, found in sorted(by_rank.items()))
 
 
@@ -275,14 +290,14 @@ def mean_parts(ranks: Sequence[RankParts], steps: Sequence[Mapping[str, float]])
     return tuple(found)
 
 
-def parts_by_step(steps: Mapping[int, Mapping[int, Timeline]], layout: RankLayout) -> list[dict[str, float]]:
+def parts_by_step(steps: Iterable[DividedStep]) -> list[dict[str, float]]:
     """Return, for each step, the mean of each part over the ranks."""
     found = []
-    for step in steps.values():
+    for step in steps:
         total: Times = defaultdict(float)
-        for slices, _ in divided(step, layout).values():
+        for slices in step.slices.values():
             for each in slices:
-                total[each.part] += each.ms / len(step)
+                total[each.part] += each.ms / len(step.lines)
         found.append(dict(total))
     return found
 
@@ -432,16 +447,13 @@ def warnings(step_ms: float, parts: Sequence[PartTime], found: Sequence[Kernel])
         yield f"products in TF32 of float32 values: {reduced / step_ms:.0%} of the step"
 
 
-def step_timeline(
-    steps: Mapping[int, Mapping[int, Timeline]], layout: RankLayout, late: Sequence[int] = ()
-) -> StepTimeline:
-    """Return the step of middle length by rank. steps: timelines by number of the step and by rank."""
-    step = sorted(steps.values(), key=lambda each: fmean(line.ms for line in each.values()))[len(steps) // 2]
-    origins, slices = origins_of(step, _groups(step, layout)), divided(step, layout)
-    begin = min(origins.values())
-    ms = max(origins[rank] + line.ms for rank, line in step.items()) - begin
-    shown = sorted([*dict.fromkeys([*late, *sorted(step)[:: -(-len(step) // MOST_LINES)]])][:MOST_LINES])
-    cells = {rank: _cells(slices[rank][0], origins[rank] - begin, ms / MOST_CELLS) for rank in shown}
+def step_timeline(steps: Sequence[DividedStep], late: Sequence[int] = ()) -> StepTimeline:
+    """Return the step of middle length by rank."""
+    step = sorted(steps, key=lambda each: each.ms)[len(steps) // 2]
+    begin = min(step.origins.values())
+    ms = max(step.origins[rank] + line.ms for rank, line in step.lines.items()) - begin
+    shown = sorted([*dict.fromkeys([*late, *sorted(step.lines)[:: -(-len(step.lines) // MOST_LINES)]])][:MOST_LINES])
+    cells = {rank: _cells(step.slices[rank], step.origins[rank] - begin, ms / MOST_CELLS) for rank in shown}
     seen = {cell[0] for line in cells.values() for cell in line if cell}
     parts = tuple(part for part in PARTS if part in seen)
     return StepTimeline.model_validate(

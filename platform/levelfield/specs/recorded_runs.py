@@ -17,7 +17,8 @@ from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Precision
-from levelfield.specs.layout import Layout
+from levelfield.specs.layout import Layout, parse_layout
+from levelfield.specs.tuning import Tuning
 
 KEY_LENGTH = 12
 FileDigests = Mapping[str, str]  # path to sha256
@@ -317,6 +318,15 @@ class RehearsedRow(Value):
         if self.reserved_bytes < self.allocated_bytes:
             raise ValueError(f"reserved_bytes: found {self.reserved_bytes:,}, less than allocated_bytes")
         return self
+
+    @property
+    def tuning(self) -> Tuning:
+        return Tuning(
+            layout=parse_layout(self.layout).layout,
+            micro_batch=self.micro_batch,
+            recompute=self.recompute,
+            virtual_pipeline=self.virtual_pipeline,
+        )
 
 
 class RehearsedRuns(Document):

@@ -11,6 +11,7 @@ import pytest
 from levelfield.measure.step_parts import (
     RankLayout,
     StepTime,
+    divided,
     kernel_kind,
     kernels,
     late_ranks,
@@ -86,7 +87,7 @@ def ms_by_part(line: Timeline) -> dict[str, float]:
 
 def both(**of_the_second: Any) -> tuple[RankParts, ...]:
     step = {0: timeline(trace()), 1: timeline(trace(**of_the_second))}
-    return rank_parts({1: step}, ONE_GROUP)
+    return rank_parts([divided(step, ONE_GROUP)], ONE_GROUP)
 
 
 def time_of(rank: RankParts, part: str) -> float:
@@ -140,7 +141,7 @@ def drawn(line: str, letter: str) -> float:
 
 def test_a_timeline_has_the_parts_at_their_times_on_one_clock() -> None:
     step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0), shift=200.0))}
-    found = step_timeline({1: step}, ONE_GROUP)
+    found = step_timeline([divided(step, ONE_GROUP)])
     first, second = (line.cells for line in found.lines)
     letter = {part: chr(ord("a") + place) for place, part in enumerate(found.parts)}
     assert found.ms == pytest.approx(1.2) and len(first) == len(second) == MOST_CELLS
@@ -156,16 +157,17 @@ def test_a_timeline_has_the_parts_at_their_times_on_one_clock() -> None:
 def test_a_timeline_is_the_middle_step_of_late_ranks_and_some_others() -> None:
     one = timeline(trace())
     slow = replace(one, ms=9.0)
-    many = {1: {0: slow}, 2: {0: one}, 3: {0: replace(one, ms=2.0)}}
-    assert step_timeline(many, ONE_GROUP).ms == 2.0
+    many = [divided({0: line}, ONE_GROUP) for line in (slow, one, replace(one, ms=2.0))]
+    assert step_timeline(many).ms == 2.0
     ranks = {rank: replace(one, messages=(), slices=one.slices[:1]) for rank in range(100)}
-    kept = [line.rank for line in step_timeline({1: ranks}, ONE_GROUP, late=[99]).lines]
+    kept = [line.rank for line in step_timeline([divided(ranks, ONE_GROUP)], late=[99]).lines]
     assert len(kept) <= MOST_LINES and kept[:3] == [0, 7, 14] and kept[-1] == 99
 
 
 def test_another_stage_is_a_bubble_and_another_clock_is_shifted() -> None:
     step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))}
-    first, _ = rank_parts({1: step}, RankLayout(1, is_plain=True))
+    stages = RankLayout(1, is_plain=True)
+    first, _ = rank_parts([divided(step, stages)], stages)
     assert (time_of(first, BUBBLE), time_of(first, WAITING)) == pytest.approx((0.08, 0.0))
     other_clock = both(all_reduce=(780.0, 900.0), shift=123456.0, host="b")
     for rank, same in zip(other_clock, both(all_reduce=(780.0, 900.0)), strict=True):
@@ -211,9 +213,9 @@ def test_a_trace_without_a_step_and_a_damaged_one_are_refused() -> None:
 
 
 def test_the_mean_over_ranks_adds_up_to_the_step_and_recompute_is_counted() -> None:
-    steps = {number: {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))} for number in (1, 2)}
-    ranks = rank_parts(steps, ONE_GROUP)
-    mean = mean_parts(ranks, parts_by_step(steps, ONE_GROUP))
+    step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))}
+    steps = 2 * [divided(step, ONE_GROUP)]
+    mean = mean_parts(rank_parts(steps, ONE_GROUP), parts_by_step(steps))
     assert sum(each.time.mean for each in mean) == pytest.approx(1.0)
     assert sum(each.recompute_ms for each in mean) == pytest.approx(0.05)
     assert all(each.time.low is not None and each.time.low <= each.time.mean <= each.time.high for each in mean)
@@ -249,8 +251,8 @@ def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
         "vectorized_elementwise_kernel": "other",
     }
     assert {name: kernel_kind(name) for name in names} == names
-    step = {0: timeline(trace())}
-    mean = mean_parts(rank_parts({1: step}, RankLayout(1, True)), parts_by_step({1: step}, RankLayout(1, True)))
+    steps = [divided({0: timeline(trace())}, RankLayout(1, True))]
+    mean = mean_parts(rank_parts(steps, RankLayout(1, True)), parts_by_step(steps))
     assert list(warnings(1.0, mean, ran)) == ["products in TF32 of float32 values: 40% of the step"]
     by_math = tuple(each.model_copy(update={"kind": "math"}) if "flash" in each.name else each for each in ran)
     assert next(warnings(1.0, mean, by_math)).startswith("attention by math: 8% of the step")

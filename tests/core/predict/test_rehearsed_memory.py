@@ -11,10 +11,8 @@ from levelfield.catalog.support import Rehearsals
 from levelfield.plan.default_layout import Place, question_of
 from levelfield.predict.footprint import Footprint
 from levelfield.predict.layout_search import LayoutQuestion, predict
-from levelfield.specs.layout import parse_layout
 from levelfield.specs.recorded_runs import RehearsedRow
 from levelfield.specs.selector import parse_selector
-from levelfield.specs.tuning import Tuning
 
 REGISTRY = Registry()
 OWN = ("torch", "deepspeed", "megatron")
@@ -34,13 +32,7 @@ def question(row: RehearsedRow) -> LayoutQuestion:
 
 
 def planned(row: RehearsedRow, asked: LayoutQuestion) -> Footprint:
-    tuning = Tuning(
-        layout=parse_layout(row.layout).layout,
-        micro_batch=row.micro_batch,
-        recompute=row.recompute,
-        virtual_pipeline=row.virtual_pipeline,
-    )
-    return predict(asked, tuning).memory
+    return predict(asked, row.tuning).memory
 
 
 def distance(row: RehearsedRow, memory: Footprint, stated: int) -> tuple[float, float]:
