@@ -29,13 +29,18 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # it may have
 def open_regular(path: Union[Path, str]) -> BufferedReader:
     """Return a regular file, opened for its bytes. Raises OSError with what was found instead."""
     _refuse(Path(path).stat().st_mode, path)  # before it is opened: to open a device may have an effect
-    descriptor = os.open(path, _FLAGS)
+    # one owner of the descriptor: closed twice, where an interrupt comes in between, it would hide the interrupt
+    file = open(path, "rb", opener=_opened)  # noqa: SIM115 (the caller closes it)
     try:
-        _refuse(os.fstat(descriptor).st_mode, path)
-        return os.fdopen(descriptor, "rb")
+        _refuse(os.fstat(file.fileno()).st_mode, path)
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
+    return file
+
+
+def _opened(path: str, _flags: int) -> int:
+    return os.open(path, _FLAGS)
 
 
 def read_regular(path: Union[Path, str], first: int = -1, largest: int = MOST_BYTES) -> bytes:

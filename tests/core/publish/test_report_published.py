@@ -221,7 +221,8 @@ def test_a_pair_of_repeats_has_an_interval(valid: Pair) -> None:
     off, on = repeated(valid, "test-10-3", (1.0, 1.1, 0.9)), repeated(valid, "test-10-4", (1.0, 1.1, 0.9))
     (line,) = pairs_of([*off, *on])
     assert line.endswith(
-        "on over off: throughput 0.983, 95% interval 0.983 to 0.983 of 3 pairs of repeats (student-t about the mean)"
+        "on over off: throughput 0.983, 95% interval 0.983 to 0.983 of 3 pairs of repeats (student-t about the mean "
+        "of the logarithms)"
     )
     (line,) = pairs_of([*off, *repeated(valid, "test-10-4", (1.0, 1.0, 1.0))])
     low, high = (float(word) for word in line.split("interval ")[1].split(" of")[0].split(" to "))
