@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from layouts import MODELS, Variant, events, job_of, launch_explained, shallow
-from levelfield.judge.explanation import RecordedRun, layout_of, parts_of
-from levelfield.measure.step_alone import ChipRates
+from levelfield.judge.explanation import RecordedRun, layout_of, parts_of, trace_of
+from levelfield.measure.step_alone import ChipRates, repeated
+from levelfield.measure.step_timeline import timeline
 from levelfield.specs.layout import Layout
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
@@ -85,5 +86,8 @@ def test_two_ranks_repeat_their_messages_and_each_part_has_its_times(tmp_path: P
     by_part = {each.part: each for each in found.parts}
     compared = {"attention core", "attention projections", "mlp", "head and loss", "optimizer", "all-reduce"}
     assert compared <= {*by_part, *(each.partition(":")[0] for each in found.missing)}
-    shares = [each.share for name, each in by_part.items() if name in compared]
-    assert min(shares) > 0.5, "an operation of the records was not found among the repeated ones"
+    heavy = {"aten::mm", "mkldnn::_linear_pointwise", "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}
+    known = repeated(events(tmp_path, 0)[-2]["values"]).seconds
+    record = (tmp_path / "profile" / "rank0.step1.json.gz").read_bytes()
+    ran = [each for each in timeline(trace_of(record), known).slices if each.operation in heavy]
+    assert {each.operation for each in ran} == heavy and all(each.is_repeated for each in ran)

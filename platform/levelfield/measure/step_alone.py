@@ -168,14 +168,18 @@ def _parts(
             took = own.seconds[call]
             alone[part] += 1e3 * count * took / len(lines)
             least[part] += 1e3 * count * min(took, least_seconds(call, own, chip, memory)) / len(lines)
-    for each in parts:
-        if each.part in COMMUNICATION:
-            yield from _messages(each, list(ranks.values()), chip)
-        elif alone[each.part]:
-            share = place[each.part] / each.time.mean if each.time.mean else 1.0
-            known = least[each.part] if memory else None
+    for whole in parts:
+        if whole.part in COMMUNICATION:
+            yield from _messages(whole, list(ranks.values()), chip)
+        elif alone[whole.part]:
+            share = place[whole.part] / whole.time.mean if whole.time.mean else 1.0
+            known = least[whole.part] if memory else None
             yield AlonePart(
-                part=each.part, in_place_ms=place[each.part], alone_ms=alone[each.part], allowed_ms=known, share=share
+                part=whole.part,
+                in_place_ms=place[whole.part],
+                alone_ms=alone[whole.part],
+                allowed_ms=known,
+                share=share,
             )
 
 
@@ -220,7 +224,7 @@ def _findings(parts: Sequence[AlonePart], step_ms: float) -> Iterator[str]:
     if above and above.in_place_ms - above.alone_ms >= _FEWEST * step_ms:
         yield (
             f"{above.part} takes {above.in_place_ms - above.alone_ms:.1f} ms more in place than alone "
-            f"({above.in_place_ms:.1f} and {above.alone_ms:.1f} ms): the framework's launches, order, overlap or caches"
+            f"({above.in_place_ms:.1f} and {above.alone_ms:.1f} ms): launches, order, caches or other load"
         )
     known = [(each, each.alone_ms - each.allowed_ms) for each in parts if each.allowed_ms is not None]
     slow, ms = max(known, key=lambda each: each[1], default=(None, 0.0))
