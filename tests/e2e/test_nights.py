@@ -121,11 +121,15 @@ def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(
     (sent,) = got
     assert (sent["exit_code"], sent["verdict"]) == (4, sent["text"].splitlines()[0]) and sent["suite"] == "one"
     assert SECRET not in err and not found_in(project.data, SECRET)
+    (why,) = found["explanation"]
+    assert re.match(r"mlp takes \d+\.\d ms more \(\d+% of the change\): layers\.0\.mlp \+", why), why
+    assert sent["findings"][0]["explanation"] in ([why], []), "the worst finding may be of another figure"
     ticket = found["ticket"]
     assert {slower[1], project.git("rev-parse", "HEAD")} <= {each["commit"] for each in ticket["commits"]}
     assert ticket["packages"] == [] and ticket["page"].startswith("https://ci.example.org/case-tiny-"), ticket
     code, out, _err = project.run("nightly", "gate", "--night", "2026-01-20", "--suite", "one")
     assert code == 4 and out.startswith("night 2026-01-20 fails: ") and "\ncompared 1 of 1 series" in out, out
+    assert why in " ".join(out.split()), "a night that is judged again has lost the reason"
     pairs = [p for p in runs_of(project) if p["purpose"].startswith("confirm")]
     # The speed may be decided at an earlier look than another figure, for which more pairs ran.
     assert found["pairs"] >= 3 and found["change"] == pytest.approx(change_of(pairs[: 2 * found["pairs"]]), abs=1e-4), (

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -257,11 +258,12 @@ def _gate(options: argparse.Namespace) -> int:
     from levelfield.nights.stored_nights import chosen_night, gate_input
     from levelfield.nights.tickets import NightTickets
     from levelfield.series.finding_forms import written
-    from levelfield.series.findings import FindingPage
+    from levelfield.series.findings import FindingPage, with_explanations
 
     with opened_store(options) as store:
         given = gate_input(store, chosen_night(store, options.night), options.suite)
         found = compared(given, given.stored_pairs)
+        found = replace(found, findings=with_explanations(found.findings, given.past))
         for finding in _new(found.findings, given.past):
             store.add_finding(found.night, finding.model_dump(mode="json"))
         tickets = NightTickets(store, given, runs_of(options), options.page_url).all(found.findings)

@@ -232,9 +232,11 @@ def _explain_options(parser: argparse.ArgumentParser) -> None:
 
 def _explain(options: argparse.Namespace) -> int:
     """Print the parts of a run's step, or the way from one run's step to another's. Return 0."""
-    from levelfield.judge.explanation import step_parts
+    from levelfield.catalog.registry import Registry
+    from levelfield.judge.explanation import planned, step_parts
     from levelfield.report.sheets import as_markdown, as_text
     from levelfield.report.step_tables import step_sheets
+    from levelfield.run.measurement import known_host_rates
     from levelfield.specs.base import dump
 
     if len(options.run) > 2:
@@ -245,10 +247,14 @@ def _explain(options: argparse.Namespace) -> int:
     parts = [step_parts(each) for each in paths]
     if len(parts) == 2:
         print(_why_slower(options.format, paths, parts), end="")
-    elif options.format == "json":
-        print(dump(parts[0]), end="")
+        return 0
+    plan, registry = read_plan(paths[0]), Registry()
+    host = known_host_rates(registry) if plan.hardware.is_host else None
+    found = parts[0].model_copy(update={"planned": planned(plan, parts[0], registry, host)})
+    if options.format == "json":
+        print(dump(found), end="")
     else:
-        print((as_markdown if options.format == "markdown" else as_text)(step_sheets(parts[0])), end="")
+        print((as_markdown if options.format == "markdown" else as_text)(step_sheets(found)), end="")
     return 0
 
 

@@ -1,12 +1,25 @@
-"""Why one run's step takes longer than another's: the change of each part, which add up to the step's change."""
+"""Why one run's step takes longer than another's: the change of each part, which add up to the step's change. And which
+parts of one run's step take another time than the planner predicts."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from levelfield.specs.step_parts import BUBBLE, WAITING, Milliseconds, StepParts, of_all_layers
+from levelfield.specs.constants import SPEED_INTERVAL
+from levelfield.specs.step_parts import (
+    BUBBLE,
+    COMMUNICATION,
+    PARTS,
+    WAITING,
+    Milliseconds,
+    Part,
+    PlannedPart,
+    StepParts,
+    StepPlanned,
+    of_all_layers,
+)
 
 AGAIN = "recomputation"  # a part by itself here: what is repeated may be repeated in every part
 _ENOUGH, _MOST_SENTENCES, _MOST_PLACES = 0.9, 3, 2
@@ -141,6 +154,65 @@ def _by_late(change: PartChange, after: StepParts) -> str:
     late = after.late[0]
     where = "" if late.longer_ms is None else f", whose {late.part} in {late.where} takes {late.longer_ms:.1f} ms more"
     return f": for rank {late.rank}{where} than its peers'" if where else f": for rank {late.rank}"
+
+
+# What the planner predicts, by its own parts, and the parts of a step that measure it. What it does not predict (the
+# host, waiting) is in the whole step's row alone.
+_PREDICTED: tuple[tuple[str, tuple[str, ...], tuple[Part, ...]], ...] = (
+    (
+        "computation",
+        ("compute",),
+        (
+            "embedding",
+            "attention projections",
+            "attention core",
+            "mlp",
+            "router",
+            "experts",
+            "elementwise",
+            "head and loss",
+        ),
+    ),
+    ("messages", ("tensor", "context", "pipeline", "data", "expert"), tuple(p for p in PARTS if p in COMMUNICATION)),
+    ("pipeline bubble", ("imbalance", "bubble"), ("pipeline bubble",)),
+    ("optimizer", ("optimizer",), ("optimizer", "gradient clipping")),
+)
+_NOTICEABLE = 0.02  # of the step
+
+
+def step_planned(parts: StepParts, seconds: Mapping[str, float]) -> StepPlanned:
+    """Return the planner's parts of a step beside the measured ones. seconds: of its own parts, by name."""
+    rows = [
+        _planned(name, of, [each.time for each in parts.parts if each.part in of], _ms(seconds, own), parts)
+        for name, own, of in _PREDICTED
+    ]
+    rows = [each for each in rows if each.measured_ms or each.planned_ms]
+    rows.append(_planned("step", (), [parts.step], _ms(seconds, seconds), parts))
+    findings = (
+        f"{each.name}: planned {each.planned_ms:.2f} ms, {each.low_ms:.2f} to {each.high_ms:.2f}; measured "
+        f"{each.measured_ms:.2f} ms"
+        for each in rows
+        if each.is_off
+    )
+    return StepPlanned(parts=tuple(rows), findings=tuple(findings))
+
+
+def _ms(seconds: Mapping[str, float], names: Iterable[str]) -> float:
+    return 1e3 * sum(seconds[name] for name in names)
+
+
+def _planned(
+    name: str, of: tuple[Part, ...], times: Sequence[Milliseconds], planned: float, parts: StepParts
+) -> PlannedPart:
+    """Return one row. The speed's interval is of the whole step; a part is held to the same shares."""
+    least, most = planned / SPEED_INTERVAL[1], planned / SPEED_INTERVAL[0]
+    measured = sum(each.mean for each in times)
+    half = sum((each.high - each.mean) ** 2 for each in times if each.high is not None) ** 0.5
+    beyond = max(measured - half - most, least - measured - half)
+    is_off = not (beyond <= 0 or abs(measured - planned) < _NOTICEABLE * parts.step.mean)
+    return PlannedPart(
+        name=name, of=of, measured_ms=measured, planned_ms=planned, low_ms=least, high_ms=most, is_off=is_off
+    )
 
 
 def as_values(difference: StepDifference) -> Mapping[str, object]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from levelfield.catalog.registry import Registry
+from levelfield.compare.step_difference import step_planned
 from levelfield.errors import UsageError
 from levelfield.measure.step_alone import ChipRates, Repeated, repeated, step_alone
 from levelfield.measure.step_parts import (
@@ -29,14 +31,18 @@ from levelfield.measure.step_parts import (
 )
 from levelfield.measure.step_timeline import Operation, Timeline, timeline
 from levelfield.node.regular_files import read_regular
+from levelfield.predict.layout_search import predict
+from levelfield.predict.machines import UnknownLink, port_rate
+from levelfield.predict.questions import question_on_chip, question_on_host
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
 from levelfield.rundir.preflight_events import measured_by
 from levelfield.specs.base import load
+from levelfield.specs.host_rates import HostRates
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import MOST_RECORD_BYTES, Hardware, PeakUsed
-from levelfield.specs.step_parts import StepParts
+from levelfield.specs.plan import MOST_RECORD_BYTES, Hardware, PeakUsed, Plan
+from levelfield.specs.step_parts import StepParts, StepPlanned
 from levelfield.specs.vendor import PeakDtype
 
 STEP, PROFILE, ALONE = "profiled_step", "step_profile", "step_alone"  # the worker's events (worker/step_profile.py)
@@ -91,6 +97,27 @@ def recomputed(paths: RunPaths) -> StepParts | None:
         return explained(paths)
     except UsageError:
         return None
+
+
+def planned(plan: Plan, parts: StepParts, registry: Registry, host: HostRates | None) -> StepPlanned:
+    """Return what the planner predicts of the run's step, beside what was measured; or the reason why it does not.
+
+    host: the rates of this host, where they are known; they count for a run on its processors.
+    """
+    devices, nodes = plan.hardware.devices_per_node, plan.hardware.nodes
+    framework, chip = plan.implementation.framework, plan.hardware.chip
+    network = port_rate(chip) * devices if nodes > 1 else None
+    try:
+        if not plan.hardware.is_host:
+            kind = plan.hardware.device_kind
+            question = question_on_chip(registry, framework, plan.work, chip, kind, nodes, devices, network)
+        elif host is None:
+            return StepPlanned(reason="the rates of this host were not measured: `plan CASE --chip cpu` measures them")
+        else:
+            question = question_on_host(registry, framework, plan.work, devices, None, host)
+        return step_planned(parts, predict(question, plan.tuning).time.parts())
+    except (UsageError, UnknownLink) as error:
+        return StepPlanned(reason=str(error))
 
 
 def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.checkout import checkout
-from levelfield.errors import RunFailed
+from levelfield.compare.step_difference import step_difference
+from levelfield.errors import RunFailed, UsageError
+from levelfield.judge.explanation import explained
 from levelfield.nights.gate_input import GateInput
 from levelfield.run.builds import CommitBuild, build_of, run_of
 from levelfield.run.turns import Keep, in_turns
@@ -28,6 +30,7 @@ from levelfield.specs.vendor import GIVEN
 MOST_SECONDS = 6 * 3600.0
 DAYS_BETWEEN = 7  # of null pairs of one machine
 WEEKLY_PAIRS = 4
+EXPLAINED_STEPS = "10"
 
 
 class ArmFailed(RunFailed):
@@ -103,6 +106,21 @@ def paired_records(
         _check(by_name["a"], a, series)
         _check(by_name["b"], b, series)
         yield a, b
+
+
+def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
+    """Run each build once more with recorded steps. Return why a step of the second takes longer, in sentences.
+
+    No figure of the night rests on these runs. One sentence says why where a build records no steps.
+    """
+    found = []
+    for arm in arms:
+        try:
+            paths = run_of(arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS, MOST_SECONDS)
+            found.append(explained(paths))
+        except (RunFailed, UsageError) as error:
+            return (f"why is not known: {arm.build}: {error}",)
+    return step_difference(*found).sentences
 
 
 def _record(arm: Arm, runs: Path, keep: Keep) -> RunRecord:

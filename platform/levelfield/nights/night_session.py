@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,16 @@ from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
-from levelfield.nights.build_pairs import WEEKLY_PAIRS, arms_of, null_arms, paired_records, shared_python, weekly_series
+from levelfield.nights.build_pairs import (
+    WEEKLY_PAIRS,
+    Arm,
+    arms_of,
+    null_arms,
+    paired_records,
+    shared_python,
+    weekly_series,
+    why_slower,
+)
 from levelfield.nights.gate import (
     MOST_PAIRS_OF_A_NIGHT,
     Confirmation,
@@ -59,18 +68,20 @@ from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
+from levelfield.series.findings import Finding
 from levelfield.series.level import level_of
 from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
 from levelfield.series.segments import in_history, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Point, Purpose, RunRecord, StoreEvent, Subject
+from levelfield.specs.record import Gated, Point, Purpose, RunRecord, StoreEvent, Subject
 from levelfield.specs.result import Result
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of, series_of
 
 QUARANTINE_HOURS = 12
+SPEED: Gated = "tokens_per_second_per_device"
 CONTROLS, CONTROL_PAUSE_SECONDS = 4, 10.0
 PURPOSES: dict[tuple[str, str], Purpose] = {
     ("confirm", "a"): "confirm-a", ("confirm", "b"): "confirm-b", ("null", "a"): "null-a", ("null", "b"): "null-b",
@@ -121,6 +132,7 @@ class NightSession:
     output: NightOutput
     work: tuple[NightRun, ...]
     state: NightState
+    arms: dict[str, tuple[Arm, Arm]] = field(default_factory=dict)  # of pairs, by series
 
     @classmethod
     @contextmanager
@@ -159,6 +171,7 @@ class NightSession:
         """Return the findings of the night, after pairs for what is suspicious, and store them."""
         given = gate_input(self.store, self.asked.night, self.suite)
         report = self._confirmed(given) if self.asked.has_pairs else compared(given)
+        report = replace(report, findings=tuple(map(self._explained, report.findings)))
         for finding in report.findings:
             self.store.add_finding(self.asked.night, finding.model_dump(mode="json"))
         return report
@@ -180,6 +193,14 @@ class NightSession:
             lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series)),
             self.asked.most_pairs,
         )
+
+    def _explained(self, finding: Finding) -> Finding:
+        """Return a slower series' finding with the reason, by one pair more of the builds that confirmed it."""
+        arms, is_slower = self.arms.get(finding.series), finding.word == "regression" and finding.figure == SPEED
+        if arms is None or not is_slower or not self._holds_pair(finding.series):
+            return finding
+        self.output.say(f"why {finding.label} is slower: each build runs once more, and records steps")
+        return finding.model_copy(update={"explanation": why_slower(arms, self.asked.runs)})
 
     def write_pages(self, folder: Path, report: GateReport) -> None:
         """Write the static site of the whole store, with the findings of this night."""
@@ -241,6 +262,7 @@ class NightSession:
             return str(error)
         plan, tonight = run.job.plan, CommitBuild(subject.commit or "", checkout())
         arms = arms_of(plan, build, tonight, shared_python(plan, before, subject), self.asked.plugins)
+        self.arms[suspect.series] = arms
         figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
         done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]

@@ -28,7 +28,8 @@ LONGEST = 400  # characters of a text
 class NightFinding:
     """One finding of a night. change, low, high: relative. detectable: the smallest change that could be seen.
 
-    pairs: how many pairs of builds it rests on; None for a finding of nights alone.
+    pairs: how many pairs of builds it rests on; None for a finding of nights alone. explanation: why a step takes
+    longer, in sentences.
     """
 
     night: str
@@ -47,13 +48,13 @@ class NightFinding:
     detail: str
     fields: tuple[str, ...]
     pairs: int | None = None
+    explanation: tuple[str, ...] = ()
 
 
 def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
     """Return a finding from its JSON. What is absent or of a wrong type is None or an empty text."""
     word = next((word for word in WORDS if word == content.get("word")), UNKNOWN)
     nights, pairs = _number(content.get("nights")), _number(content.get("pairs"))
-    fields = content.get("fields")
     return NightFinding(
         night=night,
         series=_text(content.get("series")) or "",
@@ -69,8 +70,9 @@ def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
         detectable=_number(content.get("detectable")),
         run_id=_text(content.get("run_id")),
         detail=_text(content.get("detail")) or "",
-        fields=tuple(str(each)[:LONGEST] for each in fields) if isinstance(fields, (list, tuple)) else (),
+        fields=_texts(content.get("fields")),
         pairs=int(pairs) if pairs else None,
+        explanation=_texts(content.get("explanation")),
     )
 
 
@@ -81,6 +83,10 @@ def in_order(findings: Sequence[NightFinding]) -> list[NightFinding]:
 
 def _text(value: Any) -> str | None:
     return value[:LONGEST] if isinstance(value, str) else None
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(each)[:LONGEST] for each in value) if isinstance(value, (list, tuple)) else ()
 
 
 def _number(value: Any) -> float | None:

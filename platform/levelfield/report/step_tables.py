@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import Sheet, padded, widths_of
 from levelfield.report.words import wrapped
-from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, of_all_layers
+from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, of_all_layers
 
 _LARGE = 0.05  # of the step: an unexplained part of this size is shown first
 _NO_DIFFERENCE = "The whole change is within the spread of the recorded steps: there may be no difference."
@@ -37,6 +37,8 @@ def step_sheets(parts: StepParts) -> Iterator[Sheet]:
     yield Sheet("", header, (*rows, total))
     if parts.alone is not None:
         yield _alone_sheet(parts.alone)
+    if parts.planned is not None:
+        yield _planned_sheet(parts.planned)
     yield Sheet("places with the most time", ("part", "place", "ms", "share"), tuple(_places(parts)))
     kernels = [(each.part, each.name, each.kind, each.dtype or "", f"{each.ms:.2f}") for each in parts.kernels]
     yield Sheet("operations that ran", ("part", "name", "kind", "dtype", "ms"), tuple(kernels[:_MOST_KERNELS]))
@@ -60,6 +62,19 @@ def _alone_sheet(alone: StepAlone) -> Sheet:
     missing = [f"missing: {each}" for each in alone.missing]
     header = ("part", "in place ms", "alone ms", "chip allows ms", "of the part")
     return Sheet("alone on the device", header, tuple(rows), (*alone.findings, *rates, *missing))
+
+
+def _planned_sheet(planned: StepPlanned) -> Sheet:
+    """Return the table of the planner's parts beside the measured ones; or why there are none."""
+    if planned.reason is not None:
+        return Sheet("", notes=(f"the planner predicts no parts: {planned.reason}",))
+    rows = [
+        (each.name, f"{each.measured_ms:.2f}", f"{each.planned_ms:.2f}", f"{each.low_ms:.2f} to {each.high_ms:.2f}",
+         "off" if each.is_off else "")
+        for each in planned.parts
+    ]  # fmt: skip
+    header = ("part", "measured ms", "planned ms", "expected", "")
+    return Sheet("beside the planner", header, tuple(rows), tuple(f"planner's finding: {e}" for e in planned.findings))
 
 
 def _heading(parts: StepParts) -> str:

@@ -48,6 +48,7 @@ def as_text(page: FindingPage) -> str:
         for finding in of_word[:_MOST_OF_A_WORD]:
             lines += ["", wrapped(f"{finding.word}  {_short(finding.label)}", 2)]
             lines += [wrapped(f"  {text}", 4) for text in (_figure_line(finding), _short(finding.detail)) if text]
+            lines += [wrapped(f"  {text}", 5) for text in _why(finding)]
             if ticket := page.ticket(finding):
                 lines += ticket_lines(ticket, ticket.builds in shown)
                 shown.add(ticket.builds)
@@ -98,18 +99,26 @@ def _table(folded: str, rows: Sequence[Sequence[str]], room: int) -> Iterator[st
 
 
 def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterator[str]:
-    """Yield what a click shows: a ticket for each two builds, with the findings that it is of."""
+    """Yield what a click shows: why steps take longer, and a ticket for each two builds, with the findings it is of."""
     named: dict[tuple[str | None, str | None], list[tuple[str, Ticket]]] = {}
     for finding in changed:
         if ticket := page.ticket(finding):
             name = FIGURES[finding.figure] if finding.figure else "training"
             named.setdefault(ticket.builds, []).append((f"{finding.word}: {finding.label}, {name}", ticket))
     blocks = []
+    for finding in (finding for finding in changed if finding.explanation):
+        summary = f"<details><summary>why a step of {_cell(finding.label)} takes longer</summary>"
+        blocks.append("\n".join((summary, "", *map(_cell, _why(finding)), "", "</details>", "")))
     for each in named.values():
         more = f" and {len(each) - 1} more" if len(each) > 1 else ""
         summary = f"<details><summary>{_cell(each[0][0])}{more}</summary>"
         blocks.append("\n".join((summary, "", *ticket_markdown(each[0][1]), "", "</details>", "")))
     yield from _within(blocks, room)
+
+
+def _why(finding: Finding) -> list[str]:
+    """Return why a step takes longer, as numbered sentences."""
+    return [f"{number}. {_short(each)}" for number, each in enumerate(finding.explanation, start=1)]
 
 
 def _within(blocks: Iterable[str], room: int) -> Iterator[str]:
@@ -133,7 +142,9 @@ def as_junit(page: FindingPage) -> str:
             texts = (finding.word, _figure_line(finding), _short(finding.detail))
             message = xml_text(one_line(": ".join(filter(None, texts))))
             ticket = page.ticket(finding)
-            body = "\n".join((message, *map(xml_text, ticket_lines(ticket) if ticket else ())))
+            body = "\n".join(
+                (message, *map(xml_text, _why(finding)), *map(xml_text, ticket_lines(ticket) if ticket else ()))
+            )
             ElementTree.SubElement(case, outcome, message=message).text = body if outcome != "skipped" else None
     ElementTree.SubElement(suite, "system-out").text = xml_text(page.first_line)
     root = ElementTree.Element("testsuites")
@@ -183,6 +194,7 @@ def _sent(finding: Finding, ticket: Ticket | None) -> dict[str, Any]:
         **{name: getattr(finding, name) for name in names},
         "label": _short(finding.label),
         "detail": _short(finding.detail),
+        "explanation": [_short(each) for each in finding.explanation],
         "link": ticket.page if ticket else None,
         "commits": ticket.all_commits if ticket else None,
         "first_bad": blamed.model_dump(mode="json") if blamed else None,

@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
+from pydantic import Field
+
 from levelfield.errors import GateFailed, RunFailed
 from levelfield.report.words import NONE, gib, number
 from levelfield.series.ticket import Ticket, Tickets
-from levelfield.specs.base import Document
+from levelfield.specs.base import LATER, Document
 from levelfield.specs.record import Gated
 
 FindingWord = Literal[
@@ -50,7 +52,7 @@ class Finding(Document):
     probability. fields: of the conditions or of the series that differ. pairs: how many were compared. runs: of a
     finding about a node or a change of conditions, which has no series: all runs that it stands for. build_change: of
     tonight's build against the accepted one, by pairs; conditions_change: of the accepted build against its level, by
-    pairs under new conditions.
+    pairs under new conditions. explanation: why a step of tonight's build takes longer, in sentences (docs/explain.md).
     """
 
     KIND: ClassVar[str] = "finding"
@@ -75,12 +77,20 @@ class Finding(Document):
     runs: tuple[str, ...] = ()
     build_change: float | None = None
     conditions_change: float | None = None
+    explanation: tuple[str, ...] = Field(default=(), json_schema_extra=LATER)
 
     @property
     def bad_runs(self) -> tuple[str, ...]:
         """The runs of a night that was found bad: no level and no evidence rests on them."""
         own = (self.run_id,) if self.run_id else ()
         return (*own, *self.runs) if self.word == "bad night" else ()
+
+
+def with_explanations(findings: Iterable[Finding], stored: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings of a night that is judged again, with what its own runs explained."""
+    known = {(f.night, f.series, f.figure, f.word): f.explanation for f in stored}
+    named = [(f, known.get((f.night, f.series, f.figure, f.word), ())) for f in findings]
+    return tuple(f.model_copy(update={"explanation": said}) if said else f for f, said in named)
 
 
 def exit_code(findings: Iterable[Finding], strict: bool = False, advisory: bool = False) -> int:

@@ -24,6 +24,7 @@ from levelfield.specs.step_parts import (
     Overhead,
     Part,
     PartTime,
+    StepAlone,
     StepTimeline,
     WaitedFor,
 )
@@ -102,6 +103,7 @@ class StepTrace(Value):
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     timeline: StepTimeline | None = None
+    alone: StepAlone | None = Field(default=None, json_schema_extra=LATER)
 
 
 class RunTraces(Value):

@@ -163,11 +163,36 @@ class StepAlone(Value):
     missing: tuple[str, ...] = ()
 
 
+class PlannedPart(Value):
+    """Parts of a step as they were measured, and as the planner predicts them. of: the parts; empty for the whole step.
+
+    low_ms, high_ms: where 90 of 100 published runs lie, by the whole step's interval. is_off: the measured time is
+    outside with its own interval, by a noticeable part of the step.
+    """
+
+    name: str
+    of: tuple[Part, ...]
+    measured_ms: float = Field(ge=0)
+    planned_ms: float = Field(ge=0)
+    low_ms: float = Field(ge=0)
+    high_ms: float = Field(ge=0)
+    is_off: bool
+
+
+class StepPlanned(Value):
+    """The planner's prediction of a step. findings: a sentence for each part that is off. reason: why there is none."""
+
+    parts: tuple[PlannedPart, ...] = ()
+    findings: tuple[str, ...] = ()
+    reason: str | None = None
+
+
 class StepParts(Document):
     """The parts of a run's step, from the steps that were recorded after its window.
 
     device: `processor` where the thread of a processor computes. parts: the mean over the ranks. missing: what could
-    not be read, as sentences. warnings: what a reader should see first.
+    not be read, as sentences. warnings: what a reader should see first. planned: by the planner that reads it, so that
+    no file has it.
     """
 
     KIND: ClassVar[str] = "step-parts"
@@ -187,3 +212,4 @@ class StepParts(Document):
     missing: tuple[str, ...] = ()
     timeline: StepTimeline | None = Field(default=None, json_schema_extra=LATER)
     alone: StepAlone | None = Field(default=None, json_schema_extra=LATER)
+    planned: StepPlanned | None = Field(default=None, json_schema_extra=LATER)

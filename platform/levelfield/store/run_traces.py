@@ -28,7 +28,7 @@ from levelfield.specs.record import (
     RunTraces,
     StepTrace,
 )
-from levelfield.specs.step_parts import RankParts, StepParts
+from levelfield.specs.step_parts import RankParts, StepAlone, StepParts
 
 _MEBIBYTE = 2**20
 _LONGEST = 40  # of a device's name
@@ -184,10 +184,17 @@ def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
                     for each in sorted(parts.kernels, key=lambda each: -each.ms)[:MOST_KERNELS]
                 ],
                 "warnings": [public(each) for each in parts.warnings],
+                "alone": parts.alone and _public_alone(parts.alone, public),
                 "missing": [public(each) for each in parts.missing[:_MOST_MISSING]],
             }
         )
     )
+
+
+def _public_alone(alone: StepAlone, public: Callable[[str], str]) -> dict[str, object]:
+    said = {name: text and public(text) for name, text in (("peak", alone.peak), ("memory", alone.memory))}
+    lists = {"findings": alone.findings, "missing": alone.missing[:_MOST_MISSING]}
+    return {**alone.model_dump(), **said, **{name: [public(each) for each in found] for name, found in lists.items()}}
 
 
 def _step_rank(rank: RankParts) -> dict[str, object]:

@@ -46,6 +46,12 @@ def parts(
             ],
             "ranks": [{"rank": 0, **of_rank, "waited_for": [{"rank": 1, "ms": waits}]}, {"rank": 1, **of_rank}],
             "late": [{"rank": 1, "waited_ms": waits, "part": "mlp", "where": where, "longer_ms": 0.5}],
+            "alone": {
+                "parts": [{"part": "mlp", "in_place_ms": mlp, "alone_ms": 2.5, "allowed_ms": 1.25, "share": 0.97},
+                          {"part": "all-reduce", "in_place_ms": 5.0, "alone_ms": 4.5}],
+                "peak": f"1 TFLOP/s, {where}", "findings": [f"mlp takes 3.5 ms more in place ({where})"],
+                "missing": [f"not repeated alone: {where}"],
+            },
             "warnings": [f"attention by math: 31% of the step ({where})"],
             "timeline": {"ms": step, "parts": ["mlp", "all-reduce"],
                          "lines": [{"rank": 0, "cells": "aaaaAAbbb "}, {"rank": 1, "cells": " aaaaabbbb"}]},
@@ -135,6 +141,11 @@ def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, sit
         cells = table.locator("tbody tr").evaluate_all("all => all.map(r => [...r.cells].map(c => c.textContent))")
         assert cells[0] == ["mlp", "5.54", "±0.10", "51.1 %", "1.50", ""]
         assert cells[-1] == ["step", "10.84", "±0.10", "100.0 %", "1.50", "3.00"]
+        apart = own.locator("table:not(.strips)").nth(1).locator("tbody tr")
+        assert apart.evaluate_all("all => all.map(r => [...r.cells].map(c => c.textContent))") == [
+            ["all-reduce", "5.00", "4.50", "?", "100 %"], ["mlp", "4.04", "2.50", "1.25", "97 %"],
+        ]  # fmt: skip
+        assert "mlp takes 3.5 ms more in place (layers.0.mlp)" in text and "Peak: 1 TFLOP/s, layers.0.mlp" in text
         name, content = saved(page, own.locator("figure").first, "CSV")
         assert name == f"{runs[1]}_step-parts.csv" and table_of(content)[2] == [
             "all-reduce",
@@ -143,6 +154,9 @@ def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, sit
             "2.1",
             "0",
             "3",
+            "5",
+            "4.5",
+            "",
         ]
         root = ElementTree.fromstring(saved(page, own.locator("figure").first, "SVG")[1])
         texts = [each.text for each in root.iter(f"{SVG}text")]

@@ -145,7 +145,11 @@ def parts(**more) -> StepParts:
 def test_a_step_in_parts_is_the_mean_over_the_ranks_bounded_and_without_private_words() -> None:
     kernel = {"part": "mlp", "kind": "other", "dtype": None, "count": 1.0}
     kernels = [{**kernel, "name": f"k{number} /home/ann/x/y.py", "ms": float(number)} for number in range(60)]
-    found = step_trace(parts(kernels=kernels, warnings=["on node7 slow"]), PrivateTexts(["node7"], ()).text)
+    said = {"parts": [], "peak": "of node7", "memory": "/home/ann/x", "findings": ["node7"], "missing": ["node7"] * 40}
+    public = PrivateTexts(["node7"], ()).text
+    found = step_trace(parts(kernels=kernels, warnings=["on node7 slow"], alone=said), public)
+    assert found.alone and (found.alone.peak, found.alone.memory) == ("of (host)", "(path)")
+    assert found.alone.findings == ("(host)",) and found.alone.missing == ("(host)",) * 20
     assert [(each.where, each.ms, each.is_repeated) for each in found.places] == [
         ("layers.0.mlp", 3.0, False), ("layers.0.mlp", 1.5, True),
     ]  # fmt: skip

@@ -189,7 +189,7 @@
     }
     const rows = said.map((finding) => [
       finding.night, word(finding.word), finding.figure ? t(`gated.${finding.figure}`) : "–",
-      { v: finding.change, text: change(finding) }, levelfield.foreign(finding.detail),
+      { v: finding.change, text: change(finding) }, levelfield.foreign([finding.detail, ...(finding.explanation || []).map((each, place) => `${place + 1}. ${each}`)].filter(Boolean).join(" ")),
       finding.run_id ? runLink(slug, finding.run_id, t("run")) : "–",
     ]);
     const columns = [t("night"), t("word"), t("figure"), { name: t("change"), number: true }, t("detail"), t("run")];

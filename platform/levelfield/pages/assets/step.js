@@ -70,6 +70,7 @@ levelfield.step = (() => {
     const common = { whose: `${file.label}, ${found.run}`, keys: step.parts.map((each) => ({ kind: each.part, text: `${partName(each.part)} ${percent(each.time.mean / step.step.mean)}` })) };
     bar(part, step, { ...common, file: `${found.run}_step-parts` });
     table(part, step);
+    if (step.alone) alone(part, step.alone);
     if (step.timeline) timeline(part, step, { ...common, file: `${found.run}_step-by-rank` });
     if ((step.ranks || []).length > 1) ranks(part, step);
     lists(part, step);
@@ -95,8 +96,10 @@ levelfield.step = (() => {
     const label = (from) => from.map((piece) => piece.said).join(", ");
     const rows = [{ name: t("exposed"), pieces, label: label(pieces), value: `${number(at, 2)} ms` }];
     if (beside.length) rows.push({ name: t("overlapped"), pieces: beside, label: label(beside), value: `${number(besideAt, 2)} ms` });
-    const csv = [[t("step-part"), "ms", t("interval-low"), t("interval-high"), `${t("recomputed")} ms`, `${t("overlapped")} ms`],
-      ...step.parts.map((each) => [partName(each.part), each.time.mean, each.time.low, each.time.high, each.recompute_ms || 0, each.overlapped_ms || 0])];
+    const byPart = new Map((step.alone ? step.alone.parts : []).map((each) => [each.part, each]));
+    const apart = (each) => ["in_place_ms", "alone_ms", "allowed_ms"].map((name) => (byPart.get(each.part) || {})[name] ?? null);
+    const csv = [[t("step-part"), "ms", t("interval-low"), t("interval-high"), `${t("recomputed")} ms`, `${t("overlapped")} ms`, t("in-place-ms"), t("alone-ms"), t("allowed-ms")],
+      ...step.parts.map((each) => [partName(each.part), each.time.mean, each.time.low, each.time.high, each.recompute_ms || 0, each.overlapped_ms || 0, ...apart(each)])];
     strips(place, { ...common, name: t("step-bar"), rows, ends: [0, Math.max(at, besideAt)], csv });
     if (pieces.some((piece) => piece.half)) place.append(el("p", { class: "note" }, t("half-means")));
   }
@@ -113,6 +116,18 @@ levelfield.step = (() => {
     const columns = [t("step-part"), ...["ms", "95 %", t("share"), ...more.map(([, name]) => `${name} (ms)`)].map((name) => ({ name, number: true }))];
     levelfield.tables.add(place, t("parts-of-step"), columns, [...rows, row(t("whole-step"), step.step, more.map(([name]) => sum(name)))]);
     if (sum("overlapped_ms")) place.append(el("p", { class: "note" }, t("overlapped-means")));
+  }
+
+  /* What each part's operations take alone on the device, and what the chip allows. */
+  function alone(place, found) {
+    const cell = (ms) => ({ v: ms ?? null, text: Number.isFinite(ms) ? number(ms, 2) : "?" });
+    const rows = [...found.parts].sort((a, b) => b.in_place_ms - a.in_place_ms).map((each) =>
+      [partName(each.part), cell(each.in_place_ms), cell(each.alone_ms), cell(each.allowed_ms), { v: each.share ?? 1, text: percent(Math.min(1, each.share ?? 1), 0) }]);
+    for (const each of found.findings || []) place.append(el("p", {}, foreign(each)));
+    const columns = [t("step-part"), ...[t("in-place-ms"), t("alone-ms"), t("allowed-ms"), t("of-the-part")].map((name) => ({ name, number: true }))];
+    if (rows.length) levelfield.tables.add(place, t("step-alone"), columns, rows);
+    const said = [[t("rate-of-peak"), found.peak], [t("rate-of-memory"), found.memory], ...(found.missing || []).map((each) => [t("missing-record"), each])];
+    for (const [name, text] of said) if (text) place.append(el("p", { class: "note" }, `${name}: `, foreign(text)));
   }
 
   /* Return the pieces of a rank's line: each run of equal letters. */

@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import time
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,6 +56,18 @@ def main(job, recorder):
             memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
             before_exchange_seconds=own_work(job),
         )
+    if hasattr(job, "explain_step"):
+        import_module("levelfield.worker.step_profile").profile_steps(job, recorder, Steps())
+
+
+class Steps:
+    """What a further step does."""
+
+    def launch(self, batch):
+        time.sleep(STEP_SECONDS)
+
+    def finish(self, batch):
+        pass
 
 
 class Pace:
