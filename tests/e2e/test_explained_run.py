@@ -25,4 +25,6 @@ def test_a_run_explains_its_step(benchmark: Benchmark) -> None:
     parts = {each["part"]: each["time"]["mean"] for each in found["parts"]}
     assert sum(parts.values()) == pytest.approx(found["step"]["mean"], rel=0.02)
     assert parts["mlp"] > 0 and parts["unexplained"] < 0.02 * found["step"]["mean"]
-    assert (run / "step-parts.json").read_text() == shown.stdout
+    assert json.loads((run / "step-parts.json").read_text()) == {**found, "planned": None}
+    assert {"mlp", "attention core"} <= {each["part"] for each in found["alone"]["parts"]}
+    assert found["planned"]["reason"] or {"computation", "step"} <= {each["name"] for each in found["planned"]["parts"]}

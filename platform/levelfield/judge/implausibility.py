@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from levelfield.measure.flops import FormulaError, flops_per_token
 from levelfield.measure.other_use import busy_seconds, in_use
-from levelfield.measure.readings import coverage, too_little
+from levelfield.measure.raw_facts import coverage, too_little
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status, Throughput

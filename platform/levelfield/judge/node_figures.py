@@ -14,8 +14,7 @@ from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.memory import against_expected
 from levelfield.measure.other_use import HostUse, device_sentence, host_sentence, host_use, in_use
-from levelfield.measure.raw_facts import NANOSECONDS, Reading
-from levelfield.measure.readings import mean_load
+from levelfield.measure.raw_facts import NANOSECONDS, Reading, mean_load
 from levelfield.rundir.node_parts import NodePart
 from levelfield.rundir.telemetry_files import NodePowerTrace
 from levelfield.specs.plan import Plan

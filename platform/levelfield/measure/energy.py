@@ -15,8 +15,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from levelfield.measure.raw_facts import NANOSECONDS, PowerReading, Reading
-from levelfield.measure.readings import LONGEST_GAP_SECONDS, coverage, too_little
+from levelfield.measure.raw_facts import LONGEST_GAP_SECONDS, NANOSECONDS, PowerReading, Reading, coverage, too_little
 
 BOUNDARY = "chip"
 # No chip uses so much power. Milliwatts read as watts, or millijoules read as joules, exceed this limit.

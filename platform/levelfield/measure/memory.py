@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from levelfield.measure.raw_facts import Reading, StepRecord, by_rank
-from levelfield.measure.readings import coverage, too_little
+from levelfield.measure.raw_facts import Reading, StepRecord, by_rank, coverage, too_little
 from levelfield.specs.result import Figure, MemoryExpectation
 
 ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from levelfield.measure.raw_facts import NANOSECONDS, HostReading
-from levelfield.measure.readings import coverage, too_little
+from levelfield.measure.raw_facts import NANOSECONDS, HostReading, coverage, too_little
 
 # An idle device of the shipped recordings holds up to 5.3 % of its memory (Ascend's driver) and shows a load of 7 %.
 MEMORY_LIMIT = 0.10

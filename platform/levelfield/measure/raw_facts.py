@@ -1,4 +1,5 @@
-"""The raw facts behind every figure, as ranks and samplers reported them.
+"""The raw facts behind every figure, as ranks and samplers reported them; how much of a window readings cover, and the
+mean load in it.
 
 Times are nanoseconds of a monotonic clock. Each node has its own clock: times of ranks on different nodes
 are never subtracted from each other.
@@ -6,14 +7,17 @@ are never subtracted from each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from levelfield.specs.layout import Layout
 
 CHECKSUM_MODULUS = 2**64
 NANOSECONDS = 1e9
+LEAST_COVERAGE = 0.95
+LONGEST_GAP_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -198,3 +202,33 @@ def _grouped(records: Iterable[StepRecord], key: Callable[[StepRecord], int]) ->
     for record in records:
         found.setdefault(key(record), []).append(record)
     return {each: tuple(found[each]) for each in sorted(found)}
+
+
+def coverage(times_ns: Sequence[int], begin_ns: int, end_ns: int, longest_gap: float = LONGEST_GAP_SECONDS) -> float:
+    """Return the part of the window between readings that are at most `longest_gap` seconds apart. The times ascend."""
+    near = [(a, b) for a, b in pairwise(times_ns) if (b - a) / NANOSECONDS <= longest_gap]
+    covered = sum(max(0, min(b, end_ns) - max(a, begin_ns)) for a, b in near)
+    return covered / (end_ns - begin_ns)
+
+
+def too_little(covered: float) -> str | None:
+    """Return why a coverage is not enough, or None."""
+    if covered >= LEAST_COVERAGE:
+        return None
+    return f"readings cover {covered:.0%} of the window, at least {LEAST_COVERAGE:.0%} is needed"
+
+
+def mean_load(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int, end_ns: int) -> float | str:
+    """Return the mean over the devices of each one's mean in the window, 0 to 1; or the reason why there is none.
+
+    It is what the tool calls utilisation: the share of time in which the device did anything. A device without a
+    reading has no mean, so that idle devices are not left out.
+    """
+    inside = [r for r in readings if not r.before and begin_ns <= r.time_ns <= end_ns]
+    means = []
+    for device in devices:
+        found = [r.utilisation for r in inside if r.device == device and r.utilisation is not None]
+        if not found or not all(0 <= value <= 1 for value in found):
+            return f"device {device}: {'a reading outside of 0 to 1' if found else 'no reading in the window'}"
+        means.append(sum(found) / len(found))
+    return sum(means) / len(means) if means else "no device"

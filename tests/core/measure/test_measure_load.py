@@ -6,8 +6,7 @@ import math
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.measure.raw_facts import Reading
-from levelfield.measure.readings import mean_load
+from levelfield.measure.raw_facts import Reading, mean_load
 from levelfield.specs.paths import RunPaths
 from recorded_runs import edit
 
