@@ -6,15 +6,14 @@ Bytes are those of the whole message: for a gather what comes out, for a scatter
 
 import os
 import statistics
-import time
 
 import peak
 import torch
 import torch.distributed as dist
+from alone import blocks, slowest
 from device import open_device, process_group
 
 FLOAT_BYTES = 4
-BLOCKS = 3
 MOST_REPEATS, REPEATED_BYTES = 20, 2**24
 SIZES = {"cpu": [2**power for power in range(10, 27, 4)], "accelerator": [2**power for power in range(10, 31, 4)]}
 SHORT_SIZES = {"cpu": [2**10, 2**20, 2**22], "accelerator": [2**10, 2**20, 2**26]}
@@ -84,33 +83,6 @@ def message(size, device):
 
 def repeats_of(size):
     return max(2, min(MOST_REPEATS, REPEATED_BYTES // size))
-
-
-def blocks(device, work, repeats):
-    """Seconds of one call, for each of a few blocks of calls."""
-    work()
-    return [block(device, work, repeats) for _ in range(BLOCKS)]
-
-
-def block(device, work, repeats):
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    synchronize(device)
-    return (time.perf_counter() - start) / repeats
-
-
-def synchronize(device):
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize()
-
-
-def slowest(device, seconds):
-    """The largest of all ranks' values."""
-    shared = torch.tensor([seconds], device=device)
-    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-    return shared.item()
 
 
 def difference(found, expected):

@@ -11,6 +11,7 @@ import re
 
 import torch
 import torch.distributed as dist
+from alone import measure
 from levelfield.worker.step_profile import replaced
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -64,6 +65,14 @@ class TorchProfile:
 
     def span(self, name):
         return Span(f"lf/{name}")
+
+    def alone(self, step):
+        """A compiled block has no operations of torch that could be repeated."""
+        if self.job.tuning.compile:
+            return {"left_out": ["compiled blocks"]}
+        self.align()
+        on = self.job.device
+        return measure(torch.device(on, None if on == "cpu" else torch.get_device_module(on).current_device()), step)
 
     def traces(self):
         """The number of the node stands in place of names and paths."""

@@ -47,11 +47,11 @@ def test_the_further_steps_change_nothing_that_was_recorded(model, variant, tmp_
     explained = run(tmp_path / "explained", shallow(model), variant, 1)
     assert judged(ordinary) == judged(explained)
     names = [event["name"] for event in explained if event["event"] == "measured"]
-    assert names == ["profiled_step"] * 4 + ["step_profile"] and explained[-1]["event"] == "end"
+    assert names == ["profiled_step"] * 4 + ["step_profile", "step_alone"] and explained[-1]["event"] == "end"
     kinds = [event["event"] for event in explained]
     assert kinds.index("measured") > kinds.index("final_weights"), "a figure of the run could change"
-    assert list(explained[-2]["values"]["files"]) == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
-    for name, digest in explained[-2]["values"]["files"].items():
+    assert list(explained[-3]["values"]["files"]) == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
+    for name, digest in explained[-3]["values"]["files"].items():
         content = (tmp_path / "explained" / "profile" / name).read_bytes()
         assert hashlib.sha256(content).hexdigest() == digest
         trace = json.loads(gzip.decompress(content))
@@ -83,6 +83,6 @@ def test_a_record_that_is_too_large_is_left_out_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     launch_explained(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS), folder, 1, most_bytes=1000)
-    values = events(folder, 0)[-2]["values"]
+    values = events(folder, 0)[-3]["values"]
     assert values["files"] == {} and values["left_out"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
     assert not list((folder / "profile").iterdir())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
+from levelfield.testing import VendorConformance
 from levelfield.testing.check_suite import CHECKS, check, find
-from levelfield.testing.conformance import VendorConformance
 from levelfield.testing.subject import VendorSubject
 
 VENDORS = sorted(Registry().vendors)

@@ -29,6 +29,24 @@ def test_there_are_eleven_and_two_need_code() -> None:
     assert all((VENDORS / name / "README.md").is_file() for name in ALL)
 
 
+def test_each_vendor_of_devices_has_its_own_number_on_the_pci_bus() -> None:
+    """As pci.ids lists the makers; the host's own cores are on no bus."""
+    numbers = {name: load_spec(name).pci_vendor for name in ALL}
+    assert numbers.pop("cpu") is None
+    assert numbers == {
+        "amd": "0x1002",
+        "ascend": "0x19e5",
+        "cambricon": "0xcabc",
+        "hygon": "0x1d94",
+        "iluvatar": "0x1e3e",
+        "intel": "0x1da3",
+        "kunlunxin": "0x1d22",
+        "metax": "0x9999",
+        "mthreads": "0x1ed5",
+        "nvidia": "0x10de",
+    }
+
+
 def test_names_of_chips_and_their_aliases_are_unique_over_all_vendors() -> None:
     names = [n.lower() for v in ALL for chip in load_spec(v).chips for n in (chip.name, *chip.aliases)]
     assert sorted(names) == sorted({*names}) and not {*names} & {*ALL}.difference({"cpu"})

@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
-from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, cautions, chip_of
+from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, busy, cautions, chip_of
 from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
 from levelfield.compare.matrix import MatrixCell, difference
-from levelfield.compare.ratios import Ratio, SideValues, mean_ratio, own_interval, own_mean
-from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity, tuning_of
-from levelfield.compare.trust import TrustPart, trust
+from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, mean_ratio, own_interval, own_mean
+from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, at, cost_quantity, tuning_of
 from levelfield.specs.prices import Prices
+from levelfield.specs.record import RunRecord
 
 _BY_NAME = {quantity.column.name: quantity for quantity in QUANTITIES}
+PartName = Literal["aligned", "certified", "sealed", "quiet", "repeats"]
+PARTS: tuple[PartName, ...] = get_args(PartName)
 
 
 @dataclass(frozen=True)
@@ -210,3 +213,48 @@ def _by_results(tables: Sequence[dict[str, RankedBar]]) -> list[str]:
 def _mean(tables: Sequence[dict[str, RankedBar]], column: str, base: str) -> MeanRatio:
     both = [(table[column].values, table[base].values) for table in tables if column in table and base in table]
     return MeanRatio(column, base, mean_ratio(both), len(both))
+
+
+@dataclass(frozen=True)
+class TrustPart:
+    """detail: what was found, such as the verdict, or the number of runs."""
+
+    name: PartName
+    holds: bool
+    detail: str
+
+
+def trust(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
+    """Return how far a side's figures can be trusted: each part is known to hold, or says why not.
+
+    values: the speeds of the side, with the noise of its history.
+    """
+    runs = side.counted
+    verdicts = ", ".join(dict.fromkeys(record.verdict for record in runs))
+    evidence = ", ".join(dict.fromkeys(record.evidence for record in runs))
+    uncertified = next((why for record in runs if (why := _uncertified(record))), "")
+    disturbed = next((why for record in runs if (why := _disturbed(record))), "")
+    return (
+        TrustPart("aligned", bool(runs) and verdicts == "aligned", verdicts),
+        TrustPart("certified", bool(runs) and not uncertified, uncertified),
+        TrustPart("sealed", bool(runs) and evidence == "sealed", evidence),
+        TrustPart("quiet", bool(runs) and not disturbed, disturbed),
+        TrustPart("repeats", len(values.values) >= LEAST_RUNS or values.history is not None, str(len(values.values))),
+    )
+
+
+def _uncertified(record: RunRecord) -> str:
+    """Return why no certificate holds. A run in fp32 at smoke scale needs none: its own verdict is what one shows."""
+    found = record.result.get("certificate")
+    if found is None:
+        needs = (record.series.scale, record.series.precision) != ("smoke", "fp32")
+        return "not recorded" if needs else "" if record.verdict == "aligned" else record.verdict
+    return "" if at(found, "holds") is True else str(at(found, "reason") or "none holds")
+
+
+def _disturbed(record: RunRecord) -> str:
+    """Return what others used of the machine; also where nobody recorded it."""
+    used = record.result.get("other_use")
+    if not isinstance(at(used, "host_in_window", "value"), (int, float)):
+        return "not recorded"
+    return busy(record)[1]

@@ -6,23 +6,25 @@ Every figure comes from `levelfield.measure`; this module has no formula.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from levelfield.judge.certification import certificate_finding, warning_elsewhere, with_certificate
 from levelfield.judge.implausibility import unless_implausible
 from levelfield.judge.node_figures import device_load, energy, memory, other_use
 from levelfield.judge.outlying_steps import disturbance, disturbed
 from levelfield.judge.status import judge, missing_warnings, node_results
-from levelfield.judge.training_facts import attention_kernel, rank_pace, repeated
 from levelfield.judge.verdict import Redaction, judged, seal_warnings, under_seal, under_status, unless_tampered
 from levelfield.measure.flops import FORMULAS, Recomputation
 from levelfield.measure.loss_time import LossCrossing, crossing, level_of, level_step
 from levelfield.measure.parameter_counts import parameters
 from levelfield.measure.routing import auxiliary_curve, expert_load, routing_of, routing_reasons
+from levelfield.measure.straggler import stragglers
 from levelfield.measure.throughput import WindowError, clock_rank, spans, step_times, window
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
+from levelfield.rundir.event_lines import Event, mapping
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.preflight_events import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
@@ -33,9 +35,12 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import (
+    KERNELS,
+    AttentionKernelFound,
     ExpertLoad,
     Identity,
     Loss,
+    RankPace,
     Result,
     Status,
     Throughput,
@@ -43,8 +48,15 @@ from levelfield.specs.result import (
     TuningFound,
     Utilisation,
 )
-from levelfield.specs.tuning import chosen_by
+from levelfield.specs.tuning import Recompute, chosen_by
 from levelfield.specs.vendor import Peak, PeakDtype
+
+# What each choice may mean in a framework; the first is meant where the training reports nothing.
+MEANINGS: dict[Recompute, tuple[Recomputation, ...]] = {
+    "none": ("none",),
+    "selective": ("selective", "selective-attention"),
+    "full": ("full", "full-except-down"),
+}
 
 
 def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction | None = None) -> Result:
@@ -236,3 +248,55 @@ def _identity(plan: Plan, raw: RawRecords) -> Identity:
         initial_weights=sha256_of(listed.encode()) if weights else None,
         tokens=f"{tokens:016x}" if tokens is not None else None,
     )
+
+
+def attention_kernel(frameworks: Mapping[int, Event]) -> AttentionKernelFound | None:
+    """Return the kernel that all ranks name, or why it is not known; None where no rank reported one.
+
+    frameworks: each rank's event of that name.
+    """
+    said = {rank: mapping(event.get("details")).get("attention_kernel") for rank, event in sorted(frameworks.items())}
+    names = list(dict.fromkeys(map(_shown, said.values())))
+    if all(name is None for name in said.values()):
+        return None
+    if len(names) > 1:
+        first = {_shown(name): rank for rank, name in reversed(said.items())}
+        told = ", ".join(f"{name} by rank {first[name]}" for name in names)
+        return AttentionKernelFound(name=None, reason=f"the ranks reported different kernels: {told}")
+    name = said[min(said)]
+    known = next((kernel for kernel in KERNELS if kernel == name), None)
+    if known is None:
+        reason = f"the training reported {names[0]}, expected one of {', '.join(KERNELS)}"
+        return AttentionKernelFound(name=None, reason=reason)
+    return AttentionKernelFound(name=known)
+
+
+def _shown(name: object) -> str:
+    return "none" if name is None else repr(name)[:40]
+
+
+def repeated(chosen: Recompute, framework: Event | None) -> Recomputation:
+    """Return what is repeated. framework: the training's event of that name; `details.repeats` has the kind.
+
+    A report that contradicts the choice counts as none.
+    """
+    said = mapping(mapping(framework).get("details")).get("repeats")
+    return next((kind for kind in MEANINGS[chosen] if kind == said), MEANINGS[chosen][0])
+
+
+def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:
+    """Return the nodes and ranks that the others waited for; None where no rank recorded its own work."""
+    window, times = plan.work.window, dict[int, dict[int, float]]()
+    for record in raw.steps:
+        if record.before_exchange_seconds is not None:
+            times.setdefault(record.rank, {})[record.step] = record.before_exchange_seconds
+    if not times:
+        return None
+    whole = range(plan.world_size)
+    inside = {
+        rank: {s: t for s, t in times.get(rank, {}).items() if window.first_step <= s <= window.last_step}
+        for rank in whole
+    }
+    size, nodes = plan.hardware.devices_per_node, plan.hardware.nodes
+    members = {f"node{node}": range(node * size, (node + 1) * size) for node in range(nodes)}
+    return stragglers(inside, members if nodes > 1 else {})

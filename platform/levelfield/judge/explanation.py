@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from levelfield.errors import UsageError
+from levelfield.measure.step_alone import ChipRates, Repeated, repeated, step_alone
 from levelfield.measure.step_parts import (
     RankLayout,
     StepTime,
@@ -26,7 +27,7 @@ from levelfield.measure.step_parts import (
     uneven_layers,
     warnings,
 )
-from levelfield.measure.step_timeline import Timeline, timeline
+from levelfield.measure.step_timeline import Operation, Timeline, timeline
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
@@ -34,10 +35,12 @@ from levelfield.rundir.preflight_events import measured_by
 from levelfield.specs.base import load
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import MOST_RECORD_BYTES
+from levelfield.specs.plan import MOST_RECORD_BYTES, Hardware, PeakUsed
 from levelfield.specs.step_parts import StepParts
+from levelfield.specs.vendor import PeakDtype
 
-STEP, PROFILE = "profiled_step", "step_profile"  # the worker's events (worker/step_profile.py)
+STEP, PROFILE, ALONE = "profiled_step", "step_profile", "step_alone"  # the worker's events (worker/step_profile.py)
+_DTYPES: dict[str, PeakDtype] = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}  # by torch's names
 _MOST_TRACE_BYTES = 2**31  # of one record, unpacked
 _FILE = re.compile(r"rank(\d{1,7})\.step(\d{1,4})\.json\.gz", re.ASCII)
 
@@ -50,16 +53,19 @@ class RecordedRun:
     framework: str
     ranks: int
     layout: RankLayout
+    chip: ChipRates = field(default_factory=ChipRates)
 
 
 @dataclass
 class _Recorded:
-    """What the ranks recorded: times of the further steps, timelines by step and rank, and what is missing."""
+    """What the ranks recorded: times of the further steps, timelines by step and rank, what operations take alone, and
+    what is missing."""
 
     times: list[StepTime] = field(default_factory=list)
     steps: dict[int, dict[int, Timeline]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     profilers: set[str] = field(default_factory=set)
+    alone: dict[int, Repeated] = field(default_factory=dict)
 
 
 def step_parts(paths: RunPaths) -> StepParts:
@@ -74,7 +80,8 @@ def explained(paths: RunPaths) -> StepParts:
         raise UsageError(
             f"{plan.run_id}: found no recorded steps, expected a run with --explain-step; run it again with that option"
         )
-    run = RecordedRun(plan.run_id, plan.implementation.framework, plan.world_size, layout_of(plan.tuning.layout))
+    framework, layout = plan.implementation.framework, layout_of(plan.tuning.layout)
+    run = RecordedRun(plan.run_id, framework, plan.world_size, layout, rates_of(plan.hardware, plan.peak))
     return parts_of(run, paths.events, paths.profile)
 
 
@@ -117,6 +124,7 @@ def parts_of(run: RecordedRun, events: Path, profile: Path) -> StepParts:
         warnings=(*warnings(step.mean, parts, ran), *uneven_layers(ranks)),
         missing=tuple(found.missing),
         timeline=step_timeline(whole_steps, [each.rank for each in late]),
+        alone=step_alone(whole_steps, parts, found.alone, run.chip) if len(found.alone) == run.ranks else None,
     )
 
 
@@ -124,6 +132,25 @@ def layout_of(layout: Layout) -> RankLayout:
     """Return how a layout arranges its ranks: tensor-parallel ones are neighbours, stages are apart."""
     sizes = (layout.data, layout.context, layout.tensor, layout.pipeline)
     return RankLayout(layout.data * layout.context * layout.tensor, sum(size > 1 for size in sizes) <= 1)
+
+
+def rates_of(hardware: Hardware, peak: PeakUsed) -> ChipRates:
+    """Return what the chip of a run can: the run's own peak, and the published rates."""
+    chip, joined = hardware.chip, hardware.chip.interconnect
+    flops = {each: chip.peaks[dtype].tflops * 1e12 for each, dtype in _DTYPES.items() if dtype in chip.peaks}
+    if peak.tflops is not None:
+        flops |= {each: peak.tflops * 1e12 for each, dtype in _DTYPES.items() if dtype == peak.dtype}
+    rate = chip.memory_bandwidth_bytes_per_second
+    return ChipRates(
+        flops=flops,
+        memory_bytes_per_second=rate,
+        link_bytes_per_second=joined.each_way_bytes_per_second if joined else None,
+        per_node=hardware.devices_per_node,
+        peak=None
+        if peak.tflops is None
+        else f"{peak.tflops:.4g} TFLOP/s in {peak.dtype}, {peak.source.partition(';')[0]}",
+        memory=None if rate is None else f"{rate / 1e9:.4g} GB/s, {chip.bandwidth_source}",
+    )
 
 
 def _recorded(ranks: int, events: Path, profile: Path) -> _Recorded:
@@ -137,9 +164,20 @@ def _recorded(ranks: int, events: Path, profile: Path) -> _Recorded:
         found.missing += [
             f"{str(name)[:60]}: larger than {MOST_RECORD_BYTES:,} bytes" for name in listed(said.get("left_out"))
         ]
+        alone = _alone(measured.get(ALONE, ()), rank, found)
         found.profilers |= {str(said["profiler"])[:60]} if "profiler" in said else set()
-        _read_records(profile, rank, mapping(said.get("files")), _counted(measured.get(STEP, ())), found)
+        _read_records(profile, rank, mapping(said.get("files")), _counted(measured.get(STEP, ())), found, alone)
     return found
+
+
+def _alone(events: Sequence[Event], rank: int, found: _Recorded) -> Collection[Operation]:
+    """Keep what a rank repeated alone. Return the operations; none where the event is missing or damaged."""
+    for values in events[:1]:
+        try:
+            found.alone[rank] = repeated(values)
+        except DAMAGED as error:
+            found.alone[rank] = Repeated(missing=(f"rank {rank}: {error}",))
+    return found.alone[rank].seconds if rank in found.alone else ()
 
 
 def _time(rank: int, values: Event) -> Iterator[StepTime]:
@@ -156,7 +194,14 @@ def _counted(events: Any) -> set[int]:
     return {time.number for values in events for time in _time(0, values) if time.is_recorded}
 
 
-def _read_records(profile: Path, rank: int, files: Mapping[str, Any], counted: set[int], found: _Recorded) -> None:
+def _read_records(
+    profile: Path,
+    rank: int,
+    files: Mapping[str, Any],
+    counted: set[int],
+    found: _Recorded,
+    alone: Collection[Operation] = (),
+) -> None:
     """Read a rank's records of the steps that count. What cannot be read is said in `missing`."""
     for name, digest in files.items():
         match = _FILE.fullmatch(name)
@@ -166,7 +211,7 @@ def _read_records(profile: Path, rank: int, files: Mapping[str, Any], counted: s
             content = read_regular(profile / name, largest=MOST_RECORD_BYTES)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise ValueError("changed after the run ended: its digest is not that of the rank's event")
-            found.steps.setdefault(int(match[2]), {})[rank] = timeline(trace_of(content))
+            found.steps.setdefault(int(match[2]), {})[rank] = timeline(trace_of(content), alone)
         except (OSError, zlib.error, *DAMAGED) as error:
             why = error.strerror if isinstance(error, OSError) else error
             found.missing.append(f"{name}: {why or type(error).__name__}")

@@ -11,19 +11,20 @@ import math
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from levelfield.specs.step_parts import COMMUNICATION, PARTS
 
 Event = Mapping[str, Any]
+Operation = tuple[str, str, tuple[tuple[int, ...], ...]]  # its name, the type of its numbers, the sizes of its tensors
 MARK = "lf/"
 UNEXPLAINED, HOST, INPUT, CORE, SMALL = "unexplained", "host", "input", "attention core", "elementwise"
 COLLECTION = "garbage collection"
 _BACKWARD = "autograd::engine::evaluate_function: "
 _COPIES = "FSDP::"  # what FSDP2 does in the context of a module: copies into and out of messages
-_CORE = re.compile(r"scaled_dot_product|flash_attn|_flash_attention|_efficient_attention|fused_attn", re.I)
+CORE_OPERATION = re.compile(r"scaled_dot_product|flash_attn|_flash_attention|_efficient_attention|fused_attn", re.I)
 _KINDS = (
     (re.compile(r"reduce_?scatter", re.I), "reduce-scatter"),
     (re.compile(r"all_?gather", re.I), "all-gather"),
@@ -45,7 +46,7 @@ class Context(NamedTuple):
     """What a thread does at one time. part: None where nobody says it. where: a module or a method.
 
     phase: forward, backward or recompute. operation: the innermost one; empty between operations. kind: of the message
-    that a thread is handing over.
+    that a thread is handing over. is_repeated: within an operation that was repeated alone.
     """
 
     part: str | None = None
@@ -55,10 +56,13 @@ class Context(NamedTuple):
     kind: str = ""
     dtype: str = ""
     is_backward: bool = False
+    is_repeated: bool = False
 
 
 class Slice(NamedTuple):
-    """A piece of the step. message: the number of the message that it waits for, in `Timeline.messages`; None: none."""
+    """A piece of the step. message: the number of the message that it waits for, in `Timeline.messages`; None: none.
+
+    is_repeated: it is of an operation that was repeated alone."""
 
     start: float
     end: float
@@ -68,6 +72,7 @@ class Slice(NamedTuple):
     operation: str = ""
     dtype: str = ""
     message: int | None = None
+    is_repeated: bool = False
 
     @property
     def ms(self) -> float:
@@ -93,7 +98,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Timeline:
-    """origin_ns: when the step began, by the clock of the node. has_device: whether kernels of a device were seen."""
+    """origin_ns: when the step began, by the clock of the node. has_device: whether kernels of a device were seen.
+
+    calls: of operations that were repeated alone, each with its part."""
 
     origin_ns: int
     ms: float
@@ -102,6 +109,7 @@ class Timeline:
     host: str
     has_device: bool
     kernels: tuple[Slice, ...] = ()
+    calls: tuple[tuple[str, Operation], ...] = ()
 
 
 class _Host(NamedTuple):
@@ -120,8 +128,11 @@ class _Piece(NamedTuple):
     context: Context
 
 
-def timeline(trace: Mapping[str, Any]) -> Timeline:
-    """Return the recorded step of a trace. Raises ValueError where the trace holds no step."""
+def timeline(trace: Mapping[str, Any], repeated: Collection[Operation] = ()) -> Timeline:
+    """Return the recorded step of a trace. Raises ValueError where the trace holds no step.
+
+    repeated: the operations that were repeated alone.
+    """
     events = [event for event in trace.get("traceEvents", ()) if event.get("ph") == "X" and "dur" in event]
     if wrong := next((event for event in events if not 0 <= event["ts"] + event["dur"] < math.inf), None):
         raise ValueError(f"event {str(wrong.get('name'))[:60]!r}: found ts {wrong['ts']} and dur {wrong['dur']}")
@@ -130,7 +141,7 @@ def timeline(trace: Mapping[str, Any]) -> Timeline:
         raise ValueError(f"found {len(events)} events and none named '{MARK}step', expected the span of one step")
     begin, end = step["ts"] / 1e3, (step["ts"] + step["dur"]) / 1e3
     threads = _threads(events)
-    walk = _Walk()
+    walk = _Walk(repeated)
     pieces = {tid: walk.pieces(threads[tid]) for tid in sorted(threads, key=lambda tid: tid != step["tid"])}
     host = [piece for piece in pieces[step["tid"]] if piece.end > begin and piece.start < end]
     kernels = _kernels(events, walk.launched)
@@ -145,6 +156,9 @@ def timeline(trace: Mapping[str, Any]) -> Timeline:
         host=str(trace.get("host_name", "")),
         has_device=any(event.get("cat") in _DEVICE for event in events),
         kernels=tuple(_shifted(kernels, begin)),
+        calls=tuple(
+            (part, call) for thread, at, part, call in walk.calls if begin <= at < end and (kernels or thread == 1)
+        ),
     )
 
 
@@ -167,11 +181,14 @@ def _threads(events: Sequence[Event]) -> dict[Any, list[_Host]]:
 class _Walk:
     """Walks through the threads of a trace: the step's own first, since backward passes refer to its operations.
 
-    launched: by correlation, the context in which a kernel was launched.
+    launched: by correlation, the context in which a kernel was launched. calls: the number of the thread, when, the
+    part and the operation, of those that were repeated alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, repeated: Collection[Operation] = ()) -> None:
         self.launched: dict[Any, Context] = {}
+        self.calls: list[tuple[int, float, str, Operation]] = []
+        self._threads, self._repeated = 0, repeated
         self._forward: dict[int, Context] = {}  # by the sequence number of the operation
         self._last = Context()
 
@@ -180,6 +197,7 @@ class _Walk:
         found: list[_Piece] = []
         stack: list[tuple[_Host, Context]] = []
         at = events[0].start if events else 0.0
+        self._threads += 1
 
         def until(time: float) -> None:
             nonlocal at
@@ -207,7 +225,7 @@ class _Walk:
             return _marked(event.name[len(MARK) :], outer)
         if event.name.startswith(_BACKWARD):
             found = _told(event.args) or self._forward.get(event.args.get("Sequence number", -1), self._last)
-            self._last = found._replace(phase="backward", is_backward=True, operation="", kind="")
+            self._last = found._replace(phase="backward", is_backward=True, operation="", kind="", is_repeated=False)
             return self._last
         if event.name.startswith(_COPIES):
             return outer._replace(part=SMALL, where="copies of messages", operation="")
@@ -218,10 +236,13 @@ class _Walk:
         return self._operation(event, outer)
 
     def _operation(self, event: _Host, outer: Context) -> Context:
-        part = CORE if _CORE.search(event.name) else outer.part
+        part = CORE if CORE_OPERATION.search(event.name) else outer.part
         # a node of autograd, or a function of it in Python, is no work by itself: what it calls is
         own = event.name if "::" in event.name else outer.operation
         found = outer._replace(part=part, operation=own, dtype=_dtype(event.args) or outer.dtype)
+        if self._repeated and not outer.is_repeated and (call := _call(event)) in self._repeated:
+            self.calls.append((self._threads, event.start, part or UNEXPLAINED, call))
+            found = found._replace(is_repeated=True)
         sequence = event.args.get("Sequence number")
         if sequence is not None and not found.is_backward:
             self._forward[sequence] = found
@@ -246,6 +267,13 @@ def kind_of(name: str) -> str:
     return next((kind for pattern, kind in _KINDS if pattern.search(name)), "other messages")
 
 
+def _call(event: _Host) -> Operation:
+    """Return what tells an operation from others, as models/torch/alone.py does: lists of tensors have no sizes."""
+    sizes = [each for each in event.args.get("Input Dims") or () if isinstance(each, list)]
+    plain = tuple(tuple(each) for each in sizes if each and not any(isinstance(one, list) for one in each))
+    return event.name, _dtype(event.args), plain
+
+
 def _dtype(args: Mapping[str, Any]) -> str:
     """Return the type of an operation's first argument of numbers, as torch names it."""
     types = args.get("Input type") or ()
@@ -260,10 +288,10 @@ def _kernels(events: Sequence[Event], launched: Mapping[Any, Context]) -> list[S
             continue
         args = event.get("args") or {}
         context = _told(args) or launched.get(args.get("correlation"), Context())
-        part = CORE if _CORE.search(event["name"]) else context.part
+        part = CORE if CORE_OPERATION.search(event["name"]) else context.part
         start = event["ts"] / 1e3
-        named = (part or UNEXPLAINED, context.where, context.phase, event["name"], context.dtype)
-        found.append(Slice(start, start + event["dur"] / 1e3, *named))
+        named = (part or UNEXPLAINED, context.where, context.phase, event["name"], context.dtype, None)
+        found.append(Slice(start, start + event["dur"] / 1e3, *named, context.is_repeated))
     return sorted(found, key=lambda each: each.start)
 
 
@@ -344,7 +372,8 @@ def _of_processor(host: Sequence[_Piece], messages: Sequence[Message], begin: fl
 
 
 def _slice(start: float, end: float, context: Context, part: str, message: int | None = None) -> Slice:
-    return Slice(start, end, part, context.where, context.phase, context.operation, context.dtype, message)
+    named = (part, context.where, context.phase, context.operation, context.dtype, message)
+    return Slice(start, end, *named, context.is_repeated)
 
 
 def _waited(messages: Sequence[Message], ends: Sequence[tuple[float, int]], start: float, stop: float) -> int | None:

@@ -14,6 +14,7 @@ from levelfield.compare.comparability import chip_of
 from levelfield.compare.comparison import Histories
 from levelfield.compare.matrix import newest_cell
 from levelfield.compare.ranking import (
+    PARTS,
     Contender,
     MeanRatio,
     Metric,
@@ -27,7 +28,6 @@ from levelfield.compare.ranking import (
 )
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.sides import palm, repeat_number, tuning_of
-from levelfield.compare.trust import PARTS
 from levelfield.errors import LevelfieldError, UnknownName
 from levelfield.pages.content import PagesContent
 from levelfield.pages.results import StoredResults

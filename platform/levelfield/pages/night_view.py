@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass
+from xml.sax.saxutils import escape
 
 from levelfield.pages.content import CHANGES, NightFinding, PagesContent, in_order
 from levelfield.pages.series_history import SeriesRuns
-from levelfield.series.findings import COMPARED, WORDS
+from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, WORDS
 from levelfield.series.level import FEWEST
 from levelfield.specs.record import StoreEvent
 
 ROWS = 60  # of the table of changes, so that the first page stays small
+_LABEL = "nightly"  # of the badge: a picture for a README, and the JSON that a badge service such as shields.io reads
+_COLOURS = {"failing": "#b3261e", "missing": "#8a6100", "passing": "#1a7f37", "open": "#57606a"}  # on white text
+_CHARACTER, _MARGIN, _HEIGHT = 6.6, 6, 20  # of Verdana at 11 pixels
+_SVG = """\
+<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" aria-label="{label}: {message}">
+<title>{label}: {message}</title>
+<rect width="{left}" height="{height}" fill="#24292f"/>
+<rect x="{left}" width="{right}" height="{height}" fill="{colour}"/>
+<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">
+<text x="{label_x}" y="14">{label}</text>
+<text x="{message_x}" y="14">{message}</text>
+</g>
+</svg>
+"""
 
 
 @dataclass(frozen=True)
@@ -114,3 +130,31 @@ def _quarantined(content: PagesContent) -> list[StoreEvent]:
         if event.node and event.kind in ("quarantine", "release"):
             latest[event.node] = event
     return [event for event in latest.values() if event.kind == "quarantine"]
+
+
+def badge_files(night: NightView) -> dict[str, str]:
+    """Return the files of the badge by their names in the site."""
+    message, state = _badge_words(night)
+    shields = {"schemaVersion": 1, "label": _LABEL, "message": message, "color": _COLOURS[state]}
+    if state == "failing":
+        shields["isError"] = True
+    return {"data/badge.svg": _badge_picture(message, _COLOURS[state]), "data/badge.json": json.dumps(shields) + "\n"}
+
+
+def _badge_words(night: NightView) -> tuple[str, str]:
+    """Return the words of the badge and the state that gives its colour."""
+    if night.night is None:
+        return "no night", "open"
+    for words, state in ((FAILURES, "failing"), (ABSENCES, "missing")):
+        if counted := [f"{night.counts[word]} {word}" for word in WORDS if word in words and night.counts[word]]:
+            return ", ".join(counted), state
+    is_compared = any(night.counts[word] for word in COMPARED)
+    return ("passing", "passing") if is_compared else ("no level yet", "open")
+
+
+def _badge_picture(message: str, colour: str) -> str:
+    left, right = (round(len(text) * _CHARACTER) + 2 * _MARGIN for text in (_LABEL, message))
+    return _SVG.format(
+        width=left + right, height=_HEIGHT, left=left, right=right, colour=colour, label=escape(_LABEL),
+        message=escape(message), label_x=left / 2, message_x=left + right / 2,
+    )  # fmt: skip

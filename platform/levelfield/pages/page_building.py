@@ -15,7 +15,6 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.compare.ranking import TOKENS, metrics
-from levelfield.pages.badge import badge_files
 from levelfield.pages.case_figures import TrainingFigures, training_figures
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
@@ -27,14 +26,21 @@ from levelfield.pages.first_view import (
     planned_intensity,
     ranked_trainings,
 )
-from levelfield.pages.night_view import night_view
+from levelfield.pages.night_view import badge_files, night_view
 from levelfield.pages.node_view import nodes_view
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
-from levelfield.pages.published_view import beside_rows
 from levelfield.pages.results import StoredResults
 from levelfield.pages.run_details import month_file
-from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, history, month_of, summary_of
+from levelfield.pages.series_history import (
+    SeriesRuns,
+    SeriesSummary,
+    SurroundingDocuments,
+    history,
+    month_of,
+    summary_of,
+)
 from levelfield.pages.site_files import PagesWriter, data_script
+from levelfield.publish.published_rows import FigureRow, published, reported
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.vendor import HOST_SHARE
@@ -81,6 +87,7 @@ RULES = {
     "days": 30,
     "host_share": HOST_SHARE,
 }
+Summaries = Mapping[str, SeriesSummary]  # by the digest of a series
 
 
 @dataclass(frozen=True)
@@ -219,7 +226,7 @@ def write_pages(
         ("run.html", "run", {}),
         ("compare.html", "compare", {}),
         ("nodes.html", "nodes", {"n": nodes_view(content, night.quarantined, documents)}),
-        ("published.html", "published", {"rows": list(beside_rows(content, summaries, registry))}),
+        ("published.html", "published", {"rows": list(_beside_rows(content, summaries, registry))}),
         ("guide.html", "guide", {}),
         *((f"case-{case.slug}.html", "case", {"c": case, "figures": figures[case.slug]}) for case in cases),
     ]
@@ -271,3 +278,40 @@ def _site(content: PagesContent) -> dict[str, Any]:
         for runs in each
     ]
     return {"series": series, "rules": RULES}
+
+
+def _beside_rows(
+    content: PagesContent, summaries: Summaries, registry: Registry
+) -> Iterator[tuple[FigureRow, str | None]]:
+    """Yield for each case that has rows of others: our full-scale results first, with the names of their files."""
+    named = {row.setting.case for name in registry.published for row in registry.figures(name).rows}
+    named |= {row.case for name in registry.reported for row in registry.reported_set(name).rows}
+    for case in (case for case in registry.all_cases if case in named):
+        for runs in content.series.values():
+            latest = summaries[runs.digest].latest
+            if latest and (runs.series.case, runs.series.scale) == (case, "full"):
+                yield _ours(runs, latest), runs.slug
+        yield from ((row, None) for row in (*published(case, registry), *reported(case, registry)))
+
+
+def _ours(runs: SeriesRuns, latest: Point) -> FigureRow:
+    s = runs.series
+    return FigureRow(
+        origin="measured",
+        case=s.case,
+        name=latest.run_id,
+        framework=s.framework,
+        hardware=f"{s.nodes}x{s.devices // s.nodes} {s.chip}",
+        layout=str(s.layout),
+        micro_batch=s.micro_batch,
+        precision=s.precision,
+        status=latest.word,
+        source="",
+        tokens_per_second_per_device=latest.tokens_per_second_per_device,
+        tokens_from="measured",
+        mfu_low=latest.mfu,
+        mfu_high=latest.mfu,
+        mfu_from="measured" if latest.mfu is not None else "no peak of the chip is known",
+        memory_bytes=latest.memory_bytes,
+        memory_from="measured" if latest.memory_bytes is not None else "no counter gave one",
+    )

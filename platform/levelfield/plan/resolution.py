@@ -26,6 +26,7 @@ from levelfield.specs.case import Scale, Work
 from levelfield.specs.derivation import split_name
 from levelfield.specs.implementation import SIMULATED, ImplementationFile
 from levelfield.specs.plan import (
+    ChoicesPlan,
     ContainerPlan,
     CorpusUsed,
     EnvironmentPlan,
@@ -35,10 +36,12 @@ from levelfield.specs.plan import (
     PredictedLayout,
     PreflightPlan,
 )
+from levelfield.specs.reference import Reference
 from levelfield.specs.requirements import Stages
 from levelfield.specs.selector import Selector
 from levelfield.specs.site import BmcSite, LaunchPlan, NodePowerPlan
 from levelfield.specs.vendor import Chip, FrameworkAccess
+from levelfield.worker.choices import digest_of
 from levelfield.worker.synthetic import synthetic_entropy
 
 NO_ACCESS = FrameworkAccess(device="none", backend="none")  # in a refused plan, whose vendor lacks the framework
@@ -47,6 +50,7 @@ STEP_PROFILE = "step_profile.py"  # of a framework: how its steps are recorded
 STEP_MODULE = "levelfield.worker.step_profile"  # the program of a rank whose steps are recorded
 
 __all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders"]
+MOST_RECORDED = 2**22  # choices of a run: each is a byte of events/rank0.choices.jsonl, before it is compressed
 
 
 def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) -> Plan:
@@ -316,3 +320,17 @@ def code_digest(folder: Path) -> str:
 def _platform_code() -> str:
     """Return the digest of the platform's code within a training: it does not change while a command runs."""
     return node_code.platform_digest()
+
+
+def choices_for(plan: Plan, reference: Reference | None) -> ChoicesPlan | None:
+    """Return the reference's choices for a run of the same work and tokens. Else a run of one process records its own,
+    so that it may become a reference. None where neither is so, and for a model without experts."""
+    experts, training = plan.work.model.experts, plan.work.training
+    if experts is None:
+        return None
+    if reference is not None and reference.choices is not None:
+        same = reference.identity.work == plan.work_digest and reference.identity.corpus == plan.corpus.digest
+        return ChoicesPlan(follows=digest_of(reference.choices), known=reference.choices) if same else None
+    layers = experts.mixtures_below(plan.work.model.layers)
+    few = training.steps * training.tokens_per_step * layers * experts.chosen <= MOST_RECORDED
+    return ChoicesPlan(follows=None) if few and plan.world_size == 1 else None

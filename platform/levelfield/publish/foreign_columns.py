@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from levelfield.measure.series import over_repeats
-from levelfield.publish.flagperf_page import page_head
 from levelfield.publish.foreign_tables import (
     FLAGPERF_BATCH,
     MIB,
@@ -24,6 +24,7 @@ from levelfield.publish.foreign_tables import (
     table,
     used_bytes,
 )
+from levelfield.report import escapes
 from levelfield.report.escapes import markdown
 from levelfield.report.words import GIB
 from levelfield.specs.layout import Layout
@@ -31,12 +32,17 @@ from levelfield.specs.result import Result
 
 FORMATS = ("flagperf", "oneflow", "osdi")
 _RECOMPUTE = {"none": "False", "full": "True"}
+_FLAGPERF_COLUMNS = {
+    "gpt": ("parallel_strategy", "throughput"),
+    "llama": ("parallel", "token/p/s"),
+}  # columns of its table
+_BELOW = "见“性能指标”"
 
 
 def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
     """Return the runs in the columns of the named report, with notes below. FlagPerf's page has a head of its own."""
     said = [*notes(runs), *(pair_lines(runs) if form == "osdi" else ())]
-    head = page_head(runs) if form == "flagperf" else ()
+    head = _page_head(runs) if form == "flagperf" else ()
     return "\n".join([*head, *_tables(form, runs), *(f"{markdown(note)}\n" for note in said)])
 
 
@@ -270,3 +276,55 @@ def _line(title: str, ratios: Sequence[float | None]) -> Iterator[str]:
         f"{title} {found.median:.3f}, {found.coverage:.0%} interval {found.low:.3f} to {found.high:.3f} of {found.n} "
         f"pairs of repeats ({found.method})"
     )
+
+
+def _page_head(runs: Sequence[ReportedRun]) -> Iterator[str]:
+    """Yield what FlagPerf's page has above its table.
+
+    That is the environment of each kind of machine and software, and the general table of each case.
+    """
+    environments = dict.fromkeys("\n".join(_environment(run)) for run in runs)
+    yield from (f"#### 环境配置\n\n{text}\n" for text in environments)
+    generals = dict.fromkeys(_general(run) for run in runs)
+    yield from (f"* 通用指标\n\n{text}\n" for text in generals)
+
+
+def _environment(run: ReportedRun) -> Iterator[str]:
+    """Yield FlagPerf's lines of hardware and software; `/` for what the run did not record."""
+    r, system = run.result, run.result.system
+    software = dict(system.software) if system else {}
+    driver = software.pop("driver", None)
+    hardware = {
+        "机器型号": system and system.model,
+        "加速卡型号": r.chip,
+        "CPU型号": system and system.processor,
+        "多机网络类型、带宽": ", ".join(system.network) if system else None,
+    }
+    installed = {
+        "OS版本": system and system.os,
+        "OS kernel版本": system and system.kernel,
+        "加速卡驱动版本": driver,
+        "Docker 版本": system and (system.engine or "").removeprefix("docker "),
+        "训练框架版本": f"{r.framework}-{r.framework_version}",
+        "依赖软件版本": ", ".join(f"{name}: {text}" for name, text in software.items()),
+    }
+    for title, values in (("硬件环境", hardware), ("软件环境", installed)):
+        yield f"- ##### {title}"
+        yield from (f"    - {name}: {markdown(text or NONE)}" for name, text in values.items())
+
+
+def _general(run: ReportedRun) -> str:
+    corpus, (strategy, throughput) = run.plan.corpus, _FLAGPERF_COLUMNS[run.plan.work.model.family]
+    values = {
+        "任务类别": "文本生成",
+        "模型": run.result.case,
+        "数据集": Path(corpus.prefix).name if corpus.prefix else corpus.kind,
+        "数据精度": f"precision,{_BELOW}",
+        "超参修改": f"fix_hp,{_BELOW}",
+        "并行策略": f"{strategy},{_BELOW}",
+        "硬件设备简称": f"{run.result.vendor} {run.result.chip}",
+        "硬件存储使用": f"memory,{_BELOW}",
+        "吞吐量": f"{throughput},{_BELOW}",
+    }
+    rows = ([*pair, ""] for pair in values.items())
+    return "\n".join(escapes.table(("指标名称", "指标值", "特殊说明"), rows, " --- "))

@@ -1,4 +1,4 @@
-"""Stored runs as the logs of other tools: MLPerf's lines and TensorBoard's event files.
+"""Stored runs as the logs of other tools: MLPerf's lines, TensorBoard's event files, OneFlow's table of steps.
 
 MLPerf's format, `:::MLLOG {...}`, has the keys of its training rules. It makes what reads such logs useful. It makes no
 run a submission: nothing is trained to a quality target here.
@@ -12,9 +12,17 @@ import struct
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from levelfield.errors import UsageError
+from levelfield.measure.throughput import steps_from_start
+from levelfield.measure.validity import loss_curve
+from levelfield.report.escapes import table
+from levelfield.rundir.raw_files import RawRecords
+from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord
+from levelfield.specs.result import Result
 
 _START, _END, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
@@ -24,6 +32,7 @@ _VERSION = b"brain.Event:2"
 _POLYNOMIAL = 0x82F63B78  # of Castagnoli's checksum, its bits reversed
 _FIGURES = ("tokens_per_second_per_device", "memory_bytes", "joules_per_token", "mfu", "loss_tail")
 _HIDDEN = re.compile(r"^\.+|[^\w.+-]")
+_INTERVAL_COLUMNS = ("batches", "micro_batches", "samples", "throughput", "latency", "loss")
 
 
 def mllog_lines(record: RunRecord) -> Iterator[str]:
@@ -128,3 +137,29 @@ def _entry(byte: int) -> int:
 
 
 _TABLE = tuple(map(_entry, range(256)))
+
+
+def interval_table(result: Result, plan: Plan, raw: RawRecords, interval: int) -> str:
+    """Return the table that OneFlow's training prints in Markdown, with a row for every `interval` batches.
+
+    Samples/s and seconds a batch are the means of the interval, the loss is that of its last batch. All batches count
+    from the first one, which OneFlow's do too.
+
+    Raises UsageError where the run has fewer batches, or is not valid.
+    """
+    rows = [] if result.status.is_unproven else list(_rows(plan, raw, interval))
+    if not rows:
+        why = result.status.word if result.status.is_unproven else f"fewer than {interval} batches"
+        raise UsageError(f"--log-interval {interval}: {result.run_id}: found {why}, expected a row's batches")
+    return "\n".join((f"{result.run_id}\n", *table(_INTERVAL_COLUMNS, rows, " --- "), ""))
+
+
+def _rows(plan: Plan, raw: RawRecords, interval: int) -> Iterator[tuple[str, ...]]:
+    window, batch = plan.work.window, plan.work.training.global_batch
+    seconds = steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step)
+    losses = loss_curve(raw.steps)
+    for last in range(interval, len(seconds) + 1, interval):
+        latency = fmean(seconds[last - interval : last])
+        loss = f"{losses[last]:.5f}" if last in losses else "/"
+        counts = (last, last * plan.accumulation, last * batch)
+        yield (*map(str, counts), f"{batch / latency:.5f}", f"{latency:.5f}", loss)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import Sheet, padded, widths_of
 from levelfield.report.words import wrapped
-from levelfield.specs.step_parts import Milliseconds, StepParts, of_all_layers
+from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, of_all_layers
 
 _LARGE = 0.05  # of the step: an unexplained part of this size is shown first
 _NO_DIFFERENCE = "The whole change is within the spread of the recorded steps: there may be no difference."
@@ -35,11 +35,31 @@ def step_sheets(parts: StepParts) -> Iterator[Sheet]:
     ]
     total = ("step", f"{parts.step.mean:.2f}", interval(parts.step), "100.0%", _sum(parts), "")
     yield Sheet("", header, (*rows, total))
+    if parts.alone is not None:
+        yield _alone_sheet(parts.alone)
     yield Sheet("places with the most time", ("part", "place", "ms", "share"), tuple(_places(parts)))
     kernels = [(each.part, each.name, each.kind, each.dtype or "", f"{each.ms:.2f}") for each in parts.kernels]
     yield Sheet("operations that ran", ("part", "name", "kind", "dtype", "ms"), tuple(kernels[:_MOST_KERNELS]))
     if len(parts.ranks) > 1:
         yield Sheet("ranks", ("rank", "step ms", "work ms", "waits for"), tuple(_ranks(parts)))
+
+
+def _alone_sheet(alone: StepAlone) -> Sheet:
+    """Return the table of what the parts' operations take in place, alone, and at the rates of the chip."""
+    rows = [
+        (
+            each.part,
+            f"{each.in_place_ms:.2f}",
+            f"{each.alone_ms:.2f}",
+            "?" if each.allowed_ms is None else f"{each.allowed_ms:.2f}",
+            f"{min(1.0, each.share):.0%}",
+        )
+        for each in sorted(alone.parts, key=lambda each: -each.in_place_ms)
+    ]
+    rates = [f"{name}: {said}" for name, said in (("peak", alone.peak), ("memory", alone.memory)) if said]
+    missing = [f"missing: {each}" for each in alone.missing]
+    header = ("part", "in place ms", "alone ms", "chip allows ms", "of the part")
+    return Sheet("alone on the device", header, tuple(rows), (*alone.findings, *rates, *missing))
 
 
 def _heading(parts: StepParts) -> str:

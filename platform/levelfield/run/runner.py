@@ -19,8 +19,8 @@ from levelfield.judge.collector import collect
 from levelfield.judge.explanation import explained
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import own_ranks
-from levelfield.plan.choices import choices_for
 from levelfield.plan.peak import with_peak
+from levelfield.plan.resolution import choices_for
 from levelfield.report.one_run import run_report
 from levelfield.run import measurement
 from levelfield.run.bmc import nodes_read

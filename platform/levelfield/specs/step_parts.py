@@ -132,6 +132,37 @@ class StepTimeline(Value):
     lines: tuple[RankLine, ...] = Field(max_length=MOST_LINES)
 
 
+class AlonePart(Value):
+    """One part's operations that were repeated alone, in one step, the mean over the ranks.
+
+    in_place_ms: what they take in the step, of messages with what is overlapped. alone_ms: what they take alone.
+    allowed_ms: the least that the chip's peak, memory or links allow them; where one was faster alone, as its values
+    stay in a cache, what it took. None: the rate is not known. share: of the part's time that is theirs.
+    """
+
+    part: Part
+    in_place_ms: float = Field(ge=0)
+    alone_ms: float = Field(ge=0)
+    allowed_ms: float | None = Field(default=None, ge=0)
+    share: float = Field(default=1.0, ge=0)
+
+
+class StepAlone(Value):
+    """What operations take alone on the device, after the step was recorded (models/torch/alone.py).
+
+    copy_bytes_per_second: measured by a copy, read and written together. peak, memory: the rates that are allowed, as
+    sentences with their sources. findings: sentences about the part with most time above alone, and the one that is
+    most above what the chip allows. missing: what was not repeated or cannot be right, as sentences.
+    """
+
+    parts: tuple[AlonePart, ...] = Field(max_length=len(PARTS))
+    copy_bytes_per_second: float | None = Field(default=None, gt=0)
+    peak: str | None = None
+    memory: str | None = None
+    findings: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
 class StepParts(Document):
     """The parts of a run's step, from the steps that were recorded after its window.
 
@@ -155,3 +186,4 @@ class StepParts(Document):
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     timeline: StepTimeline | None = Field(default=None, json_schema_extra=LATER)
+    alone: StepAlone | None = Field(default=None, json_schema_extra=LATER)

@@ -33,8 +33,7 @@ from levelfield.store.address import StoreAddress, address_of, default_url
 from levelfield.store.connections import engine_of, explained, reading, writing
 from levelfield.store.insertion import Added, RunInsertion
 from levelfield.store.rows import DOCUMENTS, HERE, RecordReader, point_from
-from levelfield.store.schema import CONDITION, NODE, RUN, SERIES, SUBJECT
-from levelfield.store.schema_upgrade import upgrade
+from levelfield.store.schema import CONDITION, NODE, RUN, SERIES, SUBJECT, upgrade
 
 __all__ = ["Added", "Store", "StoredSeries", "default_url"]
 _SHOWN = 3  # damaged rows in a message

@@ -1,4 +1,5 @@
-"""The tables of a store, as this version of the code uses them. migrations/ makes them; docs/store.md explains them.
+"""The tables of a store, as this version of the code uses them. migrations/ makes them, in one transaction;
+docs/store.md explains them.
 
 A run's row is narrow, so that a history reads few pages. Its steps, losses and result are in `raw`. Digests are texts
 such as `sha256:...`; rows refer to each other by small numbers.
@@ -6,7 +7,26 @@ such as `sha256:...`; rows refer to each other by small numbers.
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Double, ForeignKey, Index, Integer, LargeBinary, MetaData, Table, Text
+from pathlib import Path
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Double,
+    Engine,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+
+from levelfield.errors import UsageError
+from levelfield.store.address import StoreAddress
+from levelfield.store.connections import reading, writing
 
 REVISION = "0004"  # of the newest migration
 METADATA = MetaData()
@@ -131,3 +151,43 @@ FINDING = Table(
     Column("night", Text, nullable=False, index=True),
     Column("document", Text, nullable=False),
 )
+
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def upgrade(engine: Engine, address: StoreAddress, read_only: bool) -> None:
+    """Make or upgrade the tables. Raises UsageError for a store of newer code, and for an older one opened to read."""
+    found = revision_of(engine, address)
+    if found == REVISION:
+        return
+    if found is not None and not found < REVISION:
+        raise UsageError(
+            f"store {address.text}: has schema {found}, and this version of Levelfield knows {REVISION}; use a newer "
+            "Levelfield, or name another store with --store"
+        )
+    if read_only:
+        has = "no tables" if found is None else f"schema {found}"
+        raise UsageError(
+            f"store {address.text}: has {has}, expected schema {REVISION}; `store info` brings it up to date"
+        )
+    with writing(engine, address) as connection:  # another process may have been first: alembic looks again
+        _run_migrations(connection)
+
+
+def revision_of(engine: Engine, address: StoreAddress) -> str | None:
+    """Return the schema of a store; None for an empty database."""
+    with reading(engine, address) as connection:
+        if not engine.dialect.has_table(connection, "alembic_version"):
+            return None
+        return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _run_migrations(connection: Connection) -> None:
+    from alembic import command  # half a second to import, and only a new or an old store needs it
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -18,7 +18,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ContextManager, Iterable, Iterator, Protocol
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Protocol
 
 from .batches import Batch, Batches
 from .events import Recorder
@@ -26,14 +26,15 @@ from .faults import StorageError
 from .job import coordinates
 from .loop import Trainer
 
-STEP, PROFILE = "profiled_step", "step_profile"  # the names of the events
+STEP, PROFILE, ALONE = "profiled_step", "step_profile", "step_alone"  # the names of the events
 WARM_UP = 1  # pairs of steps that nobody counts: a profiler's first start is slow
 
 
 class StepProfile(Protocol):
     """What the module `step_profile` of a framework returns from `open_profile(job, trainer, scratch)`.
 
-    scratch: an empty folder for files on the way, which is removed afterwards. profiler: its name and version.
+    scratch: an empty folder for files on the way, which is removed afterwards. profiler: its name and version. It may
+    have a method `alone(step)`, which runs one step more and returns what its operations take alone (models/torch).
     """
 
     profiler: str
@@ -67,20 +68,25 @@ def run_script(path: str) -> None:
 
 def profile_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
     """Run the further steps and write their records. An error is recorded, and the training counts nevertheless."""
+    name = PROFILE
     try:
         with tempfile.TemporaryDirectory() as scratch:
             profile = importlib.import_module("step_profile").open_profile(job, trainer, Path(scratch))
             _suspend_choices(job.training.steps)
-            _run_steps(job, recorder, trainer, profile)
-            recorder.measured(PROFILE, {**_saved(job, profile), "profiler": profile.profiler})
+            last = _run_steps(job, recorder, trainer, profile)
+            recorder.measured(name, {**_saved(job, profile), "profiler": profile.profiler})
+            name, alone = ALONE, getattr(profile, "alone", None)
+            if alone is not None:
+                recorder.measured(name, alone(last))
     except StorageError:
         raise
     except Exception as error:
-        recorder.measured(PROFILE, {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
+        recorder.measured(name, {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
 
 
-def _run_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer, profile: StepProfile) -> None:
-    """Run pairs of steps, the second of each recorded. They go on with the data and the numbers of the training."""
+def _run_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer, profile: StepProfile) -> Callable[[], Any]:
+    """Run pairs of steps, the second of each recorded. They go on with the data and the numbers of the training. Return
+    what runs one step more."""
     batches = Batches(job, coordinates(job).data)
     pairs = WARM_UP + job.explain_step.steps
     batch = batches.batch(job.training.steps + 1)
@@ -94,6 +100,7 @@ def _run_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer, profi
         facts = {"number": number // 2, "recorded": bool(number % 2), "counted": number // 2 >= WARM_UP}
         recorder.measured(STEP, {**facts, "begin_ns": ends[0], "end_ns": ends[1]})
         batch = upcoming
+    return lambda: _step(batches, batch, trainer, None)
 
 
 def _step(batches: Batches, batch: Batch, trainer: Trainer, profile: StepProfile | None) -> tuple[Batch, list[int]]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from levelfield.cli.main import main
-from levelfield.corpus.sentence_pieces import SentencePieceTokenizer
-from levelfield.corpus.tokenization import LongText, open_tokenizer
+from levelfield.corpus.tokenization import LongText, SentencePieceTokenizer, open_tokenizer
 from levelfield.errors import CorpusError
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from levelfield.judge.collector import collect
-from levelfield.judge.training_facts import attention_kernel
+from levelfield.judge.collector import attention_kernel, collect
 from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths

@@ -12,7 +12,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import promoted, reference_from
-from levelfield.plan.choices import choices_for
+from levelfield.plan.resolution import choices_for
 from levelfield.rundir.directory import read_plan, write_json
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths

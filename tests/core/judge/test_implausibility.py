@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.measure.least_work import energy_reason, memory_reason, processor_reason, time_reason
+from levelfield.judge.implausibility import energy_reason, memory_reason, processor_reason, time_reason
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from levelfield.judge.collector import collect
-from levelfield.judge.training_facts import repeated
+from levelfield.judge.collector import collect, repeated
 from levelfield.measure.flops import flops_per_token
 from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan

@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from levelfield.pages.badge import badge_files
+from levelfield.pages.night_view import badge_files
 from levelfield.series.findings import WORDS
 
 

@@ -8,10 +8,9 @@ from typing import get_args
 
 import pytest
 from levelfield.compare.comparability import WHY
-from levelfield.compare.ranking import metrics
+from levelfield.compare.ranking import PARTS, metrics
 from levelfield.compare.ratios import Standing
 from levelfield.compare.sides import QUANTITIES
-from levelfield.compare.trust import PARTS
 from levelfield.pages import case_figures
 from levelfield.pages.first_view import OF_TRUST
 from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.store.private_texts import PrivateTexts
+from levelfield.store.run_record import PrivateTexts
 
 PRIVATE = PrivateTexts(
     ["gpu17.lab.example", "gpu17", "vm"], ["torch", "cpu"], ["/home/annika/levelfield", "/Users/bo/x"]

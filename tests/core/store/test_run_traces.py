@@ -29,9 +29,8 @@ from levelfield.specs.record import (
 )
 from levelfield.specs.step_parts import StepParts
 from levelfield.store.database import Store
-from levelfield.store.private_texts import PrivateTexts
 from levelfield.store.rows import documents_of
-from levelfield.store.run_record import record_of
+from levelfield.store.run_record import PrivateTexts, record_of
 from levelfield.store.run_traces import run_traces, step_trace
 from stored_records import changed
 

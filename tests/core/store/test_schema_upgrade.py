@@ -13,10 +13,9 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from levelfield.errors import UsageError
 from levelfield.specs.record import RunRecord
-from levelfield.store import schema_upgrade
+from levelfield.store import schema
 from levelfield.store.database import Store
-from levelfield.store.schema import METADATA, REVISION
-from levelfield.store.schema_upgrade import MIGRATIONS
+from levelfield.store.schema import METADATA, MIGRATIONS, REVISION
 from levelfield.store.upkeep import counts, faults
 
 STORED = Path(__file__).parents[1] / "data" / "stores"
@@ -83,8 +82,8 @@ def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A version of the code with one more step; the step's file is returned."""
     folder = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, folder)
-    monkeypatch.setattr(schema_upgrade, "MIGRATIONS", folder)
-    monkeypatch.setattr(schema_upgrade, "REVISION", "0005")
+    monkeypatch.setattr(schema, "MIGRATIONS", folder)
+    monkeypatch.setattr(schema, "REVISION", "0005")
     step = folder / "versions" / "0005_later.py"
     step.write_text(LATER.format(more="pass"))
     return step

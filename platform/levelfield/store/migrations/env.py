@@ -1,4 +1,4 @@
-"""What alembic runs for each upgrade: all steps in the transaction that schema_upgrade has begun."""
+"""What alembic runs for each upgrade: all steps in the transaction that store/schema.py has begun."""
 
 from __future__ import annotations
 

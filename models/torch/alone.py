@@ -1,0 +1,274 @@
+"""What the operations of a step take when each runs alone: products, attention's core, messages and a copy.
+
+One further step is watched, which nobody times. Then each distinct operation of it is repeated with arguments of the
+same shapes, strides and types. group_rates.py, the preflight, takes its way of timing from here.
+"""
+
+import time
+from collections import defaultdict
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils import _pytree as tree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BLOCKS = 3
+BUDGET_SECONDS = 4.0  # for all operations of a rank, and as long again for its messages
+FEWEST, MOST = 3, 50  # repeats; more would let the values of an update in place vanish or overflow
+COPIED_BYTES = {"cpu": 2**27, "accelerator": 2**30}  # more than the caches hold
+MOST_BYTES = 2**30  # of the arguments of one operation
+MOST_KEPT = 2**20  # elements of a tensor of whole numbers whose values are kept: indices choose what is read
+MESSAGES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+NO_WORK = ("profiler", "prim", "prims")
+TYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "c10::BFloat16", torch.float16: "c10::Half"}
+KINDS = {  # of a collective by its name in torch
+    "allreduce_": "all-reduce",
+    "_allgather_base_": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "alltoall_base_": "all-to-all",
+    "all_reduce": "all-reduce",
+    "all_gather_into_tensor": "all-gather",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "all_to_all_single": "all-to-all",
+}
+
+
+class Shape(NamedTuple):
+    """A tensor without its values. kept: the values of whole numbers."""
+
+    size: tuple
+    stride: tuple
+    dtype: torch.dtype
+    device: torch.device
+    kept: object = None
+
+    @property
+    def extent(self):
+        """The elements from the first to the last."""
+        return 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True)) if all(self.size) else 0
+
+    @property
+    def bytes(self):
+        return self.extent * self.dtype.itemsize
+
+    def tensor(self):
+        """Another tensor like it, of random values between 0.1 and 1.1."""
+        if self.kept is not None:
+            return self.kept.clone()
+        flat = torch.zeros(self.extent, dtype=self.dtype, device=self.device)
+        if self.dtype.is_floating_point:
+            flat.copy_(torch.rand(self.extent, device=self.device).add_(0.1))
+        return flat.as_strided(self.size, self.stride)
+
+
+def shape_of(tensor):
+    """The shape of a tensor; other values as they are."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and tensor.numel() <= MOST_KEPT
+    kept = tensor.detach().clone() if whole else None
+    return Shape(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, kept)
+
+
+class Call(NamedTuple):
+    """An operation with its arguments. dims, results: of the tensors that it is given and gives, (type, size)."""
+
+    function: object
+    arguments: tuple
+    dims: list
+    results: list
+
+
+class StepCalls(TorchDispatchMode):
+    """While the context lasts, the distinct operations that run. calls: by what a record tells of an operation (name,
+    type, sizes), then by all of its shapes: [the call, how often]. messages: by kind, type, elements and the group's
+    ranks, its name and how often."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.messages = defaultdict(dict), {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # its own rules come first, and call operations of plain tensors
+        result = function(*args, **(kwargs or {}))
+        if function.namespace in MESSAGES:
+            self.message(function, args)
+        elif function.namespace not in NO_WORK and not is_view(function):
+            self.operation(function, args, kwargs or {}, result)
+        return result
+
+    def operation(self, function, args, kwargs, result):
+        """Only an operation whose values are all plain can be repeated."""
+        leaves = tree.tree_leaves((args, kwargs))
+        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+        if not tensors or any(isinstance(each, torch.ScriptObject) for each in leaves):
+            return
+        told = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]  # a record's lists vary
+        kind = next((TYPES[each.dtype] for each in told if each.dtype in TYPES), "")
+        key = (function.name().split(".")[0], kind, tuple(tuple(each.shape) for each in told if each.dim()))
+        variant = tuple((each.shape, each.stride(), each.dtype) for each in tensors)
+        seen = self.calls[key]
+        if variant not in seen:
+            given = tree.tree_map(shape_of, (args, kwargs))
+            results = [each for each in tree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+            seen[variant] = [Call(function, given, sizes(tensors), sizes(results)), 0]
+        seen[variant][1] += 1
+
+    def message(self, function, args):
+        kind = KINDS.get(function.name().split("::")[1].split(".")[0])
+        groups = [each for each in args if isinstance(each, torch.ScriptObject)][:1]  # and then the operation
+        group = next(iter(groups or [each for each in args if isinstance(each, str)][-1:]), None)
+        tensors = [each for each in tree.tree_leaves(args) if isinstance(each, torch.Tensor)]
+        if kind and group is not None and tensors:
+            largest = max(tensors, key=torch.numel)
+            named = group if isinstance(group, str) else dist.ProcessGroup.unbox(group).group_name
+            ranks = tuple(dist.get_process_group_ranks(group_of(named)))
+            key = (kind, str(largest.dtype), largest.numel(), ranks)
+            self.messages[key] = (named, self.messages.get(key, (named, 0))[1] + 1)
+
+
+def is_view(function):
+    """Whether an operation gives another look at the same values, and so does nothing."""
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in function._schema.returns)
+
+
+def sizes(tensors):
+    return [[TYPES.get(each.dtype, str(each.dtype)), list(each.shape)] for each in tensors]
+
+
+def measure(device, step):
+    """What the operations of one step take alone, as worker/step_profile.py records it.
+
+    step: runs a step. All ranks do this at the same time: a rank of a processor has its share of the machine.
+    """
+    with StepCalls() as seen:
+        step()
+    synchronize(device)
+    end = time.perf_counter() + 3 * BUDGET_SECONDS
+    each = BUDGET_SECONDS / max(1, sum(map(len, seen.calls.values())))
+    operations, left_out = [], []
+    with torch.no_grad():
+        for (name, kind, dims), variants in seen.calls.items():
+            found = [(alone(device, call, each, end), count) for call, count in variants.values()]
+            call = next(iter(variants.values()))[0]
+            known = {"name": name, "dtype": kind, "dims": dims, "given": call.dims, "results": call.results}
+            if why := next((one for one, _ in found if isinstance(one, str)), None):
+                left_out.append(f"{name}: {why}")
+                continue
+            whole = sum(seconds * count for seconds, count in found) / sum(count for _, count in found)
+            operations.append({**known, "seconds": whole})
+        copied = copy(device)
+        messages = messages_alone(device, seen.messages) if dist.is_initialized() else []
+    return {"operations": operations, "left_out": sorted(set(left_out)), "copy": copied, "messages": messages}
+
+
+def alone(device, call, seconds, end):
+    """The best seconds of one call of an operation, or why there are none."""
+    leaves = tree.tree_leaves(call.arguments, is_leaf=is_shape)
+    if sum(each.bytes for each in leaves if is_shape(each)) > MOST_BYTES:
+        return "larger than what is repeated"
+    if time.perf_counter() > end:
+        return "no time was left"
+    try:
+        args, kwargs = tree.tree_map_only(Shape, Shape.tensor, call.arguments, is_leaf=is_shape)
+        return best_seconds(device, lambda: call.function(*args, **kwargs), seconds)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        return f"cannot be repeated ({type(error).__name__})"
+
+
+def is_shape(value):
+    return isinstance(value, Shape)
+
+
+def best_seconds(device, work, seconds):
+    """Of a processor the shortest repeat within the seconds; of a device what its kernels take, without launches."""
+    work()
+    synchronize(device)
+    if device.type != "cpu":
+        return kernel_seconds(device, work)
+    found, end = [], time.perf_counter() + seconds
+    while len(found) < FEWEST or (time.perf_counter() < end and len(found) < MOST):
+        found.append(block(device, work, 1))
+    return min(found)
+
+
+def kernel_seconds(device, work):
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        for _ in range(FEWEST):
+            work()
+        synchronize(device)
+    return sum(event.self_device_time_total for event in recorded.key_averages()) / FEWEST / 1e6
+
+
+def copy(device):
+    """Bytes, of what is read and written together, and the seconds of a copy beyond the caches."""
+    size = COPIED_BYTES["cpu" if device.type == "cpu" else "accelerator"]
+    a, b = (torch.ones(size // 4, device=device) for _ in range(2))
+    return {"bytes": 2 * size, "seconds": best_seconds(device, lambda: a.copy_(b), BUDGET_SECONDS / 10)}
+
+
+def messages_alone(device, own):
+    """Seconds of each distinct collective whose ranks all have it, in one order on all ranks, so that none waits."""
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, sorted(own))
+    shared = sorted({key for keys in every for key in keys if all(key in every[rank] for rank in key[3])})
+    each, found = BUDGET_SECONDS / max(1, len(shared)), []
+    for key in shared:
+        if key in own:
+            kind, dtype, count, ranks = key
+            named, times = own[key]
+            group = group_of(named)
+            dtype = getattr(torch, dtype.rpartition(".")[2])
+            work = collective(kind, torch.ones(count, dtype=dtype, device=device), group)
+            first = slowest(device, block(device, work, 1), group)
+            repeats = int(min(MOST, max(1, each / BLOCKS / max(first, 1e-6))))
+            seconds = min(blocks(device, work, repeats))
+            size = count * dtype.itemsize
+            found.append({"kind": kind, "bytes": size, "ranks": list(ranks), "seconds": seconds, "count": times})
+    return found
+
+
+def group_of(name):
+    return dist.distributed_c10d._resolve_process_group(name)
+
+
+def collective(kind, whole, group):
+    """One message of the group. Its repeated sums overflow at most to infinity."""
+    part = torch.ones_like(whole[: whole.numel() // dist.get_world_size(group)])
+    return {
+        "all-reduce": lambda: dist.all_reduce(whole, group=group),
+        "all-gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "reduce-scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
+        "all-to-all": lambda: dist.all_to_all_single(whole, whole.clone(), group=group),
+    }[kind]
+
+
+def slowest(device, seconds, group=None):
+    """The largest of all ranks' values."""
+    shared = torch.tensor([seconds], device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    return shared.item()
+
+
+def blocks(device, work, repeats):
+    """Seconds of one call, for each of a few blocks of calls."""
+    work()
+    return [block(device, work, repeats) for _ in range(BLOCKS)]
+
+
+def block(device, work, repeats):
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    synchronize(device)
+    return (time.perf_counter() - start) / repeats
+
+
+def synchronize(device):
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()

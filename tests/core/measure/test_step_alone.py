@@ -1,0 +1,134 @@
+"""What the parts of a constructed step take alone, and events that cannot be right."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+from levelfield.measure.step_alone import ChipRates, message_seconds, product_flops, repeated, step_alone
+from levelfield.measure.step_parts import RankLayout, divided, mean_parts, parts_by_step, rank_parts
+from levelfield.measure.step_timeline import timeline
+from levelfield.specs.step_parts import StepAlone
+
+LAYOUT = RankLayout(1, is_plain=True)
+# 1000 FLOPs of 4-byte values at 1 GFLOP/s, and 1 GB/s: a product of [10, 5] and [5, 10] takes 1 us, its values 0.8 us
+CHIP = ChipRates({"float": 1e9}, 1e9, 1e9, per_node=2, peak="1 GFLOP/s", memory="1 GB/s")
+PRODUCT = {"name": "aten::mm", "dtype": "float", "dims": [[10, 5], [5, 10]], "seconds": 50e-6,
+           "given": [["float", [10, 5]], ["float", [5, 10]]], "results": [["float", [10, 10]]]}  # fmt: skip
+SUM = {"name": "aten::add", "dtype": "float", "dims": [[1000], [1000]], "seconds": 20e-6,
+       "given": [["float", [1000]], ["float", [1000]]], "results": [["float", [1000]]]}  # fmt: skip
+MESSAGE = {"kind": "all-reduce", "bytes": 4000, "ranks": [0, 1], "seconds": 30e-6, "count": 2}
+EVENT = {"operations": [PRODUCT, SUM], "copy": {"bytes": 1e9, "seconds": 0.5}, "messages": [MESSAGE], "left_out": []}
+
+
+def operation(name: str, start: float, end: float, *dims: list[int]) -> dict[str, Any]:
+    args = {"Input Dims": [*dims, []], "Input type": ["float"] * len(dims)}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": start, "dur": end - start, "tid": 1, "args": args}
+
+
+def trace() -> dict[str, Any]:
+    """A step of 1000 us: two products in the mlp, one of other sizes, a sum in a norm, and an all-reduce."""
+    other = {**operation("aten::relu", 320, 360, [10, 5]), "tid": 2}
+    return {
+        "traceEvents": [
+            operation("lf/step", 0, 1000),
+            operation("lf/mlp/layers.0.mlp", 0, 500),
+            operation("aten::linear", 0, 110, [10, 5], [10, 5]),
+            operation("aten::mm", 10, 100, [10, 5], [5, 10]),
+            operation("aten::add", 50, 60, [1000], [1000]),  # within the product: it counts there
+            operation("aten::mm", 100, 210, [10, 5], [5, 10]),
+            operation("aten::mm", 220, 300, [7, 5], [5, 10]),
+            operation("lf/elementwise/layers.0.norm", 500, 600),
+            operation("aten::add", 500, 600, [1000], [1000]),
+            other,
+            {**operation("gloo:all_reduce", 600, 800), "tid": 3},
+        ]
+    }
+
+
+def alone_of(event: dict[str, Any], chip: ChipRates = CHIP) -> StepAlone:
+    own = repeated(event)
+    steps = [divided({0: timeline(trace(), own.seconds)}, LAYOUT)]
+    parts = mean_parts(rank_parts(steps, LAYOUT), parts_by_step(steps))
+    return step_alone(steps, parts, {0: own}, chip)
+
+
+def test_each_part_has_what_its_operations_take_in_place_alone_and_at_the_rates_of_the_chip() -> None:
+    found = alone_of(EVENT)
+    by_part = {each.part: each for each in found.parts}
+    mlp, norm, reduce = by_part["mlp"], by_part["elementwise"], by_part["all-reduce"]
+    assert (mlp.in_place_ms, mlp.alone_ms, mlp.allowed_ms) == pytest.approx((0.2, 0.1, 0.002))
+    assert mlp.share == pytest.approx(200 / 290), "the product of other sizes was not repeated"
+    assert (norm.in_place_ms, norm.alone_ms, norm.allowed_ms) == pytest.approx((0.1, 0.02, 0.012))
+    assert (reduce.in_place_ms, reduce.alone_ms, reduce.allowed_ms) == pytest.approx((0.2, 0.06, 0.008))
+    assert set(by_part) == {"mlp", "elementwise", "all-reduce"}, "a part without a probe has no row"
+    assert found.copy_bytes_per_second == 2e9 and found.memory == "1 GB/s" and not found.missing
+    first, second = found.findings
+    assert first.startswith("all-reduce takes 0.1 ms more in place than alone (0.2 and 0.1 ms)")
+    assert second.startswith("mlp takes 0.1 ms more alone than the chip allows (0.1 and 0.0 ms)")
+
+
+def test_a_chip_without_rates_is_held_to_the_copy_alone() -> None:
+    found = {each.part: each.allowed_ms for each in alone_of(EVENT, ChipRates()).parts}
+    assert found["elementwise"] == pytest.approx(0.006) and found["all-reduce"] is None
+    without = copy.deepcopy(EVENT)
+    without["copy"] = None
+    assert {each.allowed_ms for each in alone_of(without, ChipRates()).parts} == {None}
+
+
+def test_milliseconds_for_seconds_are_no_measurement() -> None:
+    longer, shorter = copy.deepcopy(EVENT), copy.deepcopy(EVENT)
+    longer["operations"][0]["seconds"] *= 1e3
+    found = alone_of(longer)
+    assert "mlp" not in {each.part for each in found.parts}
+    assert found.missing == (
+        "mlp: found 100 ms alone, expected at most 5 times the 0.2 ms in place, so it is left out; run it again on an "
+        "idle machine",
+    )
+    shorter["operations"][0]["seconds"] /= 1e3
+    found = alone_of(shorter)
+    assert not found.parts and found.missing[0].startswith(
+        "aten::mm alone: found 0.02 TFLOP/s, expected at most 3 times the peak, 0.001"
+    )
+
+
+def test_another_shape_and_a_missing_probe_give_no_time() -> None:
+    other = copy.deepcopy(EVENT)
+    other["operations"][0]["dims"] = [[10, 5], [5, 11]]
+    (mlp,) = [each for each in alone_of(other).parts if each.part == "mlp"]
+    assert (mlp.in_place_ms, mlp.alone_ms) == pytest.approx((0.01, 0.02)), "only the sum within the product is known"
+    none = alone_of({**EVENT, "operations": [], "messages": []})
+    assert not none.parts and not none.findings
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0, -1e-3])
+@pytest.mark.parametrize("where", ["operations", "messages"])
+def test_a_time_that_is_no_time_is_refused(value: float, where: str) -> None:
+    wrong = copy.deepcopy(EVENT)
+    wrong[where][0]["seconds"] = value
+    with pytest.raises(ValueError, match="expected a finite number above zero"):
+        repeated(wrong)
+
+
+def test_products_and_attention_are_counted() -> None:
+    def sizes(*each: list[int]) -> list[tuple[str, list[int]]]:
+        return [("float", one) for one in each]
+
+    product = sizes([10, 20])
+    assert product_flops("aten::mm", sizes([10, 5], [5, 20]), product) == 2 * 10 * 5 * 20
+    assert product_flops("aten::addmm", sizes([20], [10, 5], [5, 20]), product) == 2 * 10 * 5 * 20
+    assert product_flops("levelfield::product", sizes([2, 5, 5], [20, 5], [20]), sizes([2, 5, 20])) == 2 * 10 * 5 * 20
+    assert product_flops("aten::add", sizes([10, 20], [10, 20]), product) == 0
+    name, one = "aten::_scaled_dot_product_flash_attention", [2, 4, 64, 16]
+    forward = 4 * 2 * 4 * 64 * 64 * 16 / 2
+    assert product_flops(name, sizes(one, one, one), sizes(one)) == forward
+    assert product_flops(f"{name}_backward", sizes(one, one, one, one), sizes(one)) == 2.5 * forward
+
+
+def test_a_message_takes_its_share_of_the_links_of_one_node() -> None:
+    assert message_seconds("all-gather", 4e9, (0, 1), CHIP) == pytest.approx(2.0)
+    assert message_seconds("all-reduce", 4e9, (0, 1), CHIP) == pytest.approx(4.0)
+    assert message_seconds("all-to-all", 4e9, (0, 1), CHIP) == pytest.approx(2.0)
+    assert message_seconds("all-reduce", 4e9, (0, 2), CHIP) is None
