@@ -287,7 +287,7 @@ def judged(runs: Iterable[Run], questions: Questions) -> list[Judged]:
 
 def _judged(run: Run, question: layout_search.LayoutQuestion) -> Judged:
     row = layout_search.predict(question, run.tuning)
-    return Judged(run, row, question.capacity_bytes or 0, layout_search.is_tight(question, row.memory))
+    return Judged(run, row, question.capacity_bytes or 0, layout_search.is_tight(question, row.memory.total))
 
 
 def spread(errors: Iterable[float | None]) -> tuple[int, float, float]:

@@ -242,12 +242,27 @@ def lacking(folder: Path, requirements: Sequence[str], with_files: bool = False)
 
     with_files: also those of which a file is missing.
     """
+    found = _installed(folder)
+    names = (match[1] for match in map(_NAME.match, requirements) if match)
+    return [name for name in names if not _is_there(found.get(_normal(name)), with_files)]
+
+
+def refuse_processor_builds(folder: Path) -> None:
+    """Refuse an environment of an accelerator with a package that is built for processors only. Raises RunFailed."""
+    builds = [f"{name} {each.version}" for name, each in _installed(folder).items() if each.version.endswith("+cpu")]
+    if builds:
+        raise RunFailed(
+            f"the environment cannot be made: found {', '.join(builds)}, expected a build for accelerators, and pip's "
+            "index gave one for processors. Set PIP_INDEX_URL to an index that has it, such as the public one, or name "
+            "a Python that has it with --python"
+        )
+
+
+def _installed(folder: Path) -> dict[str, Distribution]:
     from importlib.metadata import distributions
 
     paths = [str(path) for path in folder.glob("lib/python3*/site-packages")]
-    found = {_normal(each.metadata["Name"] or ""): each for each in distributions(path=paths)} if paths else {}
-    names = (match[1] for match in map(_NAME.match, requirements) if match)
-    return [name for name in names if not _is_there(found.get(_normal(name)), with_files)]
+    return {_normal(each.metadata["Name"] or ""): each for each in distributions(path=paths)} if paths else {}
 
 
 def _is_there(package: Distribution | None, with_files: bool) -> bool:
@@ -302,7 +317,10 @@ def renewed() -> str:
 
 def failure(argv: Sequence[str], code: int, lines: Sequence[str], variables: dict[str, str]) -> str:
     """Return what failed, with the last lines, and what to do where a package source is the cause."""
-    evidence = "\n  ".join([line for line in lines if line and not line.startswith("WARNING")][-EVIDENCE_LINES:])
+    told = [line.strip() for line in lines if line.strip() and not line.startswith("WARNING")]
+    # what a package's build printed says why; pip's own lines behind it do not
+    ends = [number for number, line in enumerate(told) if line.endswith("[end of output]")]
+    evidence = "\n  ".join(told[: ends[-1] if ends else None][-EVIDENCE_LINES:])
     said = f"{' '.join(argv[:4])} ... ended with {code}\n  {evidence}"
     if advice := _advice(lines, variables):
         said += f"\n  {advice}"

@@ -17,18 +17,18 @@ def wheel(folder: Path) -> Path:
     return folder / write(folder, "acme", "VALUE = 42\n")
 
 
-def write(folder: Path, name: str, source: str) -> str:
+def write(folder: Path, name: str, source: str, version: str = "1.0") -> str:
     """Write the wheel of a package with one module, and return the file's name."""
     files = {
         f"{name}.py": source,
-        f"{name}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{name}-1.0.dist-info/WHEEL": WHEEL,
+        f"{name}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{name}-{version}.dist-info/WHEEL": WHEEL,
     }
     record = "".join(f"{file},sha256={_digest(text)},{len(text)}\n" for file, text in files.items())
-    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
-        for file, text in {**files, f"{name}-1.0.dist-info/RECORD": record}.items():
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for file, text in {**files, f"{name}-{version}.dist-info/RECORD": record}.items():
             archive.writestr(file, text)
-    return f"{name}-1.0-py3-none-any.whl"
+    return f"{name}-{version}-py3-none-any.whl"
 
 
 def _digest(text: str) -> str:

@@ -29,7 +29,7 @@ from rehearsal.needs import default_python
 from rehearsal.plans import CHECKOUT, RehearsalError, make_plan, planned_bytes, telling_ranks, world_size
 from rehearsal.rows import ROWS, Row
 from rehearsal.start import rehearse
-from rehearsal.text import attention_names
+from rehearsal.text import attention_names, cause
 from standin.build import BuildError, Standin, build
 
 EVIDENCE = CHECKOUT / "docs" / "verified" / "rehearsed.json"
@@ -98,7 +98,7 @@ class Evidence:
         reports = rehearse(entry, self.python, self.standin, ranks, 2, SMALLEST_TIMEOUT)
         broken = [each for each in reports if each.get("error") or each["exit_code"]]
         if broken:
-            raise RehearsalError(f"rank {broken[0]['rank']}: {broken[0].get('error') or broken[0]['exit_code']}"[:400])
+            raise RehearsalError(f"rank {broken[0]['rank']}: {cause(broken[0])}"[:400])
         wrong = findings(entry, reports)
         if wrong:
             raise RehearsalError(f"not recorded: {'; '.join(wrong)}")

@@ -201,3 +201,18 @@ def test_a_rehearsals_own_copies_are_moved_whole(tmp_path):
         library.cudaMemcpy(at, source, ctypes.c_size_t(size), 1)
         assert ctypes.string_at(at.value, 1) == found
     library.standin_quiet(0)
+
+
+def test_a_full_device_is_named_where_the_framework_wraps_its_error():
+    printed = (
+        "  raise\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 112.00 MiB.\nRuntimeError: backward\n"
+    )
+    report = {
+        "rank": 0,
+        "steps": [],
+        "exit_code": 1,
+        "printed": printed,
+        "error": "RuntimeError: failed to run backward",
+    }
+    assert "out of memory" in lines_of(entry(), None, [report])[3]
+    assert "failed to run" in lines_of(entry(), None, [{**report, "printed": "RuntimeError: backward"}])[3]

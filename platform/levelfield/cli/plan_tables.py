@@ -61,7 +61,7 @@ def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
     widths = (*_WIDTHS, -5, 5)
     yield padded((*_columns(plan), "MFU"), widths, " ")
     for number, row in enumerate(found.rows[: options.top], 1):
-        tight = "tight" if is_tight(question, row.memory) else ""
+        tight = "tight" if is_tight(question, row.memory.total) else ""
         yield padded((number, *_cells(plan, row), _utilisation(plan, row, dtype), tight), widths, " ").rstrip()
     yield ""
     yield from _training(plan, found.rows[: options.top])
@@ -286,7 +286,7 @@ def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
         "step_parts_seconds": None if plan.assumes_rates else row.time.parts(),
         "tokens_per_second_per_device": None if plan.assumes_rates else row.tokens_per_second,
         "tokens_per_second_interval": _interval(plan, row),
-        "is_tight": is_tight(plan.question, row.memory),
+        "is_tight": is_tight(plan.question, row.memory.total),
         **({"speed_over_first_row": _speed(plan, row)} if plan.assumes_rates else {}),
         **_training_content(plan, row),
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from levelfield.catalog.lookup import Selection
 from levelfield.predict.layout_rules import broken, divisors
-from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Wanted, answer, is_tight, predict
+from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Wanted, answer, predict
 from levelfield.predict.machines import DEVICES_PER_NODE, machine_of, port_rate, with_assumed_rates
 from levelfield.predict.questions import offer_of
 from levelfield.specs.case import Scale, Work
@@ -97,10 +97,11 @@ def given_layout(
     asked = replace(question, wanted=replace(_wanted(fixed), layout=layout))
     if predict(asked, tuning).fits:
         return default
-    allowed = [row for row in _preferred(asked, answer(asked).rows) if place.runs(row.tuning)]
-    if not allowed:
+    rows = answer(asked).rows.roomy_first()
+    allowed = next((row.tuning for row in rows if place.runs(row.tuning)), None)
+    if allowed is None:
         return default
-    named = {name: getattr(allowed[0].tuning, name) for name in SEARCHED if getattr(fixed, name) is None}
+    named = {name: getattr(allowed, name) for name in SEARCHED if getattr(fixed, name) is None}
     origin = "planner: fastest of this layout that fits; the case's does not"
     return DefaultLayout(layout, named, dict.fromkeys(named, origin))
 
@@ -153,13 +154,8 @@ def _wanted(fixed: TuningChoice) -> Wanted:
 def _estimates(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
     """Return the fastest rows that fit, those with some free memory first; else the one with the least memory."""
     ranking = answer(question)
-    rows = _preferred(question, ranking.rows)[: 1 + NEXT_BEST]
-    return tuple(rows) or ((ranking.nearest,) if ranking.nearest else ())
-
-
-def _preferred(question: LayoutQuestion, rows: Iterable[LayoutEstimate]) -> list[LayoutEstimate]:
-    """Return the rows with those first that leave the planner's margin free."""
-    return sorted(rows, key=lambda row: is_tight(question, row.memory))
+    rows = tuple(ranking.rows.roomy_first()[: 1 + NEXT_BEST])
+    return rows or ((ranking.nearest,) if ranking.nearest else ())
 
 
 def _near_data_parallel(place: Place, fixed: TuningChoice, wanted: TuningChoice) -> DefaultLayout:

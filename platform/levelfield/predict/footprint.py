@@ -17,6 +17,7 @@ from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shap
 from levelfield.predict.activations import LayerBytes, activations, layer_bytes
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
+from levelfield.specs.constants import MemoryModel
 
 # The head computes chunks of tokens with this many bytes of fp32 logits (models/torch/model/head_loss.py).
 LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
@@ -57,17 +58,24 @@ class StageStates:
     pools: int
 
 
-def expected_memory(
-    setup: TrainingSetup, layer: LayerBytes | None = None, states: Sequence[StageStates] | None = None
-) -> Footprint:
-    """Return the footprint of the pipeline stage that needs most. layer, states: of `end_states`, if they are known.
+@dataclass(frozen=True)
+class StagePassing:
+    """The bytes of a stage that come and go, and do not depend on sharded states and expert ranks. buffers: between
+    context ranks and stages."""
+
+    activations: int
+    logits: int
+    buffers: int
+
+
+def expected_memory(setup: TrainingSetup) -> Footprint:
+    """Return the footprint of the pipeline stage that needs most.
 
     The first stage holds the most layers and micro-batches, and the last holds the logits. None between needs more,
     unless only some layers are mixtures of experts, or a stage has buffers for all that it receives in a step.
     """
-    layer, states = layer or layer_bytes(setup), states or end_states(setup)
-    footprints = [_stage(setup, n, layer, kept) for n, kept in zip(setup.end_stages, states, strict=True)]
-    return max(footprints, key=lambda f: f.total)
+    stages = zip(end_states(setup), end_passing(setup, layer_bytes(setup)), strict=True)
+    return max((_footprint(setup, *stage) for stage in stages), key=lambda f: f.total)
 
 
 def end_states(setup: TrainingSetup) -> tuple[StageStates, ...]:
@@ -75,10 +83,16 @@ def end_states(setup: TrainingSetup) -> tuple[StageStates, ...]:
     return tuple(stage_states(setup, stage) for stage in setup.end_stages)
 
 
+def end_passing(setup: TrainingSetup, layer: LayerBytes) -> tuple[StagePassing, ...]:
+    """Return what comes and goes on the stages of which one needs most."""
+    return tuple(_passing(setup, stage, layer) for stage in setup.end_stages)
+
+
 def stage_footprints(setup: TrainingSetup) -> list[Footprint]:
     """Return the footprint of each pipeline stage."""
     layer = layer_bytes(setup)
-    return [_stage(setup, stage, layer, stage_states(setup, stage)) for stage in range(setup.layout.pipeline)]
+    stages = range(setup.layout.pipeline)
+    return [_footprint(setup, stage_states(setup, stage), _passing(setup, stage, layer)) for stage in stages]
 
 
 def stage_states(s: TrainingSetup, stage: int) -> StageStates:
@@ -101,28 +115,57 @@ def _sharded(s: TrainingSetup, width: int, count: HeldCount, sharded: bool) -> i
     return width * count.plain // s.layout.sharding_degree + routed
 
 
-def _stage(s: TrainingSetup, stage: int, layer: LayerBytes, states: StageStates) -> Footprint:
-    """Return the peak of a stage: the moment when most activations wait."""
-    waiting, logits = activations(s, stage, layer), _logits(s) if stage == s.layout.pipeline - 1 else 0
-    buffers = states.buffers + context_buffers(s) + _receive_buffers(s, stage)
+def _passing(s: TrainingSetup, stage: int, layer: LayerBytes) -> StagePassing:
+    """Return what comes and goes on a stage at its peak: the moment when most activations wait."""
+    logits = _logits(s) if stage == s.layout.pipeline - 1 else 0
+    return StagePassing(activations(s, stage, layer), logits, context_buffers(s) + _receive_buffers(s, stage))
+
+
+def _footprint(s: TrainingSetup, states: StageStates, passing: StagePassing) -> Footprint:
+    buffers = states.buffers + passing.buffers
     return Footprint(
         weights=states.weights,
         gradients=states.gradients,
         optimizer_states=states.optimizer_states,
-        activations=waiting,
-        logits=logits,
+        activations=passing.activations,
+        logits=passing.logits,
         buffers=buffers,
-        reserve=_reserve(s, waiting + logits + buffers, states.pools),
+        reserve=_reserve(s, passing.activations + passing.logits + buffers, states.pools),
     )
 
 
 def _reserve(s: TrainingSetup, passing: int, pools: int) -> int:
     """Return the bytes that hold no tensor: of the process, of gaps between tensors that come and go, and of the
     allocator's pools for other streams. passing: activations, logits and buffers."""
-    model = s.memory_model
-    if s.on_host:
-        return model.host_process_bytes
-    return model.reserve_bytes + int(model.fragmentation * passing) + pools
+    return _process_bytes(s, pools) + int(gaps(s.memory_model, s.on_host) * passing)
+
+
+def _process_bytes(s: TrainingSetup, pools: int) -> int:
+    return s.memory_model.host_process_bytes if s.on_host else s.memory_model.reserve_bytes + pools
+
+
+def gaps(model: MemoryModel, on_host: bool) -> float:
+    """Return the bytes between tensors that come and go, over those of the tensors."""
+    return 0.0 if on_host else model.fragmentation
+
+
+def held_bytes(s: TrainingSetup) -> tuple[tuple[int, int], ...]:
+    """Return, for each stage of which one needs most, the bytes of a footprint that micro-batch, chunks and
+    recomputation do not change, and those of them that are buffers of sharded states."""
+    return tuple(
+        (n.weights + n.gradients + n.optimizer_states + n.buffers + _process_bytes(s, n.pools), n.buffers)
+        for n in end_states(s)
+    )
+
+
+def passing_bytes(s: TrainingSetup, layer: LayerBytes) -> tuple[int, ...]:
+    """Return, for each of the same stages, the bytes that come and go beside these buffers."""
+    return tuple(n.activations + n.logits + n.buffers for n in end_passing(s, layer))
+
+
+def fullest_bytes(held: Sequence[tuple[int, int]], passing: Sequence[int], gaps: float) -> int:
+    """Return the total of the largest footprint, from `held_bytes`, `passing_bytes` and `gaps`."""
+    return max(kept + n + int(gaps * (n + buffers)) for (kept, buffers), n in zip(held, passing, strict=True))
 
 
 def _stream_pools(s: TrainingSetup, parameters: int) -> int:

@@ -5,24 +5,36 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TypeVar, overload
 
 from levelfield.predict.activations import LayerBytes, layer_bytes
-from levelfield.predict.footprint import Footprint, StageStates, end_states, expected_memory
+from levelfield.predict.footprint import Footprint, expected_memory, fullest_bytes, gaps, held_bytes, passing_bytes
 from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
 from levelfield.predict.machines import MachineRates
-from levelfield.predict.pass_timing import PassSeconds, pass_seconds
+from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, work_of
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import PredictedStep, step_time
+from levelfield.predict.timing import (
+    PredictedStep,
+    StepPasses,
+    WeightExchange,
+    exchange_of,
+    step_passes,
+    step_time,
+)
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.implementation import Refusable, refused
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Recompute, Tuning
 
+T = TypeVar("T")
 Pass = tuple[int, int, int, bool, int, Recompute]
+Fields = tuple[int, Recompute, int]  # micro-batch, recomputation, model chunks
+# A row before anybody reads it: tokens/s, negative, and bytes, which give its order; its number, layout and fields.
+Found = tuple[float, int, int, Layout, Fields]
 BEYOND = 20  # rows that do not fit to remember
 # Of a sequence on a context rank. Published runs have 4,096 and more; the rates here are not made for a few tokens.
 LEAST_TOKENS = 1024
@@ -89,12 +101,38 @@ class LayoutEstimate:
 
 
 @dataclass(frozen=True)
+class RankedRows(Sequence[LayoutEstimate]):
+    """The rows of a search, fastest first. A row gets all its parts when it is read: a search finds many thousands, of
+    which few are."""
+
+    question: LayoutQuestion
+    found: Sequence[Found]
+
+    def roomy_first(self) -> RankedRows:
+        """Return the rows with those first that leave the planner's margin free."""
+        return RankedRows(self.question, sorted(self.found, key=lambda row: is_tight(self.question, row[1])))
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    @overload
+    def __getitem__(self, at: int) -> LayoutEstimate: ...
+    @overload
+    def __getitem__(self, at: slice) -> RankedRows: ...
+    def __getitem__(self, at: int | slice) -> LayoutEstimate | RankedRows:
+        if isinstance(at, slice):
+            return RankedRows(self.question, self.found[at])
+        *_, layout, fields = self.found[at]
+        return predict(self.question, _tuning(layout, fields))
+
+
+@dataclass(frozen=True)
 class LayoutRanking:
     """The rows that fit, fastest first. nearest: the row with the least memory, when no row fits. considered: the
     number of computed layouts; pruned: branches that were left because their smallest layout does not fit.
     beyond: the rows that need least beyond the memory, of those where branches were left, least first."""
 
-    rows: tuple[LayoutEstimate, ...]
+    rows: RankedRows
     nearest: LayoutEstimate | None
     considered: int
     pruned: int
@@ -106,74 +144,96 @@ def answer(question: LayoutQuestion) -> LayoutRanking:
     search = _Search(question)
     rows = search.fastest(_layouts(question))
     beyond = search.beyond()
-    return LayoutRanking(
-        tuple(rows), None if rows or not beyond else beyond[0], search.considered, search.pruned, beyond
-    )
+    return LayoutRanking(rows, None if rows or not beyond else beyond[0], search.considered, search.pruned, beyond)
 
 
-def not_offered(question: LayoutQuestion) -> tuple[LayoutEstimate, ...]:
+def not_offered(question: LayoutQuestion) -> RankedRows:
     """Return the rows that fit and need context or expert parallelism, stages of unequal layers or hybrid sharding that
     the framework does not offer here, fastest first."""
     offer, layers = question.offer, question.work.model.layers
     refuses = tuple(name for name in offer.refuses if name != PARTIAL)
     uneven = {"uneven"} if "pipeline" in offer.parallelism else set()
     wider = replace(offer, parallelism=offer.parallelism | {"context", "expert"} | uneven, refuses=refuses)
-    rows = _Search(replace(question, offer=wider)).fastest(_layouts(replace(question, offer=wider)))
-    return tuple(row for row in rows if offer.lacks(row.tuning, layers))
+    asked = replace(question, offer=wider)
+    rows = _Search(asked).fastest(_layouts(asked))
+    return RankedRows(asked, [row for row in rows.found if offer.lacks(_tuning(*row[3:]), layers)])
 
 
 def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
     """Predict one row, whether it fits or not. Raises UnknownLink."""
-    search = _Search(question)
-    return search.row(search.setup(tuning))
+    setup = setup_of(question.work, tuning, question.on_host, question.constants.keeping)
+    memory = expected_memory(setup)
+    time = step_time(setup, question.machine, question.constants.pace_on(question.on_host))
+    return LayoutEstimate(tuning, memory, _fits(question, memory.total), time, _speed(question, tuning.layout, time))
+
+
+@dataclass
+class _Shared:
+    """The figures that the rows of a layout are sums of, and share with those of others: by fields, the bytes that
+    come and go on its stages, and the step without the exchange of weights."""
+
+    layout: Layout
+    passing: dict[Fields, tuple[int, ...]]
+    steps: dict[Fields, StepPasses]
+    states: _States
+
+
+@dataclass
+class _States:
+    """What a rank holds, and how weights are exchanged; None: not yet computed."""
+
+    held: tuple[tuple[int, int], ...] | None = None
+    exchange: WeightExchange | None = None
 
 
 class _Search:
-    """A search. Layouts with equal tensor, context and expert ranks and micro-batch share the figures of one
-    micro-batch in a layer."""
+    """A search. A row is a sum of figures, each of which many rows share: of a layer, of the stages' activations and
+    passes, of a rank's states, and of the exchange of weights. Each figure is computed once."""
 
     def __init__(self, question: LayoutQuestion) -> None:
         self.question = question
         self.considered = self.pruned = 0
-        self._left: list[tuple[int, int, TrainingSetup, Footprint]] = []
+        self._left: list[tuple[int, int, Layout, Fields]] = []
+        self._sizes: dict[tuple[int, ...], list[int]] = {}  # of micro-batches, whatever is sharded
         self._bytes: dict[Pass, LayerBytes] = {}
         self._seconds: dict[Pass, PassSeconds] = {}
-        self._sizes: dict[tuple[int, ...], list[int]] = {}  # of micro-batches, whatever is sharded
-        self._states: tuple[Layout, tuple[StageStates, ...]] | None = None  # of the layout that is searched
+        self._passing: dict[tuple[int, ...], dict[Fields, tuple[int, ...]]] = {}
+        self._steps: dict[tuple[int, ...], dict[Fields, StepPasses]] = {}
+        self._states: dict[tuple[int, ...], _States] = {}
 
-    def fastest(self, layouts: Iterable[Layout]) -> list[LayoutEstimate]:
+    def fastest(self, layouts: Iterable[Layout]) -> RankedRows:
         """Return the rows of all layouts that fit, fastest first."""
-        rows = [row for layout in layouts for row in self.rows_of(layout)]
-        return sorted(rows, key=lambda row: (-row.tokens_per_second, row.memory.total))
+        return RankedRows(self.question, sorted(found for layout in layouts for found in self.rows_of(layout)))
 
-    def rows_of(self, layout: Layout) -> Iterator[LayoutEstimate]:
+    def rows_of(self, layout: Layout) -> Iterator[Found]:
         """Return the rows of a layout that fit.
 
         Memory grows with the micro-batch and with model chunks, and shrinks with recomputation. So the first
         micro-batch that does not fit ends its branch, and where none fits, less recomputation and more chunks end.
         """
         sizes, uneven = self._allowed(layout), _may_be_uneven(self.question)
+        shared = self._shared(layout)
         for chunks in _chunks(self.question, layout) if sizes else ():
             micro_batches = [n for n in sizes if interleaves(self.question.work, layout, n, chunks, uneven)]
-            rows = list(self._rows_of_chunks(layout, chunks, micro_batches))
+            rows = list(self._rows_of_chunks(shared, chunks, micro_batches))
             yield from rows
             if chunks == 1 and micro_batches and not rows and self._has_enough_left():
                 return
 
-    def _rows_of_chunks(self, layout: Layout, chunks: int, micro_batches: list[int]) -> Iterator[LayoutEstimate]:
+    def _rows_of_chunks(self, shared: _Shared, chunks: int, micro_batches: list[int]) -> Iterator[Found]:
+        layout = shared.layout
         for recompute in _recomputations(self.question):
             for n, micro_batch in enumerate(micro_batches):
-                tuning = Tuning(layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks)
-                setup = self.setup(tuning)
+                fields = micro_batch, recompute, chunks
                 self.considered += 1
-                memory = self.memory(setup)
-                if not _fits(self.question, memory):
+                total = self._total_bytes(shared, fields)
+                if not _fits(self.question, total):
                     self.pruned += 1
-                    self._left.append((memory.total, self.considered, setup, memory))
+                    self._left.append((total, self.considered, layout, fields))
                     if n == 0 and self._has_enough_left():
                         return
                     break
-                yield self.row(setup, memory)
+                yield -_speed(self.question, layout, self._time(shared, fields)), total, self.considered, layout, fields
 
     def _has_enough_left(self) -> bool:
         """Return whether there are rows enough for `beyond`. Until then rows that cannot fit are computed as well."""
@@ -194,31 +254,63 @@ class _Search:
     def beyond(self) -> tuple[LayoutEstimate, ...]:
         """Return the rows that ended a branch and need least memory."""
         least = heapq.nsmallest(BEYOND, self._left)
-        return tuple(self.row(setup, memory) for _, _, setup, memory in least)
+        return tuple(predict(self.question, _tuning(layout, fields)) for _, _, layout, fields in least)
 
-    def setup(self, tuning: Tuning) -> TrainingSetup:
-        return setup_of(self.question.work, tuning, self.question.on_host, self.question.constants.keeping)
+    def _shared(self, layout: Layout) -> _Shared:
+        stages = layout.data, layout.context, layout.tensor, layout.pipeline
+        divided, sharded = layout.sequence_parallel, (layout.sharding_stage, layout.sharding_degree)
+        return _Shared(
+            layout,
+            self._passing.setdefault((*stages, divided), {}),
+            self._steps.setdefault((*stages, divided, layout.expert), {}),
+            self._states.setdefault((*stages, layout.expert, *sharded), _States()),
+        )
 
-    def memory(self, setup: TrainingSetup) -> Footprint:
-        key = _pass(setup)
-        layer = self._bytes.get(key)
-        if layer is None:
-            layer = self._bytes[key] = layer_bytes(setup)
-        if self._states is None or self._states[0] is not setup.layout:
-            self._states = setup.layout, end_states(setup)
-        return expected_memory(setup, layer, self._states[1])
+    def _total_bytes(self, shared: _Shared, fields: Fields) -> int:
+        """Return the bytes of the fullest stage."""
+        passing = shared.passing.get(fields)
+        if passing is None:
+            setup = _setup(self.question, shared.layout, fields)
+            passing = shared.passing[fields] = passing_bytes(setup, _once(self._bytes, setup, layer_bytes))
+        if shared.states.held is None:
+            shared.states.held = held_bytes(_setup(self.question, shared.layout, fields))
+        keeping = self.question.constants.keeping
+        return fullest_bytes(shared.states.held, passing, gaps(keeping, self.question.on_host))
 
-    def row(self, setup: TrainingSetup, memory: Footprint | None = None) -> LayoutEstimate:
-        """Return the row with its time. memory: as `memory` returns it, if known."""
-        memory = memory or self.memory(setup)
-        machine, pace = self.question.machine, self.question.constants.pace_on(self.question.on_host)
-        key = _pass(setup)
-        each = self._seconds.get(key)
-        if each is None:
-            each = self._seconds[key] = pass_seconds(setup, machine, pace)
-        time = step_time(setup, machine, pace, each)
-        tokens = self.question.work.training.tokens_per_step / time.total / setup.layout.world_size
-        return LayoutEstimate(setup.tuning, memory, _fits(self.question, memory), time, tokens)
+    def _time(self, shared: _Shared, fields: Fields) -> PredictedStep:
+        passes, exchange = shared.steps.get(fields), shared.states.exchange
+        if passes is None or exchange is None:
+            work = self._work(shared.layout, fields)
+            each = _once(self._seconds, work.setup, lambda _: pass_seconds(work))
+            passes = shared.steps[fields] = passes or step_passes(work, each)
+            exchange = shared.states.exchange = exchange or exchange_of(work)
+        return exchange.added_to(passes)
+
+    def _work(self, layout: Layout, fields: Fields) -> RankWork:
+        pace = self.question.constants.pace_on(self.question.on_host)
+        return work_of(_setup(self.question, layout, fields), self.question.machine, pace)
+
+
+def _once(known: dict[Pass, T], setup: TrainingSetup, figure: Callable[[TrainingSetup], T]) -> T:
+    """Return the figure of one micro-batch in a layer, computed once for all setups in which it is the same."""
+    key = _pass(setup)
+    if key not in known:
+        known[key] = figure(setup)
+    return known[key]
+
+
+def _setup(question: LayoutQuestion, layout: Layout, fields: Fields) -> TrainingSetup:
+    return setup_of(question.work, _tuning(layout, fields), question.on_host, question.constants.keeping)
+
+
+def _tuning(layout: Layout, fields: Fields) -> Tuning:
+    micro_batch, recompute, chunks = fields
+    return Tuning(layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks)
+
+
+def _speed(question: LayoutQuestion, layout: Layout, time: PredictedStep) -> float:
+    """Return the tokens/s of one device."""
+    return question.work.training.tokens_per_step / time.total / layout.world_size
 
 
 def _plain(layout: Layout, micro_batch: int) -> Tuning:
@@ -238,14 +330,14 @@ def _pass(setup: TrainingSetup) -> Pass:
     )
 
 
-def _fits(question: LayoutQuestion, memory: Footprint) -> bool:
-    return question.capacity_bytes is None or memory.total <= question.capacity_bytes
+def _fits(question: LayoutQuestion, total_bytes: int) -> bool:
+    return question.capacity_bytes is None or total_bytes <= question.capacity_bytes
 
 
-def is_tight(question: LayoutQuestion, memory: Footprint) -> bool:
+def is_tight(question: LayoutQuestion, total_bytes: int) -> bool:
     """Return whether a row leaves less of a device free than the memory of a run may be from the estimate."""
     most = (1 - question.constants.keeping.uncertainty) * (question.capacity_bytes or math.inf)
-    return memory.total > most
+    return total_bytes > most
 
 
 def _layouts(question: LayoutQuestion) -> Iterator[Layout]:

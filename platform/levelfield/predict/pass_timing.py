@@ -77,16 +77,20 @@ class PassSeconds:
         return self.layer * (count - mixtures) + self.mixture * mixtures
 
 
-def pass_seconds(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PassSeconds:
+def work_of(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> RankWork:
+    return RankWork(setup, machine, pace, slice_of(setup, pace.unfused))
+
+
+def pass_seconds(s: RankWork) -> PassSeconds:
     """Return the parts of one micro-batch's time. Raises UnknownLink."""
-    s = RankWork(setup, machine, pace, slice_of(setup, pace.unfused))
+    model = s.setup.model
     return PassSeconds(
-        layer=_seconds(s, _in_both_directions(s, layer_forward(setup.model, s.part))),
-        embedding=_seconds(s, embedding_forward(setup.model, s.part) * (1 + BACKWARD)),
-        head=_seconds(s, head_forward(setup.model, s.part) * (1 + BACKWARD)),
+        layer=_seconds(s, _in_both_directions(s, layer_forward(model, s.part))),
+        embedding=_seconds(s, embedding_forward(model, s.part) * (1 + BACKWARD)),
+        head=_seconds(s, head_forward(model, s.part) * (1 + BACKWARD)),
         tensor=_tensor_seconds(s),
         context=_context_seconds(s),
-        mixture=_mixture_seconds(s) if setup.model.experts else 0.0,
+        mixture=_mixture_seconds(s) if model.experts else 0.0,
         expert=_token_exchange_seconds(s),
     )
 

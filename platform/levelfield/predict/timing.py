@@ -8,8 +8,9 @@ The framework's stated overlap hides a part of the communication between stages 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from levelfield.measure.parameter_counts import ParameterCount, parameters
 from levelfield.predict.footprint import mixture_parameters
@@ -20,7 +21,7 @@ from levelfield.predict.pass_timing import (
     pass_seconds,
     rank_gather_seconds,
     rank_scatter_seconds,
-    slice_of,
+    work_of,
 )
 from levelfield.predict.setup import FP16, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
@@ -30,8 +31,7 @@ from levelfield.specs.constants import Pace
 UPDATE_BYTES = 4 * FP32 + 3 * FP32 + FP16
 
 
-@dataclass(frozen=True)
-class PredictedStep:
+class PredictedStep(NamedTuple):
     """Seconds of one step, by part. compute: of an average stage; imbalance: the slowest stage minus the average;
     bubble: filling and draining the pipeline; tensor, context, pipeline, data: communication without overlap, as is
     expert, the exchange of tokens between the ranks of experts."""
@@ -52,32 +52,45 @@ class PredictedStep:
         return computing + self.tensor + self.context + self.pipeline + self.data + self.expert
 
     def parts(self) -> dict[str, float]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return self._asdict()
 
 
-def step_time(
-    setup: TrainingSetup, machine: MachineRates, pace: Pace, each: PassSeconds | None = None
-) -> PredictedStep:
-    """Return the time of one step, by part. each: the parts of a micro-batch, if known. Raises UnknownLink."""
-    s = RankWork(setup, machine, pace, slice_of(setup, pace.unfused))
-    each = each or pass_seconds(setup, machine, pace)
-    layout, tuning = setup.layout, setup.tuning
+def step_time(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PredictedStep:
+    """Return the time of one step, by part. Raises UnknownLink."""
+    s = work_of(setup, machine, pace)
+    return exchange_of(s).added_to(step_passes(s, pass_seconds(s)))
+
+
+class StepPasses(NamedTuple):
+    """A step without what depends on sharded states: exchange and update of weights. each: the computation of one of
+    its micro-batches on an average stage."""
+
+    step: PredictedStep
+    each: float
+    micro_batches: int
+
+
+def step_passes(s: RankWork, each: PassSeconds) -> StepPasses:
+    """Return the passes of a step. each: the parts of a micro-batch. Raises UnknownLink."""
+    setup, batches = s.setup, s.setup.micro_batches
+    layout, chunks = setup.layout, setup.tuning.virtual_pipeline
     whole, slowest = _whole_and_slowest(setup, each)
     average, layers = whole / layout.pipeline, setup.model.layers / layout.pipeline
     tensor, context, pipeline = each.tensor * layers, each.context * layers, _pipeline_seconds(s)
     expert = each.expert * setup.model.mixture_layers / layout.pipeline if each.expert else 0.0
     filling = whole - slowest + (layout.pipeline - 1) * (tensor + context + pipeline + expert)
-    return PredictedStep(
-        compute=s.setup.micro_batches * average,
-        imbalance=s.setup.micro_batches * (slowest - average),
-        bubble=filling / tuning.virtual_pipeline * pace.bubble_share,
-        tensor=s.setup.micro_batches * tensor,
-        context=s.setup.micro_batches * context,
-        pipeline=s.setup.micro_batches * pipeline * tuning.virtual_pipeline,
-        data=_data_seconds(s, average),
-        optimizer=_update_seconds(s),
-        expert=s.setup.micro_batches * expert,
+    step = PredictedStep(
+        compute=batches * average,
+        imbalance=batches * (slowest - average),
+        bubble=filling / chunks * s.pace.bubble_share,
+        tensor=batches * tensor,
+        context=batches * context,
+        pipeline=batches * pipeline * chunks,
+        data=0.0,
+        optimizer=0.0,
+        expert=batches * expert,
     )
+    return StepPasses(step, average, batches)
 
 
 def _whole_and_slowest(setup: TrainingSetup, each: PassSeconds) -> tuple[float, float]:
@@ -105,50 +118,75 @@ def _pipeline_seconds(s: RankWork) -> float:
     return 2 * send_seconds(size, link) * (1 - s.pace.overlap)
 
 
-def _data_seconds(s: RankWork, compute: float) -> float:
-    """Return the exchange of gradients in a step and, with sharded states, the gather of updated weights.
+@dataclass(frozen=True)
+class WeightExchange:
+    """The exchange of gradients and weights of a layout, and the update. messages: of all but the experts, and of
+    these, the seconds of a gather of the weights, of a reduction of the gradients, and of what follows once a step.
+    copied: the weights that are copied between the exchange's buffers and the tensors, by copy_rate bytes a second."""
 
-    ZeRO stages 2 and 3 keep only a rank's own gradients, so they reduce those of every micro-batch. compute: of one
-    micro-batch; communication overlaps with the backward pass of the micro-batches that are exchanged.
-    """
-    layout, batches = s.setup.layout, s.setup.micro_batches
-    if layout.gradient_ranks == 1:
-        return 0.0
-    plain, routed = _stage_parameters(s)
-    exchanged = batches if layout.sharding_stage > 1 else 1
-    seconds = _exchange_seconds(s, plain, layout.gradient_ranks, layout.sharding_degree, layout.tensor)
-    if routed:
-        alike, shards = layout.gradient_ranks // layout.expert, s.setup.expert_shards
-        seconds += _exchange_seconds(s, routed, alike, shards, layout.tensor * layout.expert)
-    return _exposed(s, seconds, exchanged * compute) + _copy_seconds(s, plain, routed)
+    stage: int
+    width: int
+    overlap: float
+    messages: tuple[tuple[float, float, float], ...]
+    copied: float
+    copy_rate: float
+    update: float
+
+    def added_to(self, passes: StepPasses) -> PredictedStep:
+        """Return the step with the exchange, and the update.
+
+        ZeRO stages 2 and 3 keep only a rank's own gradients, so they reduce those of every micro-batch. Communication
+        overlaps with the backward pass of the micro-batches that are exchanged: no more of it than these compute.
+        """
+        (compute, imbalance, bubble, tensor, context, pipeline, _, _, expert), each, micro_batches = passes
+        reduced = micro_batches if self.stage > 1 else 1
+        gathered = 2 * micro_batches if self.stage == 3 else 1  # for each forward and each backward pass
+        sent = sum((gathered * gather + reduced * reduce + once for gather, reduce, once in self.messages), 0.0)
+        exposed = max(sent * (1 - self.overlap), sent - reduced * each)
+        if self.copied:
+            exposed += (gathered * 2 * self.width + reduced * (self.width + FP32)) * self.copied / self.copy_rate
+        return PredictedStep(compute, imbalance, bubble, tensor, context, pipeline, exposed, self.update, expert)
 
 
-def _copy_seconds(s: RankWork, plain: float, routed: float) -> float:
-    """Return the copies of gathered weights out of the exchange's buffer, and of gradients into it in 32 bits."""
-    stage, batches = s.setup.layout.sharding_stage, s.setup.micro_batches
-    if not (s.pace.exchange_copies and stage):
-        return 0.0
-    count = plain + (0.0 if s.setup.has_whole_experts else routed)
-    gathered = 2 * batches if stage == 3 else 1
-    copied = gathered * 2 * s.part.width + (batches if stage > 1 else 1) * (s.part.width + FP32)
-    return copied * count / (s.machine.memory_bytes_per_second * s.pace.memory_efficiency)
+def exchange_of(s: RankWork) -> WeightExchange:
+    """Return the exchange of a layout, whatever its micro-batch, chunks and recomputation. Raises UnknownLink."""
+    layout, (plain, routed) = s.setup.layout, _stage_parameters(s)
+    messages = []
+    if layout.gradient_ranks > 1:
+        messages.append(_messages(s, plain, layout.gradient_ranks, layout.sharding_degree, layout.tensor))
+        if routed:
+            alike, shards = layout.gradient_ranks // layout.expert, s.setup.expert_shards
+            messages.append(_messages(s, routed, alike, shards, layout.tensor * layout.expert))
+    copied = plain + (0.0 if s.setup.has_whole_experts else routed)
+    copies = s.pace.exchange_copies and layout.sharding_stage and layout.gradient_ranks > 1
+    rate = s.machine.memory_bytes_per_second
+    if layout.sharding_stage:
+        plain, routed = plain / layout.sharding_degree, routed / s.setup.expert_shards
+    return WeightExchange(
+        stage=layout.sharding_stage,
+        width=s.part.width,
+        overlap=s.pace.overlap,
+        messages=tuple(messages),
+        copied=copied if copies else 0.0,
+        copy_rate=rate * s.pace.memory_efficiency,
+        update=UPDATE_BYTES * (plain + routed) / rate,
+    )
 
 
-def _exchange_seconds(s: RankWork, count: float, alike: int, shards: int, stride: int) -> float:
-    """Return the exchange of gradients and updated weights of `count` parameters that `alike` ranks have in common.
+def _messages(s: RankWork, count: float, alike: int, shards: int, stride: int) -> tuple[float, float, float]:
+    """Return the seconds of a gather of `count` parameters that `alike` ranks have in common, of a reduction of their
+    gradients, and of what follows once a step.
     shards: the ranks over which their states are sharded; stride: the devices between two of them."""
-    stage, batches = s.setup.layout.sharding_stage, s.setup.micro_batches
+    stage = s.setup.layout.sharding_stage
     gradients, weights = s.setup.gradient_width * count, s.part.width * count
     if stage == 0 or shards == 1:
-        return (batches if stage > 1 else 1) * _reduced_seconds(s, gradients, alike, stride)
+        return 0.0, _reduced_seconds(s, gradients, alike, stride), 0.0
     link = s.link(shards, stride)
-    exchanged = batches if stage > 1 else 1
-    gathered = 2 * batches if stage == 3 else 1  # for each forward and each backward pass
-    seconds = gathered * _in_messages(s, weights, lambda size: rank_gather_seconds(s, size, shards, link))
+    gather = _in_messages(s, weights, lambda size: rank_gather_seconds(s, size, shards, link))
     if s.pace.reduces_whole and stage < 3:
-        return seconds + exchanged * _reduced_seconds(s, gradients, alike, stride)
-    seconds += exchanged * _in_messages(s, gradients, lambda size: rank_scatter_seconds(s, size, shards, link))
-    return seconds + _reduced_seconds(s, gradients / shards, alike // shards, stride * shards)
+        return gather, _reduced_seconds(s, gradients, alike, stride), 0.0
+    reduce = _in_messages(s, gradients, lambda size: rank_scatter_seconds(s, size, shards, link))
+    return gather, reduce, _reduced_seconds(s, gradients / shards, alike // shards, stride * shards)
 
 
 def _reduced_seconds(s: RankWork, size: float, ranks: int, stride: int) -> float:
@@ -163,18 +201,6 @@ def _in_messages(s: RankWork, size: float, seconds: Callable[[float], float]) ->
     """Return the time of an exchange in messages: of a layer with ZeRO stage 3, else of all in one."""
     count = s.setup.layers_per_stage if s.setup.layout.sharding_stage == 3 else 1
     return count * seconds(size / count)
-
-
-def _exposed(s: RankWork, communication: float, compute: float) -> float:
-    """Return the communication that does not overlap: no more of it does than there is computation."""
-    return max(communication * (1 - s.pace.overlap), communication - compute)
-
-
-def _update_seconds(s: RankWork) -> float:
-    plain, routed = _stage_parameters(s)
-    if s.setup.layout.sharding_stage:
-        plain, routed = plain / s.setup.layout.sharding_degree, routed / s.setup.expert_shards
-    return UPDATE_BYTES * (plain + routed) / s.machine.memory_bytes_per_second
 
 
 def _stage_parameters(s: RankWork) -> tuple[float, float]:

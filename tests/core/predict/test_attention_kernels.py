@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import MachineRates, machine_of
-from levelfield.predict.pass_timing import kernel_of, pass_seconds
+from levelfield.predict.pass_timing import kernel_of, pass_seconds, work_of
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.specs.constants import Pace
 from levelfield.specs.layout import parse_layout
@@ -79,7 +79,7 @@ def test_each_framework_has_its_own(framework: str, kernel: str) -> None:
 def test_the_kernels_rate_is_that_of_the_plan() -> None:
     chip = machine("H100-SXM5-80GB")
     cudnn, flash = (
-        pass_seconds(setup(), chip, SDPA.model_copy(update={"attention": kernel})).layer
+        pass_seconds(work_of(setup(), chip, SDPA.model_copy(update={"attention": kernel}))).layer
         for kernel in ("sdpa", "flash2")
     )
     assert cudnn < flash

@@ -18,6 +18,7 @@ from levelfield.predict.layout_search import (
     LayoutRanking,
     SupportedParallelism,
     answer,
+    is_tight,
     predict,
 )
 from levelfield.predict.machines import (
@@ -221,6 +222,27 @@ def test_rows_come_fastest_first_and_only_what_is_offered() -> None:
     assert rates == sorted(rates, reverse=True)
     assert {(r.layout.tensor, r.layout.pipeline, r.tuning.recompute) for r in rows} == {(1, 1, "none")}
     assert {row.layout.sharding_stage for row in rows} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("case", "framework", "on_host"),
+    [("mixtral_8x7b", "megatron", False), ("deepseek_v3", "torch", False), ("gpt2_small", "deepspeed", True)],
+)
+def test_a_search_by_shared_figures_finds_what_whole_rows_have(case: str, framework: str, on_host: bool) -> None:
+    """Rows are ordered by sums of figures that many of them share; a row that is read is computed without these."""
+    constants = Registry().constants(framework)
+    assert constants is not None
+    copying = constants.model_copy(update={"pace": constants.pace.model_copy(update={"exchange_copies": True})})
+    offer = replace(ALL, parallelism=ALL.parallelism | {"expert", "uneven"})
+    capacity = None if case == "deepseek_v3" else 60
+    asked = question(case, 16, capacity, constants=copying, offer=offer, on_host=on_host)
+    rows = answer(asked).rows
+    assert len(rows) > 300
+    for (speed, total, *_), row in zip(rows.found[::23], rows[::23], strict=True):
+        assert (-speed, total) == (row.tokens_per_second, row.memory.total) and row.fits, row.tuning
+    roomy = rows.roomy_first().found
+    tight = [is_tight(asked, total) for _, total, *_ in roomy]
+    assert tight == sorted(tight) and sorted(roomy) == rows.found and any(tight) == (case == "mixtral_8x7b")
 
 
 def test_where_nothing_fits_the_smallest_is_named() -> None:

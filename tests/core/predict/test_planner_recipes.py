@@ -38,7 +38,7 @@ def test_a_recipe_has_its_rank_and_its_loss(recipes: ModuleType, found: Any) -> 
 
 
 def test_the_parts_of_a_loss_are_those_of_the_step(recipes: ModuleType, found: Any) -> None:
-    slow = replace(found.own.time, data=found.own.time.data + found.best.time.total / 2)
+    slow = found.own.time._replace(data=found.own.time.data + found.best.time.total / 2)
     worse = replace(found, own=replace(found.own, time=slow), rank=9)
     name, share = worse.parts[0]
     own = (found.own.time.data - found.best.time.data) / found.best.time.total

@@ -18,7 +18,7 @@ from levelfield.predict.machines import (
     MachineRates,
     machine_of,
 )
-from levelfield.predict.pass_timing import moved_bytes, pass_seconds
+from levelfield.predict.pass_timing import moved_bytes, pass_seconds, work_of
 from levelfield.predict.setup import setup_of
 from levelfield.specs.constants import RATES, Constants, MemoryModel, Pace
 from levelfield.specs.layout import parse_layout
@@ -158,7 +158,7 @@ def test_moved_bytes_are_those_of_the_predicted_time(case: str, layout: str, rec
     pace = Pace.model_validate(PLAIN | {"unfused": ["norms", "activation"]})
     tuning = Tuning(layout=parse_layout(layout).layout, recompute=recompute)  # type: ignore[arg-type]
     setup = setup_of(Registry().case(case).work("full"), tuning, False, MemoryModel())
-    each, model = pass_seconds(setup, machine, pace), setup.model
+    each, model = pass_seconds(work_of(setup, machine, pace)), setup.model
     seconds = each.of_layers(model.layers, model.mixture_layers if model.experts else 0) + each.embedding + each.head
     assert moved_bytes(setup, pace) == pytest.approx(seconds * 1e12, rel=1e-9)
 

@@ -21,6 +21,7 @@ HALF_FULL = 2**35  # where a device is emptier, a layer more or less is some per
 MORE, LESS, RESERVED = 0.03, 0.05, 0.05  # than planned, of what is allocated; either way, of what is reserved
 SPARED = 0.08  # megatron's mixtures: planned above, so that none runs out of memory for it
 ROUGH = 0.05  # torch's mixtures under ZeRO 2 and 3
+GAPS = 0.07  # below what deepspeed's ZeRO 3 reserves: whole parameters come and go, and leave gaps of many sizes
 
 
 def question(row: RehearsedRow) -> LayoutQuestion:
@@ -55,7 +56,8 @@ def test_planned_memory_is_near_that_of_a_rehearsal(row: RehearsedRow) -> None:
     rough = row.framework == "torch" and "EP" in row.layout and ("SH2" in row.layout or "SH3" in row.layout)
     assert -(ROUGH if rough else MORE) <= allocated <= LESS
     most = SPARED if row.framework == "megatron" and "EP" in row.layout else RESERVED
-    assert -RESERVED <= reserved <= most
+    least = GAPS if row.framework == "deepspeed" and "SH3" in row.layout else RESERVED
+    assert -least <= reserved <= most
 
 
 @pytest.mark.parametrize("left_out", ["activations", "gradients", "weights"])

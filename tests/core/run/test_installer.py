@@ -152,6 +152,18 @@ def test_each_cause_has_its_advice(line: str, says: str | None) -> None:
     assert (says in said) if says else "index" not in said
 
 
+def test_what_a_build_printed_is_the_evidence_and_not_pips_own_last_lines() -> None:
+    own = ["  × Encountered error", "  note: This is an issue with the package, not pip.", "hint: See above."]
+    build = [
+        "  ╰─> [9 lines of output]",
+        *["      noise"] * 6,
+        "      RuntimeError: no CUDA here",
+        "      [end of output]",
+    ]
+    said = installer.failure(["pip"], 1, [*build, *own], {})
+    assert said.endswith("\n  RuntimeError: no CUDA here") and "×" not in said
+
+
 def test_a_folder_of_wheels_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheels = tmp_path / "two words"
     wheels.mkdir()

@@ -15,7 +15,7 @@ from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.runtimes.wheels import fetch_into
 from levelfield.specs.plan import EnvironmentPlan
 from levelfield.specs.requirements import BuildStep
-from planted_wheels import built_against, wheel
+from planted_wheels import built_against, wheel, write
 
 STEP = BuildStep(packages=("engine==1.0",), home={"ENGINE_HOME": "acme"}, headers="acme*")
 READ = "import engine, json; print(json.dumps([engine.AGAINST, engine.SEEN]))"
@@ -34,8 +34,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def plan(folder: Path, *requirements: str, builds: tuple[BuildStep, ...] = ()) -> EnvironmentPlan:
-    target = folder / ".venvs" / "acme-nvidia"
+def plan(folder: Path, *requirements: str, builds: tuple[BuildStep, ...] = (), kind: str = "nvidia") -> EnvironmentPlan:
+    target = folder / ".venvs" / f"acme-{kind}"
     python = str(target / "bin" / "python")
     name, place = target.name, str(target)
     return EnvironmentPlan(
@@ -48,6 +48,19 @@ def made(wanted: EnvironmentPlan) -> list[str]:
     with environment_in_use(wanted, said.append):
         pass
     return said
+
+
+@pytest.mark.parametrize("kind", ["cpu", "nvidia"])
+def test_a_build_for_processors_is_refused_where_an_accelerator_needs_another(
+    kind: str, tmp_path: Path, source: Path
+) -> None:
+    write(source, "engine", "", version="1.0+cpu")
+    wanted = plan(tmp_path, "engine==1.0", kind=kind)
+    if kind == "cpu":
+        assert made(wanted)
+        return
+    with pytest.raises(RunFailed, match=r"found engine 1.0\+cpu, expected a build for accelerators"):
+        made(wanted.model_copy(update={"builds": (BuildStep(packages=("absent==1.0",)),)}))
 
 
 def test_what_is_built_against_the_first_packages_comes_after_them(tmp_path: Path, source: Path) -> None:

@@ -34,6 +34,9 @@ DEFAULTS = (
     Row("mixtral_8x7b:torch:H100:2:8"),  # the smallest number of H100 that holds it
     Row("mixtral_8x7b:megatron:H100:2:8"),
     *(Row(f"{case}:megatron:H100:8:8") for case in ("llama3_70b", "qwen3_30b_a3b")),
+    *(Row(f"{case}:torch:H100:8:8") for case in ("gpt3_6.7B", "llama3_8b", "qwen3_8b")),
+    *(Row(f"{case}:deepspeed:H100:2:8") for case in ("gpt3_6.7B", "llama3_8b")),
+    Row("qwen3_8b:torch:H200:2:8"),
 )
 # each family of layouts, and its crosses
 FAMILIES = (
@@ -51,5 +54,28 @@ FAMILIES = (
     laid_out("gpt3_6.7B:megatron:H100:1:8", "DP4TP2+seq"),
     laid_out("gpt3_6.7B:megatron:H100:1:8", "DP2PP4", delivered=True),
     laid_out("llama3_8b:megatron:H100:1:8", "DP2TP2CP2SH1+seq"),
+    laid_out("gpt3_6.7B:torch:H100:1:8", "DP8SH1", "--micro-batch", "4", "--recompute", "selective"),
+    laid_out("gpt3_6.7B:torch:H100:2:8", "DP16SH1", "--micro-batch", "4", "--recompute", "selective"),
+    laid_out("gpt3_6.7B:deepspeed:H100:1:8", "DP8SH1", "--micro-batch", "2", "--recompute", "none"),
+    laid_out("gpt3_6.7B:megatron:H100:1:8", "DP4PP2SH1", "--micro-batch", "2", "--virtual-pipeline", "4"),
+    laid_out("gpt3_6.7B:megatron:H100:1:8", "DP4TP2+seq", "--micro-batch", "1", "--recompute", "none"),
+    laid_out("qwen3_8b:torch:H100:1:8", "DP8SH2", "--micro-batch", "2", "--recompute", "selective"),
+    laid_out("qwen3_8b:torch:H100:1:8", "DP8SH3", "--micro-batch", "2", "--recompute", "none"),
+    laid_out("mixtral_8x7b:torch:H100:2:8", "DP16EP8SH3", "--micro-batch", "8", "--recompute", "full"),
+    laid_out("mixtral_8x7b:torch:H100:2:8", "DP8EP8PP2SH3", "--micro-batch", "1", "--recompute", "selective"),
+    laid_out("mixtral_8x7b:torch:H100:8:8", "DP4CP2EP8PP8SH1", "--micro-batch", "1", "--recompute", "none"),
+    laid_out("mixtral_8x7b:megatron:H100:2:8", "DP2CP4EP8PP2SH1", "--micro-batch", "1", "--recompute", "none"),
+    laid_out("qwen3_30b_a3b:torch:H100:8:8", "DP32EP8PP2SH1", "--micro-batch", "1", "--recompute", "none"),
+    laid_out(
+        "qwen3_30b_a3b:megatron:H100:8:8",
+        "DP32EP8PP2SH1",
+        "--micro-batch",
+        "1",
+        "--virtual-pipeline",
+        "4",
+        "--recompute",
+        "none",
+    ),
+    laid_out("llama3_70b:megatron:H100:8:8", "DP2CP2TP4PP4SH1+seq", "--micro-batch", "1", "--recompute", "none"),
 )
 ROWS = (*DEFAULTS, *FAMILIES)

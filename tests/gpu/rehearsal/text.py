@@ -58,8 +58,15 @@ def attention_names(report: dict[str, Any]) -> list[str]:
     return sorted({*report["attention_choices"].values(), *engine})
 
 
+def cause(report: dict[str, Any]) -> str:
+    """Why a rank failed: a full device where it printed that, as pipelining's own error does not name it."""
+    printed = (report.get("printed") or "").splitlines()
+    full = next((line.strip() for line in printed if "CUDA out of memory" in line), None)
+    return full or report.get("error") or f"ended with code {report['exit_code']}"
+
+
 def failure_lines(report: dict[str, Any]) -> list[str]:
-    why = report.get("error") or f"ended with code {report['exit_code']}"
+    why = cause(report)
     printed = [line for line in (report.get("printed") or "").splitlines() if line.strip()]
     said = [line for line in printed if line.startswith(("stand-in", "  rank"))] or printed[-3:]
     return [f"rank {report['rank']}: {why}"[:400], *(f"  {line}"[:400] for line in said)]

@@ -110,6 +110,8 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
     _run(create, folder, say)
     source = installer.sources(plan.index)
     _run([*install, *plan.requirements], folder, say, source)
+    if not plan.name.endswith("-cpu"):
+        installer.refuse_processor_builds(folder)
     for step in plan.builds:
         say(f"building {', '.join(step.packages)} against what is installed; this may take long")
         argv = [*install, "--no-build-isolation", *plan.requirements, *step.packages]
