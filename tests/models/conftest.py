@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-# Files whose tests share a costly fixture or import: one process takes all tests of such a group. xdist's own marks of a
-# group change nothing since pytest 9.2.
+# Files whose tests share a costly fixture or import: one process takes all tests of such a group. (Marks of a group by
+# xdist change nothing since pytest 9.2.)
 GROUPS = {
     "test_preflight.py": "collectives",
     "test_host_probe.py": "host probe",

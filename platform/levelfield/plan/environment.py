@@ -220,7 +220,8 @@ def _stores() -> list[Path]:
 def _refusal(path: Path, version: str) -> str | None:
     """Return why `path` is not a Python `version` that can make environments; None if it is one.
 
-    It runs in isolated mode, so that the user's variables do not change its output, and once for all entries of a suite.
+    It runs in isolated mode, so that the user's variables do not change its output. All entries of a suite share the
+    answer.
     """
     argv = [str(path), "-I", "-c", PROGRAM]
     try:
