@@ -25,8 +25,8 @@ from told_plants import FRAMEWORKS, PAGE, Row, busy_core
 
 DATA = ROOT / "docs" / "data" / "further_steps.json"
 BEGIN = "<!-- written by tests/models/further_steps.py: begin -->"
-MODEL = {**shallow(MODELS["llama"]), "hidden_size": 256, "ffn_hidden_size": 768}  # operations of more than microseconds
-TOKENS, STEPS, FIRST, FURTHER = 64, 40, 6, 12  # FIRST: of the window
+MODEL = {**shallow(MODELS["llama"]), "hidden_size": 128, "ffn_hidden_size": 384}  # operations of more than microseconds
+TOKENS, STEPS, FIRST, FURTHER = 64, 30, 6, 10  # FIRST: of the window
 
 
 def pair(framework: str, number: int, python: Path) -> Row:

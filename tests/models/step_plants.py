@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 
 EACH_MS, ONCE_MS = 50.0, 200.0  # one planted delay of a module, in each of four micro-batches; one of a step
-EACH_ELSEWHERE_MS = 25.0  # in jax, of each layer; in paddle
+EACH_OF_JAX_MS = 25.0  # of each layer
 
 
 @dataclass(frozen=True)
@@ -226,14 +226,14 @@ def products(x):
 )
 IN_JAX = {
     "a norm": Plant(
-        f'around(decoder, "norm", 1, lambda x: slow(x, "a norm", {EACH_ELSEWHERE_MS}), lambda *a: a[3] == "mlp_norm")',
+        f'around(decoder, "norm", 1, lambda x: slow(x, "a norm", {EACH_OF_JAX_MS}), lambda *a: a[3] == "mlp_norm")',
         "elementwise", "layers.*.mlp_norm",
     ),
     "an mlp": Plant(
-        f'around(decoder, "mlp", 1, lambda x: slow(x, "an mlp", {EACH_ELSEWHERE_MS}))', "mlp", "layers.*.mlp"
+        f'around(decoder, "mlp", 1, lambda x: slow(x, "an mlp", {EACH_OF_JAX_MS}))', "mlp", "layers.*.mlp"
     ),
     "a core": Plant(
-        f'around(attention, "mix", 0, lambda x: slow(x, "a core", {EACH_ELSEWHERE_MS}))',
+        f'around(attention, "mix", 0, lambda x: slow(x, "a core", {EACH_OF_JAX_MS}))',
         "attention core", "layers.*.attention",
     ),
     "an optimizer": Plant(
@@ -270,15 +270,15 @@ def around(owner, name, plant, what, when=lambda self: getattr(self, "is_slow", 
 )
 IN_PADDLE = {
     "a sleep": Plant(
-        f'around(attention.Attention, "forward", "a sleep", lambda: time.sleep({EACH_ELSEWHERE_MS / 1e3}))',
+        f'around(attention.Attention, "forward", "a sleep", lambda: time.sleep({EACH_MS / 1e3}))',
         "host", "layers.1.attention",
     ),
     "a norm": Plant(
-        f'around(layers.RMSNorm, "forward", "a norm", lambda: busy(lambda x: x.sin(), {EACH_ELSEWHERE_MS}))',
+        f'around(layers.RMSNorm, "forward", "a norm", lambda: busy(lambda x: x.sin(), {EACH_MS}))',
         "elementwise", "layers.0.mlp_norm",
     ),
     "a product": Plant(
-        f'around(mlp.SwigluMLP, "forward", "a product", lambda: busy(lambda x: x @ x, {EACH_ELSEWHERE_MS}))',
+        f'around(mlp.SwigluMLP, "forward", "a product", lambda: busy(lambda x: x @ x, {EACH_MS}))',
         "mlp", "layers.0.mlp",
     ),
     "an optimizer": Plant(

@@ -11,7 +11,9 @@ from slow_links import Interval, missing, transfer_ms
 from told_plants import (
     BEGIN,
     DATA,
+    FRAMEWORKS,
     PAGE,
+    TITLES,
     TRAININGS,
     bubble_of,
     cell,
@@ -71,6 +73,15 @@ def test_a_stage_that_stops_once_makes_the_bubble_larger() -> None:
 
 def test_the_page_has_the_data_counted() -> None:
     assert PAGE.read_text() == documented_between(BEGIN, PAGE.read_text(), section(json.loads(DATA.read_text())))
+
+
+def test_the_data_have_every_plant_of_a_framework_with_as_many_seeds() -> None:
+    rows = json.loads(DATA.read_text())["plants"]
+    assert {row["fault"] for row in rows} == set(TITLES) and {row["framework"] for row in rows} == set(FRAMEWORKS)
+    counts = {(row["framework"], row["fault"]): 0 for row in rows}
+    for row in rows:
+        counts[row["framework"], row["fault"]] += 1
+    assert set(counts.values()) == {10}
 
 
 @pytest.mark.thorough
