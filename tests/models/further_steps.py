@@ -13,12 +13,11 @@ import functools
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 from interpreters import interpreters
-from layouts import MODELS, ROOT, SINGLE, events, job_of, launch, launch_explained, script_of, shallow
+from layouts import MODELS, ROOT, SINGLE, job_of, launch, launch_explained, planted, shallow
 from levelfield.measure.step_parts import milliseconds
 from power import documented_between, write_data
 from told_plants import FRAMEWORKS, PAGE, Row, busy_core
@@ -29,35 +28,59 @@ MODEL = {**shallow(MODELS["llama"]), "hidden_size": 128, "ffn_hidden_size": 384}
 TOKENS, STEPS, FIRST, FURTHER = 64, 30, 6, 10  # FIRST: of the window
 
 
+# Notes the processor time of a rank whenever it has a batch, and before and after each further step.
+CLOCKED = """
+import os, time
+from levelfield.worker import Batches, step_profile as further
+def note(*words):
+    with open(os.path.join(job.events_dir, "clocked"), "a") as file:
+        print(*words, time.process_time_ns(), file=file)
+read, own = Batches.batch, further._step
+def batch(self, step):
+    note("batch", step)
+    return read(self, step)
+def step(batches, batch, trainer, profile):
+    note("begin", profile is not None)
+    found = own(batches, batch, trainer, profile)
+    note("end", profile is not None)
+    return found
+Batches.batch, further._step = batch, step
+"""
+
+
 def pair(framework: str, number: int, python: Path) -> Row:
-    """Train without further steps and with them, in turns first. Return the shortest step of both windows, and the
-    shortest further step with and without the recorder. What others do to a busy machine makes no step shorter."""
+    """Train without further steps and with them, in turns first. Return the processor time of a step of both windows,
+    and of a further step with and without the recorder. What others do to a busy machine changes it little."""
     job = job_of(MODEL, SINGLE, STEPS, sequence_length=TOKENS, seed=number)
     found: Row = {"framework": framework, "pair": number}
     with_further = functools.partial(launch_explained, steps=FURTHER)
     kinds = [("plain", launch), ("explained", with_further)]
     for name, train in kinds if number % 2 else reversed(kinds):
         with tempfile.TemporaryDirectory() as folder:
-            ends = train(job, Path(folder), script=script_of(framework), python=python)
+            ends = train(job, Path(folder), script=planted(Path(folder), framework, CLOCKED), python=python)
             if ends[0].returncode:
                 raise RuntimeError(ends[0].output[-2000:])
-            own = events(Path(folder), 0)
-        found[f"{name}_window_ms"] = round(window_ms(own), 3)
+            lines = (Path(folder) / "clocked").read_text().splitlines()
+        found[f"{name}_window_ms"] = round(window_ms(lines), 3)
         if name == "explained":
-            found |= further_ms(own)
+            found |= further_ms(lines)
     return found
 
 
-def window_ms(own: Sequence[dict[str, Any]]) -> float:
-    ends = [event["end_ns"] for event in own if event["event"] == "step" and event["step"] >= FIRST - 1]
-    return min(after - before for before, after in pairwise(ends)) / 1e6
+def window_ms(lines: Sequence[str]) -> float:
+    """Return the mean from the window's first batch to that of its last step."""
+    at = {int(words[1]): int(words[2]) for words in map(str.split, lines) if words[0] == "batch"}
+    return (at[STEPS] - at[FIRST]) / 1e6 / (STEPS - FIRST)
 
 
-def further_ms(own: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the shortest further step without the recorder, and with it."""
-    steps = [event["values"] for event in own if event.get("name") == "profiled_step" and event["values"]["counted"]]
-    times = {kind: [s["end_ns"] - s["begin_ns"] for s in steps if s["recorded"] == kind] for kind in (False, True)}
-    return {"further_ms": round(min(times[False]) / 1e6, 3), "recorded_ms": round(min(times[True]) / 1e6, 3)}
+def further_ms(lines: Sequence[str]) -> dict[str, float]:
+    """Return the median further step without the recorder, and with it; the first of each is a warm-up."""
+    ends = [line.split() for line in lines if not line.startswith("batch")]
+    took: dict[str, list[int]] = {"False": [], "True": []}
+    for before, after in zip(ends[::2], ends[1::2], strict=True):
+        took[before[1]].append(int(after[2]) - int(before[2]))
+    found = {name: median(times[1:]) / 1e6 for name, times in took.items()}
+    return {"further_ms": round(found["False"], 3), "recorded_ms": round(found["True"], 3)}
 
 
 def section(rows: Sequence[Row]) -> str:

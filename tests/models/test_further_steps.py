@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import json
 
-from further_steps import BEGIN, DATA, PAGE, change, further_ms, section, window_ms
+from further_steps import BEGIN, DATA, FIRST, PAGE, change, further_ms, section, window_ms
 from power import documented_between
 
 
-def test_a_window_begins_after_its_warm_up_and_is_its_shortest_step() -> None:
-    ends = [0, 1, 2, 3, 4, 100, 180, 250, 370]  # of steps 1 to 9, in milliseconds
-    own = [{"event": "step", "step": step, "end_ns": end * 10**6} for step, end in enumerate(ends, 1)]
-    assert window_ms([{"event": "begin", "end_ns": 0}, *own]) == 70.0
+def test_a_window_begins_after_its_warm_up() -> None:
+    lines = [f"batch {step} {step * 10**6 if step < FIRST else (step - FIRST) * 7 * 10**6}" for step in range(1, 32)]
+    assert window_ms(lines) == 7.0
 
 
-def test_further_steps_that_count_are_told_apart_by_the_recorder() -> None:
-    steps = [
-        (False, 50, False),
-        (True, 9, False),
-        (False, 40, True),
-        (True, 44, True),
-        (False, 30, True),
-        (True, 33, True),
-    ]
-    own = [
-        {"event": "measured", "name": "profiled_step",
-         "values": {"recorded": recorded, "counted": counted, "begin_ns": 0, "end_ns": ms * 10**6}}
-        for recorded, ms, counted in steps
-    ]  # fmt: skip
-    assert further_ms(own) == {"further_ms": 30.0, "recorded_ms": 33.0}
+def test_further_steps_are_told_apart_by_the_recorder() -> None:
+    lines = ["batch 30 5"]
+    for recorded, ms in [(False, 50), (True, 90), (False, 40), (True, 44), (False, 30), (True, 36)]:
+        lines += [f"begin {recorded} 0", "batch 31 1", f"end {recorded} {ms * 10**6}"]
+    assert further_ms(lines) == {"further_ms": 35.0, "recorded_ms": 40.0}
 
 
 def test_a_change_has_its_interval() -> None:
