@@ -130,8 +130,13 @@ def intervals_of(folder: Path, rank: int) -> list[Interval]:
 
 def planted_ms(folder: Path, rank: int = 0) -> dict[str, float]:
     """The mean of what each plant took in the recorded steps that count, by the rank's own clock."""
+    return _took(*counted_intervals(folder, rank))
+
+
+def counted_intervals(folder: Path, rank: int) -> tuple[list[Interval], int]:
+    """Return what the plants' clocks counted in the recorded steps that count, and how many these are."""
     steps = _counted_steps([event for event in events(folder, rank) if event["event"] == "measured"])
-    return _took([each for each in intervals_of(folder, rank) if each.within(steps)], len(steps))
+    return [each for each in intervals_of(folder, rank) if each.within(steps)], len(steps)
 
 
 def _counted_steps(measured: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from told_plants import (
     DATA,
     PAGE,
     TRAININGS,
+    bubble_of,
     cell,
     error_of,
     is_told,
@@ -54,6 +55,18 @@ def test_new_rows_take_the_place_of_older_ones_of_the_same_seed() -> None:
 def test_an_exchange_begins_when_its_last_rank_comes() -> None:
     intervals = [[Interval(0, 9_000_000, "slow links")], [Interval(4_000_000, 10_000_000, "slow links")]]
     assert transfer_ms(intervals, 1) == 5.5
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(4, 4), (4, 16), (2, 1), (3, 2)])
+def test_the_bubble_of_equal_stages_is_as_the_formula_says(stages: int, micro_batches: int) -> None:
+    passes = [{"forward": [1.0] * micro_batches, "backward": [2.0] * micro_batches} for _ in range(stages)]
+    assert bubble_of(passes) == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+
+
+def test_a_stage_that_stops_once_makes_the_bubble_larger() -> None:
+    passes = [{"forward": [1.0] * 4, "backward": [2.0] * 4} for _ in range(2)]
+    passes[1]["backward"][2] += 3.0
+    assert bubble_of(passes) == pytest.approx(1 - (12 + 15) / 2 / 18)
 
 
 def test_the_page_has_the_data_counted() -> None:

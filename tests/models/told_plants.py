@@ -27,7 +27,7 @@ from interpreters import interpreters
 from layouts import MODELS, ROOT, Variant
 from levelfield.compare.step_difference import AGAIN, StepDifference, step_difference
 from levelfield.specs.step_parts import BUBBLE, COMMUNICATION, WAITING
-from planted_steps import WITHOUT, Turn, at, explained, in_turns, part_of
+from planted_steps import WITHOUT, Interval, Turn, at, counted_intervals, explained, in_turns, part_of
 from power import documented_between, write_data
 from slow_links import PLANT, transfer_ms, two_hosts
 from step_plants import AGAIN as REPEATED
@@ -98,13 +98,53 @@ def late_rank(folder: Path, framework: str, seed: int, **run: Any) -> tuple[dict
 
 
 def bubble(folder: Path, micro_batches: int, seed: int) -> Told:
-    """Return the share of a pipeline's bubble: as 1F1B has it, and as it is told."""
+    """Return the share of a bubble: as 1F1B has it with the times that the blocks took, and as it is told."""
     variant = Variant("PP4", {"pipeline": STAGES}, micro_batch=1)
     found = explained(folder, LATE, variant, MODELS["llama"], 1, global_batch=micro_batches, seed=seed)
     share = sum(part_of(found, BUBBLE, rank) for rank in range(STAGES)) / sum(rank.step.mean for rank in found.ranks)
     largest = max((each for each in found.parts if each.part != "host"), key=lambda each: each.time.mean)
+    clocks = [counted_intervals(folder, rank)[0] for rank in range(STAGES)]
+    passes = [{kind: lengths(own, kind) for kind in ("forward", "backward")} for own in clocks]
     name = f"bubble of {STAGES} stages, {micro_batches} micro-batches"
-    return name, largest.part == BUBBLE, (STAGES - 1) / (micro_batches + STAGES - 1), share
+    return name, largest.part == BUBBLE, bubble_of(passes), share
+
+
+def lengths(intervals: Sequence[Interval], kind: str) -> list[float]:
+    return [(each.end - each.begin) / 1e6 for each in sorted(intervals) if each.name == kind]
+
+
+def bubble_of(passes: Sequence[dict[str, list[float]]]) -> float:
+    """Return the share of the step in which 1F1B leaves the stages without work; (p - 1) / (m + p - 1) where all p
+    stages take equal times.
+
+    passes: of each stage, how long the forward and the backward pass of each of the m micro-batches took.
+    """
+    count = len(passes[0]["forward"])
+    ends: dict[tuple[str, int, int], float] = {}
+    free = [0.0] * len(passes)
+    waiting = [one_forward_one_backward(len(passes) - stage, count) for stage in range(len(passes))]
+    while any(waiting):
+        for stage, left in enumerate(waiting):
+            while left:
+                kind, micro = left[0]
+                source = stage - 1 if kind == "forward" else stage + 1
+                if 0 <= source < len(passes) and (kind, source, micro) not in ends:
+                    break
+                begin = max(free[stage], ends.get((kind, source, micro), 0.0))
+                free[stage] = ends[kind, stage, micro] = begin + passes[stage][kind][micro]
+                left.pop(0)
+    work = [sum(own["forward"]) + sum(own["backward"]) for own in passes]
+    return 1 - fmean(work) / max(free)
+
+
+def one_forward_one_backward(ahead: int, count: int) -> list[tuple[str, int]]:
+    """Return the order of a stage's passes. ahead: how many stages follow, with itself."""
+    first = min(ahead, count)
+    order = [("forward", micro) for micro in range(first)]
+    for micro in range(count):
+        order.append(("backward", micro))
+        order += [("forward", first + micro)] if first + micro < count else []
+    return order
 
 
 def slow_links(folder: Path, seed: int) -> tuple[dict[str, Turn], list[Told]]:
@@ -181,6 +221,8 @@ def section(data: Data) -> str:
     for fault, title in TITLES.items():
         found = [[row for row in data["plants"] if (row["framework"], row["fault"]) == (f, fault)] for f in frameworks]
         lines.append(f"| {title} | {' | '.join(cell(rows) for rows in found)} |")
+    if not data["sums"]:
+        return "\n".join(lines)
     apart = [abs(row["parts_ms"] / row["clocked_ms"] - 1) for row in data["sums"]]
     said = f"In {len(apart)} means of recorded steps, by rank, the sum of the parts differs from the worker's own clock"
     return "\n".join([*lines, "", f"{said} by {fmean(apart):.2%}, at most {max(apart):.2%}."])
