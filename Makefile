@@ -49,7 +49,7 @@ installing: $(STAMP)
 	$(MAKE) --no-print-directory on-machines
 
 each-framework: $(STAMP)
-	$(PYTEST) -n 4 --dist loadgroup -m "$(NEW)" tests/models
+	$(PYTEST) -n 4 -m "$(NEW)" tests/models
 
 on-the-engine: $(STAMP)
 	$(PYTEST) -m "containers and $(NEW)" tests/containers

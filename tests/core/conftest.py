@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from levelfield.catalog.registry import Registry
+from levelfield.run.runtimes import process_runtime
+from levelfield.run.runtimes.process_runtime import ReadyRuntime
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan
@@ -17,6 +20,23 @@ from recorded_runs import record_run
 
 settings.register_profile("shared machine", deadline=None)  # another's load is no failure
 settings.load_profile("shared machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def packages_listed_once() -> Iterator[None]:
+    """The packages of this Python are listed by the first run that each process starts, not by hundreds."""
+    listed, kept = process_runtime.packages, {}
+
+    def packages(runtime: ReadyRuntime, plan: Plan, seconds: float) -> dict[str, str]:
+        if type(runtime) is not process_runtime.ProcessRuntime or plan.environment.python != sys.executable:
+            return listed(runtime, plan, seconds)
+        if not kept:
+            kept.update(listed(runtime, plan, seconds))
+        return dict(kept)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_runtime, "packages", packages)
+        yield
 
 
 @pytest.fixture

@@ -121,7 +121,14 @@ def test_without_an_accelerator_it_ends_with_2(tmp_path):
     assert code == 2 and "found no entry 'nothing', expected one of: first" in err
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough),  # handled as the next
+        (signal.SIGTERM, 130),
+        (signal.SIGKILL, -9),
+    ],
+)
 def test_an_ended_call_leaves_no_run_and_the_next_goes_on(checked, number, expected):
     first, long = short("first"), tiny("long", case="long")
     process = checked.start([first, long])

@@ -16,10 +16,32 @@ import pytest
 from interpreters import interpreters
 from layouts import MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, torch_curve, train
 from levelfield.specs.recorded_runs import Difference
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # each rank of jax compiles: a third less time for it
 sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+# Files whose tests share a costly fixture or import: one process takes all tests of such a group. (Marks of a group by
+# xdist change nothing since pytest 9.2.)
+GROUPS = {
+    "test_preflight.py": "collectives",
+    "test_host_probe.py": "host probe",
+    "test_mixture_huggingface.py": "transformers",
+    "test_torch_huggingface.py": "transformers",
+    "test_alone.py": "torch",
+}
+
+
+class GroupedFiles(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return GROUPS.get(Path(nodeid.partition("::")[0]).name, nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupedFiles:
+    config.option.loadscopereorder = False  # the order below stays
+    return GroupedFiles(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

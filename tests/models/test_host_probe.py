@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from levelfield.run import measurement
 
-# one process runs the probe
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("host probe")]
+pytestmark = pytest.mark.torch
 
 TORCH = Path(__file__).parents[2] / "models" / "torch"
 # The probe with two ways of dividing the cores, whose processes leave out the largest products and arrays.

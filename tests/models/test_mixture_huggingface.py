@@ -19,7 +19,7 @@ from levelfield.worker.job import namespace
 from safetensors.numpy import save_file
 from torch.nn import functional
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("transformers")]  # one process imports it: eight seconds
+pytestmark = pytest.mark.torch
 LENGTH = 21
 TOLERANCE = 2e-5
 

@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import subprocess
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,123 +17,14 @@ import pytest
 from layouts import MODELS, ROOT, Variant, events, job_of, launch, launch_explained, script_of, shallow
 from levelfield.compare.step_difference import step_difference
 from levelfield.specs.step_parts import WAITING
-from test_step_parts import Plant, assert_told, at, explained, part_of, planted_ms
+from planted_steps import SMALL, at, explained, part_of, planted_ms
+from step_plants import IN_PADDLE, PRODUCT, READER, plants_of
+from test_step_parts import assert_told
 from test_step_profile import judged
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
 
-SMALL = shallow(MODELS["llama"])
-EACH_MS, ONCE_MS = 25.0, 200.0  # one planted delay of a layer, in each of four micro-batches; one of a step
-NOTED = """
-import os, time
-from levelfield.worker import Batches
-def noted(plant, what):
-    begin = time.monotonic_ns()
-    what()
-    with open(os.path.join(job.events_dir, "planted"), "a") as file:
-        print(begin, time.monotonic_ns(), plant, sep="|", file=file)
-read = Batches.batch
-def slow_reader(ms):
-    def batch(self, step):
-        noted("a reader", lambda: time.sleep(ms / 1e3))
-        return read(self, step)
-    Batches.batch = batch
-"""
-JAX = (
-    NOTED
-    + """
-import jax
-import attention, decoder, program
-from grid import vary
-from jax import numpy as jnp
-def slow(x, plant, ms):
-    # x, after a while; its derivative is quick
-    def wait(value):
-        noted(plant, lambda: time.sleep(ms / 1e3))
-        return value
-    same = jax.custom_jvp(lambda x: vary(jax.pure_callback(wait, x, x), tuple(jax.typeof(x).mat.varying)))
-    same.defjvp(lambda primals, tangents: (same(*primals), *tangents))
-    return same(x)
-def around(owner, name, place, change, when=lambda *arguments: True):
-    # change: of the argument with the number `place`
-    own = getattr(owner, name)
-    def call(*arguments):
-        if when(*arguments):
-            arguments = (*arguments[:place], change(arguments[place]), *arguments[place + 1:])
-        return own(*arguments)
-    setattr(owner, name, call)
-def products(x):
-    large = jnp.full((256, 256), 1e-3) + x.ravel()[0] * 1e-9
-    for _ in range(40):
-        large = large @ large
-    return x + large[0, 0] * 1e-9
-"""
-)
-PLANTS = {
-    "a norm": Plant(
-        f'around(decoder, "norm", 1, lambda x: slow(x, "a norm", {EACH_MS}), lambda *a: a[3] == "mlp_norm")',
-        "elementwise", "layers.*.mlp_norm",
-    ),
-    "an mlp": Plant(f'around(decoder, "mlp", 1, lambda x: slow(x, "an mlp", {EACH_MS}))', "mlp", "layers.*.mlp"),
-    "a core": Plant(
-        f'around(attention, "mix", 0, lambda x: slow(x, "a core", {EACH_MS}))', "attention core", "layers.*.attention"
-    ),
-    "an optimizer": Plant(
-        # of the final norm's weight: it alone has one axis
-        f'around(program, "adamw", 2, lambda x: slow(x, "an optimizer", {ONCE_MS}), lambda *a: a[2].ndim == 1)',
-        "optimizer", "optimizer.step",
-    ),
-}  # fmt: skip
-READER = f"slow_reader({ONCE_MS})"
-PRODUCT = 'around(decoder, "mlp", 1, products)'
-
-
-PADDLE = (
-    NOTED
-    + """
-import paddle, attention, decoder, layers, mlp, optimizer
-def busy(work, ms):
-    large, until = paddle.rand([1024, 1024]), time.monotonic() + ms / 1e3
-    with paddle.no_grad():
-        while time.monotonic() < until:
-            work(large)
-made = decoder.Block.__init__
-def init(self, *arguments):
-    made(self, *arguments)
-    places = {0: (self.mlp_norm, self.mlp), 1: (self.attention,)}
-    for layer in places.get(self.index, ()):
-        layer.is_slow = True
-decoder.Block.__init__ = init
-def around(owner, name, plant, what, when=lambda self: getattr(self, "is_slow", False)):
-    own = getattr(owner, name)
-    def call(self, *arguments):
-        if when(self):
-            noted(plant, what)
-        return own(self, *arguments)
-    setattr(owner, name, call)
-"""
-)
-IN_PADDLE = {
-    "a sleep": Plant(
-        f'around(attention.Attention, "forward", "a sleep", lambda: time.sleep({EACH_MS / 1e3}))',
-        "host", "layers.1.attention",
-    ),
-    "a norm": Plant(
-        f'around(layers.RMSNorm, "forward", "a norm", lambda: busy(lambda x: x.sin(), {EACH_MS}))',
-        "elementwise", "layers.0.mlp_norm",
-    ),
-    "a product": Plant(
-        f'around(mlp.SwigluMLP, "forward", "a product", lambda: busy(lambda x: x @ x, {EACH_MS}))',
-        "mlp", "layers.0.mlp",
-    ),
-    "an optimizer": Plant(
-        f'around(optimizer.AdamW, "step", "an optimizer", lambda: busy(lambda x: x.exp(), {ONCE_MS}), lambda _: True)',
-        "optimizer", "optimizer.step",
-    ),
-    "a reader": Plant(READER, "input", "input"),
-}  # fmt: skip
-
-
+PLANTS = plants_of("jax")
 PROGRAM = """
 HloModule jit_step
 
@@ -202,7 +92,7 @@ def paddle(interpreter_of) -> Path:
 
 def test_what_is_planted_in_jax_is_told_by_part_place_and_amount(tmp_path: Path, python: Path) -> None:
     code = "\n".join(plant.code for plant in PLANTS.values())
-    found = explained(tmp_path / "after", code, steps=2, framework="jax", python=python, help_code=JAX)
+    found = explained(tmp_path / "after", code, steps=2, framework="jax", python=python)
     took = planted_ms(tmp_path / "after")
     for name, plant in PLANTS.items():
         assert_told(at(found, plant.part, plant.where), took[name])
@@ -247,7 +137,7 @@ def test_nodes_of_another_order_than_expected_belong_to_nobody(is_as_expected: b
 
 def test_what_is_planted_in_paddle_is_told_by_part_place_and_amount(tmp_path: Path, paddle: Path) -> None:
     code = "\n".join(plant.code for plant in IN_PADDLE.values())
-    found = explained(tmp_path / "after", code, steps=2, framework="paddle", python=paddle, help_code=PADDLE)
+    found = explained(tmp_path / "after", code, steps=2, framework="paddle", python=paddle)
     took = planted_ms(tmp_path / "after")
     for name, plant in IN_PADDLE.items():
         assert_told(at(found, plant.part, plant.where), took[name])
@@ -268,7 +158,7 @@ def test_the_backward_pass_of_paddle_belongs_to_its_layers(
     family: str, variant: Variant, tmp_path: Path, paddle: Path
 ) -> None:
     model = shallow(MODELS[family])
-    found = explained(tmp_path / "run", "", variant, model, framework="paddle", python=paddle, help_code="")
+    found = explained(tmp_path / "run", "", variant, model, framework="paddle", python=paddle)
     for rank in range(variant.ranks):
         assert part_of(found, "unexplained", rank) < 0.03 * found.step.mean
         places = [each for each in found.ranks[rank].places if each.phase == "backward"]
@@ -280,9 +170,8 @@ def test_the_backward_pass_of_paddle_belongs_to_its_layers(
 @pytest.mark.thorough
 def test_a_late_rank_of_paddle_is_told_with_its_place(tmp_path: Path, paddle: Path) -> None:
     late = IN_PADDLE["a sleep"]
-    code = 'if os.environ["RANK"] == "1":\n' + textwrap.indent(late.code, "    ")
     variant = Variant("DP2", {"data": 2}, micro_batch=1)
-    found = explained(tmp_path / "late", code, variant, framework="paddle", python=paddle, help_code=PADDLE)
+    found = explained(tmp_path / "late", late.of_rank(1), variant, framework="paddle", python=paddle)
     took = planted_ms(tmp_path / "late", rank=1)["a sleep"]
     assert (found.late[0].rank, found.late[0].part, found.late[0].where) == (1, late.part, late.where)
     assert_told(found.late[0].longer_ms, took)
@@ -292,9 +181,8 @@ def test_a_late_rank_of_paddle_is_told_with_its_place(tmp_path: Path, paddle: Pa
 @pytest.mark.thorough
 def test_a_late_rank_of_jax_is_told_with_its_place(tmp_path: Path, python: Path) -> None:
     late = PLANTS["an mlp"]
-    code = 'if os.environ["RANK"] == "1":\n' + textwrap.indent(late.code, "    ")
     variant = Variant("DP2", {"data": 2}, micro_batch=1)
-    found = explained(tmp_path / "late", code, variant, framework="jax", python=python, help_code=JAX)
+    found = explained(tmp_path / "late", late.of_rank(1), variant, framework="jax", python=python)
     took = planted_ms(tmp_path / "late", rank=1)["an mlp"]
     assert (found.late[0].rank, found.late[0].part, found.late[0].where) == (1, late.part, late.where)
     assert_told(found.late[0].longer_ms, took)
@@ -306,7 +194,7 @@ def test_a_late_rank_of_jax_is_told_with_its_place(tmp_path: Path, python: Path)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_reader_and_products_of_jax_are_told(precision: str, tmp_path: Path, python: Path) -> None:
     before, read, more = (
-        explained(tmp_path / name, code, framework="jax", python=python, help_code=JAX, precision=precision)
+        explained(tmp_path / name, code, framework="jax", python=python, precision=precision)
         for name, code in (("before", ""), ("read", READER), ("more", PRODUCT))
     )
     took = planted_ms(tmp_path / "read")["a reader"]

@@ -19,7 +19,7 @@ from levelfield.worker import Initializer
 from levelfield.worker.job import namespace
 from safetensors.numpy import save_file
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("transformers")]  # one process imports it: eight seconds
+pytestmark = pytest.mark.torch
 LENGTH = 24
 TOLERANCE = 1e-5
 

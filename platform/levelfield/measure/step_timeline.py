@@ -37,6 +37,7 @@ _MESSAGE_KERNEL = re.compile(r"nccl|rccl|hccl", re.I)
 _THREADED = "gloo:"  # a message of gloo, on a thread of its own
 _OPERATION = re.compile(r"^(c10d|_c10d_functional(_autograd)?)::|^record_param_comms")
 _WAITS = "wait_tensor"  # of _c10d_functional: it only waits
+_NOTED_LATE = 0.1  # of a wait: by how much a message may seem to end after it
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = "cpu_kernel"  # an operation that a runtime runs on threads of its own
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
@@ -379,11 +380,16 @@ def _slice(start: float, end: float, context: Context, part: str, message: int |
 def _waited(messages: Sequence[Message], ends: Sequence[tuple[float, int]], start: float, stop: float) -> int | None:
     """Return the message that a thread without an operation waits for: the last one that ends meanwhile.
 
-    A thread that waits goes on when its message ends. One that computes in Python seldom meets such an end.
+    A thread that waits goes on when its message ends. One that computes in Python seldom meets such an end. Gloo's
+    thread wakes it before it notes the end, which on a busy machine may be some milliseconds later.
     """
     place = bisect_right(ends, (stop, len(messages))) - 1
     if place >= 0 and ends[place][0] > start:
         return ends[place][1]
+    if place + 1 < len(ends):
+        end, number = ends[place + 1]
+        if messages[number].start < stop and end - stop <= _NOTED_LATE * (stop - start):
+            return number
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -215,10 +216,12 @@ def _stores() -> list[Path]:
     return [pyenv / "versions", home / ".local" / "share" / "uv" / "python"]
 
 
+@functools.cache
 def _refusal(path: Path, version: str) -> str | None:
     """Return why `path` is not a Python `version` that can make environments; None if it is one.
 
-    It runs in isolated mode, so that the user's variables do not change its output.
+    It runs in isolated mode, so that the user's variables do not change its output. All entries of a suite share the
+    answer.
     """
     argv = [str(path), "-I", "-c", PROGRAM]
     try:

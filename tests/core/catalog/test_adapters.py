@@ -160,7 +160,9 @@ def commands() -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("body", ["raise ValueError('no')", "import sys; sys.exit(7)"])
+@pytest.mark.parametrize(
+    "body", [pytest.param("raise ValueError('no')", marks=pytest.mark.thorough), "import sys; sys.exit(7)"]
+)
 def test_a_preflight_goes_on_without_readings(
     adapted: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str
 ) -> None:

@@ -26,10 +26,10 @@ def shell(command: str, runs: Path) -> subprocess.CompletedProcess[str]:
     ("to", "repeats"),
     [
         pytest.param("2>&1 | head -1", 2, marks=pytest.mark.drill),
-        ("2>&1 | true", 1),
+        pytest.param("2>&1 | true", 1, marks=pytest.mark.thorough),  # further ones of a kind
         pytest.param("2>&1 | (sleep 0.5; head -c 20)", 1, marks=pytest.mark.drill),
         pytest.param(">/dev/full 2>/dev/full", 2, marks=pytest.mark.drill),
-        (">&- 2>&-", 1),
+        pytest.param(">&- 2>&-", 1, marks=pytest.mark.thorough),
         ("<&- >&- 2>&-", 1),
     ],
 )

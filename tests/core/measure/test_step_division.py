@@ -301,3 +301,23 @@ def test_operations_that_tell_their_own_part_are_the_timeline_of_a_runtime_s_thr
     first = line.kernels[0]
     assert (first.where, first.phase, first.dtype) == ("layers.*.mlp", "backward", "float")
     assert (line.messages[0].size, line.messages[0].ranks) == ("all-reduce.3", (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (590, 0.49),  # the thread goes on when the message ends
+        (640, 0.5),  # it went on before gloo's thread noted the end
+        (800, 0.0),  # Python computes, and does not wait
+    ],
+)
+def test_a_thread_waits_for_a_message_that_ends_about_when_it_goes_on(end: float, expected: float) -> None:
+    events = [
+        event("lf/step", 0, 1000),
+        event("aten::mm", 10, 100),
+        event("gloo:all_reduce", 90, end, tid=3),
+        event("aten::add_", 600, 990),
+    ]
+    found = timeline({"traceEvents": events})
+    assert sum(each.ms for each in found.slices if each.part == "all-reduce") == pytest.approx(expected)
+    assert sum(each.ms for each in found.slices) == pytest.approx(1.0)

@@ -440,14 +440,14 @@ def test_no_layout_that_fits_is_lost() -> None:
 
 def test_stages_and_chunks_of_unequal_layers_are_searched_where_they_run() -> None:
     """61 layers divide over no pipeline. Megatron's recipes run 4 stages of 4 or 8 chunks, 8 of 4."""
-    plain = question(DEEPSEEK, 128, capacity_bytes=None)
+    offer = SupportedParallelism(frozenset({"data", "pipeline", "interleaved"}), ("none",), ("partial sharding",))
+    plain = question(DEEPSEEK, 32, capacity_bytes=None, offer=offer)
     assert {row.layout.pipeline for row in answer(plain).rows} == {1}
-    uneven = replace(plain, offer=replace(plain.offer, parallelism=KINDS | {"uneven"}))
-    found = {(row.layout.pipeline, row.tuning.virtual_pipeline) for row in answer(uneven).rows}
+    rows = answer(replace(plain, offer=replace(offer, parallelism=offer.parallelism | {"uneven"}))).rows
+    found = {(row.layout.pipeline, row.tuning.virtual_pipeline) for row in rows}
     assert {(4, 4), (4, 8), (8, 4), (1, 1)} <= found
     assert all(stages * chunks <= 61 for stages, chunks in found)
-    lacking = {plain.offer.lacks(row.tuning, 61) for row in answer(uneven).rows if row.layout.pipeline > 1}
-    assert lacking == {("uneven",)}
+    assert {plain.offer.lacks(row.tuning, 61) for row in rows if row.layout.pipeline > 1} == {("uneven",)}
     assert any("uneven" in plain.offer.lacks(row.tuning, 61) for row in not_offered(plain))
 
 
