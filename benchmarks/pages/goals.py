@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from levelfield.catalog.registry import Registry
+from levelfield.specs.constants import RATES
 from pages.own_bound import bound_words, bounded
 from pages.points import halves, memory, memory_off, points_of
 from pages.program_fit import covered, timed_points, timed_runs, without_own
@@ -17,6 +18,7 @@ from pages.unseen import (
     Judged,
     OwnQuestions,
     Questions,
+    Run,
     judged,
     runs_of,
     spread,
@@ -24,6 +26,7 @@ from pages.unseen import (
 )
 
 REGRET = 0.10
+CONSTANTS_BEFORE = 29  # of speed, when each program, framework and kernel of attention had its own
 TAU = 0.75
 
 
@@ -47,11 +50,28 @@ def goals(registry: Registry) -> list[Goal]:
     return [
         _errors("a program whose runs set no rate (each without its own)", alone, 0.10, 0.25),
         _errors("programs as described", [math.exp(row.off({})) - 1 for row in rows if not row.fitted], 0.10, 0.25),
+        _errors(
+            "own constants, which default plans use, on these programs' rows",
+            _own_constants(runs, registry),
+            0.10,
+            0.25,
+        ),
         _errors("memory", _memory(registry, described), 0.05, 0.15),
         _own(registry),
         *_sweeps(described),
         _coverage([off for row, off in found if not row.fitted]),
+        _constants(),
     ]
+
+
+def _own_constants(runs: Iterable[Run], registry: Registry) -> list[float | None]:
+    """Return the errors of the held half where nothing is said of the published program."""
+    return _held(judged([run for run in runs if not run.fitted], OwnQuestions(registry)))
+
+
+def _constants() -> Goal:
+    found = f"{len(RATES)} of speed, {CONSTANTS_BEFORE} before"
+    return Goal("fitted constants", found, "fewer than before", len(RATES) < CONSTANTS_BEFORE)
 
 
 def _own(registry: Registry) -> Goal:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -137,7 +138,11 @@ def _plan(options: argparse.Namespace) -> int:
     from levelfield.cli.plan_question import planned
     from levelfield.cli.plan_tables import print_explained, print_plan, rehearsed
 
-    plan = planned(options)
+    gc.disable()  # a search leaves no garbage: looking for it takes a tenth of the search's processor time
+    try:
+        plan = planned(options)
+    finally:
+        gc.enable()
     if plan.rehearser:
         return rehearsed(plan, plan.rehearser, options)
     if options.explain is None:

@@ -119,9 +119,10 @@ def _utilisation(plan: AnsweredPlan, row: LayoutEstimate, dtype: PeakDtype) -> s
     return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):.1%}"
 
 
-def _bill(plan: AnsweredPlan, row: LayoutEstimate, tokens: float) -> TrainingBill:
+def _bill(plan: AnsweredPlan, row: LayoutEstimate, tokens: float, share: float = 1.0) -> TrainingBill:
+    """Return what a training takes. share: its speed, over the row's."""
     chip, devices = plan.chip, plan.question.devices
-    rate = row.tokens_per_second * devices
+    rate = share * row.tokens_per_second * devices
     use = PaidUse(
         chip.name,
         is_host_share=chip.device_is == HOST_SHARE,
@@ -151,8 +152,32 @@ def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[st
         time = (significant(bill.seconds / 86400), f"{bill.device_hours:,.0f}")
         energy = significant(bill.kilowatt_hours / 1000 if bill.kilowatt_hours else None)
         yield padded((number, *time, energy, significant(bill.cost) if plan.prices else ""), widths, " ")
-    yield from (wrapped(said, 2) for said in _training_notes(plan, bills[0]))
+    yield from (wrapped(said, 2) for said in (*_bill_interval(plan, rows[0]), *_training_notes(plan, bills[0])))
     yield ""
+
+
+def _bill_interval(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
+    """Yield between what the figures of the first row lie, by the interval of its speed."""
+    if (ends := _bills_at_ends(plan, row)) is None:
+        yield "no interval: no published run near to this one says how far it may be off"
+        return
+    currency = plan.prices.currency if plan.prices else ""
+    columns: dict[str, list[float | None]] = {
+        "days": [end.seconds / 86400 for end in ends],
+        "MWh": [end.kilowatt_hours / 1000 if end.kilowatt_hours else None for end in ends],
+        currency: [end.cost for end in ends],
+    }
+    found = ", ".join(f"{' to '.join(map(significant, both))} {unit}" for unit, both in columns.items() if all(both))
+    low, high = SPEED_INTERVAL
+    yield f"row 1 in 90 of 100 runs: {found}, as its speed is within {low:.0%} to {high:.0%}"
+
+
+def _bills_at_ends(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:
+    """Return what the training takes at the fast and at the slow end of the row's interval of speed; None without."""
+    if plan.tokens is None or _interval(plan, row) is None:
+        return None
+    low, high = SPEED_INTERVAL
+    return _bill(plan, row, plan.tokens, high), _bill(plan, row, plan.tokens, low)
 
 
 def _training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
@@ -302,7 +327,11 @@ def _interval(plan: AnsweredPlan, row: LayoutEstimate) -> list[float] | None:
 def _training_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
     if plan.tokens is None:
         return {}
-    return {"training": None if plan.assumes_rates else asdict(_bill(plan, row, plan.tokens))}
+    ends = _bills_at_ends(plan, row)
+    return {
+        "training": None if plan.assumes_rates else asdict(_bill(plan, row, plan.tokens)),
+        "training_interval": None if ends is None else [asdict(end) for end in ends],
+    }
 
 
 def _choices(row: LayoutEstimate) -> dict[str, object]:

@@ -165,7 +165,10 @@ def passing_bytes(s: TrainingSetup, layer: LayerBytes) -> tuple[int, ...]:
 
 def fullest_bytes(held: Sequence[tuple[int, int]], passing: Sequence[int], gaps: float) -> int:
     """Return the total of the largest footprint, from `held_bytes`, `passing_bytes` and `gaps`."""
-    return max(kept + n + int(gaps * (n + buffers)) for (kept, buffers), n in zip(held, passing, strict=True))
+    fullest = 0
+    for (kept, buffers), n in zip(held, passing, strict=True):
+        fullest = max(fullest, kept + n + int(gaps * (n + buffers)))
+    return fullest
 
 
 def _stream_pools(s: TrainingSetup, parameters: int) -> int:
@@ -198,17 +201,26 @@ class HeldCount:
 def stage_parameters(s: TrainingSetup, stage: int) -> HeldCount:
     """Return the parameters of a stage on one rank. Matrices are split over tensor ranks, vectors are not. Experts are
     divided over expert ranks, and each of them over tensor ranks."""
-    first, last = stage == 0, stage == s.layout.pipeline - 1
-    outer = _outer_parameters(s.model, s.sequence_length, s.layout.tensor, first, last)
-    mixtures, layers = s.mixtures_of(stage), s.layers_of(stage)
-    if not mixtures:
-        return HeldCount(outer + layers * _dense_layer(s.model, s.layout.tensor))
-    dense = (layers - mixtures) * _dense_layer(s.model, s.layout.tensor) if mixtures < layers else 0
-    each = mixture_parameters(s.model, s.layout.tensor, s.layout.expert)
-    return HeldCount(outer + dense + mixtures * each.plain, mixtures * each.routed)
+    ends = stage == 0, stage == s.layout.pipeline - 1
+    layers = s.layers_of(stage), s.mixtures_of(stage)
+    return _stage_parameters(s.model, s.sequence_length, s.layout.tensor, s.layout.expert, ends, layers)
 
 
 # The search has few models and tensor sizes, and thousands of layouts.
+@lru_cache(maxsize=4096)
+def _stage_parameters(
+    model: Model, sequence_length: int, tensor: int, expert: int, ends: tuple[bool, bool], layers: tuple[int, int]
+) -> HeldCount:
+    """Return the parameters of a stage. ends: whether it is the first, and the last; layers: all, and mixtures."""
+    every, mixtures = layers
+    outer = _outer_parameters(model, sequence_length, tensor, *ends)
+    dense = (every - mixtures) * _dense_layer(model, tensor) if mixtures < every else 0
+    if not mixtures:
+        return HeldCount(outer + dense)
+    each = mixture_parameters(model, tensor, expert)
+    return HeldCount(outer + dense + mixtures * each.plain, mixtures * each.routed)
+
+
 @lru_cache(maxsize=256)
 def _outer_parameters(model: Model, sequence_length: int, tensor: int, first: bool, last: bool) -> int:
     outer = outer_shapes(model, sequence_length)

@@ -14,7 +14,7 @@ from levelfield.predict.activations import LayerBytes, layer_bytes
 from levelfield.predict.footprint import Footprint, expected_memory, fullest_bytes, gaps, held_bytes, passing_bytes
 from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
 from levelfield.predict.machines import MachineRates
-from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, work_of
+from levelfield.predict.pass_timing import PassSeconds, pass_seconds, work_of
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import (
     PredictedStep,
@@ -164,17 +164,21 @@ def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
     setup = setup_of(question.work, tuning, question.on_host, question.constants.keeping)
     memory = expected_memory(setup)
     time = step_time(setup, question.machine, question.constants.pace_on(question.on_host))
-    return LayoutEstimate(tuning, memory, _fits(question, memory.total), time, _speed(question, tuning.layout, time))
+    speed = question.work.training.tokens_per_step / time.total / tuning.layout.world_size
+    return LayoutEstimate(tuning, memory, _fits(question, memory.total), time, speed)
+
+
+Sizes = list[tuple[int, list[int]]]  # micro-batches, for each number of model chunks
 
 
 @dataclass
 class _Shared:
-    """The figures that the rows of a layout are sums of, and share with those of others: by fields, the bytes that
-    come and go on its stages, and the step without the exchange of weights."""
+    """The figures that the rows of a layout are sums of, and share with those of others: the bytes that come and go on
+    its stages by fields, and the passes of a step by micro-batch and recomputation."""
 
     layout: Layout
     passing: dict[Fields, tuple[int, ...]]
-    steps: dict[Fields, StepPasses]
+    steps: dict[tuple[int, Recompute], StepPasses]
     states: _States
 
 
@@ -194,11 +198,15 @@ class _Search:
         self.question = question
         self.considered = self.pruned = 0
         self._left: list[tuple[int, int, Layout, Fields]] = []
-        self._sizes: dict[tuple[int, ...], list[int]] = {}  # of micro-batches, whatever is sharded
+        self._recomputations = _recomputations(question)
+        self._gaps = gaps(question.constants.keeping, question.on_host)
+        self._pace = question.constants.pace_on(question.on_host)
+        self._tokens = question.work.training.tokens_per_step
+        self._sizes: dict[tuple[int, ...], Sizes] = {}  # whatever is sharded
         self._bytes: dict[Pass, LayerBytes] = {}
         self._seconds: dict[Pass, PassSeconds] = {}
         self._passing: dict[tuple[int, ...], dict[Fields, tuple[int, ...]]] = {}
-        self._steps: dict[tuple[int, ...], dict[Fields, StepPasses]] = {}
+        self._steps: dict[tuple[int, ...], dict[tuple[int, Recompute], StepPasses]] = {}
         self._states: dict[tuple[int, ...], _States] = {}
 
     def fastest(self, layouts: Iterable[Layout]) -> RankedRows:
@@ -211,18 +219,20 @@ class _Search:
         Memory grows with the micro-batch and with model chunks, and shrinks with recomputation. So the first
         micro-batch that does not fit ends its branch, and where none fits, less recomputation and more chunks end.
         """
-        sizes, uneven = self._allowed(layout), _may_be_uneven(self.question)
+        sizes = self._allowed(layout)
+        if not sizes:
+            return
         shared = self._shared(layout)
-        for chunks in _chunks(self.question, layout) if sizes else ():
-            micro_batches = [n for n in sizes if interleaves(self.question.work, layout, n, chunks, uneven)]
-            rows = list(self._rows_of_chunks(shared, chunks, micro_batches))
+        for chunks, micro_batches in sizes:
+            rows = self._rows_of_chunks(shared, chunks, micro_batches)
             yield from rows
             if chunks == 1 and micro_batches and not rows and self._has_enough_left():
                 return
 
-    def _rows_of_chunks(self, shared: _Shared, chunks: int, micro_batches: list[int]) -> Iterator[Found]:
+    def _rows_of_chunks(self, shared: _Shared, chunks: int, micro_batches: list[int]) -> list[Found]:
         layout = shared.layout
-        for recompute in _recomputations(self.question):
+        rows: list[Found] = []
+        for recompute in self._recomputations:
             for n, micro_batch in enumerate(micro_batches):
                 fields = micro_batch, recompute, chunks
                 self.considered += 1
@@ -231,25 +241,29 @@ class _Search:
                     self.pruned += 1
                     self._left.append((total, self.considered, layout, fields))
                     if n == 0 and self._has_enough_left():
-                        return
+                        return rows
                     break
-                yield -_speed(self.question, layout, self._time(shared, fields)), total, self.considered, layout, fields
+                speed = self._tokens / self._time(shared, fields).total / self.question.devices
+                rows.append((-speed, total, self.considered, layout, fields))
+        return rows
 
     def _has_enough_left(self) -> bool:
         """Return whether there are rows enough for `beyond`. Until then rows that cannot fit are computed as well."""
         return len(self._left) >= BEYOND
 
-    def _allowed(self, layout: Layout) -> list[int]:
-        """Return the micro-batches that the rules and the framework allow, without the rule of chunks. A wanted layout
-        is predicted for any program. What a framework refuses of a micro-batch, it refuses of each larger one."""
+    def _allowed(self, layout: Layout) -> Sizes:
+        """Return the micro-batches that the rules and the framework allow. A wanted layout is predicted for any
+        program. What a framework refuses of a micro-batch, it refuses of each larger one."""
         work, refuses = self.question.work, self.question.offer.refuses
         key = (layout.data, layout.context, layout.expert, layout.tensor, layout.pipeline, layout.sequence_parallel)
         sizes = self._sizes.get(key)
         if sizes is None:
-            sizes = self._sizes[key] = _micro_batches(self.question, layout)
+            sizes = self._sizes[key] = _sizes(self.question, layout)
         if not (refuses and sizes) or self.question.wanted.layout is not None:
             return sizes
-        return sizes[: bisect_left(sizes, True, key=lambda n: bool(refused(refuses, work, _plain(layout, n))))]
+        every = sorted({n for _, micro_batches in sizes for n in micro_batches})
+        runs = every[: bisect_left(every, True, key=lambda n: bool(refused(refuses, work, _plain(layout, n))))]
+        return [(chunks, [n for n in micro_batches if n in runs]) for chunks, micro_batches in sizes] if runs else []
 
     def beyond(self) -> tuple[LayoutEstimate, ...]:
         """Return the rows that ended a branch and need least memory."""
@@ -274,21 +288,17 @@ class _Search:
             passing = shared.passing[fields] = passing_bytes(setup, _once(self._bytes, setup, layer_bytes))
         if shared.states.held is None:
             shared.states.held = held_bytes(_setup(self.question, shared.layout, fields))
-        keeping = self.question.constants.keeping
-        return fullest_bytes(shared.states.held, passing, gaps(keeping, self.question.on_host))
+        return fullest_bytes(shared.states.held, passing, self._gaps)
 
     def _time(self, shared: _Shared, fields: Fields) -> PredictedStep:
-        passes, exchange = shared.steps.get(fields), shared.states.exchange
+        micro_batch, recompute, chunks = fields
+        passes, exchange = shared.steps.get((micro_batch, recompute)), shared.states.exchange
         if passes is None or exchange is None:
-            work = self._work(shared.layout, fields)
+            work = work_of(_setup(self.question, shared.layout, fields), self.question.machine, self._pace)
             each = _once(self._seconds, work.setup, lambda _: pass_seconds(work))
-            passes = shared.steps[fields] = passes or step_passes(work, each)
+            passes = shared.steps[micro_batch, recompute] = passes or step_passes(work, each)
             exchange = shared.states.exchange = exchange or exchange_of(work)
-        return exchange.added_to(passes)
-
-    def _work(self, layout: Layout, fields: Fields) -> RankWork:
-        pace = self.question.constants.pace_on(self.question.on_host)
-        return work_of(_setup(self.question, layout, fields), self.question.machine, pace)
+        return exchange.added_to(passes, chunks)
 
 
 def _once(known: dict[Pass, T], setup: TrainingSetup, figure: Callable[[TrainingSetup], T]) -> T:
@@ -306,11 +316,6 @@ def _setup(question: LayoutQuestion, layout: Layout, fields: Fields) -> Training
 def _tuning(layout: Layout, fields: Fields) -> Tuning:
     micro_batch, recompute, chunks = fields
     return Tuning(layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks)
-
-
-def _speed(question: LayoutQuestion, layout: Layout, time: PredictedStep) -> float:
-    """Return the tokens/s of one device."""
-    return question.work.training.tokens_per_step / time.total / layout.world_size
 
 
 def _plain(layout: Layout, micro_batch: int) -> Tuning:
@@ -419,6 +424,15 @@ def _recomputations(question: LayoutQuestion) -> tuple[Recompute, ...]:
     """Return the kinds of recomputation, the one that keeps least first."""
     asked = question.wanted.recompute
     return tuple(reversed(question.offer.recompute)) if asked is None else (asked,)
+
+
+def _sizes(question: LayoutQuestion, layout: Layout) -> Sizes:
+    """Return the micro-batches that satisfy every rule, by model chunks."""
+    sizes, uneven = _micro_batches(question, layout), _may_be_uneven(question)
+    return [
+        (chunks, [n for n in sizes if interleaves(question.work, layout, n, chunks, uneven)])
+        for chunks in (_chunks(question, layout) if sizes else ())
+    ]
 
 
 def _micro_batches(question: LayoutQuestion, layout: Layout) -> list[int]:

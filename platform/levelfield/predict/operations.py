@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from levelfield.measure.flops import attended_keys, core_width
 from levelfield.measure.parameter_counts import Shapes, layer_matrices
@@ -92,6 +94,28 @@ class Slice:
         return self.tensor if self.sequence_parallel else 1
 
 
+class ForwardCosts(NamedTuple):
+    """The cost of the forward pass by part, on one rank. dense, mixture: of a layer; experts: of a mixture's chosen
+    ones."""
+
+    dense: Cost
+    mixture: Cost
+    experts: Cost
+    embedding: Cost
+    head: Cost
+
+
+@lru_cache(maxsize=4096)  # kinds of recomputation share them
+def forward_costs(model: Model, part: Slice) -> ForwardCosts:
+    return ForwardCosts(
+        dense=layer_forward(model, part),
+        mixture=layer_forward(model, part, mixture=True) if model.experts else Cost(),
+        experts=experts_forward(model, part),
+        embedding=embedding_forward(model, part),
+        head=head_forward(model, part),
+    )
+
+
 def layer_forward(model: Model, part: Slice, mixture: bool = False) -> Cost:
     """Return the cost of one layer's forward pass on one tensor rank. Of a mixture it has the shared experts and the
     router; the chosen ones are those of `experts_forward`."""
@@ -138,6 +162,7 @@ def experts_forward(model: Model, part: Slice) -> Cost:
 ROUTED = "mlp.experts."
 
 
+@lru_cache(maxsize=64)
 def _plain_matrices(model: Model, mixture: bool) -> Shapes:
     """Return the matrices of a layer that every token uses, without the router's."""
     layers = range(model.layers)

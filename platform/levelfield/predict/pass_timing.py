@@ -26,11 +26,9 @@ from levelfield.predict.operations import (
     FUSED_ATTENTION_BACKWARD,
     SCORE_BLOCK,
     Cost,
+    ForwardCosts,
     Slice,
-    embedding_forward,
-    experts_forward,
-    head_forward,
-    layer_forward,
+    forward_costs,
 )
 from levelfield.predict.setup import TrainingSetup
 from levelfield.specs.architecture import Experts, Model
@@ -83,14 +81,14 @@ def work_of(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> RankWork
 
 def pass_seconds(s: RankWork) -> PassSeconds:
     """Return the parts of one micro-batch's time. Raises UnknownLink."""
-    model = s.setup.model
+    costs = forward_costs(s.setup.model, s.part)
     return PassSeconds(
-        layer=_seconds(s, _in_both_directions(s, layer_forward(model, s.part))),
-        embedding=_seconds(s, embedding_forward(model, s.part) * (1 + BACKWARD)),
-        head=_seconds(s, head_forward(model, s.part) * (1 + BACKWARD)),
+        layer=_seconds(s, _in_both_directions(s, costs.dense)),
+        embedding=_seconds(s, costs.embedding * (1 + BACKWARD)),
+        head=_seconds(s, costs.head * (1 + BACKWARD)),
         tensor=_tensor_seconds(s),
-        context=_context_seconds(s),
-        mixture=_mixture_seconds(s) if model.experts else 0.0,
+        context=_context_seconds(s, costs.dense),
+        mixture=_mixture_seconds(s, costs) if s.setup.model.experts else 0.0,
         expert=_token_exchange_seconds(s),
     )
 
@@ -110,10 +108,10 @@ def slice_of(setup: TrainingSetup, unfused: tuple[Unfused, ...] = ()) -> Slice:
     )
 
 
-def _mixture_seconds(s: RankWork) -> float:
+def _mixture_seconds(s: RankWork, costs: ForwardCosts) -> float:
     """Return the computation of a layer with experts. The rank with most tokens sets the pace."""
-    rest = _seconds(s, _in_both_directions(s, layer_forward(s.setup.model, s.part, mixture=True)))
-    experts = _seconds(s, _in_both_directions(s, experts_forward(s.setup.model, s.part)))
+    rest = _seconds(s, _in_both_directions(s, costs.mixture))
+    experts = _seconds(s, _in_both_directions(s, costs.experts))
     return rest + experts * s.pace.expert_imbalance / s.pace.grouped_efficiency
 
 
@@ -159,13 +157,13 @@ def traffic_bytes(cost: Cost) -> float:
 
 def moved_bytes(setup: TrainingSetup, pace: Pace) -> float:
     """Return the bytes that a device's memory moves for one micro-batch, over all stages, without the update."""
-    model, part = setup.model, slice_of(setup, pace.unfused)
+    model, costs = setup.model, forward_costs(setup.model, slice_of(setup, pace.unfused))
     mixtures = model.mixture_layers if model.experts else 0
-    layers = layer_forward(model, part) * (model.layers - mixtures)
+    layers = costs.dense * (model.layers - mixtures)
     if mixtures:
-        layers += (layer_forward(model, part, mixture=True) + experts_forward(model, part)) * mixtures
+        layers += (costs.mixture + costs.experts) * mixtures
     again = 1 if setup.tuning.recompute == "full" else 0
-    ends = embedding_forward(model, part) + head_forward(model, part)
+    ends = costs.embedding + costs.head
     return traffic_bytes(layers * (1 + BACKWARD + again) + ends * (1 + BACKWARD))
 
 
@@ -207,7 +205,7 @@ def rank_scatter_seconds(s: RankWork, size: float, ranks: int, link: Link) -> fl
     return gather_seconds(size, ranks, s.machine.scatter or link)
 
 
-def _context_seconds(s: RankWork) -> float:
+def _context_seconds(s: RankWork, layer: Cost) -> float:
     """Return the exchange of keys and values of one micro-batch in one layer that no computation hides.
 
     The forward pass moves keys and values; the backward pass moves them again, and their gradients. Recomputation
@@ -216,8 +214,9 @@ def _context_seconds(s: RankWork) -> float:
     ranks = s.setup.layout.context
     if ranks == 1:
         return 0.0
-    exchange = _gathered_context if s.setup.memory_model.gathers_keys_values else _ring_context
-    forward, backward = exchange(s, s.link(ranks, s.setup.layout.tensor))
+    link = s.link(ranks, s.setup.layout.tensor)
+    gathers = s.setup.memory_model.gathers_keys_values
+    forward, backward = _gathered_context(s, link) if gathers else _ring_context(s, link, layer)
     passes = 1 if s.setup.tuning.recompute == "none" else 2
     return passes * forward + backward
 
@@ -229,12 +228,12 @@ def _gathered_context(s: RankWork, link: Link) -> tuple[float, float]:
     return gathered, 2 * gathered
 
 
-def _ring_context(s: RankWork, link: Link) -> tuple[float, float]:
+def _ring_context(s: RankWork, link: Link, layer: Cost) -> tuple[float, float]:
     """Return what a layer waits for in a ring, forward and backward. In each round a part of the keys and values comes
     while attention computes with the one before; the backward pass sends the gradients with them."""
     rounds, size = s.setup.layout.context - 1, s.setup.key_value_bytes
     fused = _fused_attention_rate(s)
-    core = Cost(attention_flops=layer_forward(s.setup.model, s.part).attention_flops)
+    core = Cost(attention_flops=layer.attention_flops)
     attention = _attention_seconds(s, core, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency)
     attention /= s.setup.layout.context
     back = (FUSED_ATTENTION_BACKWARD if fused else BACKWARD) * attention

@@ -58,39 +58,46 @@ class PredictedStep(NamedTuple):
 def step_time(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PredictedStep:
     """Return the time of one step, by part. Raises UnknownLink."""
     s = work_of(setup, machine, pace)
-    return exchange_of(s).added_to(step_passes(s, pass_seconds(s)))
+    return exchange_of(s).added_to(step_passes(s, pass_seconds(s)), setup.tuning.virtual_pipeline)
 
 
 class StepPasses(NamedTuple):
-    """A step without what depends on sharded states: exchange and update of weights. each: the computation of one of
-    its micro-batches on an average stage."""
+    """The seconds of a step's passes, with one model chunk, without what depends on sharded states: exchange and update
+    of weights. filling: the time in which 1F1B fills and drains. each: the computation of one of the micro-batches on
+    an average stage."""
 
-    step: PredictedStep
+    compute: float
+    imbalance: float
+    filling: float
+    tensor: float
+    context: float
+    pipeline: float
+    expert: float
     each: float
     micro_batches: int
+    bubble_share: float
 
 
 def step_passes(s: RankWork, each: PassSeconds) -> StepPasses:
-    """Return the passes of a step. each: the parts of a micro-batch. Raises UnknownLink."""
+    """Return the passes of a step, whatever its chunks. each: the parts of a micro-batch. Raises UnknownLink."""
     setup, batches = s.setup, s.setup.micro_batches
-    layout, chunks = setup.layout, setup.tuning.virtual_pipeline
+    layout = setup.layout
     whole, slowest = _whole_and_slowest(setup, each)
     average, layers = whole / layout.pipeline, setup.model.layers / layout.pipeline
     tensor, context, pipeline = each.tensor * layers, each.context * layers, _pipeline_seconds(s)
     expert = each.expert * setup.model.mixture_layers / layout.pipeline if each.expert else 0.0
-    filling = whole - slowest + (layout.pipeline - 1) * (tensor + context + pipeline + expert)
-    step = PredictedStep(
+    return StepPasses(
         compute=batches * average,
         imbalance=batches * (slowest - average),
-        bubble=filling / chunks * s.pace.bubble_share,
+        filling=whole - slowest + (layout.pipeline - 1) * (tensor + context + pipeline + expert),
         tensor=batches * tensor,
         context=batches * context,
-        pipeline=batches * pipeline * chunks,
-        data=0.0,
-        optimizer=0.0,
+        pipeline=batches * pipeline,
         expert=batches * expert,
+        each=average,
+        micro_batches=batches,
+        bubble_share=s.pace.bubble_share,
     )
-    return StepPasses(step, average, batches)
 
 
 def _whole_and_slowest(setup: TrainingSetup, each: PassSeconds) -> tuple[float, float]:
@@ -132,20 +139,25 @@ class WeightExchange:
     copy_rate: float
     update: float
 
-    def added_to(self, passes: StepPasses) -> PredictedStep:
-        """Return the step with the exchange, and the update.
+    def added_to(self, passes: StepPasses, chunks: int) -> PredictedStep:
+        """Return the step of so many model chunks, with the exchange and the update.
 
         ZeRO stages 2 and 3 keep only a rank's own gradients, so they reduce those of every micro-batch. Communication
         overlaps with the backward pass of the micro-batches that are exchanged: no more of it than these compute.
         """
-        (compute, imbalance, bubble, tensor, context, pipeline, _, _, expert), each, micro_batches = passes
+        compute, imbalance, filling, tensor, context, pipeline, expert, each, micro_batches, bubble_share = passes
         reduced = micro_batches if self.stage > 1 else 1
         gathered = 2 * micro_batches if self.stage == 3 else 1  # for each forward and each backward pass
-        sent = sum((gathered * gather + reduced * reduce + once for gather, reduce, once in self.messages), 0.0)
+        sent = 0.0
+        for gather, reduce, once in self.messages:
+            sent += gathered * gather + reduced * reduce + once
         exposed = max(sent * (1 - self.overlap), sent - reduced * each)
         if self.copied:
             exposed += (gathered * 2 * self.width + reduced * (self.width + FP32)) * self.copied / self.copy_rate
-        return PredictedStep(compute, imbalance, bubble, tensor, context, pipeline, exposed, self.update, expert)
+        bubble = filling / chunks * bubble_share
+        return PredictedStep(
+            compute, imbalance, bubble, tensor, context, pipeline * chunks, exposed, self.update, expert
+        )
 
 
 def exchange_of(s: RankWork) -> WeightExchange:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from levelfield.report.words import significant
 from test_plan_command import refused, said
 
 PRICES = """\
@@ -45,6 +46,23 @@ def test_the_table_of_a_training_has_80_columns_and_its_sources(
     assert "a training on 300,000,000,000 tokens row days device-hours MWh EUR 1 " in words
     assert "MWh: at most, 700 W for each device and no host (meterpreter.org" in words
     assert "EUR: H100-SXM5-80GB: rent of 2 EUR an hour per device" in words
+
+
+def test_a_bill_has_the_interval_of_the_speed(capsys: pytest.CaptureFixture[str], prices: str) -> None:
+    asked = ("--tokens", "300B", "--prices", prices)
+    row = json.loads(said(capsys, *CASE, *asked, "--json"))["rows"][0]
+    slow, fast = row["tokens_per_second_interval"]
+    for end, speed in zip(row["training_interval"], (fast, slow), strict=True):
+        hours = 3e11 / speed / 3600
+        assert end["device_hours"] == pytest.approx(hours)
+        assert end["kilowatt_hours"] == pytest.approx(0.7 * hours)
+        assert end["cost"] == pytest.approx(2 * hours)
+    words = " ".join(said(capsys, *CASE, *asked).split())
+    least, most = (significant(end["cost"]) for end in row["training_interval"])
+    assert f"{least} to {most} EUR, as its speed is within 75% to 114%" in words
+    mixture = ("mixtral_8x7b", "--chip", "H100", "--devices", "64", "--top", "1", *asked)
+    assert "no interval: no published run near to this one" in " ".join(said(capsys, *mixture).split())
+    assert json.loads(said(capsys, *mixture, "--json"))["rows"][0]["training_interval"] is None
 
 
 @pytest.mark.parametrize(

@@ -70,3 +70,17 @@ def test_a_listing_that_is_lost_on_a_full_disk_is_an_error_and_one_that_nobody_r
 def test_the_error_says_why_the_output_is_lost(tmp_path: Path) -> None:
     done = shell(f"{BENCHMARKS} show cases >/dev/full", tmp_path)
     assert done.stderr == "levelfield: error: standard output could not be written: No space left on device\n"
+
+
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """Else what is printed would be written into that file."""
+    script = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import os, run_benchmarks\n"
+        f"run_benchmarks.occupy_standard_streams()\nwith open({str(tmp_path / 'opened')!r}, 'w') as opened:\n"
+        "    opened.write(f'{opened.fileno()} {[os.readlink(f\"/proc/self/fd/{each}\") for each in range(3)]}')\n"
+    )
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    done = shell(f"{sys.executable} {path} <&- >&- 2>&-", tmp_path)
+    number, said = (tmp_path / "opened").read_text().split(" ", 1)
+    assert done.returncode == 0 and int(number) > 2 and said == f"{['/dev/null'] * 3}"

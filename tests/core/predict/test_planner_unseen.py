@@ -337,3 +337,11 @@ def test_less_power_slows_products_and_attention_and_not_memory(unseen: ModuleTy
     assert held.memory_bytes_per_second == machine.memory_bytes_per_second and held.node == machine.node
     bare = replace(machine, fp8_matmul_flops_per_second=None)
     assert with_power(bare, 0.5).fp8_matmul_flops_per_second is None
+
+
+def test_each_sweep_that_misses_the_goal_has_its_reason(unseen: ModuleType, found: list[Any]) -> None:
+    from pages.goals import REGRET
+    from pages.unseen_page import MISSES
+
+    missed = {sweep.name for sweep in unseen.sweeps_of(found) if sweep.regret > REGRET}
+    assert sorted(sweep.split("|")[0] for sweep in missed) == sorted(MISSES)

@@ -44,7 +44,8 @@ class NodeStream:
         """Take the next bytes of the node. Raises BrokenStream, and OSError where a file cannot be written here."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
-            self._take(line)
+            if self.code is None:  # nothing that is printed after the last frame changes a node's word
+                self._take(line)
         if len(self._rest) > MOST_LINE_BYTES:
             raise BrokenStream(f"found a frame of more than {MOST_LINE_BYTES} bytes")
 
@@ -54,8 +55,6 @@ class NodeStream:
     def _take(self, line: bytes) -> None:
         if len(line) > MOST_LINE_BYTES:
             raise BrokenStream(f"found a frame of {len(line)} bytes, expected at most {MOST_LINE_BYTES}")
-        if self.code is not None:
-            raise BrokenStream("found a frame after the last one")
         frame = _frame(line)
         self.frames += 1
         if frame.keys() == {"beat"}:

@@ -76,8 +76,8 @@ class ClusterApi:
         return self._answer("GET", path, query)
 
     def create(self, document: Mapping[str, Any]) -> Fields:
-        """Create an object. Return it as the cluster has it."""
-        return self._answer("POST", collection_of(document), body=document)
+        """Create an object. Return it as the cluster has it. Since 1.25 it refuses an unknown key."""
+        return self._answer("POST", collection_of(document), {"fieldValidation": "Strict"}, document)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Fields:
         return self._answer("POST", path, body=body)

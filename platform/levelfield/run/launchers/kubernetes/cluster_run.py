@@ -267,6 +267,7 @@ class ClusterJob:
         for document in parts:
             self._create(api, document)
         owner = self._create(api, self.main)
+        _refuse_dropped_keys(self.main, owner)
         reference = {key: self.main[key] for key in ("apiVersion", "kind")}
         reference |= {"name": self.name, "uid": str(owner.get("metadata", {}).get("uid", ""))}
         for document in parts:
@@ -322,6 +323,18 @@ class ClusterJob:
             return bool((api.get(path_of(self.main)).get("spec") or {}).get("suspend"))
         except (ClusterSilence, ClusterRefusal):
             return False
+
+
+def _refuse_dropped_keys(sent: Fields, kept: Fields) -> None:
+    """Raises ClusterRefusal where the main object lacks a key: an old cluster drops what it does not know in silence.
+
+    Without completionMode no pod has a number, and without podFailurePolicy a run goes on after a pod was lost.
+    """
+    dropped = sorted(sent["spec"].keys() - (kept.get("spec") or {}).keys())
+    if dropped:
+        names = ", ".join(f"spec.{key}" for key in dropped)
+        advice = "expected Kubernetes 1.26 or newer" if sent["kind"] == "Job" else "expected a newer controller"
+        raise ClusterRefusal(200, f"it does not know {names} of {sent['kind']} in {sent['apiVersion']}; {advice}")
 
 
 def _time_of(event: Mapping[str, Any]) -> str:

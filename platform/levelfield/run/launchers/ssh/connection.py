@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import IO, Protocol
 
 _PART_BYTES = 256 * 1024
+_PARTS_AT_ONCE = 16
 _MOST_COMPLAINT = 16 * 1024  # of what ssh prints; its last words are the evidence
 # What ssh or the shell of a host said, what it means, and what to do about it.
 _MEANINGS = {
@@ -78,8 +79,12 @@ class Connection:
         self._waiting.append(memoryview(content))
         self.flush()
 
-    def flush(self) -> None:
-        """Write what the pipe takes, and close standard input when that is requested and all is written."""
+    def flush(self) -> bool:
+        """Write what the pipe takes, and close standard input when that is requested and all is written.
+
+        Return whether anything was written.
+        """
+        before = len(self._waiting), sum(map(len, self._waiting))
         try:
             while self._waiting:
                 rest = self._waiting[0]
@@ -87,12 +92,13 @@ class Connection:
                 if not len(self._waiting[0]):
                     self._waiting.popleft()
         except BlockingIOError:
-            return
+            return before != (len(self._waiting), sum(map(len, self._waiting)))
         except (OSError, ValueError):
             self._waiting.clear()
         if self._closing and not self._stdin.closed:
             with suppress(OSError):
                 self._stdin.close()
+        return before[0] > 0
 
     def close_input(self) -> None:
         """Close standard input: the command on the other side ends its processes."""
@@ -113,7 +119,9 @@ class Connection:
 
     def _read_complaint(self) -> None:
         with suppress(OSError, ValueError):
-            while part := os.read(self._stderr.fileno(), _PART_BYTES):
+            for _ in range(_PARTS_AT_ONCE):  # another node's turn comes, however much this one prints
+                if not (part := os.read(self._stderr.fileno(), _PART_BYTES)):
+                    return
                 self.complaint = (self.complaint + part.decode(errors="replace"))[-_MOST_COMPLAINT:]
 
     def has_ended(self) -> bool:

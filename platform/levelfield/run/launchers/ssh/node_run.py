@@ -36,6 +36,8 @@ _MEANINGS: Mapping[str, tuple[Cause, NodeWord]] = {
 }
 
 POLL_SECONDS = 0.1
+PARTS_AT_ONCE = 16
+COMPLETE_SECONDS = 5.0  # that a connection may stay open after its node sent everything
 PACE_SECONDS = 1e-4  # for each node: of a thousand, one sends at any time, and a turn looks at all of them
 LINE_SECONDS = 1.0  # between the lines that show a node that the platform is there
 # A node that is stopped ends its ranks, writes its last word and sends the rest.
@@ -56,8 +58,11 @@ class NodeRun:
     def receive(self) -> None:
         """Take what came. A broken stream, and the end of the stream, close this node."""
         try:
-            while part := self.connection.read():
-                self.stream.receive(part)
+            for _ in range(PARTS_AT_ONCE):  # then the other nodes' turn comes, however much this one sends
+                if not (part := self.connection.read()):
+                    break
+                if not self.stream.is_complete():  # what comes after the last frame, or never, changes nothing
+                    self.stream.receive(part)
         except BrokenStream as error:
             self.fault = f"{self.name} sent no proper frame: {error}"
             self.connection.end()
@@ -72,7 +77,7 @@ class NodeRun:
         return now - self._last_frame
 
     def lose(self, why: str) -> None:
-        self.fault, self.is_open = why, False
+        self.fault, self.is_open = None if self.stream.is_complete() else why, False
         self.connection.end()
 
     def stop(self) -> None:
@@ -189,7 +194,8 @@ class Supervision:
 
     def _check_silence(self, node: NodeRun) -> None:
         silence = node.silence()
-        if node.is_open and silence > self._silence_seconds:
+        limit = COMPLETE_SECONDS if node.stream.is_complete() else self._silence_seconds
+        if node.is_open and silence > limit:
             node.lose(f"{node.name} sent nothing for {silence:.0f} s (limit {self._silence_seconds:g} s)")
 
     def _decide(self, cause: Cause, evidence: str | None) -> None:

@@ -13,6 +13,7 @@ from levelfield import installer
 from levelfield.contracts.execution import Cause, NodeEnd, NodesNotReady, NodeWord
 from levelfield.errors import RunFailed
 from levelfield.node import node_setup
+from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.node_content import code_archive, wheels_archive
 from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
 from levelfield.run.launchers.ssh.ssh_places import LOADER, NodePlaces, places_of, ssh_argv
@@ -21,6 +22,8 @@ from levelfield.specs.plan import Plan
 
 AT_ONCE = 64  # connections that are made at the same time
 POLL_SECONDS = 0.1
+SILENCE_SECONDS = 60.0  # of a node that gets nothing either; one that installs or waits says so each fifteen
+MOST_ANSWERS = 10_000
 SOURCES_NEEDED = (
     "where the node reaches no index, set LEVELFIELD_WHEELS to a folder that `environment wheels fetch DIR` made: its "
     "wheels are brought to every node"
@@ -102,14 +105,22 @@ class NodeSetup:
         header = json.dumps(_header(plan, places, archives)).encode()
         self.connection.send(b"%d\n%s%s\n" % (len(program), program, header))
         self.ready: Mapping[str, Any] | None = None
-        self._answered = False
+        self._answered, self._answers = False, 0
+        self._clock = WatchedTime(time.monotonic)
+        self._last = self._clock.look()
 
     def turn(self, say: Say) -> None:
         """Take what the node answered. Raises NodesNotReady."""
-        self.connection.flush()
+        is_taking = self.connection.flush()
         part = self.connection.read()
         if part is None:
             return self._ended()
+        now = self._clock.look()
+        if part or is_taking:
+            self._last = now
+        if now - self._last > SILENCE_SECONDS:
+            why = f"{self.name} sent nothing for {now - self._last:.0f} s while it was prepared"
+            raise self.failed("unreachable", "unreachable", f"{why} (limit {SILENCE_SECONDS:g} s); look at the machine")
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
             self._take(line, say)
@@ -125,7 +136,9 @@ class NodeSetup:
             why = f"found {shown!r}, expected an answer as JSON; its shell must print nothing by itself"
             raise self._failed(why) from None
         said = printable_text(str(value), 1000)
-        self._answered = True
+        self._answered, self._answers = True, self._answers + 1
+        if self._answers > MOST_ANSWERS:
+            raise self._failed(f"found more than {MOST_ANSWERS} answers, the last one {said[:120]!r}")
         if key == "say":
             say(f"{self.name}: {said}")
         elif key == "need" and said in self._archives:
