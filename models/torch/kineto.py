@@ -44,12 +44,17 @@ class TorchProfile:
     def recording(self, number):
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.job.device == "cuda" else [])]
         with contextlib.ExitStack() as stack:
-            # the arguments' shapes give the dtypes of what a kernel computed
-            recorded = stack.enter_context(profile(activities=activities, record_shapes=True))
+            recorded = stack.enter_context(profile(activities=activities, record_shapes=self.has_arguments(number)))
             self.align()  # the profiler's start takes another time on each rank
             self.name_parts(stack)
             yield
         self.kept.append((number, recorded))
+
+    def has_arguments(self, number):
+        """Whether the types and sizes of arguments are recorded. That slows what allocates memory, GELU by half. So one
+        step that does not count has them for the others. Several ranks tell their messages by them.
+        """
+        return number == 0 or self.job.world_size > 1
 
     def name_parts(self, stack):
         """Until the stack is left, each module and each method with a part is a span `lf/PART/NAME` in the record."""

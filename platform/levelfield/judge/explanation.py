@@ -29,7 +29,7 @@ from levelfield.measure.step_parts import (
     uneven_layers,
     warnings,
 )
-from levelfield.measure.step_timeline import Operation, Timeline, timeline
+from levelfield.measure.step_timeline import Operation, Timeline, timeline, with_arguments
 from levelfield.node.regular_files import read_regular
 from levelfield.predict.layout_search import predict
 from levelfield.predict.machines import UnknownLink, port_rate
@@ -230,15 +230,19 @@ def _read_records(
     alone: Collection[Operation] = (),
 ) -> None:
     """Read a rank's records of the steps that count. What cannot be read is said in `missing`."""
-    for name, digest in files.items():
-        match = _FILE.fullmatch(name)
-        if match is None or int(match[1]) != rank or int(match[2]) not in counted:
-            continue
+    numbers = {int(match[2]): name for name in files if (match := _FILE.fullmatch(name)) and int(match[1]) == rank}
+    noted: Event | None = None  # a step that does not count, for the types and sizes of arguments
+    for number in sorted(numbers, key=lambda number: (number in counted, number)):
+        name = numbers[number]
         try:
             content = read_regular(profile / name, largest=MOST_RECORD_BYTES)
-            if hashlib.sha256(content).hexdigest() != digest:
+            if hashlib.sha256(content).hexdigest() != files[name]:
                 raise ValueError("changed after the run ended: its digest is not that of the rank's event")
-            found.steps.setdefault(int(match[2]), {})[rank] = timeline(trace_of(content), alone)
+            trace = trace_of(content)
+            if number not in counted:
+                noted = trace
+                continue
+            found.steps.setdefault(number, {})[rank] = timeline(with_arguments(trace, noted or {}), alone)
         except (OSError, zlib.error, *DAMAGED) as error:
             why = error.strerror if isinstance(error, OSError) else error
             found.missing.append(f"{name}: {why or type(error).__name__}")

@@ -41,6 +41,7 @@ _NOTED_LATE = 0.1  # of a wait: by how much a message may seem to end after it
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = "cpu_kernel"  # an operation that a runtime runs on threads of its own
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
+_ARGUMENTS = ("Input type", "Input Dims", "Concrete Inputs")
 
 
 class Context(NamedTuple):
@@ -161,6 +162,31 @@ def timeline(trace: Mapping[str, Any], repeated: Collection[Operation] = ()) -> 
             (part, call) for thread, at, part, call in walk.calls if begin <= at < end and (kernels or thread == 1)
         ),
     )
+
+
+def with_arguments(trace: Event, noted: Event) -> Event:
+    """Return the trace with the types and sizes of arguments that another step's record has: of the n-th call of an
+    operation on a thread, where both steps call it equally often.
+
+    To note them slows a step, so a framework may note them in a step that does not count.
+    """
+    there = _calls(noted)
+    for key, calls in _calls(trace).items():
+        like = there.get(key, ())
+        if len(like) == len(calls):
+            for call, other in zip(calls, like, strict=True):
+                args = other.get("args") or {}
+                call["args"] = {**{each: args[each] for each in _ARGUMENTS if each in args}, **(call.get("args") or {})}
+    return trace
+
+
+def _calls(trace: Event) -> dict[tuple[Any, str], list[dict[str, Any]]]:
+    """Return the operations of a trace by thread and name, in their order."""
+    found = defaultdict(list)
+    for event in trace.get("traceEvents", ()):
+        if event.get("cat") == "cpu_op" and "ts" in event:
+            found[event.get("tid"), event.get("name", "")].append(event)
+    return {key: sorted(calls, key=lambda event: event["ts"]) for key, calls in found.items()}
 
 
 def _shifted(slices: Iterable[Slice], begin: float) -> Iterator[Slice]:

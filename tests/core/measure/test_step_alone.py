@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from levelfield.measure.step_alone import ChipRates, message_seconds, product_flops, repeated, step_alone
 from levelfield.measure.step_parts import RankLayout, divided, mean_parts, parts_by_step, rank_parts
-from levelfield.measure.step_timeline import timeline
+from levelfield.measure.step_timeline import timeline, with_arguments
 from levelfield.specs.step_parts import StepAlone
 
 LAYOUT = RankLayout(1, is_plain=True)
@@ -132,3 +132,27 @@ def test_a_message_takes_its_share_of_the_links_of_one_node() -> None:
     assert message_seconds("all-reduce", 4e9, (0, 1), CHIP) == pytest.approx(4.0)
     assert message_seconds("all-to-all", 4e9, (0, 1), CHIP) == pytest.approx(2.0)
     assert message_seconds("all-reduce", 4e9, (0, 2), CHIP) is None
+
+
+def bare(found: dict[str, Any]) -> dict[str, Any]:
+    """The trace of a recorder that notes no arguments."""
+    return {"traceEvents": [{**each, "args": {"Ev Idx": 1}} for each in found["traceEvents"]]}
+
+
+def test_arguments_come_from_the_step_that_notes_them() -> None:
+    own = repeated(EVENT)
+    noted = {"traceEvents": trace()["traceEvents"][::-1]}
+    found = timeline(with_arguments(bare(trace()), noted), own.seconds)
+    expected = timeline(trace(), own.seconds)
+    assert (found.calls, found.slices) == (expected.calls, expected.slices)
+    assert found.calls and not timeline(bare(trace()), own.seconds).calls
+
+
+def test_a_step_that_calls_an_operation_more_often_lends_it_no_arguments() -> None:
+    own = repeated(EVENT)
+    noted = trace()
+    noted["traceEvents"].append(operation("aten::mm", 605, 610, [7, 5], [5, 10]))
+    calls = timeline(with_arguments(bare(trace()), noted), own.seconds).calls
+    assert {call[0] for _part, call in calls} == {"aten::add"}
+    damaged = {"traceEvents": [{"name": "aten::mm", "cat": "cpu_op", "ts": 1, "args": None}]}
+    assert not timeline(with_arguments(bare(trace()), damaged), own.seconds).calls
