@@ -144,7 +144,9 @@ def _amount(ms: float) -> str:
 
 
 def _share(ms: float, whole: float) -> str:
-    return f"{ms / whole:.0%} of the change" if ms * whole > 0 else "against the change"
+    if ms * whole <= 0:
+        return "against the change"
+    return f"{ms / whole:.0%} of the change" if abs(ms) <= abs(whole) else "more than the whole change"
 
 
 def _by_late(change: PartChange, after: StepParts) -> str:

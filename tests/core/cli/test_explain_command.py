@@ -132,6 +132,14 @@ def test_two_runs_are_told_apart_in_sentences_that_add_up(recorded, capsys: pyte
     assert "| attention core | 0.40 | 0.90 | +0.50 |" in capsys.readouterr().out
 
 
+def test_a_part_that_changes_more_than_the_step_has_no_share(recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded("a", trace(late=300.0), trace(late=300.0)), recorded("b", trace(core=900.0), trace(core=900.0))
+    assert main(["report", "explain", "a", "b"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1. attention core takes 0.5 ms more (more than the whole change)" in text
+    assert "2. host takes 0.3 ms less (against the change)" in text
+
+
 def test_equal_runs_show_no_difference(recorded, capsys: pytest.CaptureFixture[str]) -> None:
     recorded("a"), recorded("b")
     assert main(["report", "explain", "a", "b"]) == 0

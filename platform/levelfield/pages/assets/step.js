@@ -244,7 +244,8 @@ levelfield.step = (() => {
   }
 
   function sentence(change, whole, after) {
-    const share = change.ms * whole > 0 ? t("of-change", { share: `${number((change.ms / whole) * 100, 0)}%` }) : t("against-change");
+    const ofWhole = change.ms / whole;
+    const share = !(change.ms * whole > 0) ? t("against-change") : ofWhole > 1 ? t("above-change") : t("of-change", { share: `${number(ofWhole * 100, 0)}%` });
     const said = t(change.ms > 0 ? "takes-more" : "takes-less", { part: partName(change.part), ms: number(Math.abs(change.ms), 1), share });
     const places = change.places.filter((each) => Math.abs(each.ms) >= 0.2 * Math.abs(change.ms));
     const isNamed = places.length && !WAITING.includes(change.part) && places[0].where !== change.part;
