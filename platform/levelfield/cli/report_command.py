@@ -277,9 +277,10 @@ def _why_slower(form: str, paths: Sequence[RunPaths], parts: Sequence[StepParts]
         return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     whole, rows = found.whole.row, [each.row for each in found.changes]
     sheet = difference_sheet([*rows, whole])
+    warnings = [f"{side}: {each}" for side, step in zip("AB", parts, strict=True) for each in step.warnings]
     if form == "markdown":
-        return as_markdown([Sheet(f"{ids[0]} (A) to {ids[1]} (B)", notes=found.sentences), sheet])
-    lines = difference_lines(*ids, whole, found.sentences, found.explained)
+        return as_markdown([Sheet(f"{ids[0]} (A) to {ids[1]} (B)", notes=(*found.sentences, *warnings)), sheet])
+    lines = difference_lines(*ids, whole, found.sentences, found.explained, warnings)
     return "\n".join([*lines, "", *waterfall(whole, rows), "", as_text([sheet])])
 
 

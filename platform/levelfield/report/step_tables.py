@@ -147,8 +147,10 @@ def _bar(begin: float, end: float, low: float, scale: float) -> str:
     return " " * left + ("#" if end >= begin else "-") * (right - left + 1)
 
 
-def difference_lines(a: str, b: str, whole: Change, sentences: Sequence[str], explained: float) -> list[str]:
-    """Return the runs, their steps, and the numbered sentences with what they explain together."""
+def difference_lines(
+    a: str, b: str, whole: Change, sentences: Sequence[str], explained: float, warnings: Sequence[str]
+) -> list[str]:
+    """Return the runs, their steps, the numbered sentences with what they explain together, and the warnings."""
     _, before, after, half = whole
     is_real = half is None or not abs(after - before) <= half
     lines = [
@@ -156,7 +158,8 @@ def difference_lines(a: str, b: str, whole: Change, sentences: Sequence[str], ex
         f"B  {printable(b)}: {after:.2f} ms a step",
     ]
     lines += [wrapped(f"{number}. {one_line(printable(each))}", 3) for number, each in enumerate(sentences, start=1)]
-    return [*lines, f"Together they explain {explained:.0%} of the change."] if is_real else [*lines, _NO_DIFFERENCE]
+    lines.append(f"Together they explain {explained:.0%} of the change." if is_real else _NO_DIFFERENCE)
+    return [*lines, *(wrapped(one_line(printable(each)), 3) for each in warnings)]
 
 
 def difference_sheet(rows: Sequence[Change]) -> Sheet:

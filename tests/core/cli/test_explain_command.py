@@ -124,7 +124,7 @@ def test_two_runs_are_told_apart_in_sentences_that_add_up(recorded, capsys: pyte
         text.split()
     )
     assert "host takes 0.1 ms more (17% of the change): layers.0.mlp +0.1 ms" in " ".join(text.split())
-    assert "Together they explain 100% of the change." in text
+    assert "Together they explain 100% of the change. A: attention by math: 40% of the step" in " ".join(text.split())
     assert main(["report", "explain", "b", "a", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert sum(each["change_ms"] for each in found["changes"]) == pytest.approx(found["whole"]["change_ms"]) == -0.6

@@ -184,6 +184,8 @@ def test_two_runs_are_explained_as_the_command_explains_them(browser: Any, site:
             found = step_difference(pair[a], pair[b])
             open_pair(page, folder, runs[a], runs[b])
             assert said(page) == list(found.sentences) and len(found.sentences) == 3
+            warnings = page.locator("#step .caution").all_inner_texts()
+            assert warnings == [f"{side}: {pair[of].warnings[0]}" for side, of in (("A", a), ("B", b))]
             assert f"Together they explain {found.explained:.0%} of the change." in page.locator("#step").inner_text()
             changes = table_of(saved(page, page.locator("#step"), "CSV")[1])[1:]
             assert [line[0] for line in changes] == [*(each.part for each in found.changes), "step"]

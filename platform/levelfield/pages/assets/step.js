@@ -274,6 +274,7 @@ levelfield.step = (() => {
     const spread = halfOf(before.step, after.step), isReal = spread === null || Math.abs(whole) > spread;
     const explained = whole ? Math.max(0, 1 - rest / Math.abs(whole)) * 100 : 0;
     part.append(isReal ? el("p", {}, t("explained-together", { share: `${number(explained, 0)}%` })) : el("p", { class: "caution" }, t("within-spread")));
+    for (const [side, step] of [["A", before], ["B", after]]) for (const each of step.warnings || []) part.append(el("p", { class: "caution" }, `${side}: `, foreign(each)));
     const rows = [...changes, { part: "whole", before: before.step.mean, after: after.step.mean, ms: whole, half: spread }];
     waterfall(part, rows, { file: `${a.found.run}_${b.found.run}_step`, whose: `A: ${a.found.run}, B: ${b.found.run}` });
     const name = (each) => (each.part === "whole" ? t("whole-step") : partName(each.part));
