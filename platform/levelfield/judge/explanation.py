@@ -240,7 +240,7 @@ def _read_records(
                 raise ValueError("changed after the run ended: its digest is not that of the rank's event")
             trace = trace_of(content)
             if number not in counted:
-                noted = trace
+                noted = noted or trace
                 continue
             found.steps.setdefault(number, {})[rank] = timeline(with_arguments(trace, noted or {}), alone)
         except (OSError, zlib.error, *DAMAGED) as error:
