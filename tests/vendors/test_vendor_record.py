@@ -82,7 +82,7 @@ def test_what_an_adapter_asks_is_recorded_too(tmp_path: Path, monkeypatch: pytes
     kept.write_text("older\n")
     (folder / "recorded/README.md").write_text("# x\n\n- `tool.nvidia-smi.csv`: older,\n  in two lines\n- `b`: stays\n")
     vendor = Registry().vendor("nvidia")
-    with pytest.raises(UsageError, match="tool.nvidia-smi.csv exists"):
+    with pytest.raises(UsageError, match=r"tool\.nvidia-smi\.csv exists"):
         recorder.record(vendor, folder, redact=True, force=False)
     said = recorder.record(vendor, folder, redact=True, force=True)
     assert kept.read_text() == SMI.replace(

@@ -1,4 +1,4 @@
-"""A step that an H100 took: the record of gpt2_small at full scale by torch 2.11, one device, cut to what is read of it.
+"""A step that an H100 took: gpt2_small at full scale by torch 2.11 on one device, cut to what is read of the record.
 
 It was recorded on 2026-11-27 (docs/verified/chip.md). Only its arguments that no reader uses were left out.
 """
