@@ -83,7 +83,7 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
 
 
 def adapter_tools(vendor: Vendor, recorded: Path) -> dict[str, tuple[str, ...]]:
-    """Return what adapter.py has a node repeat, by the file of its recording, which keeps its ending; of a host none."""
+    """Return what adapter.py has a node repeat, by its recording, whose ending is kept; of a host none."""
     if vendor.spec.is_host:
         return {}
     argvs = {f"tool.{Path(command.argv[0]).name}": command.argv for command in recorded_commands(vendor).samples}
