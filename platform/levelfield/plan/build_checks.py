@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,13 +19,47 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.command import completed
 from levelfield.plan.request import UserRequest
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.requirements import Build, BuildTool, LeastVersion, NamedIndex, Requirements, Stages, numbers
+from levelfield.specs.requirements import (
+    Build,
+    BuildTool,
+    LeastVersion,
+    NamedIndex,
+    Requirements,
+    Stages,
+    Use,
+    numbers,
+)
 from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.vendor import Chip
 
 PATIENCE_SECONDS = 30
+IMPORT_SECONDS = 300  # an import reads gigabytes, from a file server it may be
 OTHER_CHIP = "Name a version that runs on it, where `show frameworks` has one, or a Python of your own with --python"
 OTHER_DRIVER = "Update the driver, or name a version that runs with it, where `show frameworks` has one"
+# Imports a module for each named build and prints why it cannot be. Of a build whose module has another name than its
+# package, only the package is looked up. -E ignores the caller's variables, as a training does.
+_IMPORTING = """
+import importlib, json, sys
+from importlib.metadata import PackageNotFoundError, version
+def fault(name):
+    module = name.replace("-", "_")
+    try:
+        importlib.import_module(module)
+    except BaseException as error:
+        try:
+            if getattr(error, "name", None) == module and version(name):
+                return None
+        except PackageNotFoundError:
+            pass
+        return type(error).__name__ + ": " + " ".join(str(error).split())[:300]
+del sys.path[0]
+print("\\n" + json.dumps({name: fault(name) for name in sys.argv[1:]}))
+"""
+_USES: dict[Use, str] = {
+    "always": "every run on these devices uses it",
+    "fp8": "precision fp8 uses it",
+    "flash_attn": "attention flash_attn uses it",
+}
 _RELEASE = re.compile(r"release (\d+(?:\.\d+)*)")
 
 
@@ -78,6 +114,30 @@ def unset(index: NamedIndex) -> str | None:
         f"found {found} in {index.setting}, expected the URL of a package index that has {names}: {index.reason}. Set "
         f"{index.setting} to it, or name a Python that has {names} with --python"
     )
+
+
+def not_importable(python: str, builds: Sequence[Build]) -> Iterator[str]:
+    """Return a sentence for each build that this Python cannot import, up to what to do.
+
+    A Python that does not answer counts as one that can: the training says more about it.
+    """
+    faults = _faults(python, tuple(build.name for build in builds)) if builds else {}
+    for build in builds:
+        if why := faults.get(build.name):
+            yield (
+                f"found no {build.name} that {python} can import ({why}), expected one: {_USES[build.wanted]}. Install "
+                f"{' '.join(build.packages)} there"
+            )
+
+
+@functools.cache
+def _faults(python: str, names: tuple[str, ...]) -> dict[str, str | None]:
+    """Return why the modules of these builds cannot be imported. All entries of a suite share the answer."""
+    try:
+        done = completed([python, "-E", "-c", _IMPORTING, *names], IMPORT_SECONDS)
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, ValueError, TypeError, IndexError, subprocess.SubprocessError):
+        return {}
 
 
 def lacks(tool: BuildTool, build: Build) -> str | None:

@@ -18,7 +18,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.errors import NotHere, UsageError
 from levelfield.node.regular_files import read_regular
-from levelfield.plan.build_checks import missing
+from levelfield.plan.build_checks import missing, not_importable
 from levelfield.specs.case import Work
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import EnvironmentPlan, ImagePlan, RuntimeName
@@ -49,13 +49,14 @@ def environment_of(
     """Return the Python environment: made by the platform from pinned requirements, or an existing one.
 
     driver: the version of the devices' driver; None without devices. chip: the run's; None: it is not known. Raises
-    NotHere when the machine has no suitable Python or lacks what the packages need, or the implementation has no
-    requirements for this kind of device. `assume`: return the vendor's own Python or a reason instead of raising.
+    NotHere when the machine has no suitable Python or lacks what the packages need, when the given Python lacks a
+    build that the run uses, or the implementation has no requirements for this kind of device. `assume`: return the
+    vendor's own Python or a reason instead of raising.
     """
     if runtime == "inside":
         python = python or "python3"
     if python:
-        return _given(python)
+        return _given(file, kind, stages, python, runtime, assume)
     if kind not in file.requirements:
         if assume:
             return EnvironmentPlan(name="the vendor's own", folder="", python="python3", requirements=(), digest="")
@@ -131,10 +132,17 @@ def _interpreter(file: ImplementationFile, kind: str, assume: bool) -> tuple[Int
         raise
 
 
-def _given(python: str) -> EnvironmentPlan:
+def _given(
+    file: ImplementationFile, kind: str, stages: Stages, python: str, runtime: RuntimeName, assume: bool
+) -> EnvironmentPlan:
     if not shutil.which(python):
         raise UsageError(f"--python {python}: found no interpreter there; give the path of an executable Python")
-    return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
+    other = "start a container that has it" if runtime == "inside" else "leave --python out: an environment is made"
+    said = [f"{found}, or {other}" for found in not_importable(python, stages.builds)]
+    lacking = f"{file.label} on {kind}: " + "\n  ".join(said) if said else None
+    if lacking and not assume:
+        raise NotHere(lacking)
+    return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="", lacking=lacking)
 
 
 def image_environment(image: ImagePlan, lacking: str | None = None, stages: Stages | None = None) -> EnvironmentPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -211,6 +212,8 @@ def _environment(
     if container:  # with --offline its wheels are there already
         why = refusal(file, kind, stages, decision.driver, request.offline, assume, chip)
         return image_environment(container.image, why, stages)
+    if request.launch and request.python:  # it is a Python of other machines
+        stages = replace(stages, builds=())
     return environment_of(
         file, kind, stages, request.python, request.runtime, assume, request.offline, decision.driver, chip
     )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import NotHere, UsageError
+from levelfield.plan import build_checks
 from levelfield.plan.build_checks import lacks, missing, unmet, unset
 from levelfield.plan.environment import environment_of
 from levelfield.plan.placement import place
@@ -245,6 +249,57 @@ def test_a_python_of_the_users_own_needs_no_check(machine) -> None:
     for given in ({"runtime": "inside"}, {"python": "python3"}):
         plan = planned("gpt3_6.7B:torch:nvidia:1:2", **given)
         assert plan.deviations == () and plan.environment.requirements == ()
+
+
+@pytest.fixture
+def own_python(tmp_path: Path) -> tuple[str, Path]:
+    """A Python without packages, for --python, and the folder of its packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "own")], check=True)
+    return str(tmp_path / "own/bin/python"), next((tmp_path / "own/lib").glob("python*/site-packages"))
+
+
+def test_a_given_python_without_what_every_run_uses_is_refused(machine, own_python: tuple[str, Path]) -> None:
+    machine("580.95.05")
+    python, packages = own_python
+    wanted = re.escape(f"megatron on nvidia: found no transformer-engine that {python} can import (ModuleNotFoundError")
+    for given, other in (({}, "leave --python out"), ({"runtime": "inside"}, "start a container that has it")):
+        with pytest.raises(NotHere, match=wanted) as caught:
+            planned("gpt3_6.7B:megatron:nvidia:1:2", python=python, **given)
+        assert "), expected one: every run on these devices uses it. Install transformer-engine[" in str(caught.value)
+        assert other in str(caught.value)
+    lacking = planned("gpt3_6.7B:megatron:nvidia:1:2", python=python, assume=True).environment.lacking
+    assert str(lacking).startswith("megatron on nvidia: found no transformer-engine")
+    build_checks._faults.cache_clear()
+    (packages / "transformer_engine.py").write_text("print('a greeting', end='')")
+    assert planned("gpt3_6.7B:megatron:nvidia:1:2", python=python).environment.lacking is None
+
+
+def test_a_given_python_needs_a_build_only_for_the_choice_that_uses_it(machine, own_python: tuple[str, Path]) -> None:
+    machine("580.95.05")
+    python, packages = own_python
+    assert planned("gpt3_6.7B:torch:nvidia:1:2", python=python).environment.lacking is None
+    (packages / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN2at')")
+    with pytest.raises(
+        NotHere, match=r"found no flash-attn that .* can import \(ImportError: undefined symbol: _ZN2at"
+    ):
+        planned("gpt3_6.7B:torch:nvidia:1:2", python=python, attention="flash_attn")
+
+
+def test_a_build_whose_module_has_another_name_than_its_package_is_found(own_python: tuple[str, Path]) -> None:
+    python, packages = own_python
+    (said,) = build_checks.not_importable(python, [BUILD])
+    assert said.startswith(f"found no acme that {python} can import (ModuleNotFoundError: No module named 'acme')")
+    build_checks._faults.cache_clear()
+    (packages / "acme-1.dist-info").mkdir()
+    (packages / "acme-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+    assert list(build_checks.not_importable(python, [BUILD])) == []
+
+
+def test_a_python_that_does_not_answer_is_left_to_the_training(tmp_path: Path) -> None:
+    for name, said in (("silent", ""), ("strange", "[1]"), ("other", "no JSON")):
+        python = program(tmp_path / name, said, code=1)
+        assert list(build_checks.not_importable(str(python), [BUILD])) == [], name
+    assert list(build_checks.not_importable(str(tmp_path / "absent"), [BUILD])) == []
 
 
 def test_paddles_index_is_asked_for_before_anything(machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def test_every_rank_of_every_node_is_shown(capsys: pytest.CaptureFixture[str], p
     assert {rank["MASTER_ADDR"] for rank in ranks} == {"{first_node}"}
     assert len({rank["MASTER_PORT"] for rank in ranks}) == 1 and ranks[0]["MASTER_PORT"].isdecimal()
     assert not found["plan"]["hardware"]["assumed"] and found["plan"]["scale"] == "full"
+
+
+def test_a_python_of_the_nodes_is_not_looked_into_here(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
+    given = ("--case", "llama3_8b:megatron:H100:4:8", "--python", sys.executable)
+    assert shown(capsys, plugins, *given)[0]["plan"]["environment"].get("lacking") is None
+    assert main([*given, "--dry-run"]) == 0
+    assert "found no transformer-engine" in " ".join(capsys.readouterr().out.split())
 
 
 def test_hosts_give_nodes_devices_address_and_interface(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
