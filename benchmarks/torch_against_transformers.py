@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""models/torch against HuggingFace transformers: a training step of the same shape on this processor.
+"""models/torch against HuggingFace transformers: a training step of the same shape on this processor or device.
 
 Each has a process of its own and both step in turn: forward, backward, clipping to 1.0, fused AdamW, in fp32
 or with bf16 compute over fp32 weights (autocast there). `compiled` is ours only: the tuning `compile`. Each
 figure is the median over the turns; the ratio is transformers' time over ours, turn by turn, so a slow moment
-hits both. Memory is the resident peak of each process. `of peak`: matmul FLOPs (causal half of attention)
+hits both. With `--device cuda` theirs is compiled too where ours is, and memory is what is allocated there, else the
+resident peak of each process. `of peak`: matmul FLOPs (causal half of attention)
 against the best rate of plain products in the same run.
 """
 
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +47,18 @@ SHAPES = (
     ("llama", 768, 4, 32000, 512, 2, "fp32", True),
     ("llama", 768, 4, 32000, 512, 2, "bf16", True),
 )
+# On a device of 80 GB, where each turn's two trainers are at the same time
+DEVICE_SHAPES = (
+    ("gpt", 768, 12, 50304, 1024, 8, "bf16", False),
+    ("gpt", 768, 12, 50304, 1024, 8, "bf16", True),
+    ("gpt", 2048, 12, 50304, 2048, 4, "bf16", False),
+    ("gpt", 2048, 12, 50304, 2048, 4, "bf16", True),
+    ("llama", 4096, 2, 128256, 4096, 1, "bf16", False),
+    ("llama", 4096, 2, 128256, 4096, 1, "bf16", True),
+)
 QUICK = (("gpt", 64, 2, 128, 32, 2, "fp32", False), ("llama", 128, 2, 128, 32, 2, "fp32", False))
-WARM_UP, PRODUCT_SIZE = 3, 1024
+WARM_UP = 3
+PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}
 FIELDS = ("family", "hidden", "layers", "vocabulary", "sequence", "batch", "dtype", "compile")
 
 
@@ -54,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=9, help="steps of each that count (default %(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--device", choices=tuple(PRODUCT_SIZE), default="cpu", help="default: %(default)s")
     parser.add_argument("--only", help="shapes whose name contains this")
     parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
@@ -67,7 +80,8 @@ def main() -> None:
     if not arguments.json:
         print(f"{'shape':<38} {'ours':>9} {'theirs':>9} {'ratio':>6} {'of peak':>8} {'memory':>7}")
     rows = []
-    for shape in (dict(zip(FIELDS, values, strict=True)) for values in (QUICK if arguments.quick else SHAPES)):
+    shapes = QUICK if arguments.quick else DEVICE_SHAPES if arguments.device == "cuda" else SHAPES
+    for shape in (dict(zip(FIELDS, values, strict=True)) for values in shapes):
         if arguments.only and arguments.only not in name_of(shape):
             continue
         rows.append(measure(shape, arguments))
@@ -86,12 +100,14 @@ def name_of(shape: dict[str, Any]) -> str:
 
 def measure(shape: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """Two processes, of which one works at a time: each has its own settings and its own memory."""
-    task = {**shape, "threads": arguments.threads}
+    task = {**shape, "threads": arguments.threads, "device": arguments.device}
     trainers = {who: Trainer({**task, "who": who}) for who in ("ours", "theirs")}
     try:
-        for trainer in trainers.values():
-            for _ in range(WARM_UP):
-                trainer.ask("step")
+        for _ in range(WARM_UP):
+            for trainer in trainers.values():  # at the same time: the first step may compile
+                trainer.tell("step")
+            for trainer in trainers.values():
+                trainer.answer()
         turns = [[trainer.ask("step") for trainer in trainers.values()] for _ in range(arguments.turns)]
         peaks = {who: trainer.ask("peak") for who, trainer in trainers.items()}
         product = statistics.median(trainers["ours"].ask("product") for _ in range(5))
@@ -104,7 +120,7 @@ def measure(shape: dict[str, Any], arguments: argparse.Namespace) -> dict[str, A
         "ours_ms": own * 1e3,
         "theirs_ms": statistics.median(seconds for _, seconds in turns) * 1e3,
         "ratio": statistics.median(theirs / ours for ours, theirs in turns),
-        "of_peak": flops(task) / own / (2 * PRODUCT_SIZE**3 / product),
+        "of_peak": flops(task) / own / (2 * PRODUCT_SIZE[arguments.device] ** 3 / product),
         "memory_ratio": peaks["ours"] / peaks["theirs"],
     }
 
@@ -118,11 +134,19 @@ class Trainer:
         self.process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def ask(self, what: str) -> float:
-        assert self.process.stdin and self.process.stdout and self.process.stderr
-        try:
+        self.tell(what)
+        return self.answer()
+
+    def tell(self, what: str) -> None:
+        assert self.process.stdin
+        with suppress(BrokenPipeError):  # the answer says why
             print(what, file=self.process.stdin, flush=True)
+
+    def answer(self) -> float:
+        assert self.process.stdout and self.process.stderr
+        try:
             return float(self.process.stdout.readline())
-        except (BrokenPipeError, ValueError):
+        except ValueError:
             sys.exit(f"{self.name} failed:\n{self.process.stderr.read()[-2000:]}")
 
     def end(self) -> None:
@@ -142,28 +166,37 @@ def one(task: dict[str, Any]) -> None:
 
     torch.set_num_threads(task["threads"])
     step = {"ours": ours, "theirs": theirs}[task["who"]](task)
+    is_cpu = task["device"] == "cpu"
     answers = {
-        "step": lambda: timed(step),
-        "product": lambda: timed_product(task["dtype"]),
-        "peak": lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "step": lambda: timed(step, task["device"]),
+        "product": lambda: timed_product(task["dtype"], task["device"]),
+        "peak": resident_peak if is_cpu else torch.cuda.max_memory_allocated,
     }
     for line in sys.stdin:
         print(answers[line.strip()](), flush=True)
 
 
-def timed(step: Any) -> float:
+def resident_peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def timed(step: Any, device: str) -> float:
+    import torch
+
     begin = time.perf_counter()
     step()
+    if device == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - begin
 
 
-def timed_product(dtype: str) -> float:
-    """Best of a few products of square matrices: what this processor reaches at this moment."""
+def timed_product(dtype: str, device: str) -> float:
+    """Best of a few products of square matrices: what this processor or device reaches at this moment."""
     import torch
 
-    kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    left, right = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE).to(kind) for _ in range(2))
-    return min(timed(lambda: left @ right) for _ in range(5))
+    kind, size = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], PRODUCT_SIZE[device]
+    left, right = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
+    return min(timed(lambda: left @ right, device) for _ in range(5))
 
 
 def model_of(task: dict[str, Any]) -> dict[str, Any]:
@@ -226,8 +259,8 @@ def job_of(task: dict[str, Any]) -> SimpleNamespace:
         "accumulation": 1,
         "gradient_steps": [],
         "capture": None,
-        "device": "cpu",
-        "backend": "gloo",
+        "device": task["device"],
+        "backend": {"cpu": "gloo", "cuda": "nccl"}[task["device"]],
     }
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(content, file)
@@ -267,15 +300,17 @@ def theirs(task: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**hf_config(Model.model_validate(model_of(task)), task["sequence"]))
-    model, tokens = AutoModelForCausalLM.from_config(config).train(), tokens_of(task)[:, :-1]
+    device = task["device"]
+    model, tokens = AutoModelForCausalLM.from_config(config).to(device).train(), tokens_of(task)[:, :-1].to(device)
     wide = [p for p in model.parameters() if p.dim() > 1]
     narrow = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": wide, "weight_decay": 0.1}, {"params": narrow, "weight_decay": 0.0}]
+    compiled = torch.compile(model) if task["compile"] and device == "cuda" else model
     adamw = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=task["dtype"] == "bf16"):
-            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        with torch.autocast(device, torch.bfloat16, enabled=task["dtype"] == "bf16"):
+            loss = compiled(input_ids=tokens, labels=tokens, use_cache=False).loss
         loss.backward()
         loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -48,7 +48,10 @@ class TorchProfile:
             self.align()  # the profiler's start takes another time on each rank
             self.name_parts(stack)
             yield
-        self.kept.append((number, recorded))
+        # Now, because the next record takes over the memory of this one's kernels: they then have no time.
+        path = self.scratch / f"trace{number}.json"
+        recorded.export_chrome_trace(str(path))
+        self.kept.append((number, path))
 
     def has_arguments(self, number):
         """Whether the types and sizes of arguments are recorded. That slows what allocates memory, GELU by half. So one
@@ -81,10 +84,8 @@ class TorchProfile:
 
     def traces(self):
         """The number of the node stands in place of names and paths."""
-        for number, recorded in self.kept:
-            plain = self.scratch / "trace.json"
-            recorded.export_chrome_trace(str(plain))
-            with plain.open("rb") as source:
+        for number, path in self.kept:
+            with path.open("rb") as source:
                 yield number, (NAMES.sub(named_by_number, line) for line in source)
 
 

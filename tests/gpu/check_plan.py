@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+CASES = Path(__file__).parent / "cases"
 VALID = ("valid",)
 DONE = ("exit 0",)
 ALIGNED = ("aligned", "consistent")
@@ -19,7 +20,8 @@ class Entry(NamedTuple):
 
     devices: how many it needs. module: what the training's Python must have. expects: the words, or `exit 0`, with
     which it is as expected. verdicts: the same of the alignment; () takes any. chip_only: it says nothing on a
-    processor. fault: what is done to the last rank once it has trained five steps, `kill` or `stop`.
+    processor. fault: what is done to the last rank once it has trained five steps, `kill` or `stop`; or `full`, another
+    program's use of the device's memory.
     """
 
     name: str
@@ -39,7 +41,7 @@ class Entry(NamedTuple):
         return self.arguments[0].startswith("-")
 
 
-MODULES = {"torch": "torch", "megatron": "megatron.core", "deepspeed": "deepspeed"}
+MODULES = {"torch": "torch", "megatron": "megatron.core", "deepspeed": "deepspeed", "jax": "jax"}
 SEQUENCE = "gpt3_6.7B"
 GATED = "llama3_8b"
 
@@ -58,6 +60,11 @@ def whole(name: str, minutes: float, case: str, devices: int, *options: str, sho
     """A run at full scale on a chip, without a training for its certificate before it."""
     arguments = training(case, "torch", devices, "--no-certificate", *options, scale="full")
     return Entry(name, minutes, arguments, shows, devices, "torch", chip_only=True)
+
+
+def one_device(name: str, case: str, *options: str, shows: str) -> Entry:
+    """A case of tests/gpu/cases/, which fills one device of 80 GB."""
+    return whole(name, 2.0, case, 1, "--case-file", str(CASES / f"{case}.yaml"), *options, shows=shows)
 
 
 FIRST = (
@@ -87,7 +94,17 @@ FIRST = (
         verdicts=("different", "diverged", "inconclusive"),
         chip_only=True,
     ),
-    whole("gpt2-small", 1.5, "gpt2_small", 1, "--probe", shows="one device at full scale; energy; memory"),
+    whole(
+        "gpt2-small",
+        1.5,
+        "gpt2_small",
+        1,
+        "--probe",
+        "--explain-step",
+        shows="one device at full scale; energy; memory",
+    ),
+    one_device("gpt-one-device", "gpt_1.3B", shows="1.3B parameters on one device"),
+    one_device("llama-one-device", "llama_8b_wide", "--explain-step", shows="8B's width on one device"),
     whole("gpt-20-steps", 4.0, SEQUENCE, 8, "--steps", "20", "--global-batch", "256", shows="full case, short batch"),
     whole("llama-20-steps", 8.0, GATED, 8, "--steps", "20", "--global-batch", "128", shows="full case, short batch"),
 )
@@ -118,11 +135,12 @@ FAULTS = (
     Entry(
         "out-of-memory",
         1.5,
-        training("gpt3_13B", "torch", 1, "--layout", "DP1", "--no-certificate", scale="full"),
-        "245 GiB on one device: words and evidence",
+        training("gpt2_small", "torch", 1, "--no-certificate", scale="full"),
+        "another program fills the device: words and evidence",
         module="torch",
         expects=("oom",),
         chip_only=True,
+        fault="full",
     ),
     Entry("after-faults", 0.7, training(SEQUENCE, "torch", 1), "what the faults left on the device", 1, "torch"),
 )
@@ -144,6 +162,10 @@ OTHERS = (
     family("deepspeed-zero2", SEQUENCE, "deepspeed", 2, "--layout", "DP2SH2", shows="ZeRO 2"),
     family("deepspeed-zero3", GATED, "deepspeed", 2, "--layout", "DP2SH3", shows="ZeRO 3"),
     family("deepspeed", SEQUENCE, "deepspeed", 1, shows="deepspeed on one device"),
+    family("jax-gpt", SEQUENCE, "jax", 1, shows="jax on one device"),
+    family("jax-llama", GATED, "jax", 1, shows="jax on one device"),
+    one_device("llama-one-device-compiled", "llama_8b_wide", "--compile", shows="compiled, beside llama-one-device"),
+    one_device("gpt-one-device-compiled", "gpt_1.3B", "--compile", shows="compiled, beside gpt-one-device"),
     whole("gpt2-medium", 2.5, "gpt2_medium", 1, shows="one device at full scale"),
     whole("gpt2-small-compiled", 2.0, "gpt2_small", 1, "--compile", shows="compiled, beside gpt2-small"),
     whole(*("fp8", 8.0, "flagperf_llama3_8b_fp8", 8, "--steps", "10"), shows="fp8 by transformer-engine")._replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +20,20 @@ from check_plan import Entry
 ROOT = Path(__file__).resolve().parents[2]
 FAULT_STEP = 5
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+FULL = "full"  # the fault of an entry whose device another program fills
 LIMIT_FACTOR = 3  # an entry may take so many times its expected minutes, and
 LIMIT_SECONDS = 120  # so much more
 ON_A_PROCESSOR = 4  # times as long: its cores also do other work
+# Takes the device's memory but LEFT_BYTES, until its input ends.
+LEFT_BYTES = 4 * 2**30
+FILL = """
+import sys, torch
+kind = torch.accelerator.current_accelerator()
+free = torch.get_device_module(kind).mem_get_info()[0]
+held = torch.empty(free - int(sys.argv[1]), dtype=torch.uint8, device=kind)
+print("filled", flush=True)
+sys.stdin.read()
+"""
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
 
@@ -48,7 +61,8 @@ def run_entry(entry: Entry, machine: Machine) -> dict[str, Any]:
     """Run the entry, keep what it wrote under its name, and return its record without digests."""
     began = time.monotonic()
     arguments = filled(entry, machine)
-    ended = benchmark(machine, arguments, entry)
+    with other_use(machine.python or sys.executable) if entry.fault == FULL else contextlib.nullcontext():
+        ended = benchmark(machine, arguments, entry)
     record: dict[str, Any] = {"command": " ".join(("run_benchmarks.py", *arguments)), "exit": ended.code}
     result = only_result(ended.out) if entry.trains else None
     record["word"] = word_of(entry, ended, result)
@@ -59,6 +73,18 @@ def run_entry(entry: Entry, machine: Machine) -> dict[str, Any]:
         record["said"] = last_line(ended.err)
     record["as_expected"], record["why_not"] = judged(entry, record)
     return record | {"minutes": round((time.monotonic() - began) / 60, 2)}
+
+
+@contextlib.contextmanager
+def other_use(python: str) -> Iterator[None]:
+    """Another program holds the device's memory. Raises ValueError where it cannot."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([python, "-c", FILL, str(LEFT_BYTES)], **pipes) as process:
+        assert process.stdin and process.stdout and process.stderr
+        if process.stdout.readline().strip() != "filled":
+            raise ValueError(f"found no way to fill the device's memory: {last_line(process.stderr.read())}")
+        yield
+        process.stdin.close()
 
 
 def filled(entry: Entry, machine: Machine) -> list[str]:
@@ -91,7 +117,7 @@ def benchmark(machine: Machine, arguments: list[str], entry: Entry | None = None
 def _watched(process: subprocess.Popen[bytes], entry: Entry | None, runs: Path, limit: float) -> int | None:
     """Return the exit code; None where it took too long. The command never outlives this function."""
     try:
-        if entry and entry.fault:
+        if entry and entry.fault in SIGNALS:
             _break(process, runs, SIGNALS[entry.fault], limit)
         return process.wait(limit)
     except subprocess.TimeoutExpired:

@@ -390,7 +390,7 @@ def test_versions_that_an_adapter_reads_are_shown(adds: str, status: str, says: 
 
 def test_the_driver_of_nvidia_is_recorded() -> None:
     finding = find(VendorSubject("nvidia"), next(item for item in CHECKS if item.name == "versions"))
-    assert finding.status == "ok" and "driver 470.129.06" in finding.says
+    assert finding.status == "ok" and "driver 580.159.04" in finding.says
 
 
 def test_a_container_that_is_shown_all_devices_is_said_to_be(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from acme_folder import MONITOR, replace, write_acme
+from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
-from levelfield.errors import UsageError
+from levelfield.errors import RunFailed, UsageError
+from levelfield.testing import recorder
 from levelfield.testing.recorder import LABELS, redacted
 from levelfield.testing.subject import VendorSubject
 
@@ -62,6 +64,36 @@ def test_what_is_there_is_replaced_by_force_only(machine: Path, capsys: Said) ->
     origins = (machine / "README.md").read_text()
     assert "260.5" in (machine / "monitor.csv").read_text()
     assert origins.count("- `monitor.csv`") == 1 and "Words of the author's." in origins
+
+
+SMI = (
+    "0, GPU-4e2d71a0-9f3b-11ee-8c90-0242ac120002, NVIDIA H100 80GB HBM3, 81559, 0, 72.91, 0, 35, Disabled, 580.159.04\n"
+)
+
+
+def test_what_an_adapter_asks_is_recorded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """adapter.py of nvidia has no tool in vendor.yaml; it asks nvidia-smi on other nodes."""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '%s\\n' '{SMI.strip()}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    folder = tmp_path / "nvidia"
+    (folder / "recorded").mkdir(parents=True)
+    kept = folder / "recorded/tool.nvidia-smi.csv"
+    kept.write_text("older\n")
+    (folder / "recorded/README.md").write_text("# x\n\n- `tool.nvidia-smi.csv`: older,\n  in two lines\n- `b`: stays\n")
+    vendor = Registry().vendor("nvidia")
+    with pytest.raises(UsageError, match=r"tool\.nvidia-smi\.csv exists"):
+        recorder.record(vendor, folder, redact=True, force=False)
+    said = recorder.record(vendor, folder, redact=True, force=True)
+    assert kept.read_text() == SMI.replace(
+        "4e2d71a0-9f3b-11ee-8c90-0242ac120002", "0a0a00a0-0a0a-00aa-0a00-0000aa000001"
+    )
+    assert any("1 identity replaced" in each for each in said)
+    origins = (folder / "recorded/README.md").read_text()
+    assert "in two lines" not in origins and "- `b`: stays" in origins and "query-gpu=index,uuid" in origins
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    with pytest.raises(RunFailed, match="nvidia-smi"):
+        recorder.record(vendor, folder, redact=True, force=True)
 
 
 def test_identities_are_replaced_and_nothing_else(machine: Path) -> None:

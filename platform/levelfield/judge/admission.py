@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from levelfield.errors import GateFailed, UsageError
-from levelfield.judge.noise import choice_limits, limits_from, noise_of, rows_that_count
+from levelfield.judge.noise import KEY_BIAS, NO_LIMIT, choice_limits, limits_from, noise_of, rows_that_count
 from levelfield.judge.verdict import training_of_reference
 from levelfield.measure.alignment import AlignmentLimits, Limit, Place, TrainingCurve, align
 from levelfield.measure.calibration import Noise, Places
@@ -26,7 +26,7 @@ FEW = 5  # rows
 # What rounding alone can reach, from above (docs/alignment.md has the largest differences that were measured): first
 # step, gradients, curve, and the norms and projections of final weights. 1e300: no ceiling. A key's bias has no
 # gradient but rounding, and Adam makes steps of full size from it.
-_FREE: dict[Place, float] = {("attention.key.bias", "norm"): 1e300, ("attention.key.bias", "projection"): 1e300}
+_FREE: dict[Place, float] = {(KEY_BIAS, "norm"): NO_LIMIT, (KEY_BIAS, "projection"): NO_LIMIT}
 # bf16, gradients and final weights: torch's LayerNorm on a processor sums a bias's gradient in bf16. Its norm with one
 # thread is 0.19 from that with two, and the bias ends 0.36 away (gpt3_6.7B at smoke scale).
 PLAUSIBLE: dict[Precision, tuple[float, float, float, float]] = {

@@ -6,13 +6,19 @@ import getpass
 from collections.abc import Mapping
 from dataclasses import replace
 
-from levelfield.measure.alignment import AlignmentLimits
+from levelfield.measure.alignment import AlignmentLimits, Limit
 from levelfield.measure.calibration import Noise, Places, limits_of, merged
 from levelfield.measure.routing import IN_FLOAT32, ChoiceLimits
 from levelfield.rundir.directory import utc_now
 from levelfield.specs.reference import NoiseRow, Reference
 
 _DIGITS = 3  # of a stored difference
+# A key's bias shifts all scores of a query alike, so its gradient is rounding alone. Adam makes steps of full size from
+# rounding above its eps, as on an H100, and hardly any from less, as on a processor. So rows of one device say nothing
+# of another: a right run's final norm was 12 times the reference's. With rotary positions its gradient is a real one.
+KEY_BIAS = "attention.key.bias"
+NO_LIMIT = 1e300
+_AS_LARGE = 1.0  # relative to the value itself
 
 
 def limits_from(reference: Reference) -> AlignmentLimits:
@@ -21,7 +27,15 @@ def limits_from(reference: Reference) -> AlignmentLimits:
     note = f", {forced} of them recorded with --replace" if forced else ""
     rows = [noise_of(row, reference) for row in counted_rows(reference)]
     limits = limits_of(rows, f"the reference's noise{note}", reference.precision)
-    return replace(limits, routing=choice_limits(reference))
+    return replace(limits, weights=_without_key_bias(limits.weights), routing=choice_limits(reference))
+
+
+def _without_key_bias(weights: Limit | None) -> Limit | None:
+    """Return the limits of final weights, with none for a key's bias where rows differ by as much as its value."""
+    if weights is None or isinstance(weights, (int, float)):
+        return weights
+    free = {p for p, limit in weights.items() if isinstance(p, tuple) and p[0] == KEY_BIAS and limit >= _AS_LARGE}
+    return {place: NO_LIMIT if place in free else limit for place, limit in weights.items()}
 
 
 def choice_limits(reference: Reference) -> ChoiceLimits | None:

@@ -142,6 +142,9 @@ def timeline(trace: Mapping[str, Any], repeated: Collection[Operation] = ()) -> 
     if step is None:
         raise ValueError(f"found {len(events)} events and none named '{MARK}step', expected the span of one step")
     begin, end = step["ts"] / 1e3, (step["ts"] + step["dur"]) / 1e3
+    lost = [event for event in events if event.get("cat") == "kernel"]
+    if lost and not any(event["dur"] for event in lost):
+        raise ValueError(f"found {len(lost)} kernels of the device without a time: the profiler lost them")
     threads = _threads(events)
     walk = _Walk(repeated)
     pieces = {tid: walk.pieces(threads[tid]) for tid in sorted(threads, key=lambda tid: tid != step["tid"])}

@@ -82,7 +82,9 @@ def _rows(rows: Sequence[Sequence[str]]) -> list[str]:
         widths[widths.index(max(widths))] -= 1
     lines = []
     for row in rows:
-        parts = [textwrap.wrap(cell, width, break_on_hyphens=False) for cell, width in zip(row, widths, strict=True)]
+        parts = [
+            textwrap.wrap(cell, max(1, width), break_on_hyphens=False) for cell, width in zip(row, widths, strict=True)
+        ]
         lines += [padded(line, widths) for line in zip_longest(*parts, fillvalue="")] or [""]
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +15,8 @@ _LARGE = 0.05  # of the step: an unexplained part of this size is shown first
 _NO_DIFFERENCE = "The whole change is within the spread of the recorded steps: there may be no difference."
 _MOST_PLACES, _MOST_KERNELS = 10, 5
 _BAR = 30  # columns
+_NAMESPACES = re.compile(r"at::native::|\(anonymous namespace\)::|at::|std::|void ")
+_MOST_NAME = 60
 Change = tuple[str, float, float, float | None]  # the part, before, after, half of the interval of the change
 
 
@@ -40,10 +43,18 @@ def step_sheets(parts: StepParts) -> Iterator[Sheet]:
     if parts.planned is not None:
         yield _planned_sheet(parts.planned)
     yield Sheet("places with the most time", ("part", "place", "ms", "share"), tuple(_places(parts)))
-    kernels = [(each.part, each.name, each.kind, each.dtype or "", f"{each.ms:.2f}") for each in parts.kernels]
+    kernels = [
+        (each.part, short_kernel(each.name), each.kind, each.dtype or "", f"{each.ms:.2f}") for each in parts.kernels
+    ]
     yield Sheet("operations that ran", ("part", "name", "kind", "dtype", "ms"), tuple(kernels[:_MOST_KERNELS]))
     if len(parts.ranks) > 1:
         yield Sheet("ranks", ("rank", "step ms", "work ms", "waits for"), tuple(_ranks(parts)))
+
+
+def short_kernel(name: str) -> str:
+    """Return the name of a kernel without namespaces and without the end of its C++ types."""
+    plain = _NAMESPACES.sub("", name.removeprefix("void "))
+    return plain if len(plain) <= _MOST_NAME else plain[: _MOST_NAME - 3] + "..."
 
 
 def _alone_sheet(alone: StepAlone) -> Sheet:
@@ -78,7 +89,8 @@ def _planned_sheet(planned: StepPlanned) -> Sheet:
 
 
 def _heading(parts: StepParts) -> str:
-    return f"{parts.run_id}: where {parts.step.mean:.2f} ms of a step go, mean of {parts.recorded_steps} recorded steps"
+    steps = "1 recorded step" if parts.recorded_steps == 1 else f"{parts.recorded_steps} recorded steps"
+    return f"{parts.run_id}: where {parts.step.mean:.2f} ms of a step go, mean of {steps}"
 
 
 def _notes(parts: StepParts) -> Iterator[str]:

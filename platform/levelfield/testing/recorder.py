@@ -12,7 +12,7 @@ from pathlib import Path
 
 from levelfield.contracts.command import ask
 from levelfield.contracts.tool_records import Parsed, parse
-from levelfield.contracts.vendor import Device, Vendor
+from levelfield.contracts.vendor import Device, Vendor, recorded_commands
 from levelfield.errors import RunFailed, UsageError
 from levelfield.specs.tool import Tool
 from levelfield.testing.recordings import ORIGINS, commands, file_name
@@ -43,7 +43,7 @@ _PREFIX = re.compile(r"[A-Za-z]+[-_ ]|")
 
 @dataclass(frozen=True)
 class Captured:
-    """The output of one tool for a recording. problem: why there is none."""
+    """The output of one tool for a recording. problem: why there is none. wanted: there is no recording without it."""
 
     role: str
     argv: tuple[str, ...]
@@ -51,29 +51,43 @@ class Captured:
     text: str | None
     tool: Tool | None
     problem: str = ""
+    wanted: bool = False
 
 
 def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]:
-    """Run each command of vendor.yaml, write recorded/, and return sentences about what was done.
+    """Run each command of vendor.yaml or adapter.py, write recorded/, and return sentences about what was done.
 
     Raises UsageError for existing recordings without `force`. Raises RunFailed when a tool for devices or samples
     prints nothing or fails.
     """
     known = commands(vendor.spec)
-    if not any(tool for _, tool in known.values()):
+    own = {} if any(tool for _, tool in known.values()) else adapter_tools(vendor, folder / "recorded")
+    if not own and not any(tool for _, tool in known.values()):
         raise UsageError(f"{folder}: found no tool in vendor.yaml; add `monitor`, or record adapter.py's by hand")
     there = [path for role in known for path in sorted((folder / "recorded").glob(f"{role}.*"))]
+    there += [folder / "recorded" / file for file in own if (folder / "recorded" / file).exists()]
     if there and not force:
         raise UsageError(f"{there[0]} exists; --force replaces it and its line in {ORIGINS}")
     captured = []
     for role, (argv, tool) in known.items():
         answer = ask(argv, 60)
-        captured.append(Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason))
+        captured.append(Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason, bool(tool)))
+    for file, argv in own.items():
+        answer = ask(argv, 60)
+        captured.append(Captured(Path(file).stem, argv, file, answer.text, None, answer.reason, True))
     _check_output(captured)
     kept = redacted(captured_texts(captured), _tools(captured)) if redact else captured_texts(captured)
     _write(folder / "recorded", vendor, captured, kept)
     said = _mask_notes(captured) if redact else _identity_notes(captured)
     return [*_file_notes(folder / "recorded", captured), *_unread_notes(captured), *said]
+
+
+def adapter_tools(vendor: Vendor, recorded: Path) -> dict[str, tuple[str, ...]]:
+    """Return what adapter.py has a node repeat, by its recording, whose ending is kept; of a host none."""
+    if vendor.spec.is_host:
+        return {}
+    argvs = {f"tool.{Path(command.argv[0]).name}": command.argv for command in recorded_commands(vendor).samples}
+    return {next((p.name for p in recorded.glob(f"{role}.*")), f"{role}.txt"): argv for role, argv in argvs.items()}
 
 
 def captured_texts(captured: list[Captured]) -> dict[str, str]:
@@ -86,7 +100,7 @@ def _tools(captured: list[Captured]) -> dict[str, Tool]:
 
 def _check_output(captured: list[Captured]) -> None:
     for item in captured:
-        if item.tool is None:
+        if not item.wanted:
             continue
         command = shlex.join(item.argv)
         if item.text is None:
@@ -154,7 +168,10 @@ def _write(folder: Path, vendor: Vendor, captured: list[Captured], kept: dict[st
 def _with_origins(before: str, vendor: Vendor, captured: list[Captured], kept: dict[str, str]) -> str:
     """Return the text with one line for each recording. It replaces an earlier line about the same file."""
     names = "|".join(map(re.escape, kept))
-    lines = [line for line in before.splitlines() if not re.match(rf"- `({names})`", line)]
+    lines, is_replaced = list[str](), False
+    for line in before.splitlines():
+        is_replaced = bool(re.match(rf"- `({names})`", line)) or (is_replaced and line.startswith("  "))
+        lines += [] if is_replaced else [line]
     lines = lines if not lines or lines[-1].startswith("- ") or not lines[-1].strip() else [*lines, ""]
     made = [item for item in captured if item.file in kept]
     return "\n".join([*lines, *(_origin(item, vendor, kept[item.file] != item.text) for item in made)]) + "\n"

@@ -33,3 +33,24 @@ def test_a_framework_without_a_row_is_not_refused(reference: Reference, row: Noi
 def test_references_in_16_bits_have_rows_of_other_frameworks():
     known = {(reference.name, row.changed.split()[0]) for reference, row in FOREIGN if reference.precision == "bf16"}
     assert {framework for _, framework in known} == {"deepspeed", "jax", "megatron"} and len(known) == 6
+
+
+def test_a_key_bias_without_a_gradient_has_no_limit():
+    """An H100's norm of one was 12 times the reference's in a training that agreed to 1e-5 everywhere else."""
+    reference = REGISTRY.reference("gpt3_6.7B_smoke_fp32")
+    limits, found = limits_from(reference), noise_of(reference.noise[0], reference)
+    assert found.weights
+
+    def changed(place: tuple[str, str], value: float):
+        return found._replace(weights={**found.weights, place: value})
+
+    assert not exceeds(changed(("attention.key.bias", "norm"), 12.0), limits)
+    assert exceeds(changed(("attention.query.bias", "norm"), 1e-3), limits)
+    assert exceeds(changed(("attention.key.weight", "norm"), 1e-3), limits)
+
+
+def test_a_key_bias_with_a_gradient_keeps_its_limit():
+    """With rotary positions it is trained as any other parameter."""
+    reference = REGISTRY.reference("qwen2.5_7b_smoke_fp32")
+    weights = limits_from(reference).weights
+    assert isinstance(weights, dict) and 0 < weights["attention.key.bias", "norm"] < 1e-2

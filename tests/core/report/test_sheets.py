@@ -67,3 +67,9 @@ def test_columns_are_padded_nowhere_else() -> None:
     pads = re.compile(r"\.[lr]just\(|:[<>](?:\{|\d)")
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if pads.search(path.read_text())}
     assert {name for name in found if not name.startswith("worker/")} == BY_HAND
+
+
+def test_a_column_without_a_word_takes_no_part_in_wrapping() -> None:
+    """A table that is too wide, whose last column is empty in every row."""
+    found = lines(Sheet("", ("part", ""), (("x" * 30 + " " + "y" * 90, ""),)))
+    assert "".join(found).count("y") == 90
