@@ -10,8 +10,8 @@ import statistics
 import peak
 import torch
 import torch.distributed as dist
-from alone import blocks, slowest
 from device import open_device, process_group
+from repeats import blocks, slowest
 
 FLOAT_BYTES = 4
 MOST_REPEATS, REPEATED_BYTES = 20, 2**24

@@ -11,8 +11,8 @@ import re
 
 import torch
 import torch.distributed as dist
-from alone import measure
 from levelfield.worker.step_profile import replaced
+from repeats import measure
 from torch.profiler import ProfilerActivity, profile, record_function
 
 # torch's own record_function is an operation, and selective recomputation wants the same operations twice

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import chip_page
 import pytest
 import rehearse_all
 from levelfield.catalog.registry import Registry
@@ -71,3 +72,11 @@ def test_a_rehearsal_repeats_its_row_to_the_byte(case, rows):
         if compared == expected:
             return
     assert compared == expected
+
+
+def test_the_page_of_the_chip_is_of_the_results_beside_it():
+    found = chip_page.results()
+    text = chip_page.PAGE.read_text()
+    assert chip_page.page(text, found) == text, "run `python tests/gpu/chip_page.py`"
+    changed = {**found["gpt2-small"], "micro_batch": 31}
+    assert chip_page.page(text, {**found, "gpt2-small": changed}) != text

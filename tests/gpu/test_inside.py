@@ -14,6 +14,17 @@ def inside(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent / "rehearsal" / "inside"), *sys.path])
 
 
+def test_no_module_of_a_training_has_the_name_of_one_inside():
+    """Both folders are on a rank's path, and the training's comes first."""
+    checkout = Path(__file__).parents[2]
+    inside = {path.name for path in Path(__file__).parent.glob("rehearsal/inside/*.py")}
+    trainings = {
+        path.name for name in ("torch", "deepspeed", "megatron") for path in checkout.glob(f"models/{name}/*.py")
+    }
+    assert len(inside) > 4 and len(trainings) > 20
+    assert inside & trainings == set()
+
+
 def test_a_rank_alone_tells_its_place_in_each_group_that_is_split_off(monkeypatch):
     """NCCL's call for it does not say of how many ranks the part is."""
     from alone import tell_splits

@@ -22,13 +22,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """models/torch/alone.py, with short repeats."""
+    """models/torch/repeats.py, with short repeats."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "models" / "torch"))
-    found = importlib.import_module("alone")
+    found = importlib.import_module("repeats")
     monkeypatch.setattr(found, "MOST", 3)
     monkeypatch.setitem(found.COPIED_BYTES, "cpu", 2**16)
     yield found
-    del sys.modules["alone"]
+    del sys.modules["repeats"]
 
 
 def step() -> None:

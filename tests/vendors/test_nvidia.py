@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from levelfield.specs.vendor import VendorFile
 
 MIB = 2**20
 RECORDED = (Path(__file__).with_name("recorded") / "nvidia_smi_a100_40g.csv").read_text()
+H100 = json.loads((Path(__file__).with_name("recorded") / "nvml_h100.json").read_text())
 NVIDIA: ModuleType = load_adapter("nvidia")
 FIELDS = {"power_watts", "energy_joules", "memory_used_bytes", "utilisation", "temperature_celsius"}
 
@@ -234,6 +236,42 @@ class Replay:
 
 
 A100S = ["NVIDIA A100-SXM4-40GB"] * 2
+
+
+class OnH100(Replay):
+    """What NVML answered on an H100, at one of the moments of recorded/nvml_h100.json."""
+
+    def __init__(self, moment: str) -> None:
+        super().__init__([H100["static"]["name"]])
+        self.live = H100["live"][moment]
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {
+            "nvmlDeviceGetPowerUsage": self.live["power"],
+            "nvmlDeviceGetTotalEnergyConsumption": self.live["energy"],
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(**self.live["memory"]),
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(**self.live["util"]),
+            "nvmlDeviceGetTemperature": self.live["temp"],
+            "nvmlDeviceGetMigMode": H100["static"]["mig"],
+            "nvmlSystemGetDriverVersion": H100["static"]["driver"],
+        }
+        return (lambda *_: answers[name]) if name in answers else super().__getattr__(name)
+
+
+@pytest.mark.parametrize(
+    ("moment", "watts", "joules", "used", "load", "degrees"),
+    [("idle", 72.92, 2834.219, 503316480, 0.0, 35.0), ("training", 719.691, 79257.699, 79558410240, 1.0, 59.0)],
+)
+def test_the_answers_of_an_h100(
+    moment: str, watts: float, joules: float, used: int, load: float, degrees: float, spec: VendorFile
+) -> None:
+    vendor = adapter(spec, OnH100(moment))
+    (device,) = vendor.devices()
+    assert (device.chip, device.memory_bytes) == ("H100-SXM5-80GB", 85520809984)
+    (found,) = vendor.sample([device])
+    assert (found.power_watts, found.energy_joules, found.memory_used_bytes) == (watts, joules, used)
+    assert (found.utilisation, found.temperature_celsius, found.reasons) == (load, degrees, {})
+    assert vendor.software()["driver"] == "580.159.04"
 
 
 @pytest.fixture(autouse=True)
@@ -484,7 +522,7 @@ def test_every_peak_has_its_source_and_the_published_ones_are_these(spec: Vendor
     }  # fmt: skip
     assert all(c.power_source for c in spec.chips if c.power_watts) and all(c.node.source for c in spec.chips if c.node)
     assert all(c.memory_source and c.bandwidth_source for c in spec.chips)
-    assert spec.verified == "none"
+    assert "one H100-SXM5-80GB" in spec.verified
 
 
 def test_flagperfs_names_are_aliases(spec: VendorFile) -> None:

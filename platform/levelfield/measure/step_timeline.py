@@ -298,7 +298,7 @@ def kind_of(name: str) -> str:
 
 
 def _call(event: _Host) -> Operation:
-    """Return what tells an operation from others, as models/torch/alone.py does: lists of tensors have no sizes."""
+    """Return what tells an operation from others, as models/torch/repeats.py does: lists of tensors have no sizes."""
     sizes = [each for each in event.args.get("Input Dims") or () if isinstance(each, list)]
     plain = tuple(tuple(each) for each in sizes if each and not any(isinstance(one, list) for one in each))
     return event.name, _dtype(event.args), plain

@@ -148,7 +148,7 @@ class AlonePart(Value):
 
 
 class StepAlone(Value):
-    """What operations take alone on the device, after the step was recorded (models/torch/alone.py).
+    """What operations take alone on the device, after the step was recorded (models/torch/repeats.py).
 
     copy_bytes_per_second: measured by a copy, read and written together. peak, memory: the rates that are allowed, as
     sentences with their sources. findings: sentences about the part with most time above alone, and the one that is

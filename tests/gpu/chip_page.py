@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""docs/verified/chip.md's tables, from the results that lie beside it as they came; without an argument it writes them.
+
+python3 tests/gpu/chip_page.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from check_summary import gib, markdown, rate
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "verified"
+PAGE = FOLDER / "chip.md"
+BEGIN, END = "<!-- begin: {} -->\n", "<!-- end: {} -->\n"
+LAYERS = ("first step", "gradients", "curve", "norms", "final weights")
+
+
+def results(folder: Path = FOLDER / "h100") -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+
+
+def aligned(found: dict[str, Any]) -> Iterator[str]:
+    """Every run at smoke scale that ended valid, with the largest difference in each layer of its verdict."""
+    rows = []
+    for name, run in found.items():
+        layers = {each["name"]: each for each in (run["alignment"] or {}).get("layers", ())}
+        if run["status"]["word"] == "valid" and layers:
+            shown = (f"{layers[each]['value']:.1e}" if each in layers else "-" for each in LAYERS)
+            rows.append((name, f"{run['framework']} {run['framework_version']}", run["precision"], *shown,
+                         run["alignment"]["verdict"]))  # fmt: skip
+    yield from markdown(("entry", "framework", "precision", *LAYERS, "verdict of the day"), rows)
+
+
+def full(found: dict[str, Any]) -> Iterator[str]:
+    """Every run at full scale that ended valid."""
+    rows = []
+    for name, run in found.items():
+        if run["status"]["word"] == "valid" and run["scale"] == "full":
+            memory, energy = run["memory"], run["energy"]
+            mfu = next(each for each in run["utilisation"] if each["formula"] == "megatron/1")
+            peaks = (gib(memory[f"{each}_peak"]["value"]) for each in ("allocated", "reserved", "device_used"))
+            rows.append((name, run["precision"], str(run["micro_batch"]),
+                         rate(run["throughput"]["tokens_per_second_per_device"]), f"{mfu['value']:.1%}",
+                         gib(memory["expected_bytes"]), *peaks, f"{energy['mean_watts']['value']:.0f}"))  # fmt: skip
+    head = ("entry", "precision", "micro-batch", "tokens/s", "MFU, megatron/1", "planned GiB", "allocated", "reserved")
+    yield from markdown((*head, "device used", "W"), rows)
+
+
+def ended(found: dict[str, Any]) -> Iterator[str]:
+    """Every run that was made to end otherwise."""
+    rows = [(name, each["status"]["word"], str(each["status"]["evidence"]).replace("|", "\\|")[:100])
+            for name, each in found.items() if each["status"]["word"] != "valid"]  # fmt: skip
+    yield from markdown(("entry", "word", "evidence"), rows)
+
+
+def page(text: str, found: dict[str, Any]) -> str:
+    for name, table in (("aligned", aligned), ("full", full), ("ended", ended)):
+        before, rest = text.split(BEGIN.format(name))
+        after = rest.split(END.format(name))[1]
+        body = "\n".join(table(found))
+        text = f"{before}{BEGIN.format(name)}\n{body}\n\n{END.format(name)}{after}"
+    return text
+
+
+def main() -> int:
+    old = PAGE.read_text(encoding="utf-8")
+    new = page(old, results())
+    if "--check" in sys.argv[1:]:
+        return int(old != new)
+    PAGE.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
