@@ -9,6 +9,7 @@ from typing import Any
 
 from levelfield.pages.series_history import DistinctValues
 from levelfield.specs.record import RunRecord, Series
+from levelfield.specs.variables import shown
 
 # Of result.json, by the name that the page uses. Most runs of a series share these: each group of values is kept once.
 _SHARED: dict[str, tuple[str, ...]] = {
@@ -27,7 +28,6 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "deviations": ("deviations",),
     "warnings": ("warnings",),
     "allowed": ("allowed",),
-    "inherited": ("inherited",),
     "repeated": ("repeated",),
     "attention_kernel": ("attention_kernel", "name"),
 }
@@ -73,7 +73,7 @@ def month_file(
 
 def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
     """Return what the history of the series does not have already."""
-    facts = _facts(record.result, _SHARED)
+    facts = {**_facts(record.result, _SHARED), **_inherited(record.result)}
     return {
         "run": record.run_id,
         "entry": record.entry,
@@ -97,6 +97,15 @@ def _facts(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return what the result has of these, by name."""
     found = {name: _at(result, path) for name, path in paths.items()}
     return {name: value for name, value in found.items() if value is not None and value != []}
+
+
+def _inherited(result: Any) -> dict[str, Any]:
+    """Return the inherited variables that are shown, and the number of others; nothing where there are none."""
+    inherited = _at(result, ("inherited",))
+    if not isinstance(inherited, dict) or not inherited:
+        return {}
+    known = shown({name: str(text) for name, text in inherited.items()})
+    return {"inherited": known, "inherited_others": len(inherited) - len(known)}
 
 
 def _at(content: Any, path: Sequence[str]) -> Any:

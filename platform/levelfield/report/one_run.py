@@ -12,6 +12,7 @@ from levelfield.report.escapes import code, markdown
 from levelfield.report.sheets import LabelledText, labelled
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
+from levelfield.specs.variables import shown
 
 ExplainedText = tuple[str, str, str]  # what, how much, and how it is known
 
@@ -77,7 +78,16 @@ def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -
         pace_lines=words.pace_lines,
         expert_lines=words.expert_lines,
         parameters=words.parameters,
+        inherited_variables=_inherited,
     )
+
+
+def _inherited(result: Result) -> str:
+    """Return the inherited variables that are known to change trainings, and where the others are."""
+    known = shown(result.inherited)
+    others = len(result.inherited) - len(known)
+    rest = [f"{others} {'more' if known else 'that are not known to change a training'}: provenance.json"]
+    return ", ".join([*(f"{name}={text}" for name, text in known.items()), *(rest if others else ())])
 
 
 @cache  # compiling it takes longer than all else of a report

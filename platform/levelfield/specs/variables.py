@@ -60,6 +60,14 @@ KNOWN_TO_MATTER = (
     "PYTORCH_", "NVIDIA_", "LEVELFIELD_", "ONEDNN_", "DNNL_", "XLA_", "JAX_", "FLAGS_", "NVTE_", "CUBLAS", "CUDNN",
     "TRITON_", "HIP", "HSA_", "ROC", "MIOPEN_", "ASCEND_", "HCCL_", "ONEFLOW_", "ATEN_", "OPENBLAS_", "BLIS_",
 )  # fmt: skip
+# Reports show what is known to matter, of these makers too: that list is part of stored histories and does not grow.
+_OF_MAKERS = (
+    "MACA_", "MCCL_", "MUSA_", "MTHREADS_", "XPU_", "BKCL_", "PADDLE_", "MLU_", "CNCL_", "NEUWARE_", "HABANA_", "HCL_",
+    "PT_HPU_", "COREX_",
+)  # fmt: skip
+# They describe an image to its container's runtime, or to a reader.
+_OF_IMAGE = re.compile(r"NVIDIA_(REQUIRE_\w+|PRODUCT_NAME|DRIVER_CAPABILITIES)|(CUDA|NCCL|PYTHON)_VERSION")
+_MOST_SHOWN = 80  # characters of a value
 RULE = "all but names that cannot matter"  # in provenance, of runs whose variables are recorded by exclusion
 
 
@@ -137,6 +145,23 @@ def counting(inherited: Mapping[str, str], rule: str | None) -> dict[str, str]:
     if rule != RULE:
         return {name: text for name, text in inherited.items() if not name.startswith(_OF_PLACE_BEFORE)}
     return {name: text for name, text in inherited.items() if not _OF_PLACE.fullmatch(name)}
+
+
+def known_to_matter(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with names that are known to matter. LEVELFIELD_ variables change no training."""
+    own = "LEVELFIELD_"
+    return {k: text for k, text in variables.items() if k.startswith(KNOWN_TO_MATTER) and not k.startswith(own)}
+
+
+def shown(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a reader is shown: those that are known to change trainings. Long values are cut."""
+    known = known_to_matter(inherited)
+    found = {k: text for k, text in inherited.items() if k in known or k.startswith(_OF_MAKERS)}
+    return {
+        k: text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+        for k, text in found.items()
+        if not _OF_IMAGE.fullmatch(k)
+    }
 
 
 def _secret(name: str, text: str) -> str:

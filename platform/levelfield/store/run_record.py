@@ -30,7 +30,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
 from levelfield.specs.result import PRETENDED, Result
 from levelfield.specs.step_parts import StepParts
-from levelfield.specs.variables import KNOWN_TO_MATTER, masked
+from levelfield.specs.variables import known_to_matter, masked
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.run_traces import run_traces, step_trace, telemetry_summary
 
@@ -154,11 +154,10 @@ def _conditions(plan: Plan, provenance: dict[str, Any], private: PrivateTexts) -
 def _variables(plan: Plan, provenance: dict[str, Any]) -> dict[str, str]:
     """Return what the training inherited, of names that are known to matter, and what the plan gave it.
 
-    LEVELFIELD_ variables change no training. Of all other names one would change each night, and end every history.
+    Of all other names one would change each night, and end every history.
     """
     inherited = _mapping(provenance.get("inherited", provenance.get("variables")))
-    matters = [name for name in inherited if name.startswith(KNOWN_TO_MATTER) and not name.startswith("LEVELFIELD_")]
-    taken = {name: inherited[name] for name in matters if isinstance(inherited[name], str)}
+    taken = known_to_matter({name: text for name, text in inherited.items() if isinstance(text, str)})
     return {**taken, **plan.implementation.environment, **plan.hardware.environment, **plan.tuning.environment}
 
 

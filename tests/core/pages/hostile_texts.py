@@ -20,14 +20,14 @@ def hostile_record(**more: Any) -> RunRecord:
     calm = next(SeededNights(series=1, nights=1, faults=False).records())
     series = calm.series.model_copy(update={"case": IMAGE, "framework": ENDS, "chip": QUOTES, "vendor": TURNED})
     conditions = calm.conditions.model_copy(
-        update={"software": {"__proto__": IMAGE, IMAGE: ENDS, "constructor": QUOTES}, "kernel": TURNED, "os": LINK}
+        update={"software": {"__proto__": "polluted", IMAGE: ENDS, "constructor": QUOTES}, "kernel": TURNED, "os": LINK}
     )
     subject = calm.subject.model_copy(update={"commit": IMAGE, "framework_version": ENDS})
     result = {
         **calm.result,
         "warnings": list(ALL),
         "deviations": list(ALL),
-        "inherited": {IMAGE: ENDS, "__proto__": "polluted"},
+        "inherited": {f"LD_{IMAGE}": ENDS, "__proto__": "polluted"},
         "alignment": {
             "verdict": IMAGE,
             "reason": ENDS,

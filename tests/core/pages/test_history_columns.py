@@ -153,6 +153,17 @@ def test_a_result_of_another_form_gives_what_it_has() -> None:
     assert month_file(odd.series, [odd], None)["shared"] == [{}]
 
 
+def test_a_page_shows_the_inherited_variables_that_may_matter() -> None:
+    for inherited, found in (
+        ({"CUDA_HOME": "/cuda", "SSL_CERT_FILE": "/etc"}, {"inherited": {"CUDA_HOME": "/cuda"}, "inherited_others": 1}),
+        ({"LD_X": 3}, {"inherited": {"LD_X": "3"}, "inherited_others": 0}),
+        (["LD_X"], {}),
+        ({}, {}),
+    ):
+        record = RECORDS[0].model_copy(update={"result": {"inherited": inherited}})
+        assert month_file(record.series, [record], None)["shared"] == [found]
+
+
 def test_the_command_is_read_by_the_command_line() -> None:
     series = RECORDS[0].series.model_copy(update={"virtual_pipeline": 2, "threads": 4, "compile": True})
     words = shlex.split(command(series))

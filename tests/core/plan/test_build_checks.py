@@ -278,7 +278,7 @@ def test_a_given_python_needs_a_build_only_for_the_choice_that_uses_it(machine, 
     machine("580.95.05")
     python, packages = own_python
     assert planned("gpt3_6.7B:torch:nvidia:1:2", python=python).environment.lacking is None
-    (packages / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN2at')")
+    (packages / "flash_attn.py").write_text("print('hello', end=''); raise ImportError('undefined symbol: _ZN2at')")
     with pytest.raises(
         NotHere, match=r"found no flash-attn that .* can import \(ImportError: undefined symbol: _ZN2at"
     ):

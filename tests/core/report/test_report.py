@@ -174,6 +174,18 @@ def test_the_report_of_a_run_gives_every_figure_and_how_it_came_about(run: RunPa
     assert "None" not in text and "nan" not in text
 
 
+def test_the_report_has_the_inherited_variables_that_may_matter(run: RunPaths, valid: Result) -> None:
+    plan, many = read_plan(run), {f"X{number}_CERT": "/etc/ssl" for number in range(77)}
+    for inherited, row in (
+        ({"CUDA_HOME": "/cuda", "LD_X": "a|b", **many}, r"CUDA_HOME=/cuda, LD_X=a\|b, 77 more: provenance.json"),
+        ({"CUDA_HOME": "/cuda"}, "CUDA_HOME=/cuda"),
+        (many, "77 that are not known to change a training: provenance.json"),
+    ):
+        text = run_report(valid.model_copy(update={"inherited": inherited}), plan)
+        assert f"\n| inherited variables | {row} |\n" in text
+    assert "inherited variables" not in run_report(valid.model_copy(update={"inherited": {}}), plan)
+
+
 def test_the_report_of_a_failed_run_gives_its_evidence(run: RunPaths, interrupted: Result) -> None:
     text = run_report(interrupted, read_plan(run))
     assert "**failed (interrupted)**" in text and "- interrupted by the user" in text

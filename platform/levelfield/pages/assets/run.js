@@ -244,8 +244,9 @@
     if (index > 0) differs(part, kept, columns, index);
     pairs(part, t("subject"), Object.entries(subject));
     pairs(part, t("conditions"), [...Object.entries(conditions).flatMap(flat), ["node", kept.nodes[columns.node[index]]]]);
-    const inherited = Object.entries(fact("inherited") || {});
+    const inherited = Object.entries(fact("inherited") || {}), others = fact("inherited_others");
     if (inherited.length) pairs(part, t("inherited"), inherited);
+    if (others) part.append(el("p", {}, t("inherited-others", { count: others })));
   }
 
   function flat([name, inner]) {
