@@ -162,8 +162,15 @@ def _digests_elsewhere(outcome: Event) -> list[str]:
 
 
 def warning_elsewhere(outcome: Event) -> tuple[str, ...]:
-    """Return a warning for a run that imported such files. It names no path: a bundle has others."""
+    """Return a warning for a run that imported such files. It names no path: a bundle has others.
+
+    So it cannot say either whether they are installed packages, as where an environment is on top of another one.
+    """
     if number := len(_digests_elsewhere(outcome)):
-        files = "1 file was" if number == 1 else f"{number} files were"
-        return (f"{files} imported from elsewhere, and no digest of the code covers them: `elsewhere` in outcome.json",)
+        files = "1 imported file is" if number == 1 else f"{number:,} imported files are"
+        return (
+            f"{files} neither in the framework's folder nor in those of its Python (`elsewhere` in outcome.json). "
+            "Nothing to do for installed packages. Move code of your own into the framework's folder: else no digest shows "
+            "its changes",
+        )
     return ()

@@ -236,7 +236,9 @@ def test_code_from_elsewhere_is_certified_by_its_digest(certified: CertifiedRun,
     monkeypatch.setattr(sys.modules[__name__], "PLUGINS", own)
     result = certified.bench.run()[1]
     assert result["alignment"]["verdict"] == "aligned"
-    assert [text for text in result["warnings"] if text.startswith("1 file was imported from elsewhere")]
+    (said,) = [text for text in result["warnings"] if "`elsewhere` in outcome.json" in text]
+    assert said.startswith("1 imported file is neither in the framework's folder nor in those of its Python (")
+    assert "Move code of your own into the framework's folder" in said and str(hidden) not in said
     outcome = json.loads(certified.bench.paths(result["run_id"]).outcome.read_text())
     assert [each["path"] for each in outcome["elsewhere"]] == [str(hidden / "shortcut.py")]
     assert certified.bench.run()[1]["alignment"]["verdict"] == "aligned"
