@@ -170,7 +170,7 @@ def warning_elsewhere(outcome: Event) -> tuple[str, ...]:
         files = "1 imported file is" if number == 1 else f"{number:,} imported files are"
         return (
             f"{files} neither in the framework's folder nor in those of its Python (`elsewhere` in outcome.json). "
-            "Nothing to do for installed packages. Move code of your own into the framework's folder: else no digest shows "
-            "its changes",
+            "Nothing to do for installed packages. Move code of your own into the framework's folder: else no digest "
+            "shows its changes",
         )
     return ()
