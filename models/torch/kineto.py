@@ -55,9 +55,9 @@ class TorchProfile:
 
     def has_arguments(self, number):
         """Whether the types and sizes of arguments are recorded. That slows what allocates memory, GELU by half. So one
-        step that does not count has them for the others. Several ranks tell their messages by them.
+        step that does not count has them for the others.
         """
-        return number == 0 or self.job.world_size > 1
+        return number == 0
 
     def name_parts(self, stack):
         """Until the stack is left, each module and each method with a part is a span `lf/PART/NAME` in the record."""

@@ -23,7 +23,7 @@ from rehearsal.judgement import findings
 from rehearsal.needs import check_needs, default_python
 from rehearsal.plans import CHECKOUT, RehearsalError, framework_of, make_plan, planned_bytes, telling_ranks, world_size
 from rehearsal.start import rehearse
-from rehearsal.text import finding_lines, lines_of
+from rehearsal.text import finding_lines, launch_lines, lines_of
 from standin.build import BuildError, build
 
 INTERRUPTED = 130
@@ -68,6 +68,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkout", type=Path, help="the code of another checkout, such as of an older commit, and its plan"
     )
+    parser.add_argument("--parts", action="store_true", help="one step more, and which part each launch falls into")
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -81,7 +82,8 @@ def run(options: argparse.Namespace, further: list[str]) -> tuple[dict[str, Any]
     if outside:
         raise RehearsalError(f"--rank {outside[0]}: the layout has ranks 0 to {world - 1}")
     standin = build(options.python)
-    return entry, rehearse(entry, options.python, standin, ranks, options.steps, options.timeout, older)
+    found = rehearse(entry, options.python, standin, ranks, options.steps, options.timeout, older, options.parts)
+    return entry, found
 
 
 def report(entry: dict[str, Any], reports: list[dict[str, Any]], as_json: bool) -> int:
@@ -90,7 +92,7 @@ def report(entry: dict[str, Any], reports: list[dict[str, Any]], as_json: bool) 
         facts = {"asked": entry["plan"]["asked"], "planned_bytes": planned, "findings": found, "ranks": reports}
         print(json.dumps(facts, indent=1))
     else:
-        print("\n".join([*lines_of(entry, planned, reports), *finding_lines(found)]))
+        print("\n".join([*lines_of(entry, planned, reports), *launch_lines(reports), *finding_lines(found)]))
     failed = any(each.get("error") or each["exit_code"] for each in reports)
     return 3 if failed else 4 if found else 0
 

@@ -76,8 +76,12 @@ class Fault:
     def _machine(self) -> list[psutil.Process]:
         """The host's own processes: what sshd started, and what has no parent any more."""
         own = self._sshd.children(recursive=True)
-        left = [psutil.Process(pid) for pid in self._fleet.processes() if _network(pid) == _network(self._sshd.pid)]
-        return list({each.pid: each for each in (*own, *left)}.values())
+        left = [pid for pid in self._fleet.processes() if _network(pid) == _network(self._sshd.pid)]
+        found = {each.pid: each for each in own}
+        for pid in left:
+            with suppress(psutil.NoSuchProcess):
+                found.setdefault(pid, psutil.Process(pid))
+        return list(found.values())
 
     def _freeze(self) -> None:
         """Everything on the machine stands still."""
@@ -85,7 +89,7 @@ class Fault:
 
     def _hang(self) -> None:
         """Only what Levelfield started stands still; ssh answers."""
-        self._stop([each for each in self._machine() if each.name() != "sshd"])
+        self._stop([each for each in self._machine() if _name(each) != "sshd"])
 
     def _stop(self, processes: list[psutil.Process]) -> None:
         self._stopped = processes
@@ -113,6 +117,12 @@ class Fault:
                 each.resume()
         if self._kind == "disconnect":
             self._link("up")
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""
 
 
 def _network(process: int) -> str:

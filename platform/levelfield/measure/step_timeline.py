@@ -169,7 +169,7 @@ def timeline(trace: Mapping[str, Any], repeated: Collection[Operation] = ()) -> 
 
 def with_arguments(trace: Event, noted: Event) -> Event:
     """Return the trace with the types and sizes of arguments that another step's record has: of the n-th call of an
-    operation on a thread, where both steps call it equally often.
+    operation on a thread, or of a message of gloo, which has many threads, where both steps call it equally often.
 
     To note them slows a step, so a framework may note them in a step that does not count.
     """
@@ -184,11 +184,13 @@ def with_arguments(trace: Event, noted: Event) -> Event:
 
 
 def _calls(trace: Event) -> dict[tuple[Any, str], list[dict[str, Any]]]:
-    """Return the operations of a trace by thread and name, in their order."""
+    """Return the operations of a trace by thread and name, and gloo's messages by name, in their order."""
     found = defaultdict(list)
     for event in trace.get("traceEvents", ()):
-        if event.get("cat") == "cpu_op" and "ts" in event:
-            found[event.get("tid"), event.get("name", "")].append(event)
+        name = event.get("name", "")
+        is_message = name.startswith(_THREADED)
+        if "ts" in event and (is_message or event.get("cat") == "cpu_op"):
+            found[None if is_message else event.get("tid"), name].append(event)
     return {key: sorted(calls, key=lambda event: event["ts"]) for key, calls in found.items()}
 
 

@@ -164,3 +164,16 @@ def test_an_operation_without_a_kernel_is_left_out():
     """On an H100 torch asked is_pinned, which no kernel answers."""
     asked = {**SUM, "name": "aten::is_pinned", "seconds": 0.0}
     assert repeated({**EVENT, "operations": [PRODUCT, SUM, asked]}) == repeated(EVENT)
+
+
+def test_messages_of_gloo_lend_their_sizes_by_their_order():
+    """Each has one of many threads, which differs from step to step."""
+
+    def message(start: float, thread: int, *dims: list[int]) -> dict[str, Any]:
+        return {**operation("gloo:send", start, start + 10, *dims), "tid": thread}
+
+    noted = {"traceEvents": [message(0, 5, [7]), message(20, 6, [8])]}
+    bare = {"traceEvents": [operation("lf/step", 0, 100), message(30, 6), message(50, 9)]}
+    bare["traceEvents"][1:] = [{**each, "args": {}} for each in bare["traceEvents"][1:]]
+    found = timeline(with_arguments(bare, noted))
+    assert [each.size for each in found.messages] == ["[[7], []]", "[[8], []]"]

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rehearsal.launches import launches_by_part
 from rehearsal.plans import CHECKOUT, RehearsalError, chip_of, world_size
 from standin.build import Standin
 
@@ -20,6 +21,7 @@ REMOVED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 PARENT = Path(__file__).resolve().parent / "inside" / "parent.py"
 # with torch.compile or masks; a file beside, so that no record of a rehearsal without them rests on it
 FURTHER = Path(__file__).resolve().parent / "further" / "parent.py"
+PARTS = Path(__file__).resolve().parent / "further" / "parts.py"
 SHARED_MEMORY = Path("/dev/shm")
 # Of the numbers of a mixture, which are real (inside/counts.py). What moves takes memory of the host: a mixture's
 # weights are small and many, and should not.
@@ -34,10 +36,12 @@ def rehearse(
     steps: int,
     timeout: int,
     older: Path | None = None,
+    by_part: bool = False,
 ) -> list[dict[str, Any]]:
     """Run these ranks: all of the world with messages delivered, or some, each alone. Returns a report of each.
 
-    older: another checkout whose training code runs.
+    older: another checkout whose training code runs. by_part: each rank records one step more, and its report has
+    `launches` by part.
     """
     world = world_size(entry["job"])
     whole = len(ranks) == world > 1
@@ -49,11 +53,15 @@ def rehearse(
                 spec["checkout"] = str(with_own_record(older, Path(folder)))
                 (Path(folder) / "spec.json").write_text(json.dumps(spec))
             given = variables(entry, standin, space, timeout) | compiler_folders(Path(folder))
-            run_parent(parent_of(entry["job"]), spec, python, given)
+            run_parent(PARTS if by_part else parent_of(entry["job"]), spec, python, given)
         finally:
             if space:
                 shutil.rmtree(space, ignore_errors=True)
-        return [read_report(Path(folder), rank) for rank in ranks]
+        reports = [read_report(Path(folder), rank) for rank in ranks]
+        if by_part:
+            for report in reports:
+                report["launches"] = launches_by_part(Path(folder), report["rank"])
+        return reports
 
 
 def open_space() -> str:

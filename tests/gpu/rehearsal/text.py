@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 GIB = 2**30
@@ -95,3 +96,14 @@ def work_lines(step: dict[str, Any]) -> list[str]:
 def finding_lines(found: list[str]) -> list[str]:
     """What rehearsal/judgement.py found."""
     return [line for each in found for line in textwrap.wrap(f"FINDING: {each}", 80, subsequent_indent="  ")]
+
+
+def launch_lines(reports: list[dict[str, Any]]) -> Iterator[str]:
+    """How many launches of the recorded step each part has, of each rank."""
+    for report in reports:
+        if found := report.get("launches"):
+            every, no_part = sum(found.values()), found.get("unexplained", 0)
+            yield f"rank {report['rank']}: {every} launches of one step; unexplained {no_part / every:.2%}"
+            yield from (f"  {many:>7} {part}" for part, many in sorted(found.items(), key=lambda each: -each[1]))
+        elif "launches" in report:
+            yield f"rank {report['rank']}: no step was recorded"

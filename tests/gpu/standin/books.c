@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "standin.h"
@@ -75,9 +77,26 @@ static __thread int quiet;
 void standin_quiet(int now) { quiet = now; }
 int standin_is_quiet(void) { return quiet; }
 
+/* While there is such a file, each thing that is counted is a line in it: when (the system's clock, in nanoseconds), on
+ * which thread, its kind and its name. */
+static FILE *calls;
+void standin_calls(const char *path) {
+  pthread_mutex_lock(&lock);
+  if (calls) fclose(calls);
+  calls = path && *path ? fopen(path, "w") : NULL;
+  pthread_mutex_unlock(&lock);
+}
+
+static void note(const char *kind, const char *name) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  fprintf(calls, "%lld %ld %s %s\n", now.tv_sec * 1000000000ll + now.tv_nsec, (long)syscall(SYS_gettid), kind, name);
+}
+
 void standin_count(const char *kind, const char *name, unsigned long long bytes, double flops) {
   if (quiet) return;
   pthread_mutex_lock(&lock);
+  if (calls) note(kind, name);
   size_t at = place_of(kind, name);
   if (!entries[at].kind && held >= SLOTS / 2) at = place_of(kind = "books", name = "full: others");
   struct entry *entry = &entries[at];

@@ -44,6 +44,7 @@ void standin_count(const char *kind, const char *name, unsigned long long bytes,
 int standin_is_quiet(void);
 void standin_reset(void);
 int standin_dump(const char *path);
+void standin_calls(const char *path);
 
 /* ---- memory.c */
 extern __thread int standin_current_device;

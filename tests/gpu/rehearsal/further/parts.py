@@ -1,0 +1,60 @@
+"""The parent of rehearsals that record one step more: inside/parent.py, and for each rank the record and its launches.
+
+A file of its own: the records of other rehearsals rest on the files of inside/, and on no other.
+"""
+
+import ctypes
+import importlib
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "inside"))
+
+import parent
+import rank
+
+TRACE, CALLS = "rank{}.trace.json", "rank{}.calls"
+
+
+def main():
+    rank.prepared_job = followed_by_a_record(rank.prepared_job)
+    parent.main()
+
+
+def followed_by_a_record(prepared_job):
+    """The job, after whose steps comes one that is recorded as `--explain-step` records it."""
+
+    def call(spec):
+        job = prepared_job(spec)
+        loop = importlib.import_module("levelfield.worker.loop")  # before the training has its name
+        own = loop.train_steps
+
+        def train_steps(job, recorder, trainer):
+            own(job, recorder, trainer)
+            record(Path(spec["folder"]), job, recorder, trainer)
+
+        loop.train_steps = train_steps
+        return job
+
+    return call
+
+
+def record(folder, job, recorder, trainer):
+    from levelfield.worker import coordinates
+    from levelfield.worker.batches import Batches
+    from levelfield.worker.step_profile import _step as run_step
+
+    library = ctypes.CDLL(None)
+    profile = importlib.import_module("step_profile").open_profile(job, trainer, folder)
+    batches = Batches(job, coordinates(job).data)
+    with profile.recording(0):  # the one with the types and sizes of arguments
+        library.standin_calls(str(folder / CALLS.format(job.rank)).encode())
+        run_step(batches, batches.batch(job.training.steps + 1), trainer, profile)
+        library.standin_calls(None)
+    recorder.books.wait_for_messages()
+    for _, lines in profile.traces():
+        (folder / TRACE.format(job.rank)).write_bytes(b"".join(lines))
+
+
+if __name__ == "__main__":
+    main()
