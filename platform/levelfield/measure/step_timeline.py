@@ -26,10 +26,10 @@ _BACKWARD = "autograd::engine::evaluate_function: "
 _COPIES = "FSDP::"  # what FSDP2 does in the context of a module: copies into and out of messages
 CORE_OPERATION = re.compile(r"scaled_dot_product|flash_attn|_flash_attention|_efficient_attention|fused_attn", re.I)
 _KINDS = (
-    (re.compile(r"reduce_?scatter", re.I), "reduce-scatter"),
-    (re.compile(r"all_?gather", re.I), "all-gather"),
-    (re.compile(r"all_?reduce", re.I), "all-reduce"),
-    (re.compile(r"all_?to_?all", re.I), "all-to-all"),
+    (re.compile(r"reduce[_-]?scatter", re.I), "reduce-scatter"),
+    (re.compile(r"all[_-]?gather", re.I), "all-gather"),
+    (re.compile(r"all[_-]?reduce", re.I), "all-reduce"),
+    (re.compile(r"all[_-]?to[_-]?all", re.I), "all-to-all"),
     (re.compile(r"send|recv", re.I), "send/receive"),
     (re.compile(r"broadcast|barrier|gather|scatter|reduce", re.I), "other messages"),
 )

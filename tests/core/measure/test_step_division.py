@@ -23,8 +23,8 @@ from levelfield.measure.step_parts import (
     uneven_layers,
     warnings,
 )
-from levelfield.measure.step_timeline import Timeline, timeline
-from levelfield.specs.step_parts import BUBBLE, MOST_CELLS, MOST_LINES, WAITING, RankParts
+from levelfield.measure.step_timeline import Timeline, kind_of, timeline
+from levelfield.specs.step_parts import BUBBLE, COMMUNICATION, MOST_CELLS, MOST_LINES, WAITING, RankParts
 
 MAIN, BACKWARD, STREAM, MESSAGES = 1, 2, 7, 20  # threads and streams
 ONE_GROUP = RankLayout(2, is_plain=True)
@@ -321,3 +321,9 @@ def test_a_thread_waits_for_a_message_that_ends_about_when_it_goes_on(end: float
     found = timeline({"traceEvents": events})
     assert sum(each.ms for each in found.slices if each.part == "all-reduce") == pytest.approx(expected)
     assert sum(each.ms for each in found.slices) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind", COMMUNICATION)
+def test_the_word_of_a_kind_is_that_kind(kind):
+    """A kernel whose own name tells nothing has the kind of the operation that launched it."""
+    assert kind_of(kind) == kind
