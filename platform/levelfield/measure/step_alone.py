@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -21,6 +21,7 @@ from levelfield.specs.step_parts import COMMUNICATION, PARTS, AlonePart, PartTim
 
 ATTENTION_BACKWARD = 2.5  # a fused kernel computes the scores again (Dao, 2023, section 4.1)
 MOST_ABOVE, MOST_BELOW = 5.0, 3.0  # alone over in place, and least over alone: more is no measurement
+_MOST_NAMED = 12  # operations of a sentence
 _FEWEST = 0.02  # of the step: a smaller part is not held to it, nor named
 _PRODUCT = re.compile(
     r"::(?P<sum>addmm|baddbmm)_?$|::(mm|bmm|product|_linear_pointwise|linear|_grouped_mm|_scaled_mm)$"
@@ -49,7 +50,7 @@ class ChipRates:
 class Repeated:
     """What one rank repeated alone. seconds, given, results: of each operation; sizes have their types.
 
-    messages: kind, bytes, ranks, seconds, and how many a step has.
+    messages: kind, bytes, ranks, seconds, and how many a step has. left_out: operations as `name: why`.
     """
 
     seconds: Mapping[Operation, float] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Repeated:
     results: Mapping[Operation, Sizes] = field(default_factory=dict)
     messages: tuple[tuple[str, float, tuple[int, ...], float, int], ...] = ()
     copy_bytes_per_second: float | None = None
+    left_out: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
 
@@ -77,8 +79,8 @@ def repeated(values: Mapping[str, Any]) -> Repeated:
     )  # fmt: skip
     copied = values.get("copy")
     rate = None if copied is None else _positive(copied["bytes"], "copy") / _positive(copied["seconds"], "copy")
-    missing = tuple(f"not repeated alone: {str(each)[:120]}" for each in values.get("left_out", ()))
-    return Repeated(seconds, given, results, messages, rate, missing)
+    left_out = tuple(str(each)[:120] for each in values.get("left_out", ()))
+    return Repeated(seconds, given, results, messages, rate, left_out)
 
 
 def _positive(value: Any, name: str) -> float:
@@ -137,6 +139,7 @@ def step_alone(
     copies = [each.copy_bytes_per_second for each in ranks.values() if each.copy_bytes_per_second]
     memory = chip.memory_bytes_per_second or (min(copies) if copies else None)
     found, missing = [], [sentence for each in ranks.values() for sentence in each.missing]
+    missing += _left_out(each for rank in ranks.values() for each in rank.left_out)
     too_fast = [sentence for each in ranks.values() for sentence in _too_fast(each, chip)]
     missing += too_fast[:1]
     for part in () if too_fast else _parts(steps, parts, ranks, chip, memory):
@@ -152,6 +155,17 @@ def step_alone(
         findings=tuple(_findings(found, step_ms)),
         missing=tuple(dict.fromkeys(missing)),
     )
+
+
+def _left_out(operations: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence for each reason, with the operations that were not repeated for it."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for each in sorted(set(operations)):
+        name, _, why = each.rpartition(": ")
+        names[why].append(name)
+    for why, found in names.items():
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        yield f"not repeated alone ({why}): {', '.join(found[:_MOST_NAMED])}{more}"
 
 
 def _parts(

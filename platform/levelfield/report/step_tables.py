@@ -37,7 +37,9 @@ def step_sheets(parts: StepParts) -> Iterator[Sheet]:
         for each in ordered
     ]
     total = ("step", f"{parts.step.mean:.2f}", interval(parts.step), "100.0%", _sum(parts), "")
-    yield Sheet("", header, (*rows, total))
+    used = [place for place, cells in enumerate(zip(*rows, total, strict=True)) if any(cells)]
+    shown, *rest = (tuple(row[place] for place in used) for row in (header, *rows, total))
+    yield Sheet("", shown, tuple(rest))
     if parts.alone is not None:
         yield _alone_sheet(parts.alone)
     if parts.planned is not None:
@@ -51,10 +53,10 @@ def step_sheets(parts: StepParts) -> Iterator[Sheet]:
         yield Sheet("ranks", ("rank", "step ms", "work ms", "waits for"), tuple(_ranks(parts)))
 
 
-def short_kernel(name: str) -> str:
+def short_kernel(name: str, most: int = _MOST_NAME) -> str:
     """Return the name of a kernel without namespaces and without the end of its C++ types."""
     plain = _NAMESPACES.sub("", name.removeprefix("void "))
-    return plain if len(plain) <= _MOST_NAME else plain[: _MOST_NAME - 3] + "..."
+    return plain if len(plain) <= most else plain[: most - 3] + "..."
 
 
 def _alone_sheet(alone: StepAlone) -> Sheet:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from levelfield.measure.raw_facts import NANOSECONDS, Reading, StepRecord, by_rank
+from levelfield.report.step_tables import short_kernel
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.case import Window
@@ -180,7 +181,7 @@ def step_trace(parts: StepParts, public: Callable[[str], str]) -> StepTrace:
                 "ranks": [_step_rank(each) for each in parts.ranks if each.rank in shown],
                 "late": [{**each.model_dump(), "where": each.where and public(each.where)} for each in parts.late],
                 "kernels": [
-                    {**each.model_dump(), "name": public(each.name)[:_LONGEST_PLACE]}
+                    {**each.model_dump(), "name": short_kernel(public(each.name), _LONGEST_PLACE)}
                     for each in sorted(parts.kernels, key=lambda each: -each.ms)[:MOST_KERNELS]
                 ],
                 "warnings": [public(each) for each in parts.warnings],

@@ -78,6 +78,19 @@ def test_a_chip_without_rates_is_held_to_the_copy_alone() -> None:
     assert {each.allowed_ms for each in alone_of(without, ChipRates()).parts} == {None}
 
 
+def test_operations_that_were_not_repeated_are_in_one_sentence_for_each_reason() -> None:
+    large, late = "larger than what is repeated", "no time was left"
+    left_out = [[f"aten::mm: {large}", f"{name}: {large}"] for name in ("b::c", "a")]
+    left_out.append([f"k{number:02}: {late}" for number in range(14)])
+    ranks = dict(enumerate(repeated({"left_out": each}) for each in left_out))
+    found = step_alone([divided({0: timeline(trace())}, LAYOUT)], [], ranks, CHIP)
+    names = ", ".join(f"k{number:02}" for number in range(12))
+    assert found.missing == (
+        f"not repeated alone ({large}): a, aten::mm, b::c",
+        f"not repeated alone ({late}): {names} and 2 more",
+    )
+
+
 def test_milliseconds_for_seconds_are_no_measurement() -> None:
     longer, shorter = copy.deepcopy(EVENT), copy.deepcopy(EVENT)
     longer["operations"][0]["seconds"] *= 1e3

@@ -14,7 +14,7 @@ from levelfield.pages.results import GivenRuns
 from levelfield.specs.record import RunRecord
 from levelfield.specs.step_parts import StepParts
 from levelfield.store.run_traces import step_trace
-from page_visits import DESKTOP, PHONE, axe, fits, watched
+from page_visits import DESKTOP, PHONE, axe, fits, unfold, watched
 from seeded_nights import SeededNights
 from test_saved_charts import SVG, saved, table_of
 
@@ -64,6 +64,22 @@ def with_step(record: RunRecord, step: StepParts) -> RunRecord:
     return record.model_copy(update={"traces": record.traces.model_copy(update={"step": step_trace(step, str)})})
 
 
+def wide(calm: RunRecord) -> RunRecord:
+    """The first run of a series, with one recorded step, kernels and variables of CUDA with long names and values."""
+    ms = {"mean": 9.0, "low": None, "high": None}
+    name = f"void at::native::elementwise_kernel<128, 2, {'std::array<char*, 3ul>, ' * 20}>"
+    kernel = {"part": "mlp", "name": name, "kind": "product", "dtype": "bf16", "count": 1.0, "ms": 6.0}
+    content = parts("wide").model_dump(mode="json")
+    parts_of_one = [{**each, "time": {**ms, "mean": each["time"]["mean"]}} for each in content["parts"]]
+    content |= {"recorded_steps": 1, "step": ms, "parts": parts_of_one, "kernels": [kernel]}
+    variables = {"NVIDIA_REQUIRE_CUDA": "brand=tesla,driver>=535,driver<536 " * 60, "CUDA_HOME": "/usr/local/cuda"}
+    conditions = calm.conditions.model_copy(update={"variables": variables})
+    series = calm.series.model_copy(update={"work": "sha256:wide"})
+    record = calm.model_copy(update={"run_id": "wide", "series": series, "conditions": conditions})
+    telemetry = {**calm.telemetry, "memory_used_bytes_max": 3.5 * 2**30}
+    return with_step(record.model_copy(update={"telemetry": telemetry}), StepParts.model_validate(content))
+
+
 @pytest.fixture(scope="module")
 def pair() -> tuple[StepParts, StepParts]:
     return parts("a"), parts("b", mlp=4.04, again=1.5, waits=3.3)
@@ -78,8 +94,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, pair: tuple[StepParts, StepPa
     found = [with_step(record, step) for record, step in zip(calm, steps, strict=False)]
     series = calm[0].series.model_copy(update={"work": "sha256:other"})
     other = found[0].model_copy(update={"run_id": "other", "series": series})
-    build_pages(GivenRuns([*found, calm[3], other]), folder, Registry())
-    return folder, [*(record.run_id for record in calm), "other"]
+    build_pages(GivenRuns([*found, calm[3], other, wide(calm[0])]), folder, Registry())
+    return folder, [*(record.run_id for record in calm), "other", "wide"]
 
 
 def address(site: Path, run: str) -> str:
@@ -111,6 +127,40 @@ def test_both_pages_are_right_by_axe_and_fit(browser: Any, site: Any, language: 
         assert page.locator("#step .strips").count() == 2 and fits(page) and axe(page) == []
         open_pair(page, folder, runs[0], runs[1], language)
         assert page.locator("#step .strips").count() == 1 and fits(page) and axe(page) == []
+
+
+@pytest.mark.parametrize(("language", "options"), LANGUAGES, ids=["light", "dark phone"])
+def test_long_names_and_values_leave_the_others_whole(browser: Any, site: Any, language: str, options: Any) -> None:
+    with watched(browser, **options) as page:
+        open_step(page, site[0], "wide", language)
+        unfold(page.locator("#step details").last)
+        kind, name = (page.locator("td", has_text=text).first for text in ("product", "elementwise_kernel"))
+        assert name.inner_text().startswith("elementwise_kernel<128") and name.inner_text().endswith("...")
+        field = page.locator(".pairs td", has_text="variables.NVIDIA_REQUIRE_CUDA")
+        lines = "e => e.querySelector('span').getClientRects().length"
+        assert (kind.evaluate(lines), field.evaluate(lines) <= 2) == (1, True)
+        value = field.locator("xpath=following-sibling::td").locator("span")
+        assert len(value.inner_text()) <= 201 and len(value.get_attribute("title")) > 2000
+        assert fits(page) and axe(page) == []
+
+
+def test_a_first_run_with_one_recorded_step_says_so(browser: Any, site: Any) -> None:
+    with watched(browser) as page:
+        open_step(page, site[0], "wide")
+        text = page.locator("main").inner_text()
+        assert "9.00 ms, of one step that was recorded after the last one" in text and "95 %" not in table_heads(page)
+        assert "This is the first run of its series" in text and "up to 0" not in text
+        assert rows_of(page, "memory_used_gib_max") == ["memory_used_gib_max", "3.50"]
+        open_step(page, site[0], site[1][1])
+        assert "95 %" in table_heads(page) and "the median of up to 1 valid runs" in page.locator("main").inner_text()
+
+
+def table_heads(page: Any) -> list[str]:
+    return [each.strip("↕ ") for each in page.locator("#step th").all_inner_texts()]
+
+
+def rows_of(page: Any, name: str) -> list[str]:
+    return page.locator("tr", has_text=name).first.locator("td").all_inner_texts()  # type: ignore[no-any-return]
 
 
 def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, site: Any, pair: Any) -> None:

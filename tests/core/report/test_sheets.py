@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.report.sheets import Sheet, aligned, as_markdown, as_text, labelled, padded
+from levelfield.report.step_tables import step_sheets
+from levelfield.specs.step_parts import StepParts
 from plans import ROOT
 
 CELLS = st.text(max_size=120)
@@ -33,6 +35,24 @@ def test_wrapping_loses_nothing(cells: list[str]) -> None:
 def test_columns_stand_below_their_headers() -> None:
     text = lines(Sheet("", ("name", "value"), (("a", "1.0"), ("longer", "2.0"))))
     assert text == ["name    value", "a       1.0", "longer  2.0"]
+
+
+def test_a_step_has_no_column_that_is_empty() -> None:
+    def first_lines(**more: object) -> list[list[str]]:
+        time = {"mean": 9.0, **more.pop("time", {})}  # type: ignore[dict-item]
+        overhead = {"plain_ms": time, "recorded_ms": time, "ratio": 0.0, "low": None, "high": None}
+        of_run = {"run_id": "a", "framework": "torch", "profiler": "k", "device": "processor", "recorded_steps": 1}
+        own = {"step": time, "overhead": overhead, "parts": [{"part": "mlp", "time": time, **more}], "ranks": []}
+        step = StepParts.model_validate({**of_run, **own})
+        table = list(step_sheets(step))[1]
+        return [list(table.header), *map(list, table.rows)]
+
+    assert first_lines() == [["part", "ms", "share"], ["mlp", "9.00", "100.0%"], ["step", "9.00", "100.0%"]]
+    assert first_lines(time={"low": 8.0, "high": 10.0}, overlapped_ms=2.0) == [
+        ["part", "ms", "95 %", "share", "overlapped"],
+        ["mlp", "9.00", "±1.00", "100.0%", "2.00"],
+        ["step", "9.00", "±1.00", "100.0%", ""],
+    ]
 
 
 @pytest.mark.parametrize(

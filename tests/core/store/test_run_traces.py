@@ -155,6 +155,9 @@ def test_a_step_in_parts_is_the_mean_over_the_ranks_bounded_and_without_private_
     ]  # fmt: skip
     assert found.step.mean == 10.01235 and found.warnings == ("on (host) slow",)
     assert len(found.kernels) == MOST_KERNELS and found.kernels[0].name == "k59 (path)/y.py"
+    long = f"void at::native::(anonymous namespace)::{'k' * 130}"
+    (kernel,) = step_trace(parts(kernels=[{**kernel, "name": long, "ms": 1.0}]), str).kernels
+    assert kernel.name == "k" * 117 + "..."
     (rank,) = found.ranks
     assert (rank.rank, rank.waited_ms, [each.rank for each in rank.waited_for]) == (0, 2.0, [2, 1])
     place = {"part": "mlp", "phase": "forward", "count": 1.0, "ms": 1.0}

@@ -4,6 +4,7 @@
 const levelfield = (() => {
   const root = document.documentElement.dataset.root;
   const language = document.documentElement.dataset.language;
+  const SHORT = 16; // characters: such a word is not broken
   const parsed = new Map();
   const promised = new Map();
   // What a reader could not see or what turns the direction of the text, as report/escapes.py has it.
@@ -70,10 +71,11 @@ const levelfield = (() => {
   }
 
   /* Return a text of a run, marked as English where the page is in another language. */
-  function foreign(value) {
+  function foreign(value, longest = Infinity) {
     const digest = /^(sha256:)?[0-9a-f]{40,64}$/.test(value); // its beginning tells it from others
-    return el("span", { lang: language === "en" ? null : "en", class: "foreign", title: digest ? value : null },
-      digest ? `${value.slice(0, value.startsWith("sha256:") ? 19 : 12)}…` : value);
+    const kept = digest ? (value.startsWith("sha256:") ? 19 : 12) : longest, size = String(value ?? "").length;
+    return el("span", { lang: language === "en" ? null : "en", class: size > SHORT ? "foreign" : "foreign whole", title: size > kept ? value : null },
+      size > kept ? `${value.slice(0, kept)}…` : value);
   }
 
   const formats = new Map();

@@ -6,6 +6,7 @@
   const EXPERTS = ["active_parameters", "expert_imbalance", "expert_imbalance_last", "experts_never_chosen", "auxiliary_first", "auxiliary_last"];
   const BYTES = ["device_used", "reserved", "allocated", "process"];
   const GIB = 2 ** 30;
+  const LONGEST = 200; // characters of a value in a table of fields
 
   async function start() {
     const place = document.getElementById("run");
@@ -84,7 +85,7 @@
     if (expected) rows.push(row(`${t("memory-estimate")} (${t("unit.memory")})`, figure("memory", measured), measured, figure("memory", expected), expected));
     const columns = [t("figure"), { name: t("measured"), number: true }, { name: t("expected"), number: true }, { name: t("measured-over-expected"), number: true }];
     levelfield.tables.add(part, t("measured-beside-expected"), columns, rows);
-    part.append(el("p", { class: "note" }, t("expected-means", { count: Math.min(30, index) })));
+    part.append(el("p", { class: "note" }, t(index ? "expected-means" : "expected-of-first", { count: Math.min(30, index) })));
     const used = fact("utilisation") || [];
     if (used.length) {
       levelfield.tables.add(part, t("utilisation"), [t("formula"), t("kind"), { name: "%", number: true }, { name: t("peak-tflops"), number: true }, t("peak-source")],
@@ -195,7 +196,7 @@
 
   function telemetry(place, file, found, fact) {
     const part = section(place, "telemetry");
-    const rows = Object.entries(found.telemetry).map(([name, v]) => [foreign(name), { v, text: number(v, Math.abs(v) < 10 ? 3 : 1) }]);
+    const rows = Object.entries(found.telemetry).map(([name, v]) => (/_bytes_/.test(name) ? [foreign(name.replace("_bytes_", "_gib_")), { v: v / GIB, text: number(v / GIB, 2) }] : [foreign(name), { v, text: number(v, Math.abs(v) < 10 ? 3 : 1) }]));
     const watts = value(fact("mean_watts")), others = value(fact("others"));
     if (watts !== null) rows.push([t("mean-watts", { boundary: fact("boundary") || "–" }), { v: watts, text: number(watts, 1) }]);
     for (const [name, digits] of [["node_watts", 1], ["node_joules_per_token", 4], ["other_joules_per_token", 4]]) {
@@ -219,8 +220,8 @@
   }
 
   function pairs(part, caption, entries) {
-    const rows = entries.filter(([, v]) => v !== null && v !== undefined && v !== "").map(([name, v]) => [foreign(name), foreign(shownValue(v))]);
-    if (rows.length) levelfield.tables.add(part, caption, [t("field"), t("value")], rows);
+    const rows = entries.filter(([, v]) => v !== null && v !== undefined && v !== "").map(([name, v]) => [foreign(name), foreign(shownValue(v), LONGEST)]);
+    if (rows.length) levelfield.tables.add(part, caption, [t("field"), t("value")], rows).classList.add("pairs");
     else part.append(el("p", { class: "empty" }, `${caption}: ${t("nothing-recorded")}`));
   }
 

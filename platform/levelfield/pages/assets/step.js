@@ -63,7 +63,7 @@ levelfield.step = (() => {
     place.append(part);
     const { ratio, low, high } = step.overhead;
     const interval = Number.isFinite(low) && Number.isFinite(high) ? t("overhead-interval", { low: levelfield.signedPercent(low, 1), high: levelfield.signedPercent(high, 1) }) : "";
-    part.append(el("p", { class: "note" }, t("step-recorded", { ms: number(step.step.mean, 2), count: step.recorded_steps, ratio: levelfield.signedPercent(ratio, 1), interval })));
+    part.append(el("p", { class: "note" }, t(step.recorded_steps === 1 ? "one-step-recorded" : "step-recorded", { ms: number(step.step.mean, 2), count: step.recorded_steps, ratio: levelfield.signedPercent(ratio, 1), interval })));
     for (const each of step.warnings || []) part.append(el("p", { class: "caution" }, foreign(each)));
     for (const each of step.late || []) part.append(el("p", { class: "caution" }, lateness(each)));
     for (const each of step.missing || []) part.append(el("p", { class: "note" }, `${t("missing-record")}: `, foreign(each)));
@@ -111,9 +111,10 @@ levelfield.step = (() => {
     const cell = (ms) => ({ v: ms || null, text: ms ? number(ms, 2) : "" });
     const sum = (name) => step.parts.reduce((total, each) => total + (each[name] || 0), 0);
     const more = [["recompute_ms", t("recomputed")], ["overlapped_ms", t("overlapped")]].filter(([name]) => sum(name));
-    const row = (name, time, values) => [name, { v: time.mean, text: number(time.mean, 2) }, half(time), { v: time.mean / step.step.mean, text: percent(time.mean / step.step.mean) }, ...values.map(cell)];
+    const halves = step.parts.some((each) => half(each.time));
+    const row = (name, time, values) => [name, { v: time.mean, text: number(time.mean, 2) }, ...(halves ? [half(time)] : []), { v: time.mean / step.step.mean, text: percent(time.mean / step.step.mean) }, ...values.map(cell)];
     const rows = ordered.map((each) => row(partName(each.part), each.time, more.map(([name]) => each[name])));
-    const columns = [t("step-part"), ...["ms", "95 %", t("share"), ...more.map(([, name]) => `${name} (ms)`)].map((name) => ({ name, number: true }))];
+    const columns = [t("step-part"), ...["ms", ...(halves ? ["95 %"] : []), t("share"), ...more.map(([, name]) => `${name} (ms)`)].map((name) => ({ name, number: true }))];
     levelfield.tables.add(place, t("parts-of-step"), columns, [...rows, row(t("whole-step"), step.step, more.map(([name]) => sum(name)))]);
     if (sum("overlapped_ms")) place.append(el("p", { class: "note" }, t("overlapped-means")));
   }
