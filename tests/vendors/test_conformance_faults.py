@@ -361,6 +361,24 @@ def test_devices_of_the_machine_itself_are_not_judged_by_recordings(tmp_path: Pa
         assert (finding.status, "reads devices of this machine" in finding.says) == ("not applicable", True)
 
 
+def test_nvidia_is_judged_by_its_recordings_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML answers there, so nvidia-smi is not asked; `replayed` reads the recording all the same."""
+    subject = VendorSubject("nvidia")
+    names = type(subject.registry.vendor("nvidia")._adapter).devices.__globals__
+    library = SimpleNamespace(
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda _: "GPU-1",
+        nvmlDeviceGetName=lambda _: "NVIDIA A100-SXM4-40GB",
+    )
+    monkeypatch.setitem(names, "open_nvml", lambda: names["Nvml"](library))
+    checks = ("devices", "values", "truncated", "tool-missing")
+    found = {item.name: find(subject, item) for item in CHECKS if item.name in checks}
+    assert all(found[name].status == "ok" for name in checks[:3]), found
+    assert "H100-SXM5-80GB" in found["devices"].says, "of the recording, not of this machine"
+    assert "whatever its tools do" in found["tool-missing"].says
+
+
 def test_an_adapter_that_asks_no_recorded_tool_is_told(tmp_path: Path) -> None:
     (write_acme(tmp_path) / "adapter.py").write_text(UNASKED % 0)
     finding = found(tmp_path, "devices")

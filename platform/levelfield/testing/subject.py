@@ -21,7 +21,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import CheckedAdapter
 from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.vendor import Device, Vendor
+from levelfield.contracts.vendor import Device, Vendor, recorded_commands, replayed
 from levelfield.errors import UnknownName
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
@@ -45,6 +45,7 @@ class VendorSubject:
         self.folder = self.file.parent
         self.stage = Stage()
         self.kept: dict[str, object] = {}  # findings of one check for others
+        self.has_hardware = False  # the adapter finds devices without its tools
 
     @cached_property
     def spec(self) -> VendorFile:
@@ -81,15 +82,18 @@ class VendorSubject:
         name: of another vendor.
         """
         made = self.registry.vendor(name or self.name)
+        answers = {argv: _answer(content) for argv, content in outputs.items()}
+
+        def ask(argv: Sequence[str], seconds: float) -> CommandOutput:
+            known = answers.get(tuple(argv)) or answers.get((argv[0],))
+            return known or CommandOutput(None, "not recorded", absent=True)
+
         if isinstance(made, CheckedAdapter):
+            if self.has_hardware and (read := replayed(made, ask)):
+                return read
             self.stage.replay(outputs)
             return made
-        answers = {argv: _answer(content) for argv, content in outputs.items()}
-        return DeclaredVendor(
-            made.spec,
-            lambda argv, seconds: answers.get(tuple(argv)) or CommandOutput(None, "not recorded"),
-            self.nodes(),
-        )
+        return DeclaredVendor(made.spec, ask, self.nodes())
 
     def needs_recordings(self) -> tuple[Recording, ...]:
         """Return the recordings of the tools for devices and samples. Raises Missing or NotApplicable without them."""
@@ -111,13 +115,17 @@ class VendorSubject:
     def asks_its_tools(self) -> None:
         """Check that the adapter runs its replayed tools.
 
-        Raises NotApplicable for an adapter that finds devices without them, because this machine has the hardware.
-        Raises Fails for an adapter that does not run them and finds nothing.
+        An adapter that finds devices without them, because this machine has the hardware, is asked over the recordings
+        (`replayed`). Raises NotApplicable for one that has no such way. Raises Fails for an adapter that does not run
+        them and finds nothing.
         """
-        if not self.has_adapter or self.stage.asked.exists() or not self.recordings:
+        if not self.has_adapter or self.has_hardware or self.stage.asked.exists() or not self.recordings:
             return
         found = self.over(self.outputs).devices()
         if not self.stage.asked.exists():
+            if found and recorded_commands(self.registry.vendor(self.name)).samples:
+                self.has_hardware = True
+                return
             if found:
                 raise NotApplicable("adapter.py reads devices of this machine, not the recorded tools")
             names = ", ".join(recording.path.name for recording in self.recordings)

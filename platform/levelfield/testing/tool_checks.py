@@ -30,6 +30,8 @@ DEVICE = Device(0, None, "a device", None)
 def names_of_tools(subject: VendorSubject) -> list[str]:
     """Return the executables for devices and samples. Raises NotApplicable without any, Fails for a path."""
     subject.asks_its_tools()
+    if subject.has_hardware:
+        raise NotApplicable("adapter.py reads devices of this machine, whatever its tools do")
     spec = subject.spec
     tools = [tool for tool in (spec.monitor, spec.discovery.tool if spec.discovery else None) if tool]
     names = [tool.command[0] for tool in tools] + [r.argv[0] for r in subject.recordings if r.role == "tool"]
