@@ -176,31 +176,6 @@ def test_the_norm_of_a_large_gradient_is_that_of_its_halves():
     assert sum(square(half) for half in gradient.chunk(2)) == pytest.approx(exact, rel=1e-12)
 
 
-@pytest.mark.parametrize("sizes", [(64, 64), (2000, 400), (2**24, 2**23)])
-def test_head_loss_is_cross_entropy(sizes, monkeypatch):
-    from model import head_loss
-
-    monkeypatch.setattr(head_loss, "CPU_BYTES", sizes)
-    monkeypatch.setattr(head_loss, "LEAST_ROWS", 4)
-    x = torch.randn(3, 21, 16, requires_grad=True)
-    weight = torch.randn(50, 16, requires_grad=True)
-    targets = torch.randint(0, 50, (3, 21))
-    expected = torch.nn.functional.cross_entropy((x @ weight.t()).flatten(0, 1), targets.flatten()) * 0.25
-    gradients = torch.autograd.grad(expected, (x, weight))
-    loss = head_loss.head_loss(x, weight, targets, 0.25)
-    torch.testing.assert_close(loss[0], expected)
-    for found, right in zip(torch.autograd.grad(loss, (x, weight)), gradients, strict=True):
-        torch.testing.assert_close(found, right)
-
-
-def test_head_loss_refuses_a_factor_outside():
-    from model.head_loss import head_loss
-
-    x, weight = torch.randn(1, 4, 8, requires_grad=True), torch.randn(10, 8, requires_grad=True)
-    with pytest.raises(ValueError, match="expected 1"):
-        (head_loss(x, weight, torch.zeros(1, 4, dtype=torch.int64), 1.0) * 2).backward()
-
-
 # ---- planted faults
 
 

@@ -8,6 +8,10 @@ Order of a step: `HeadLoss.forward` takes chunks of rows; for each it computes l
 own gradient (`cross_entropy_`), and adds what follows for x and for the weight. `HeadLoss.backward` hands both out.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 from model.casts import CastLayer
@@ -20,7 +24,7 @@ from torch.nn import functional
 # Rows of one product: below about 512 it is slow, as each chunk reads and writes the head's whole gradient. The
 # float32 softmax between the products takes fewer rows at a time, which a processor's cache holds.
 # (bytes of float32 logits for a product, for a softmax); measured in docs/decisions/torch-parallelism.md
-CPU_BYTES, ACCELERATOR_BYTES = (2**24, 2**23), (2**28, 2**28)
+CPU_BYTES = (2**24, 2**23)
 LEAST_ROWS = 512
 PRECISION_ROWS = 8192  # of the head's gradient, changed from the products' precision to its own at a time
 
@@ -72,7 +76,7 @@ class HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, targets, scale, group, tied, cast):
         cast, factor = weight.to(x.dtype) if cast is None else cast, scale / x.shape[0]
-        rows, softmax_rows = chunk_rows(x, weight.shape[0])
+        rows, softmax_rows, cross_entropy, accumulate = way_of(x, weight, group)
         fast = applies(x, weight)
         products = None if fast else torch.empty(rows, weight.shape[0], dtype=x.dtype, device=x.device)
         x_gradient, weight_gradient = torch.empty_like(x), torch.empty_like(weight)
@@ -81,12 +85,12 @@ class HeadLoss(torch.autograd.Function):
             part, part_targets = x[start : start + rows], targets[start : start + rows]
             logits = product(part, cast) if fast else torch.mm(part, cast.t(), out=products[: part.shape[0]])
             for few, few_targets in zip(logits.split(softmax_rows), part_targets.split(softmax_rows), strict=True):
-                total += cross_entropy_(few, few_targets, group)
+                total += cross_entropy(few, few_targets)
             if fast:
                 torch.mul(product(logits, cast.t()), factor, out=x_gradient[start : start + rows])
             else:
                 x_gradient[start : start + rows].addmm_(logits, cast, beta=0, alpha=factor)
-            accumulate_(weight_gradient, logits.t(), part, factor, first=start == 0)
+            accumulate(weight_gradient, logits.t(), part, factor, first=start == 0)
         ctx.gradients, ctx.tied = (x_gradient, weight_gradient), tied
         return total * factor
 
@@ -102,11 +106,33 @@ class HeadLoss(torch.autograd.Function):
         return x_gradient, weight_gradient, None, None, None, None, None
 
 
-def chunk_rows(x, vocabulary):
-    """How many rows of x [tokens, hidden] go into one product, and into one softmax."""
-    product_bytes, softmax_bytes = CPU_BYTES if x.device.type == "cpu" else ACCELERATOR_BYTES
-    rows = min(x.shape[0], max(LEAST_ROWS, product_bytes // (4 * vocabulary)))
-    return rows, max(1, min(rows, softmax_bytes // (4 * vocabulary)))
+class Way(NamedTuple):
+    """How the head computes: the rows of one product and of one softmax, and what computes loss and gradient."""
+
+    rows: int
+    softmax_rows: int
+    cross_entropy: Callable
+    accumulate: Callable
+
+
+def way_of(x, weight, group):
+    """How much of x [tokens, hidden] a chunk takes, and by which functions."""
+    if not on_processor(x):
+        from model import head_on_accelerators  # here: what runs on a processor does not rest on it
+
+        return head_on_accelerators.way_of(x, weight, group)
+    product_bytes, softmax_bytes = CPU_BYTES
+    rows = min(x.shape[0], max(LEAST_ROWS, product_bytes // (4 * weight.shape[0])))
+    softmax_rows = max(1, min(rows, softmax_bytes // (4 * weight.shape[0])))
+    return Way(rows, softmax_rows, of_group(group), accumulate_)
+
+
+def on_processor(tensor):
+    return tensor.device.type == "cpu"
+
+
+def of_group(group):
+    return partial(cross_entropy_, group=group)
 
 
 def cross_entropy_(logits, targets, group):

@@ -92,11 +92,17 @@ def _positive(value: Any, name: str) -> float:
 def least_seconds(call: Operation, alone: Repeated, chip: ChipRates, memory: float | None) -> float:
     """Return the least time that the chip allows an operation: 0 where no rate is known."""
     given, results = alone.given[call], alone.results[call]
-    rate = chip.flops.get(call[1])
+    rate = _product_rate(call, alone, chip)
     computing = product_flops(call[0], given, results) / rate if rate else 0.0
     sizes = [_bytes(each) for each in (*given, *results)]
     moved = min(sizes, default=0.0) if _SOME_ROWS.search(call[0]) else sum(sizes)
     return max(computing, moved / memory if memory else 0.0)
+
+
+def _product_rate(call: Operation, alone: Repeated, chip: ChipRates) -> float | None:
+    """Return the chip's rate for the type of what is multiplied, which may be added to another type."""
+    match, given = _PRODUCT.search(call[0]), alone.given[call]
+    return chip.flops.get(given[1][0] if match and match["sum"] and len(given) > 1 else call[1])
 
 
 def product_flops(name: str, given: Sizes, results: Sizes) -> float:
@@ -216,7 +222,7 @@ def _messages(part: PartTime, ranks: Sequence[Repeated], chip: ChipRates) -> Ite
 def _too_fast(alone: Repeated, chip: ChipRates) -> Iterator[str]:
     """Give a sentence for each product that was far faster than the chip's peak: then nothing of the rank counts."""
     for call, seconds in alone.seconds.items():
-        rate, flops = chip.flops.get(call[1]), product_flops(call[0], alone.given[call], alone.results[call])
+        rate, flops = _product_rate(call, alone, chip), product_flops(call[0], alone.given[call], alone.results[call])
         if rate and not flops / seconds <= MOST_BELOW * rate:
             yield (
                 f"{call[0]} alone: found {flops / seconds / 1e12:.4g} TFLOP/s, expected at most {MOST_BELOW:g} times "

@@ -19,8 +19,11 @@ from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
 from levelfield.specs.constants import MemoryModel
 
-# The head computes chunks of tokens with this many bytes of fp32 logits (models/torch/model/head_loss.py).
-LOGITS_CHUNK_BYTES = {"host": 2**24, "accelerator": 2**28}
+# The head computes chunks of tokens (models/torch/model/head_loss.py): on the host with this many bytes of fp32 logits,
+# on an accelerator with bytes of logits in the products' precision, and of fp32 in so many tensors at a time. There
+# ranks that divide the vocabulary have the second.
+HOST_CHUNK_BYTES = 2**24
+WHOLE_HEAD, PART_OF_HEAD = (3 * 2**27, 2**27, 2), (2**28, 2**28, 1)
 
 
 @dataclass(frozen=True)
@@ -326,7 +329,8 @@ def gathered_logit_bytes(s: TrainingSetup) -> float:
 
 
 def _logits(s: TrainingSetup) -> int:
-    """Return the bytes of the head in chunks: fp32 logits and log-softmax of one chunk, and two gradients.
+    """Return the bytes of the head in chunks: logits of one chunk, fp32 logits and mostly a log-softmax of a part of it
+    (on the host of all of it), and two gradients.
 
     The gradients of the head (fp32) and of its input wait for the backward pass. All logits of a micro-batch are
     4 s b V bytes (Korthikanti et al., 2022, section 4.3). A framework without chunks takes `logit_bytes` for each.
@@ -336,5 +340,10 @@ def _logits(s: TrainingSetup) -> int:
     if s.memory_model.logit_bytes is not None:
         whole = gathered_logit_bytes(s) * s.model.vocab_size
         return int(s.tokens * (s.memory_model.logit_bytes * vocabulary + whole))
-    chunk = min(FP32 * s.tokens * vocabulary, LOGITS_CHUNK_BYTES["host" if s.on_host else "accelerator"])
-    return 2 * chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size
+    exact = FP32 * s.tokens * vocabulary
+    if s.on_host:
+        chunk = 2 * min(exact, HOST_CHUNK_BYTES)
+    else:
+        products, softmax, tensors = WHOLE_HEAD if s.layout.tensor == 1 else PART_OF_HEAD
+        chunk = min(s.width * s.tokens * vocabulary, products) + min(tensors * exact, softmax)
+    return chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from levelfield.measure.step_alone import ChipRates, message_seconds, product_flops, repeated, step_alone
+from levelfield.measure.step_alone import ChipRates, least_seconds, message_seconds, product_flops, repeated, step_alone
 from levelfield.measure.step_parts import RankLayout, divided, mean_parts, parts_by_step, rank_parts
 from levelfield.measure.step_timeline import timeline, with_arguments
 from levelfield.specs.step_parts import StepAlone
@@ -105,6 +105,18 @@ def test_milliseconds_for_seconds_are_no_measurement() -> None:
     assert not found.parts and found.missing[0].startswith(
         "aten::mm alone: found 0.02 TFLOP/s, expected at most 3 times the peak, 0.001"
     )
+
+
+def test_a_product_has_the_peak_of_what_is_multiplied_and_not_of_what_it_is_added_to() -> None:
+    """The head's gradient is float32, and its products are of 16 bits."""
+    halves = [["c10::BFloat16", [10, 5]], ["c10::BFloat16", [5, 10]]]
+    added = {"name": "aten::addmm", "dtype": "float", "dims": [[10, 10], [10, 5], [5, 10]], "seconds": 50e-6,
+             "given": [["float", [10, 10]], *halves], "results": [["float", [10, 10]]]}  # fmt: skip
+    own = repeated({"operations": [added]})
+    (call,) = own.seconds
+    chip = ChipRates({"float": 1e9, "c10::BFloat16": 1e10})
+    assert least_seconds(call, own, chip, None) == pytest.approx(1e-7)
+    assert least_seconds(call, own, ChipRates({"float": 1e9}), None) == 0
 
 
 def test_another_shape_and_a_missing_probe_give_no_time() -> None:
