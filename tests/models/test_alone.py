@@ -13,7 +13,7 @@ import torch
 from layouts import MODELS, Variant, events, job_of, launch_explained, shallow
 from levelfield.judge.explanation import RecordedRun, layout_of, parts_of, trace_of
 from levelfield.measure.step_alone import ChipRates, repeated
-from levelfield.measure.step_timeline import timeline
+from levelfield.measure.step_timeline import timeline, with_arguments
 from levelfield.specs.layout import Layout
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
@@ -88,6 +88,6 @@ def test_two_ranks_repeat_their_messages_and_each_part_has_its_times(tmp_path: P
     assert compared <= {*by_part, *(each.partition(":")[0] for each in found.missing)}
     heavy = {"aten::mm", "mkldnn::_linear_pointwise", "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}
     known = repeated(events(tmp_path, 0)[-2]["values"]).seconds
-    record = (tmp_path / "profile" / "rank0.step1.json.gz").read_bytes()
-    ran = [each for each in timeline(trace_of(record), known).slices if each.operation in heavy]
+    noted, record = (trace_of((tmp_path / "profile" / f"rank0.step{n}.json.gz").read_bytes()) for n in (0, 1))
+    ran = [each for each in timeline(with_arguments(record, noted), known).slices if each.operation in heavy]
     assert {each.operation for each in ran} == heavy and all(each.is_repeated for each in ran)
