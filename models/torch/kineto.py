@@ -44,7 +44,9 @@ class TorchProfile:
     def recording(self, number):
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.job.device == "cuda" else [])]
         with contextlib.ExitStack() as stack:
-            recorded = stack.enter_context(profile(activities=activities, record_shapes=self.has_arguments(number)))
+            # The types and sizes of arguments: noting them slows what allocates memory, GELU by half. So one step that
+            # does not count has them for the others.
+            recorded = stack.enter_context(profile(activities=activities, record_shapes=number == 0))
             self.align()  # the profiler's start takes another time on each rank
             self.name_parts(stack)
             yield
@@ -52,12 +54,6 @@ class TorchProfile:
         path = self.scratch / f"trace{number}.json"
         recorded.export_chrome_trace(str(path))
         self.kept.append((number, path))
-
-    def has_arguments(self, number):
-        """Whether the types and sizes of arguments are recorded. That slows what allocates memory, GELU by half. So one
-        step that does not count has them for the others.
-        """
-        return number == 0
 
     def name_parts(self, stack):
         """Until the stack is left, each module and each method with a part is a span `lf/PART/NAME` in the record."""

@@ -160,8 +160,7 @@ def measure(device, step):
                 left_out.append(f"{name}: {why}")
                 continue
             whole = sum(seconds * count for seconds, count in found) / sum(count for _, count in found)
-            if whole:  # on a device a question to the host, such as is_pinned, has no kernel
-                operations.append({**known, "seconds": whole})
+            operations.append({**known, "seconds": whole})
         copied = copy(device)
         messages = messages_alone(device, seen.messages) if dist.is_initialized() else []
     return {"operations": operations, "left_out": sorted(set(left_out)), "copy": copied, "messages": messages}
