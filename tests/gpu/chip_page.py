@@ -1,13 +1,9 @@
 #!/usr/bin/env python3
-"""docs/verified/chip.md's tables, from the results that lie beside it as they came; without an argument it writes them.
-
-python3 tests/gpu/chip_page.py [--check]
-"""
+"""Write the tables of docs/verified/chip.md from the results that lie beside it as they came."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,14 +63,5 @@ def page(text: str, found: dict[str, Any]) -> str:
     return text
 
 
-def main() -> int:
-    old = PAGE.read_text(encoding="utf-8")
-    new = page(old, results())
-    if "--check" in sys.argv[1:]:
-        return int(old != new)
-    PAGE.write_text(new, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), results()), encoding="utf-8")
