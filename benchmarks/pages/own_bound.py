@@ -1,8 +1,8 @@
 """The planned time of models/* beside a bound: what the operations of a rehearsed step take at the chip's full rates.
 
-No chip has timed this code, so nothing can be fitted on it. But a rehearsal has counted its products and its messages
-(docs/verified/rehearsed.json), and no step is faster than these at the rates of the chip, all of them hidden behind
-each other. A plan below its bound is wrong. What a plan has beyond it is named.
+One chip has timed a few of these plans (docs/verified/chip.md), too few to fit anything. But a rehearsal has counted
+their products and messages (docs/verified/rehearsed.json), and no step is faster than these at the rates of the chip,
+all of them hidden behind each other. A plan below its bound is wrong. What a plan has beyond it is named.
 """
 
 from __future__ import annotations

@@ -103,9 +103,10 @@ def page(
 
 def _described(rows: Iterable[tuple[str, int, float, float]]) -> Iterator[str]:
     yield from [
-        "A default plan is of models/*, which no chip has run. Its constants describe that code, and the published",
-        "rows are of other code: FlashAttention of 2022, norms of many calls. So they are off on these rows. The same",
-        "constants with what is said of the published program, one thing after another, and no rate changed:",
+        "A default plan is of models/*. Its constants describe that code, which one H100 has run (verified/chip.md).",
+        "The published rows are of other code: FlashAttention of 2022, norms of many calls. So they are off on these",
+        "rows. The same constants with what is said of the published program, one thing after another, and no rate",
+        "changed:",
         "",
         "| what is known of the program | rows | in the middle | at p90 |",
         "|---|---|---|---|",
