@@ -119,8 +119,6 @@ def test_modules_are_loaded_by_a_login_shell() -> None:
         ("ssh: Could not resolve hostname h: Name or service not known", "its name does not resolve"),
         ("ssh: connect to host h port 22: Connection refused", "it cannot be reached"),
         ("ssh: connect to host h port 22: No route to host", "it cannot be reached"),
-        ("sh: 1: exec: python3: not found", "its Python cannot be started"),
-        ("levelfield: found Python 2.7", "its Python is too old: found 2.7, expected 3.8 or newer"),
         ("Timeout, server h not responding.", "the connection ended with exit code 255: Timeout, server h"),
         ("", "h1: the connection ended with exit code 255"),
     ],
@@ -128,6 +126,18 @@ def test_modules_are_loaded_by_a_login_shell() -> None:
 def test_each_failure_of_ssh_has_its_meaning(complaint: str, said: str) -> None:
     found = explained("h1", 255, complaint)
     assert found.startswith("h1: ") and said in found
+
+
+@pytest.mark.parametrize(
+    ("complaint", "code", "said"),
+    [
+        ("sh: 1: exec: python3: not found", 127, "its Python cannot be started"),
+        ("levelfield: found Python 2.7", 1, "its Python is too old: found 2.7, expected 3.8 or newer"),
+        ("sh: go: No such file or directory\nConnection to h closed by remote host.", 255, "code 255: Connection to h"),
+    ],
+)
+def test_a_shells_words_count_where_ssh_itself_did_not_fail(complaint: str, code: int, said: str) -> None:
+    assert said in explained("h1", code, complaint)
 
 
 def test_what_a_host_prints_reaches_no_terminal_as_it_is() -> None:

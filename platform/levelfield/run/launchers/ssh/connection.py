@@ -18,7 +18,7 @@ from typing import IO, Protocol
 _PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
 _MOST_COMPLAINT = 16 * 1024  # of what ssh prints; its last words are the evidence
-# What ssh or the shell of a host said, what it means, and what to do about it.
+# What ssh said, what it means, and what to do about it.
 _MEANINGS = {
     r"REMOTE HOST IDENTIFICATION HAS CHANGED":
         "its host key has changed. Find out why; then correct known_hosts. Nothing was sent",
@@ -31,6 +31,10 @@ _MEANINGS = {
     r"Connection refused|Connection timed out|No route to host|Network is unreachable|Operation timed out":
         "it cannot be reached. Check that it runs, and its address and port",
     r"Too many authentication failures": "permission denied: too many keys. Name one in ssh_config (IdentityFile)",
+}  # fmt: skip
+# What a host's shell said. ssh returns the shell's exit code, and 255 for a failure of its own.
+FAILURE_OF_SSH = 255
+_OF_THE_SHELL = {
     r"found Python (\d[\d.]*)":
         "its Python is too old: found {0}, expected 3.8 or newer. Name another as `python` of the host",
     r"not found|No such file or directory|command not found":
@@ -160,7 +164,8 @@ def wait_for_output(sources: Iterable[Source], seconds: float) -> None:
 def explained(host: str, code: int | None, complaint: str) -> str:
     """Return a sentence about a connection that failed: the host, the meaning, and the last line of ssh."""
     said = last_line(complaint)
-    for pattern, meaning in _MEANINGS.items():
+    meanings = _MEANINGS if code == FAILURE_OF_SSH else {**_MEANINGS, **_OF_THE_SHELL}
+    for pattern, meaning in meanings.items():
         if found := re.search(pattern, complaint):
             what = meaning.format(*found.groups(), host=host)
             return f"{host}: {what} ({said})" if said else f"{host}: {what}"

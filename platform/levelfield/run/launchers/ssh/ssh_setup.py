@@ -15,7 +15,13 @@ from levelfield.errors import RunFailed
 from levelfield.node import node_setup
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.node_content import code_archive, wheels_archive
-from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
+from levelfield.run.launchers.ssh.connection import (
+    FAILURE_OF_SSH,
+    Connection,
+    explained,
+    printable_text,
+    wait_for_output,
+)
 from levelfield.run.launchers.ssh.ssh_places import LOADER, NodePlaces, places_of, ssh_argv
 from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.plan import Plan
@@ -157,7 +163,7 @@ class NodeSetup:
             time.sleep(POLL_SECONDS / 10)
             return
         why = explained(self.name, self.connection.code, self.connection.complaint)
-        if self._answered or self.connection.code != 255:
+        if self._answered or self.connection.code != FAILURE_OF_SSH:
             raise self.failed("environment", "failed", why)
         raise self.failed("unreachable", "unreachable", why)
 
