@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers import node_stream
 from levelfield.run.launchers.node_records import node_remarks
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
+from levelfield.run.launchers.ssh import ssh_launcher
 from levelfield.run.launchers.ssh.connection import Connection
 from levelfield.run.launchers.ssh.node_run import NodeRun
 
@@ -129,6 +131,19 @@ def test_a_file_has_a_limit(stream: NodeStream, monkeypatch: pytest.MonkeyPatch)
     stream.receive(file(data="x" * 10))
     with pytest.raises(BrokenStream, match="found more than 10 bytes"):
         stream.receive(file(at=10))
+
+
+FLOOD = "read asked; {} exec timeout 20 yes '{{\"beat\":1}}'"
+
+
+@pytest.mark.parametrize(("said", "is_whole"), [("", False), ("echo '{\"end\":0}';", True)])
+def test_a_node_that_prints_without_end_does_not_hold_a_fetch(
+    stream: NodeStream, monkeypatch: pytest.MonkeyPatch, said: str, is_whole: bool
+) -> None:
+    monkeypatch.setattr(ssh_launcher, "SILENCE_SECONDS", 60 if is_whole else 0.5)
+    connection = Connection("host1", ["sh", "-c", FLOOD.format(said)])
+    ssh_launcher.fetch(connection, "{}\n", stream)
+    assert stream.is_complete() == is_whole and connection.code == -signal.SIGKILL
 
 
 def test_a_link_in_the_run_directory_is_not_followed(stream: NodeStream, root: Path, tmp_path: Path) -> None:

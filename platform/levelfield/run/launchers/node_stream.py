@@ -52,6 +52,10 @@ class NodeStream:
     def is_complete(self) -> bool:
         return self.code is not None
 
+    def size(self) -> int:
+        """Return how many bytes of all files came."""
+        return sum(self.received.values())
+
     def _take(self, line: bytes) -> None:
         if len(line) > MOST_LINE_BYTES:
             raise BrokenStream(f"found a frame of {len(line)} bytes, expected at most {MOST_LINE_BYTES}")

@@ -42,7 +42,7 @@ from levelfield.specs.plan import Plan, job_of
 _PROGRAM = re.compile(r"node_agent\.py run - --stream|mpi_part\.py keep")
 FILES_OF_A_NODE = 4  # three pipes, and one that is being written
 LEAST_SILENCE_SECONDS = 30.0  # ssh itself gives a host up after fifteen
-SILENCE_SECONDS = 20.0  # of a connection that fetches
+SILENCE_SECONDS = 20.0  # that a connection fetches nothing
 # What a node must have left for a whole result.
 _EXPECTED = ("nodes/node{node}.record.jsonl", "nodes/node{node}.facts.json", "telemetry/node{node}.raw.jsonl")
 
@@ -185,7 +185,7 @@ def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
     again = NodeStream(root, rank, node.stream.ranks, received)
     asked = {"root": json.loads(sent.stdin or "{}")["root"], "node_rank": rank, "ranks": again.ranks}
     argv = (*sent.argv[:-1], _PROGRAM.sub("node_agent.py fetch", sent.argv[-1]))
-    _fetch(Connection(sent.name, argv), json.dumps({**asked, "offsets": received}) + "\n", again)
+    fetch(Connection(sent.name, argv), json.dumps({**asked, "offsets": received}) + "\n", again)
     received.update(again.received)
     if again.is_complete():
         return end
@@ -195,20 +195,19 @@ def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
     return replace(end, missing=(*absent, *short))
 
 
-def _fetch(connection: Connection, asked: str, stream: NodeStream) -> None:
-    """Receive what is asked for by a connection of its own, as far as it comes."""
+def fetch(connection: Connection, asked: str, stream: NodeStream) -> None:
+    """Receive what is asked for by a connection of its own, as far as it comes. Frames without content are no sign."""
     connection.send(asked.encode())
-    last = time.monotonic()
+    size, last = stream.size(), time.monotonic()
     try:
-        while time.monotonic() - last < SILENCE_SECONDS:
+        while not stream.is_complete() and time.monotonic() - last < SILENCE_SECONDS:
             wait_for_output([connection], 0.1)
             connection.flush()
-            part = connection.read()
-            if part is None:
+            if (part := connection.read()) is None:
                 break
-            if part:
-                last = time.monotonic()
-                stream.receive(part)
+            stream.receive(part)
+            if stream.size() > size:
+                size, last = stream.size(), time.monotonic()
     except BrokenStream:
         pass
     finally:
