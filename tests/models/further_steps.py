@@ -24,8 +24,9 @@ from told_plants import FRAMEWORKS, PAGE, Row, busy_core
 
 DATA = ROOT / "docs" / "data" / "further_steps.json"
 BEGIN = "<!-- written by tests/models/further_steps.py: begin -->"
-MODEL = {**shallow(MODELS["llama"]), "hidden_size": 128, "ffn_hidden_size": 384}  # operations of more than microseconds
-TOKENS, STEPS, FIRST, FURTHER = 64, 30, 6, 10  # FIRST: of the window
+# A step takes a third of a second, as at smoke scale: its operations take more than microseconds.
+MODEL = {**shallow(MODELS["llama"]), "hidden_size": 512, "ffn_hidden_size": 1536}
+TOKENS, STEPS, FIRST, FURTHER = 128, 20, 6, 10  # FIRST: of the window
 
 
 # Notes the processor time of a rank whenever it has a batch, and before and after each further step.

@@ -35,7 +35,10 @@ _HEARTBEAT = "events/rank{rank}.alive"
 
 
 class FileStream:
-    """The frames of one node. broken: called once when the receiver is gone. offsets: what it has already, by name."""
+    """The frames of one node. broken: called once when the receiver is gone.
+
+    offsets: what it has already, by name. A name that no node has by itself is a further file that it asks for.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class FileStream:
     ) -> None:
         ranks = list(ranks)
         self._root, self._output, self._broken = root, output, broken
-        self._sent = {name: (offsets or {}).get(name, 0) for name in appended_files(node, ranks)}
+        self._sent = {**dict.fromkeys(appended_files(node, ranks), 0), **(offsets or {})}
         self._beats = {name: b"" for name in heartbeat_files(ranks)}
         self._ending, self._code = threading.Event(), 0
         self._thread = threading.Thread(target=self._send_until_ended, daemon=True, name="frames")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,23 @@ def test_a_file_has_a_limit(stream: NodeStream, monkeypatch: pytest.MonkeyPatch)
     stream.receive(file(data="x" * 10))
     with pytest.raises(BrokenStream, match="found more than 10 bytes"):
         stream.receive(file(at=10))
+
+
+def test_a_fetch_brings_the_recorded_steps_whole(stream: NodeStream, root: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there/profile"
+    there.mkdir(parents=True)
+    records = {f"rank2.step{number}.json.gz": os.urandom(5 * PART_BYTES + number) for number in range(2)}
+    for name, content in {**records, "rank2.step2.json.gz": b"not asked for"}.items():
+        (there / name).write_bytes(content)
+    offsets = {f"profile/{name}": 0 for name in records}
+    asked = {"root": str(there.parent), "node_rank": 1, "ranks": [2, 3], "offsets": offsets}
+    whole = NodeStream(root, 1, [2, 3], offsets)
+    agent = Path(file_stream.__file__).with_name("node_agent.py")
+    ssh_launcher.fetch(Connection("host1", [sys.executable, str(agent), "fetch"]), json.dumps(asked) + "\n", whole)
+    assert whole.is_complete()
+    assert {path.name: path.read_bytes() for path in (root / "profile").iterdir()} == records
+    with pytest.raises(BrokenStream, match="which is none of this node"):  # what was not asked for
+        stream.receive(frame_line({"file": "profile/rank2.step0.json.gz", "at": 0, "data": "x"}))
 
 
 FLOOD = "read asked; {} exec timeout 20 yes '{{\"beat\":1}}'"

@@ -89,6 +89,7 @@ def _content(plan: Plan, request: Request, node: NodeWork) -> str:
     places = places_of(plan, node.node_rank)
     there = replace(request, events_dir=str(places.run.events))
     content = node_content(moved(plan, places), places.run, there, node, plan.implementation.rests_on)
+    content["recorded_steps"] = plan.explain_steps
     content["files"] = {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"}
     return json.dumps(content) + "\n"
 
@@ -179,20 +180,30 @@ def _collected(root: Path, request: Request, nodes: Sequence[NodeRun], outcome: 
 def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
     """Return how a node ended. What its stream did not bring is fetched, and what stays away is named."""
     _, end = node.finding()
-    if node.stream.is_complete() or end.word == "unreachable":
+    content = json.loads(sent.stdin or "{}")
+    records = list(_records(node.stream.ranks, content.get("recorded_steps")))
+    if end.word == "unreachable" or (node.stream.is_complete() and not records):
         return end
     rank, received = node.work.node_rank, node.stream.received
-    again = NodeStream(root, rank, node.stream.ranks, received)
-    asked = {"root": json.loads(sent.stdin or "{}")["root"], "node_rank": rank, "ranks": again.ranks}
+    again = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(records, 0)})
+    asked = {"root": content["root"], "node_rank": rank, "ranks": again.ranks}
     argv = (*sent.argv[:-1], _PROGRAM.sub("node_agent.py fetch", sent.argv[-1]))
-    fetch(Connection(sent.name, argv), json.dumps({**asked, "offsets": received}) + "\n", again)
-    received.update(again.received)
+    fetch(Connection(sent.name, argv), json.dumps({**asked, "offsets": again.received}) + "\n", again)
     if again.is_complete():
         return end
+    if node.stream.is_complete():
+        return replace(end, missing=("profile",))
+    received.update(again.received)
     expected = (name.format(node=rank) for name in _EXPECTED)
     absent = [name for name in expected if not received[name]]
     short = [f"{name} (its end)" for name, size in sorted(received.items()) if size]
     return replace(end, missing=(*absent, *short))
+
+
+def _records(ranks: Sequence[int], steps: int | None) -> Iterator[str]:
+    """Yield the names of the steps that ranks recorded (worker/step_profile.py). 0: the one that does not count."""
+    if steps is not None:
+        yield from (f"profile/rank{rank}.step{number}.json.gz" for rank in ranks for number in range(steps + 1))
 
 
 def fetch(connection: Connection, asked: str, stream: NodeStream) -> None:
