@@ -21,6 +21,8 @@ PARTS = {
 BLOCK = re.compile(r"(^|\.)layers\.\d+$")
 NORMS = ("layernorm", "rotary_pos_emb")
 METHODS = (
+    # What the schedule does besides the modules: copies of micro-batches, counts of tokens, the scale of the loss
+    ("run_schedule", "elementwise"),
     ("optimizer.step", "optimizer"),
     ("optimizer.zero_grad", "optimizer"),
     ("optimizer.get_grad_norm", "gradient clipping"),
@@ -31,11 +33,12 @@ METHODS = (
 
 
 def open_profile(job, trainer, scratch):
-    paths = [f"chunks.{number}.compute_language_model_loss" for number in range(len(trainer.chunks))]
-    losses = [(path, "head and loss") for path in paths]
+    numbers = range(len(trainer.chunks))
+    losses = [(f"chunks.{number}.compute_language_model_loss", "head and loss") for number in numbers]
+    buffers = [(f"wrapped.{number}.zero_grad_buffer", "optimizer") for number in numbers]
     named = [each for chunk in trainer.chunks for each in chunk.named_modules()]
     modules = [(place_of(name), part, module) for name, module in named if (part := part_of(name, module))]
-    return TorchProfile(job, trainer, scratch, modules, (*METHODS, *losses))
+    return TorchProfile(job, trainer, scratch, modules, (*METHODS, *losses, *buffers))
 
 
 def place_of(name):
