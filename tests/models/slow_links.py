@@ -10,12 +10,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from planted_steps import Interval
 
 RATE = "8mbit"  # a megabyte a second: the exchange of the small model takes more than 0.1 s
 ADDRESSES = ("10.79.0.1", "10.79.0.2")
 PLANT = "slow links"
+NAME = "lfslow"  # of a host, before the number of the process and its own
 # Each rank enters its host and slows what it sends. An exchange has a clock of its own.
 _CODE = """
 import ctypes, subprocess
@@ -58,7 +60,10 @@ def missing() -> str | None:
 @contextlib.contextmanager
 def two_hosts() -> Iterator[str]:
     """While the context lasts, two hosts are joined by a link; the code for a rank of each. Needs root and iproute2."""
-    hosts = [f"lfslow{os.getpid()}-{number}" for number in (1, 2)]
+    for left in Path("/run/netns").glob(f"{NAME}*-?"):  # by a process that was killed
+        if not Path("/proc", left.name.removeprefix(NAME)[:-2]).exists():
+            run("netns", "delete", left.name)
+    hosts = [f"{NAME}{os.getpid()}-{number}" for number in (1, 2)]
     try:
         for host in hosts:
             run("netns", "add", host)
