@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from levelfield.catalog.registry import Registry
+from levelfield.node import code_digest
 from levelfield.run.runtimes import process_runtime
 from levelfield.run.runtimes.process_runtime import ReadyRuntime
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from plans import PLUGINS, make_plan
+from plans import PLUGINS, ROOT, make_plan
 from recorded_runs import record_run
 
 settings.register_profile("shared machine", deadline=None)  # another's load is no failure
@@ -36,6 +38,21 @@ def packages_listed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process_runtime, "packages", packages)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_code_read_once() -> Iterator[None]:
+    """The checkout's code stays as it is while tests run: its digest is computed once in each process."""
+    own = {ROOT / "models", ROOT / "platform"}
+
+    def remembered(found: Callable[[Path], object]) -> Callable[[Path], object]:
+        kept = functools.lru_cache(maxsize=None)(found)
+        return lambda folder: (kept if own & {*folder.parents} else found)(folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("folder_digest", "shared_folders"):
+            patch.setattr(code_digest, name, remembered(getattr(code_digest, name)))
         yield
 
 

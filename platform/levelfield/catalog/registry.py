@@ -9,8 +9,9 @@ a folder by an entry point of group `levelfield.plugins`. The entry point is a m
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -78,8 +79,7 @@ class Registry:
 
     @cached_property
     def roots(self) -> tuple[Path, ...]:
-        installed = (_package_folder(e.module) for e in entry_points(group=ENTRY_POINT_GROUP))
-        return (checkout(), *self._extra, *(folder for folder in installed if folder))
+        return (checkout(), *self._extra, *_installed(tuple(sys.path)))
 
     @cached_property
     def cases(self) -> dict[str, Path]:
@@ -351,6 +351,13 @@ def _declared(spec: VendorFile, path: Path) -> Vendor:
             "expected one of the three to find devices"
         )
     return DeclaredVendor(spec)
+
+
+@lru_cache(maxsize=8)
+def _installed(path: tuple[str, ...]) -> tuple[Path, ...]:
+    """Return the folders of installed packages that bring plugins. path: Python's, on which the answer depends."""
+    found = (_package_folder(point.module) for point in entry_points(group=ENTRY_POINT_GROUP))
+    return tuple(folder for folder in found if folder)
 
 
 def _package_folder(module: str) -> Path | None:

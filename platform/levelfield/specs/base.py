@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 
 from levelfield.errors import DocumentError
-from levelfield.specs.bounded_reading import read_mapping
+from levelfield.specs.bounded_reading import bounded_text, mapping_of, read_mapping
 
 T = TypeVar("T", bound="Value")
 # json_schema_extra of a field that came after digests of its document had been stored: they stay as they were.
@@ -202,6 +203,15 @@ def number_of(digits: str) -> int:
     return int(digits)
 
 
+# Each registry of a process reads the same files: what has the same text is parsed once. Nobody changes a content.
+_content = lru_cache(maxsize=1024)(mapping_of)
+
+
+@lru_cache(maxsize=1024)
+def _document(kind: type[T], path: Path, text: str) -> T:
+    return parse(kind, _content(path, text), str(path))
+
+
 class DocumentCache:
     """The content and the documents of the files that were read so far."""
 
@@ -212,11 +222,11 @@ class DocumentCache:
     def content(self, path: Path) -> Any:
         """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
         if path not in self._contents:
-            self._contents[path] = read_mapping(path)
+            self._contents[path] = _content(path, bounded_text(path))
         return self._contents[path]
 
     def document(self, kind: type[T], path: Path) -> T:
         """Return the document in this file. Raises DocumentError when it is missing, unreadable or wrong."""
         if (kind, path) not in self._documents:
-            self._documents[kind, path] = parse(kind, self.content(path), str(path))
+            self._documents[kind, path] = _document(kind, path, bounded_text(path))
         return cast(T, self._documents[kind, path])

@@ -50,7 +50,11 @@ _MOST_SHOWN = 25  # characters of a number whose values are shown
 
 def read_mapping(path: Path) -> Any:
     """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
-    text = _text(path)
+    return mapping_of(path, bounded_text(path))
+
+
+def mapping_of(path: Path, text: str) -> Any:
+    """Return the raw content of a file with this text. Raises DocumentError when it is not valid."""
     try:
         if path.suffix == ".json":
             return _json(text)
@@ -73,7 +77,8 @@ def _json(text: str) -> Any:
         return json.loads(text, object_pairs_hook=unique_keys, parse_int=bounded_number)
 
 
-def _text(path: Path) -> str:
+def bounded_text(path: Path) -> str:
+    """Return the text of a file. Raises DocumentError when it cannot be read, or is too large."""
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise DocumentError(f"{path}: found {size:,} bytes, expected at most {MOST_BYTES:,}")
