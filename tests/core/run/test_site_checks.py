@@ -106,16 +106,17 @@ def test_a_cluster_that_does_not_answer_ends_the_list(
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Options for three hosts: one answers, one is not known, one answers something else. This program is their ssh."""
+    """Options for hosts: one answers, one greets, one is unknown, one answers otherwise. This program is their ssh."""
     ssh = tmp_path / "ssh"
     ssh.write_text(
         "#!/bin/sh\nfor last; do host=$previous; previous=$last; done\ncase $host in\n"
-        'good) echo "a greeting of the shell"; exec sh -c "$last";;\n'
+        'good) exec sh -c "$last";;\n'
+        'loud) echo "a greeting of the shell"; exec sh -c "$last";;\n'
         'new) echo "Host key verification failed." >&2; exit 255;;\n'
         '*) echo "{}";;\nesac\n'
     )
     ssh.chmod(0o755)
-    listed = [{"name": name} for name in ("good", "new", "other")]
+    listed = [{"name": name} for name in ("good", "loud", "new", "other")]
     (tmp_path / "hosts.json").write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": listed}))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     site = site_file(tmp_path, ssh={"command": [str(ssh)], "folder": f"{tmp_path}/on-the-node"})
@@ -130,6 +131,8 @@ def test_each_host_is_tried_and_named(
     found = checked(capsys, *hosts, code=4)
     words, said = of(found, "good")
     assert words == "ok,ok,ok,ok" and "reached, Python 3" in said and "on-the-node can be written" in said
+    words, said = of(found, "loud")
+    assert words == "missing" and "its shell prints 'a greeting of the shell', which ends a run" in said
     assert of(found, "new")[0] == "missing" and "its host key is not known" in of(found, "new")[1]
     assert of(found, "other")[0] == "missing"
     assert not (tmp_path / "on-the-node").exists()

