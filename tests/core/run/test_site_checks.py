@@ -69,6 +69,7 @@ def test_a_whole_cluster_lacks_nothing(
 def test_each_planted_lack_is_named_with_what_to_do(
     cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    cluster.objects["/version"] = {"gitVersion": "v1.25.9+k3s1"}
     cluster.kinds.remove("jobsets")
     cluster.reviews["create secrets"] = False
     cluster.objects[CLAIM]["spec"]["accessModes"] = ["ReadWriteOnce"]
@@ -78,7 +79,8 @@ def test_each_planted_lack_is_named_with_what_to_do(
     assert of(found, "jobset")[0] == "missing" and "install the JobSet controller" in json.dumps(found)
     assert of(found, "rights") == ("missing", "you may not create secrets in benchmarks")
     assert of(found, "claim") == ("missing", "runs has ReadWriteOnce")
-    for subject in ("queue", "claim folder", "image", "devices"):
+    assert "is Kubernetes v1.25.9+k3s1, expected 1.26 or newer" in of(found, "cluster")[1]
+    for subject in ("cluster", "queue", "claim folder", "image", "devices"):
         assert of(found, subject)[0] == "missing", subject
     assert all(each["do"] for each in found if each["word"] == "missing")
 

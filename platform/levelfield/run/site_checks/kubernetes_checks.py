@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from levelfield.errors import UsageError
 from levelfield.run.launchers.kubernetes.cluster_api import (
     CREATED_AT,
+    OLDEST,
     ClusterApi,
     ClusterRefusal,
     ClusterSilence,
@@ -50,7 +52,7 @@ def _of_cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
     except ClusterRefusal as error:
         yield missing("cluster", f"{api.address} refused: {error}", "renew your login, or choose another context")
         return
-    yield ok("cluster", f"{api.address} is Kubernetes {version}")
+    yield _version(f"{api.address} is Kubernetes {version}", version)
     yield _there(api, "namespace", f"/api/v1/namespaces/{site.namespace}", site.namespace, "kubernetes.namespace")
     yield _kind(api, site)
     yield from _rights(api, site)
@@ -60,6 +62,13 @@ def _of_cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         yield from _claim(api, site)
     if site.devices not in (None, NO_RESOURCE):
         yield _devices(api, site.devices)
+
+
+def _version(said: str, version: str) -> SiteFinding:
+    found = re.match(r"v1\.(\d+)", version)
+    if found and int(found[1]) < OLDEST:
+        return missing("cluster", f"{said}, expected 1.{OLDEST} or newer", "an older one drops what a run's Job needs")
+    return ok("cluster", said)
 
 
 def _kind(api: ClusterApi, site: KubernetesSite) -> SiteFinding:

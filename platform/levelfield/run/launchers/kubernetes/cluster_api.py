@@ -17,6 +17,7 @@ from levelfield.errors import UsageError, connection_error
 from levelfield.user_folders import home_folder
 
 PACKAGE = "kubernetes==37.0.2"
+OLDEST = 26  # the minor version: an older one drops keys of a Job without a word
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 30.0
 PART_BYTES = 65536
 MOST_LINE_BYTES = 4 * 2**20  # the API's objects have less than 2 MiB

@@ -15,7 +15,7 @@ import yaml
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd, Request, Watch
 from levelfield.errors import UsageError
 from levelfield.report.escapes import one_line, printable
-from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence, path_of
+from levelfield.run.launchers.kubernetes.cluster_api import OLDEST, ClusterApi, ClusterRefusal, ClusterSilence, path_of
 from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL, pods_maker
 from levelfield.run.launchers.kubernetes.pod_log import PodLog
 from levelfield.run.launchers.kubernetes.pod_watch import PodState, PodWatch
@@ -333,7 +333,7 @@ def _refuse_dropped_keys(sent: Fields, kept: Fields) -> None:
     dropped = sorted(sent["spec"].keys() - (kept.get("spec") or {}).keys())
     if dropped:
         names = ", ".join(f"spec.{key}" for key in dropped)
-        advice = "expected Kubernetes 1.26 or newer" if sent["kind"] == "Job" else "expected a newer controller"
+        advice = f"expected Kubernetes 1.{OLDEST} or newer" if sent["kind"] == "Job" else "expected a newer controller"
         raise ClusterRefusal(200, f"it does not know {names} of {sent['kind']} in {sent['apiVersion']}; {advice}")
 
 
