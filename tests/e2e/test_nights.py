@@ -188,8 +188,9 @@ def test_without_a_terminal_a_night_begins_with_its_verdict_and_has_no_progress(
     """It is what cron mails. The night was run before, so nothing runs."""
     code, out, err = project.run(*project.nightly_arguments("2026-01-07"), "--html", str(project.data / "site"))
     assert (code, err) == (0, ""), err
-    assert out.startswith("night 2026-01-07 passes: 3 new series\ncompared 0 of 1 series"), out
-    assert out.endswith(f"\npages: {project.data}/site/index.html\n") and len(out.splitlines()) < 20
+    biased = r"(?:\d biased arms, )?"  # beside other tests, pairs of one build may differ
+    assert re.match(rf"night 2026-01-07 passes: {biased}3 new series\ncompared 0 of 1 series", out), out
+    assert out.endswith(f"\npages: {project.data}/site/index.html\n") and len(out.splitlines()) < 30
 
 
 def test_two_nightlies_of_a_suite_do_not_run_at_once(project: Nights) -> None:
