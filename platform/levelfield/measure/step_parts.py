@@ -45,6 +45,7 @@ K = TypeVar("K")
 OTHERS, BETWEEN = "others", "between modules"
 _MOST_PLACES, _MOST_KERNELS = 300, 60
 _FEWEST_LAYERS = 3
+_SHORT_MS = 1.0  # of a transfer, of which clocks are told well enough
 _LEAST_SHARE = 0.001  # of the step: smaller places are `others`
 _LATE_SHARE, _SLOW_SHARE, _LARGE_SHARE = 0.02, 0.05, 0.05  # of the step: what gets a sentence
 # The first that fits a name. torch's attention by math is a product, a softmax and a product.
@@ -182,17 +183,24 @@ def _key(message: Message, rank: int, layout: RankLayout) -> tuple[object, ...] 
 def origins_of(step: Mapping[int, Timeline], groups: Groups) -> dict[int, float]:
     """Return when each rank's step began, in milliseconds of a common clock that is 0 when the first rank's did.
 
-    A rank of another machine has another clock: its collectives are taken to end when the first rank's do.
+    A rank of another machine has another clock: its collectives are taken to end when the first rank's do. The ends of
+    one are apart by less than its transfer, so the short ones count.
     """
     first = min(step)
     found = {rank: (line.origin_ns - step[first].origin_ns) / 1e6 for rank, line in step.items()}
-    apart: dict[int, list[float]] = defaultdict(list)
+    apart: dict[int, list[tuple[float, float]]] = defaultdict(list)  # how long the transfer took, and how far apart
     for members in groups.values():
         ends = {rank: step[rank].messages[number] for rank, number in members}
         for rank, message in ends.items() if first in ends and not ends[first].direction else ():
-            apart[rank].append(ends[first].end - message.end)
+            transfer = min(each.end - each.start for each in (ends[first], message))
+            apart[rank].append((transfer, ends[first].end - message.end))
     elsewhere = [rank for rank, line in step.items() if line.host != step[first].host and apart[rank]]
-    return {**found, **{rank: median(apart[rank]) for rank in elsewhere}}
+    return {**found, **{rank: _of_short_ones(apart[rank]) for rank in elsewhere}}
+
+
+def _of_short_ones(apart: Sequence[tuple[float, float]]) -> float:
+    longest = max(2 * min(apart)[0], _SHORT_MS)
+    return median(ends for transfer, ends in apart if transfer <= longest)
 
 
 def sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -> _Sums:

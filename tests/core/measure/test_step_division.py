@@ -16,6 +16,7 @@ from levelfield.measure.step_parts import (
     kernels,
     late_ranks,
     mean_parts,
+    origins_of,
     overhead,
     parts_by_step,
     rank_parts,
@@ -174,6 +175,19 @@ def test_another_stage_is_a_bubble_and_another_clock_is_shifted() -> None:
         assert time_of(rank, WAITING) == pytest.approx(time_of(same, WAITING), abs=1e-5)
     late, _ = both(all_reduce=(780.0, 900.0), shift=60.0)
     assert time_of(late, WAITING) == pytest.approx(0.14), "one machine has one clock"
+
+
+def test_a_slow_transfer_whose_ends_are_apart_shifts_no_clock() -> None:
+    line = timeline(trace())
+    (message,) = line.messages
+
+    def rank(host: str, clock: float, end: float) -> Timeline:
+        messages = tuple(replace(message, start=a - clock, end=b - clock) for a, b in ((100, end), (300, 300.4)))
+        return replace(line, messages=messages, host=host)
+
+    step = {0: rank("a", 0, 225), 1: rank("b", 5000, 185)}  # 40 ms apart, of a transfer of 85 ms
+    groups = {("long",): [(0, 0), (1, 0)], ("short",): [(0, 1), (1, 1)]}
+    assert origins_of(step, groups)[1] == pytest.approx(5000)
 
 
 @pytest.mark.parametrize(
