@@ -417,9 +417,11 @@ def _waited(messages: Sequence[Message], ends: Sequence[tuple[float, int]], star
     place = bisect_right(ends, (stop, len(messages))) - 1
     if place >= 0 and ends[place][0] > start:
         return ends[place][1]
-    if place + 1 < len(ends):
-        end, number = ends[place + 1]
-        if messages[number].start < stop and end - stop <= _NOTED_LATE * (stop - start):
+    latest = stop + _NOTED_LATE * (stop - start)
+    for end, number in (ends[later] for later in range(place + 1, len(ends))):
+        if end > latest:
+            break
+        if messages[number].start < stop:  # not one that began and ended before the late note
             return number
     return None
 

@@ -317,6 +317,7 @@ def test_operations_that_tell_their_own_part_are_the_timeline_of_a_runtime_s_thr
     assert (line.messages[0].size, line.messages[0].ranks) == ("all-reduce.3", (0, 1))
 
 
+@pytest.mark.parametrize("next_one", [(), (610, 630)])  # another message may begin and end before the late note
 @pytest.mark.parametrize(
     ("end", "expected"),
     [
@@ -325,11 +326,14 @@ def test_operations_that_tell_their_own_part_are_the_timeline_of_a_runtime_s_thr
         (800, 0.0),  # Python computes, and does not wait
     ],
 )
-def test_a_thread_waits_for_a_message_that_ends_about_when_it_goes_on(end: float, expected: float) -> None:
+def test_a_thread_waits_for_a_message_that_ends_about_when_it_goes_on(
+    end: float, expected: float, next_one: tuple[float, ...]
+) -> None:
     events = [
         event("lf/step", 0, 1000),
         event("aten::mm", 10, 100),
         event("gloo:all_reduce", 90, end, tid=3),
+        *([event("gloo:all_reduce", *next_one, tid=4)] if next_one else []),
         event("aten::add_", 600, 990),
     ]
     found = timeline({"traceEvents": events})
