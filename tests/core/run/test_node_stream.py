@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -150,6 +151,16 @@ def test_a_fetch_brings_the_recorded_steps_whole(stream: NodeStream, root: Path,
     assert {path.name: path.read_bytes() for path in (root / "profile").iterdir()} == records
     with pytest.raises(BrokenStream, match="which is none of this node"):  # what was not asked for
         stream.receive(frame_line({"file": "profile/rank2.step0.json.gz", "at": 0, "data": "x"}))
+
+
+def test_a_full_disk_here_ends_a_fetch_and_no_run(stream: NodeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(node_stream.os, "pwrite", full)
+    frame = file().decode().replace('"', '\\"')
+    ssh_launcher.fetch(Connection("host1", ["sh", "-c", f'echo "{frame}"; sleep 20']), "{}\n", stream)
+    assert not stream.is_complete()
 
 
 FLOOD = "read asked; {} exec timeout 20 yes '{{\"beat\":1}}'"

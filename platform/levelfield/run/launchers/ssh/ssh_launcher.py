@@ -219,7 +219,7 @@ def fetch(connection: Connection, asked: str, stream: NodeStream) -> None:
             stream.receive(part)
             if stream.size() > size:
                 size, last = stream.size(), time.monotonic()
-    except BrokenStream:
+    except (BrokenStream, OSError):  # OSError: no room here; what was measured counts without what is fetched
         pass
     finally:
         connection.end()
