@@ -31,9 +31,10 @@ turn = [None]  # the plant whose turn it is; None: of every one
 afterwards = []  # called with the next turn, between two steps
 def is_on(plant):
     return turn[0] in (None, plant)
+# opened once: another clock may count what a note takes
+notes = open(os.path.join(job.events_dir, f"planted{job.rank}"), "a", buffering=1)
 def note(plant, begin, end):
-    with open(os.path.join(job.events_dir, f"planted{job.rank}"), "a") as file:
-        print(begin, end, plant, sep="|", file=file)
+    print(begin, end, plant, sep="|", file=notes)
 @contextlib.contextmanager
 def clock(plant):
     begin = time.monotonic_ns()
@@ -126,14 +127,14 @@ def put(trainer):
     trainer.finish = finish
 plants.append(put)
 """
-# The core's own clock: its call, and from its output's gradient to the first of its inputs'. Autograd runs what was
-# made last first, so all of the core's backward operations lie between.
+# The core's own clock: its call without the choice of a kernel, and from its output's gradient to the first of its
+# inputs'. Autograd runs what was made last first, so all of the core's backward operations lie between.
 MATH = """
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 fused = functional.scaled_dot_product_attention
 def by_math(query, key, value, *others, **named):
-    with clock("math"), sdpa_kernel(SDPBackend.MATH) if is_on("math") else contextlib.nullcontext():
+    with sdpa_kernel(SDPBackend.MATH) if is_on("math") else contextlib.nullcontext(), clock("math"):
         mixed = fused(query, key, value, *others, **named)
     begun = []
     mixed.register_hook(lambda _: begun.append(time.monotonic_ns()))
@@ -146,7 +147,9 @@ def by_math(query, key, value, *others, **named):
 functional.scaled_dot_product_attention = by_math
 """
 AGAIN = """
+import gc
 from step import recompute as again
+gc.disable()  # the clock would count what the record has as garbage collection
 def put(trainer):
     for block in trainer.model.layers.values():
         block.forward = switched(block.forward)

@@ -165,7 +165,7 @@ OF_TORCH = {
     "garbage": Plant(GARBAGE, "host", "garbage collection"),
 }
 OF_LONG = {"math": Plant(MATH, "attention core", ""), "recomputation": Plant(REPEATED, AGAIN, "")}
-LONG = 512  # tokens of a sequence: attention's core has most of the work
+LONG = 1024  # tokens of a sequence: attention's core has most of the work
 
 
 def trainings(framework: str, seed: int, python: Path) -> Iterator[tuple[str, Callable[[Path], Any]]]:
