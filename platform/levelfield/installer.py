@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -361,7 +362,7 @@ def _followed(process: subprocess.Popen[str], say: Say) -> list[str]:
         for line in process.stdout:
             lines.append(line.rstrip())
             if line.startswith(("Collecting", "Installing", "Building")):
-                say(line.partition(" (from ")[0].rstrip()[:120])
+                say(textwrap.shorten(line.partition(" (from ")[0], 120, placeholder=" ..."))
     return lines
 
 

@@ -116,7 +116,7 @@ def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(
     assert (code, found["word"]) == (4, "regression"), found
     said = " ".join(err.split())
     # Of the likeliest figure: on a busy machine that may be another one than the speed, whose falls are positive.
-    assert "run 1 of 6 to 14, accepted build: " in said and re.search(r"mean difference [-+]\d", said)
+    assert "run 1 of 6 to 14, accepted build: " in said and re.search(r"tonight's build [-+]\d", said)
     assert said.endswith("the webhook did not take the night: the server answered 403")
     (sent,) = got
     assert (sent["exit_code"], sent["verdict"]) == (4, sent["text"].splitlines()[0]) and sent["suite"] == "one"

@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 
 _HELP = """\
 Run two cases in turns on this machine (A B, B A, A B, ...) until one is shown
-to be faster, or that neither is. It takes 3 to 7 runs of each, as many as the
-noise needs; --repeat N takes exactly N. A drift of the machine hits both alike.
-The runs are kept as any others, also where the duel is interrupted.
+to be faster, that neither is, or seven runs of each decide nothing. It takes 3
+to 7 runs of each, as many as the noise needs; --repeat N takes exactly N. A
+drift of the machine hits both alike. What the duel shows stands last, below the
+comparison of all figures. The runs are kept as any others, also where the duel
+is interrupted.
 
 Exit code 0 when it ran to its end, also where that decides nothing. 3: a run
 failed. 4: the two are not comparable. 130: interrupted.

@@ -25,6 +25,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -242,7 +243,7 @@ def _run(argv: Sequence[str], variables: Mapping[str, str]) -> None:
     for line in process.stdout:
         lines.append(line.rstrip())
         if line.startswith(("Collecting", "Installing", "Building")):
-            answer(say=line.partition(" (from ")[0].rstrip()[:120])
+            answer(say=textwrap.shorten(line.partition(" (from ")[0], 120, placeholder=" ..."))
     if process.wait() != 0:
         last = "; ".join(text for text in lines if text)[-600:] if lines else "no output"
         raise SetupError(f"{' '.join(argv[1:4])} ended with exit code {process.returncode}: {last}")

@@ -51,10 +51,11 @@ def _why_not(decision: Decision, full: Arrangement) -> str | None:
     memory = footprint_of(decision, full)
     if available is None or memory.total <= available:
         return None
+    where = "one device" if devices == 1 else f"the fullest of {devices} devices"
     count = parameters(full.work.model, full.work.training.sequence_length).total
     return (
-        f"{decision.found.case.name} has {count:,} parameters and needs {memory.total / GIB:,.1f} GiB on the fullest "
-        f"of {devices} device(s) as {full.tuning.layout}; there are {available / GIB:,.1f} GiB"
+        f"{decision.found.case.name} has {count:,} parameters and needs {memory.total / GIB:,.1f} GiB on {where} "
+        f"as {full.tuning.layout}; there are {available / GIB:,.1f} GiB"
     )
 
 

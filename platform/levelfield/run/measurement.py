@@ -131,7 +131,7 @@ def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why
         return MeasuredPeaks(how=f"{framework} has no probe")
     again = f"again ({PEAK_SECONDS:g} s): {why}" if why else f"({PEAK_SECONDS:g} s; kept for later runs)"
     where = str(_node_of(plan, machine)).partition(",")[0] if plan.launch else "this machine"
-    say(f"measuring {where}'s {precision} matmul peak {again}")
+    say(f"measuring the {precision} matmul peak of {framework} on {where} {again}")
     values = {"python": plan.environment.python, "folder": plan.implementation.folder}
     argv = [text.format_map(values) for text in plan.implementation.peak_probe]
     argv += ["--device", plan.access.device, "--dtype", precision, "--seconds", str(PEAK_SECONDS)]

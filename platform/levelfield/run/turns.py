@@ -33,7 +33,7 @@ def in_turns(pairs: int, run: Callable[[str], RunRecord]) -> Iterator[tuple[RunR
 
 @dataclass
 class PairProgress:
-    """Says after each run of pairs: how many are done, its figure, the mean difference so far, and the time left.
+    """Says after each run of pairs: how many are done, its figure, how b differs in the mean so far, and the time left.
 
     fewest, most: pairs. words: of the arms.
     """
@@ -73,8 +73,10 @@ class PairProgress:
         pairs = zip(self._costs["a"], self._costs["b"], strict=False)
         differences = [b - a for a, b in pairs if a is not None and b is not None]
         mean = percent_change(change_of(fmean(differences), self.figure)) if differences else None
-        so_far = f"; mean difference {mean} of {len(differences)} pair{'s' * (len(differences) > 1)}" if mean else ""
-        of = f"{2 * self.fewest} to {2 * self.most}" if self.fewest < self.most else f"{2 * self.most}"
+        pairs_done = f"{len(differences)} pair{'s' * (len(differences) > 1)}"
+        so_far = f"; {self.words['b']} {mean} in {pairs_done}" if mean else ""
+        least, most = 2 * self.fewest, 2 * self.most
+        of = f"{least} to {most}" if done < least < most else f"at most {most}" if least < most else f"{most}"
         return f"run {done} of {of}, {self.words[arm]}: {said}{so_far}{self._left(done)}"
 
     def _left(self, done: int) -> str:

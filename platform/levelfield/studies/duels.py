@@ -7,15 +7,17 @@ logarithms of pairs. Its error of 5 % is spread over the looks (Bonferroni), so 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, standing_of
-from levelfield.compare.sides import RATE, exclusion, side_of
+from levelfield.compare.sides import RATE, at, exclusion, side_of
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UsageError
 from levelfield.report.sheets import Sheet
+from levelfield.report.words import duration
 from levelfield.run.turns import in_turns
 from levelfield.series.pairs import Looks, PairedTest, PairRuling
 from levelfield.series.segments import change_of
@@ -35,7 +37,10 @@ StartRun = Callable[[str, int], RunRecord]  # `a` or `b` and the number of its r
 
 @dataclass(frozen=True)
 class DuelOutcome:
-    """What a duel of these two case strings found: at least one pair. stopped: why it ended before the test did."""
+    """What a duel of these two case strings found: at least one pair. stopped: why it ended before the test did.
+
+    pair_seconds: how long a pair took, installations among it.
+    """
 
     cases: Sequence[str]
     looks: Looks
@@ -43,6 +48,7 @@ class DuelOutcome:
     ruling: PairRuling
     stopped: str | None = None
     exit_code: int = 0
+    pair_seconds: float = 0.0
 
     @property
     def word(self) -> str:
@@ -56,7 +62,9 @@ class DuelOutcome:
         if found.excess is None or found.low is None or found.high is None:
             return Ratio(None, None, None, "inconclusive", f"found {n} pair(s), expected at least {LEAST_RUNS}")
         value, high, low = (1 + change_of(cost, FIGURE) for cost in (found.excess, found.low, found.high))
-        return Ratio(value, low, high, standing_of(low, high), f"95 %, Student's t on logarithms, {n} pairs in turns")
+        looks = f", wider for {len(self.looks.alpha)} looks" if len(self.looks.alpha) > 1 else ""
+        why = f"95 %, Student's t on logarithms, {n} pairs in turns{looks}"
+        return Ratio(value, low, high, standing_of(low, high), why)
 
 
 def looks_of(repeats: int | None, least_percent: float) -> Looks:
@@ -83,6 +91,7 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
     test = PairedTest(FIGURE, 0, looks=looks)
     pairs: list[RecordedPair] = []
     stopped, code = None, 0
+    began = time.monotonic()
     try:
         for pair in in_turns(looks.most, _counted(cases, start)):
             pairs.append(pair)
@@ -94,7 +103,8 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
         if not pairs:
             raise
         stopped, code = _ended(stop)
-    return DuelOutcome(cases, looks, pairs, test.ruling(is_last=True), stopped, code)
+    each = (time.monotonic() - began) / len(pairs)
+    return DuelOutcome(cases, looks, pairs, test.ruling(is_last=True), stopped, code, each)
 
 
 def _counted(cases: Sequence[str], start: StartRun) -> Callable[[str], RunRecord]:
@@ -130,20 +140,47 @@ def comparison_of(found: DuelOutcome, prices: Prices | None = None) -> Compariso
 def conclusion(found: DuelOutcome) -> str:
     """Return what the duel shows in a sentence."""
     (a, b), ratio, n = found.cases, found.ratio, found.ruling.pairs
-    numbers = f"B/A {ratio.value:.3f} {ratio.ends} after {n} pairs" if ratio.value is not None else ratio.reason
+    if ratio.value is None:
+        return f"inconclusive: {ratio.reason}"
+    numbers = f"{ratio.value:.3f} of A's speed, {n} pairs, 95 % interval {ratio.ends}"
     if found.word in ("slower", "faster"):
-        return f"B ({b}) is {found.word} than A ({a}): {numbers}"
+        return f"{b} (B) is {found.word} than {a} (A): {numbers}"
     if found.word == "no difference":
-        return f"no difference of more than {100 * math.expm1(found.looks.floor):.3g} %: {numbers}"
+        return f"no difference of more than {100 * math.expm1(found.looks.floor):.3g} %: {b} (B) has {numbers}"
+    return f"inconclusive: {b} (B) has {numbers}; A is {a}"
+
+
+def _advice(found: DuelOutcome) -> Iterator[str]:
+    """Yield what to know about the conclusion, and what to do next."""
+    if found.stopped:
+        yield f"stopped: {found.stopped}. The runs so far are kept"
+    runs = [run for pair in found.pairs for run in pair]
+    if runs[0].series.scale == "smoke":
+        yield "at smoke scale: this says nothing about the full case"
+    if unsteady := sum(map(_is_unsteady, runs)):
+        yield f"in {unsteady} of {len(runs)} runs the steps' time drifted or jumped: the machine was not steady"
+    n = found.ruling.pairs
     needed = n + (found.ruling.more or 0)
-    if n < 2 or needed > MOST_REPEATS:
-        return f"inconclusive: {numbers}" + (f"; even {MOST_REPEATS} would not decide" if n > 1 else "")
-    return f"inconclusive: {numbers}; about {needed} would decide: --repeat {needed}"
+    if found.word == "inconclusive" and n > 1 and not found.stopped:
+        yield _needed(needed, found.pair_seconds)
+    yield "why one is slower: both runs with --explain-step, then report explain; pages of all runs: report pages out"
+
+
+def _needed(pairs: int, pair_seconds: float) -> str:
+    """Return how many pairs would decide, and how long they take."""
+    if pairs > MOST_REPEATS:
+        return f"even {MOST_REPEATS} pairs would not decide at this noise; a quieter machine might"
+    lasting = f"{2 * pairs} runs, about {duration(pairs * pair_seconds)}"
+    return f"about {pairs} pairs ({lasting}) would decide: the same command with --repeat {pairs}"
+
+
+def _is_unsteady(record: RunRecord) -> bool:
+    """Return whether its result has a flag on the time of a step."""
+    return bool(at(record.result, "throughput", "step_seconds", "flags"))
 
 
 def duel_sheets(found: DuelOutcome, prices: Prices | None = None) -> list[Sheet]:
-    """Return the conclusion, the pairs in their order, and the comparison of both sides."""
-    stopped = (f"stopped: {found.stopped}. The runs so far are kept",) if found.stopped else ()
+    """Return the comparison of both sides, then the pairs in their order below the conclusion."""
     rows = []
     for number, (a, b) in enumerate(found.pairs):
         first, second = RATE.read(a), RATE.read(b)
@@ -158,7 +195,7 @@ def duel_sheets(found: DuelOutcome, prices: Prices | None = None) -> list[Sheet]
             )
         )
     header = ("pair", "order", "A, tokens/s/device", "B, tokens/s/device", "B/A")
-    return [Sheet(conclusion(found), header, tuple(rows), stopped), *sheets(comparison_of(found, prices))]
+    return [*sheets(comparison_of(found, prices)), Sheet(conclusion(found), header, tuple(rows), tuple(_advice(found)))]
 
 
 def duel_values(found: DuelOutcome, prices: Prices | None = None) -> dict[str, Any]:
@@ -172,6 +209,7 @@ def duel_values(found: DuelOutcome, prices: Prices | None = None) -> dict[str, A
             "pairs": [[a.run_id, b.run_id] for a, b in found.pairs],
             "least": math.expm1(found.looks.floor),
             "more_pairs": found.ruling.more,
+            "unsteady_runs": sum(_is_unsteady(run) for pair in found.pairs for run in pair),
             "stopped": found.stopped,
         },
     }

@@ -55,15 +55,16 @@ def said_of(rates: dict[str, float], done: int = 0, **more: object) -> list[str]
 def test_each_run_of_a_pair_is_said_with_the_difference_so_far_and_the_time_left() -> None:
     lines = said_of({"a": 1000.0, "b": 800.0})
     assert lines[0] == "run 1 of 6 to 14, accepted build: 1,000.0 tokens/s/device; 2:30 to 6:30 left"
-    assert lines[1].startswith("run 2 of 6 to 14, tonight's build: 800.0 tokens/s/device; mean difference -20.0 % of 1")
-    assert lines[5].endswith("mean difference -20.0 % of 3 pairs; at most 4:00 left") and len(lines) == 8
+    assert lines[1].startswith("run 2 of 6 to 14, tonight's build: 800.0 tokens/s/device; tonight's build -20.0 % in ")
+    assert lines[5].endswith("; tonight's build -20.0 % in 3 pairs; at most 4:00 left") and len(lines) == 8
+    assert lines[5].startswith("run 6 of at most 14, ")
 
 
 def test_the_runs_of_an_earlier_start_count_and_take_no_time() -> None:
     lines = said_of({"a": 1000.0, "b": 800.0}, done=3)
-    assert lines[0].startswith("run 4 of 6 to 14, accepted build") and "of 2 pairs; 1:00 to 5:00 left" in lines[0]
+    assert lines[0].startswith("run 4 of 6 to 14, accepted build") and "in 2 pairs; 1:00 to 5:00 left" in lines[0]
 
 
 def test_a_run_without_a_figure_is_said_by_its_word_and_is_in_no_mean() -> None:
     (first, *_), last = said_of({"a": 0.0, "b": 800.0}, word="failed")[:2], said_of({"a": 0.0, "b": 800.0})[-1]
-    assert "accepted build: failed; " in first and "mean difference" not in last
+    assert "accepted build: failed; " in first and " % in " not in last

@@ -58,7 +58,7 @@ def test_without_an_accelerator_auto_is_smoke_and_says_so(plan_for: Make) -> Non
 def test_a_case_that_is_too_large_gives_its_numbers(plan_for: Make) -> None:
     reason = plan_for("gpt3_6.7B:fake:F1:1:2").scale_reason
     assert reason.startswith("gpt3_6.7B has 6,658,596,864 parameters and needs ")
-    assert "GiB on the fullest of 2 device(s) as DP2TP1PP1; there are 8.0 GiB" in reason
+    assert "GiB on the fullest of 2 devices as DP2TP1PP1; there are 8.0 GiB" in reason
     assert plan_for("gpt3_6.7B:fake:F1:1:2").scale == "smoke"
 
 

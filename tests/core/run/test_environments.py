@@ -256,9 +256,18 @@ def test_a_given_interpreter_is_used_as_it_is(python: str, ready: bool) -> None:
 
 def test_the_installer_is_told_of_but_not_in_full(tmp_path: Path) -> None:
     said: list[str] = []
-    script = "print('Collecting acme'); print('noise'); print('Installing collected packages: ' + 'x' * 300)"
+    script = "print('Collecting acme'); print('noise'); print('Installing collected packages: ' + 'acme, ' * 50)"
     environments._run([sys.executable, "-c", script], tmp_path, said.append)
-    assert said[0] == "Collecting acme" and len(said) == 2 and len(said[1]) == 120
+    assert said[0] == "Collecting acme" and len(said) == 2
+    assert 110 < len(said[1]) <= 120 and said[1].endswith("acme, ...")
+
+
+def test_a_requirement_with_a_condition_is_told_by_its_name(tmp_path: Path) -> None:
+    wanted = plan(tmp_path, 'no-such==2; python_version >= "3.9"', 'no-such==1; python_version < "3.9"')
+    said: list[str] = []
+    with pytest.raises(RunFailed), environment_in_use(wanted, said.append):
+        pass
+    assert said[0] == "making .venvs/fake-cpu (first use): no-such"
 
 
 def test_an_interrupted_installer_is_ended(tmp_path: Path) -> None:

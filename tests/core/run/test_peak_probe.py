@@ -47,7 +47,7 @@ def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
 def test_the_user_is_told_that_it_takes_a_moment(plan: Plan) -> None:
     said: list[str] = []
     measurement.measure_peaks(plan, "here", ProcessRuntime(), said.append)
-    assert said == ["measuring this machine's fp32 matmul peak (3 s; kept for later runs)"]
+    assert said == ["measuring the fp32 matmul peak of fake on this machine (3 s; kept for later runs)"]
     assert asked(plan) == []
 
 
@@ -234,7 +234,8 @@ def now(**beside: Any) -> PeakMeasurement:
 def test_a_peak_measured_under_load_is_measured_again_and_the_higher_one_stays(plan: Plan) -> None:
     keep(plan, 0.4, now(other_cores=1.5))
     assert asked(plan) == [
-        "measuring this machine's fp32 matmul peak again (3 s): other programs used 1.50 of 2 cores beside the probe"
+        "measuring the fp32 matmul peak of fake on this machine again (3 s): "
+        "other programs used 1.50 of 2 cores beside the probe"
     ]
     assert measurement.known_peaks(plan, "here").tflops == {"fp32": 2.0}
     keep(plan, 2.5, now(other_cores=1.5))
@@ -336,7 +337,7 @@ def test_a_peak_of_nodes_is_that_of_the_first_host_and_divided_among_its_devices
     said: list[str] = []
     found = measurement.peaks_for(launched(plan, "a", "b"), "here", ProcessRuntime(), said.append)
     assert found.tflops == {"fp32": 1.0} and found.measurements["fp32"].other_cores is None
-    assert said == ["measuring a's fp32 matmul peak (3 s; kept for later runs)"]
+    assert said == ["measuring the fp32 matmul peak of fake on a (3 s; kept for later runs)"]
     assert measurement.known_peaks(launched(plan, "a", "c"), "elsewhere").tflops == {"fp32": 1.0}
     assert measurement.known_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
 
@@ -353,7 +354,7 @@ def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, tmp_path: Path, m
         return measurement.peaks_for(asked, "here", SlurmLauncher().runtime(asked), said.append)
 
     assert [peak(partition="gpu").tflops for _ in range(2)] == [{"fp32": 1.5}] * 2
-    assert said == ["measuring a Slurm node's fp32 matmul peak (3 s; kept for later runs)"]
+    assert said == ["measuring the fp32 matmul peak of fake on a Slurm node (3 s; kept for later runs)"]
     count, probe = planted.calls("srun")
     assert {"--nodes=1", "--partition=gpu", "--cpus-per-task=2"} <= {*count} & {*probe} and "--threads 4" in " ".join(
         probe

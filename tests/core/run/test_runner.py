@@ -562,7 +562,7 @@ def test_progress_is_told_step_by_step(
     out, err = capsys.readouterr()
     said = " ".join(err.split())
     assert "smoke scale: asked for with --scale smoke" in said
-    assert "measuring this machine's fp32 matmul peak" in said and "step 12/12 loss 1.1297" in said
+    assert "measuring the fp32 matmul peak of " in said and "step 12/12 loss 1.1297" in said
     assert "\r" not in err and "\x1b" not in err + out
     assert "result   valid" in out and only(runs).root.name in out
     assert [line for line in (out + err).splitlines() if len(line) > 80 and "runs" not in line] == []

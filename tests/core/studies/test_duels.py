@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -13,6 +14,7 @@ from compared_records import record
 from levelfield.compare.comparison import sheets
 from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.report.sheets import as_text
+from levelfield.report.words import duration
 from levelfield.series.pairs import PairedTest, PairRuling
 from levelfield.specs.record import RunRecord
 from levelfield.studies.duels import (
@@ -44,6 +46,15 @@ def run_duel(rates: Rates, repeats: int | None = None, least: float = 1.0, **cha
     return duel(CASES, looks_of(repeats, least), start)
 
 
+def said_of(found: DuelOutcome) -> str:
+    return " ".join(as_text(duel_sheets(found)).split())
+
+
+def jumped(run: RunRecord) -> RunRecord:
+    throughput = {**run.result["throughput"], "step_seconds": {"flags": ["change point: step time shifts by -16.6%"]}}
+    return run.model_copy(update={"result": {**run.result, "throughput": throughput}})
+
+
 def noisy(deviation: float, ratio: float = 1.0, seed: int = 1) -> Rates:
     """Return speeds with this noise; B has `ratio` times the speed of A."""
     normal = random.Random(seed)
@@ -59,13 +70,13 @@ def test_a_side_that_is_five_per_cent_faster_is_found() -> None:
     assert found.word == "slower" and len(found.pairs) < 7 and found.exit_code == 0
     assert found.ratio.low is not None and found.ratio.high is not None
     assert found.ratio.low < 1 / 1.05 < found.ratio.high < 1 and found.ratio.standing == "lower"
-    assert conclusion(found).startswith("B (gpt:jax) is slower than A (gpt:torch): B/A 0.95")
+    assert conclusion(found).startswith("gpt:jax (B) is slower than gpt:torch (A): 0.95")
     assert run_duel(noisy(0.002, 1.05)).word == "faster"
 
 
 def test_equal_sides_have_no_difference_of_more_than_the_least() -> None:
     found = run_duel(noisy(0.002))
-    assert found.word == "no difference" and conclusion(found).startswith("no difference of more than 1 %: B/A ")
+    assert found.word == "no difference" and conclusion(found).startswith("no difference of more than 1 %: gpt:jax")
     assert run_duel(noisy(0.01), least=10).word == "no difference"
 
 
@@ -77,13 +88,16 @@ def test_a_difference_below_the_least_is_no_difference() -> None:
 def test_noise_decides_nothing_and_says_how_many_more_would() -> None:
     found = run_duel(noisy(0.05, 1.02, seed=2))
     assert (found.word, len(found.pairs), found.exit_code) == ("inconclusive", 7, 0)
-    assert conclusion(found).startswith("inconclusive: B/A ") and conclusion(found).endswith(
-        "even 100 would not decide"
-    )
+    said = conclusion(found)
+    assert said.startswith("inconclusive: gpt:jax (B) has ") and said.endswith("A is gpt:torch")
+    assert "even 100 pairs would not decide" in said_of(found)
     scattered = (1000.0, 1030.0, 1020.0)
     few = run_duel(lambda arm, number: scattered[number - 1] if arm == "b" else 1000.0, repeats=3)
     assert (few.word, len(few.pairs)) == ("inconclusive", 3) and few.ruling.more
-    assert conclusion(few).endswith(f"about {3 + few.ruling.more} would decide: --repeat {3 + few.ruling.more}")
+    needed = 3 + few.ruling.more
+    few = replace(few, pair_seconds=60.0)
+    assert f"about {needed} pairs ({2 * needed} runs, about {duration(60 * needed)}) would decide: " in said_of(few)
+    assert f"--repeat {needed}" in said_of(few)
 
 
 def test_repeat_runs_exactly_so_many_pairs_and_decides_by_all() -> None:
@@ -135,6 +149,16 @@ def test_equal_arms_are_rarely_called_different() -> None:
             word = test.add(*(math.exp(normal.gauss(0, 0.02)) for _ in "ab")).word
         wrong += word in ("regression", "improvement")
     assert 0 < wrong <= 64
+
+
+def test_what_weakens_the_conclusion_stands_below_it() -> None:
+    """Half of the runs jumped; a duel of looks says that its interval is wider."""
+    quiet = run_duel(noisy(0.002, 1.05), repeats=3)
+    assert "not steady" not in said_of(quiet) and "look" not in quiet.ratio.reason
+    found = replace(quiet, pairs=[(a, jumped(b)) for a, b in quiet.pairs])
+    assert "in 3 of 6 runs the steps' time drifted or jumped" in said_of(found)
+    assert duel_values(found)["duel"]["unsteady_runs"] == 3
+    assert "wider for 5 looks" in run_duel(noisy(0.002, 1.05)).ratio.reason
 
 
 def fails_from(number: int, **changes: Any) -> DuelOutcome:
@@ -208,9 +232,10 @@ def test_the_errors_of_all_looks_are_two_and_a_half_per_cent_in_each_direction()
     assert sum(looks_of(None, 1).alpha.values()) == pytest.approx(0.025) == looks_of(9, 1).alpha[9]
 
 
-def test_the_text_fits_eighty_columns_and_begins_with_the_conclusion() -> None:
+def test_the_text_fits_eighty_columns_and_ends_with_the_conclusion() -> None:
     found = run_duel(noisy(0.002, 1.05))
     text = as_text(duel_sheets(found))
-    assert text.startswith("B (gpt:jax) is faster than A (gpt:torch)") and max(map(len, text.splitlines())) <= 80
+    assert "\n\ngpt:jax (B) is faster than gpt:torch (A)" in text and max(map(len, text.splitlines())) <= 80
+    assert text.index("against A") < text.index("gpt:jax (B) is faster")
     assert " ".join(as_text(sheets(comparison_of(found))).split()) in " ".join(text.split())
     assert "run order" not in text

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import sys
 import time
@@ -103,7 +104,8 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
     installer.end_left(folder, say)
     environment_folder.refuse_foreign(folder, _WITHOUT)
     why = "the requirements changed" if (folder / STAMP).exists() else "first use"
-    say(f"making {folder.parent.name}/{folder.name} ({why}): {', '.join(plan.requirements)}")
+    wanted = ", ".join(dict.fromkeys(map(_shown, plan.requirements)))
+    say(f"making {folder.parent.name}/{folder.name} ({why}): {wanted}")
     environment_folder.cleared(folder)
     started = time.monotonic()
     create, install = installer.making(plan.made_with or sys.executable, folder)
@@ -129,3 +131,9 @@ def _run(argv: list[str], folder: Path, say: Say, source: dict[str, str] | None 
         installer.run(argv, folder, say, source)
     except RunFailed as error:
         raise RunFailed(f"the environment cannot be made: {error}") from None
+
+
+def _shown(requirement: str) -> str:
+    """Return the requirement; one with a condition by its name, as its line for this Python has the version."""
+    plain, _, condition = requirement.partition(";")
+    return re.split(r"[=<>!~ ]", plain, maxsplit=1)[0] if condition else plain
