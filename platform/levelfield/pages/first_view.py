@@ -27,7 +27,7 @@ from levelfield.compare.ranking import (
     ranking,
 )
 from levelfield.compare.ratios import Ratio
-from levelfield.compare.sides import palm, repeat_number, tuning_of
+from levelfield.compare.sides import at, palm, repeat_number, tuning_of
 from levelfield.errors import LevelfieldError, UnknownName
 from levelfield.pages.content import PagesContent
 from levelfield.pages.results import StoredResults
@@ -41,6 +41,7 @@ from levelfield.specs.vendor import HOST_SHARE
 
 MOST_BARS = 100  # of the first page, so that it stays small; each case page has all of its series
 OF_TRUST = ("alignment", "other programs")  # cautions that a part of the trust names already
+OF_MFU = "peak of MFU"  # a caution that concerns no other figure
 OF_ONE_SIDE = ("left out", "source")  # cautions about a side alone; the others are about it and the best
 MOST_LISTED = 120  # contenders that are listed below the bars of their training
 MOST_BEYOND = 1.5  # an axis ends there, of its longest bar; an interval that goes on is clipped, with a mark
@@ -81,6 +82,7 @@ class DrawnBar:
     """A bar with its place on the axis, in percent of it. name: what tells it from the others. beside: the rest of it.
 
     is_clipped: whether its interval goes on beyond the axis. cautions: with their values. differs: other fields.
+    steady: of its runs, as `_steady` counts them.
     """
 
     bar: RankedBar
@@ -93,6 +95,7 @@ class DrawnBar:
     is_clipped: bool
     cautions: tuple[tuple[str, str], ...] = ()
     differs: tuple[str, ...] = ()
+    steady: tuple[int, int] = (0, 0)
 
     @property
     def run_id(self) -> str:
@@ -113,8 +116,8 @@ class DrawnBar:
 
     @property
     def achieved(self) -> tuple[float, float] | None:
-        """Return achieved and peak TFLOP/s by the headline formula; None where one is not known or withheld."""
-        found = palm(self.bar.contender.side.first)
+        """Return achieved and peak TFLOP/s of the last run by the headline formula; None where one is not known."""
+        found = palm(self.bar.contender.side.counted[-1])
         both = found.get("achieved_tflops"), found.get("peak_tflops")
         known = [float(each) for each in both if isinstance(each, (int, float)) and math.isfinite(each)]
         return (known[0], known[1]) if len(known) == len(both) else None
@@ -158,8 +161,9 @@ class DrawnMean:
 class FirstView:
     """scale: of the trainings that the answer is over. trust: by part, how many of the `sides` in the answer hold it.
 
-    clear: by caution that any of them calls for, how many do not, and of how many. tunings: of all bars. left_out:
-    trainings beyond those that are drawn. chip: the only one, where frameworks are compared.
+    clear: by caution that any of them calls for, how many do not, and of how many. steady: runs of all sides whose step
+    times hold, and runs in which that was checked. tunings: of all bars. left_out: trainings beyond those that are
+    drawn. chip: the only one, where frameworks are compared.
     """
 
     metric: Metric
@@ -169,12 +173,14 @@ class FirstView:
     sides: int
     trust: Mapping[str, int]
     clear: Mapping[str, tuple[int, int]]
+    steady: tuple[int, int]
     tunings: Sequence[str]
     trainings: tuple[DrawnTraining, ...]
     left_out: int
     chip: str | None
     bar_columns: ClassVar = BAR_COLUMNS
     mean_columns: ClassVar = MEAN_COLUMNS
+    of_one_side: ClassVar = OF_ONE_SIDE
 
     @property
     def lead(self) -> Ratio | None:
@@ -186,6 +192,11 @@ class FirstView:
         """Return whether the lead is more than noise, and in favour of the best."""
         wanted = "lower" if self.metric.is_less_better else "higher"
         return self.lead is not None and self.lead.standing == wanted
+
+    @property
+    def has_means(self) -> bool:
+        """Whether the bars over all trainings tell more than those of the only training would."""
+        return len(self.means) > 1 and self.overall.trainings > 1
 
     @property
     def is_host_share(self) -> bool:
@@ -374,6 +385,7 @@ def first_view(trainings: Sequence[RankedTraining], metric: Metric, histories: H
         sides=len(sides),
         trust={name: held[name] for name in PARTS},
         clear={name: (of[name] - count, of[name]) for name, count in warned.items()},
+        steady=(sum(bar.steady[0] for bar in sides), sum(bar.steady[1] for bar in sides)),
         tunings=sorted({bar.contender.tuning for _, ranked in found for bar in ranked.bars} - {""}),
         trainings=tuple(drawn),
         left_out=left_out,
@@ -390,12 +402,22 @@ def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip
         column = chip if is_by_chip else framework
         if column not in best:
             cautions, differs = caution_fields(ranked.bars[0].contender, bar.contender)
-            further = tuple(caution for caution in cautions if caution[0] not in OF_TRUST)
+            elsewhere = OF_TRUST if metric.name == "mfu" else (*OF_TRUST, OF_MFU)
+            further = tuple(caution for caution in cautions if caution[0] not in elsewhere)
             beside = " ".join(filter(None, (framework if is_by_chip else chip, tuning)))
             drawn = _placed(training, bar, axis, column, beside)
-            best[column] = replace(drawn, cautions=further, differs=tuple(differs))
+            steady = _steady(bar.contender.side.counted)
+            best[column] = replace(drawn, cautions=further, differs=tuple(differs), steady=steady)
     each = [_placed(training, bar, axis, *_told_apart(bar, ranked.bars)) for bar in ranked.bars]
     return DrawnTraining(training, ranked, tuple(best.values()), tuple(each) if len(best) < len(each) else ())
+
+
+def _steady(runs: Sequence[RunRecord]) -> tuple[int, int]:
+    """Return how many runs have step times without a trend or shift, and in how many that was checked."""
+    steps = [at(run.result, "throughput", "step_seconds") for run in runs]
+    flags = [at(step, "flags") for step in steps if at(step, "unchecked") is None]
+    checked = [found for found in flags if isinstance(found, Sequence) and not isinstance(found, str)]
+    return sum(not found for found in checked), len(checked)
 
 
 def _words(bar: RankedBar) -> tuple[str, str, str]:

@@ -168,9 +168,9 @@ def verdict(language: str, metric: str, found: Ratio, best: str, other: str) -> 
     return text(language, f"answer.{key}", best=best, other=other, figure=text(language, f"by.{metric}"), **values)
 
 
-def basis(language: str, found: Ratio, best: str, other: str) -> str:
-    """Return the interval of a verdict, or why there is none."""
-    if found.low is None or found.high is None:
+def basis(language: str, found: Ratio, side: str, base: str) -> str:
+    """Return a ratio, side over base as in the tables, with its interval; or why there is none."""
+    if found.value is None or found.low is None or found.high is None:
         return text(language, "answer.few")
-    ends = {"low": ratio(found.low), "high": ratio(found.high)}
-    return text(language, "answer.interval", best=best, other=other, **ends)
+    numbers = {"ratio": ratio(found.value), "low": ratio(found.low), "high": ratio(found.high)}
+    return text(language, "answer.interval", side=side, base=base, **numbers)

@@ -152,14 +152,15 @@ def names_of(sides: Sequence[ComparedSide], say: Say) -> list[str]:
 
 
 def _sentence(comparison: Comparison, names: Sequence[str], language: str) -> str:
-    """Return the verdict on the first two sides, the faster one first, with its interval."""
+    """Return the verdict on the first two sides, the faster one first, and their ratio as the table has it."""
     if unequal := comparison.comparability.unequal:
         return text(language, "answer.unequal", fields=", ".join(field.name for field in unequal))
     found = next(f for f in comparison.figures if f.quantity is RATE).ratios[0]
     if found.value is None:
         return text(language, "answer.no-ratio", why=found.reason)
     said = (found, names[1], names[0]) if found.value >= 1 else (found.inverse, names[0], names[1])
-    return text(language, "answer.sentences", verdict=verdict(language, "tokens", *said), basis=basis(language, *said))
+    rests = basis(language, found, names[1], names[0])
+    return text(language, "answer.sentences", verdict=verdict(language, "tokens", *said), basis=rests)
 
 
 def _certainty(comparison: Comparison, names: Sequence[str], language: str) -> Iterator[str]:

@@ -362,7 +362,7 @@ def test_the_page_says_the_answer_in_both_languages(tmp_path: Path) -> None:
     build_pages(GivenRuns([*FAST, *SLOW]), tmp_path, Registry())
     english, chinese = ((tmp_path / name).read_text() for name in ("index.html", "zh/index.html"))
     assert "acme X1 trains 2.00 times as fast as acme Z9" in english and "<b>decided</b>" in english
-    assert "acme X1 over acme Z9: 95 % interval 1.9" in english
+    assert "acme Z9 over acme X1: 0.50, 95 % interval 0.50 to 0.50." in english
     assert "acme X1 的训练速度是 acme Z9 的 2.00 倍" in chinese
     assert "acme X1 needs" in (tmp_path / "by-energy.html").read_text() or "cannot be told" in (
         tmp_path / "by-energy.html").read_text()  # fmt: skip

@@ -61,7 +61,7 @@ def test_which_chip_how_much_and_how_sure_are_on_the_first_screen(
     with watched(browser, **{**options, "java_script_enabled": False}) as page:
         page.goto(f"file://{seeded_pages}/index.html")
         assert fits(page)
-        for part in ("#answer", "#sure", ".trust", "#means tbody tr:first-child"):
+        for part in ("#answer", "#sure", ".trust", "#comparable", ".bars tbody tr:first-child"):
             box = page.locator(part).first.bounding_box()
             assert box and box["height"] > 10 and box["y"] + box["height"] <= most, part
 

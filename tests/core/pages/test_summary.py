@@ -31,13 +31,16 @@ def paddle(*rates: float, **more: Any) -> list[RunRecord]:
 
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_the_sentence_names_the_faster_side_whichever_is_the_base(is_turned: bool) -> None:
-    """By hand: means 1000 and 400, so 2.50; half = 2.7764 x sqrt(2 x 0.01^2 / 3) = 0.0227, so 2.44 to 2.56."""
+    """By hand: means 1000 and 400, so 2.50; half = 2.7764 x sqrt(2 x 0.01^2 / 3) = 0.0227, so 2.44 to 2.56.
+
+    The interval is against the base, as the ratio of the table.
+    """
     sides = torch(1000, 1010, 990), paddle(400, 404, 396)
     found = page(*(sides[::-1] if is_turned else sides))
-    assert found.sentence == (
-        "X1 with torch trains 2.50 times as fast as X1 with paddle. "
-        "X1 with torch over X1 with paddle: 95 % interval 2.44 to 2.56."
-    )
+    rests = "torch over X1 with paddle: 2.50, 95 % interval 2.44 to 2.56."
+    if not is_turned:
+        rests = "paddle over X1 with torch: 0.40, 95 % interval 0.39 to 0.41."
+    assert found.sentence == f"X1 with torch trains 2.50 times as fast as X1 with paddle. X1 with {rests}"
     assert math.isclose(max(bar.part for bar in found.bars if bar.name == "X1 with paddle") * 1000, 400, rel_tol=0.03)
 
 
@@ -109,7 +112,10 @@ def test_the_page_in_chinese_has_no_english_but_what_was_recorded() -> None:
     sides = torch(1000, 1010, 990), paddle(400, 404, 396, verdict="unchecked", is_dirty=True)
     found = summary(compare([side_of("AB"[i], runs) for i, runs in enumerate(sides)], NONE), NONE, 2, "zh")
     assert found.sentence.startswith("X1 配 torch 的训练速度是 X1 配 paddle 的 2.50 倍。")
-    assert "95 % 区间 2.44 至 2.56" in found.sentence and found.header[1] == "词元/秒/设备"
+    assert (
+        "X1 配 paddle 比 X1 配 torch：0.40，95 % 区间 0.39 至 0.41" in found.sentence
+        and found.header[1] == "词元/秒/设备"
+    )
     text = as_markdown(found.sheets())
     english = ("Caution", "Valid", "interval", "geometric", "only `aligned`", "### runs", "times as fast")
     assert not [words for words in english if words in text] and "只有 aligned 表示训练与参考一致" in text

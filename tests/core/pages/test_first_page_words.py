@@ -1,0 +1,111 @@
+"""The words of the first page: how sure is the interval alone, and what counts sides, runs or neighbours says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compared_records import repeats
+from levelfield.catalog.registry import Registry
+from levelfield.pages.page_building import build_pages
+from levelfield.pages.results import GivenRuns
+from levelfield.specs.record import RunRecord
+
+TREND = "trend: step time drifts by -22.5% over the window (p = 4e-07)"
+
+
+def with_steps(runs: Sequence[RunRecord], *flags: list[str] | None) -> list[RunRecord]:
+    """Return the runs with the flags of their step times; None: they were not checked."""
+    found = []
+    for run, each in zip(runs, flags, strict=True):
+        step = {"flags": each or [], "unchecked": "too few steps" if each is None else None}
+        speed = {**run.result["throughput"], "step_seconds": step}
+        found.append(run.model_copy(update={"result": {**run.result, "throughput": speed}}))
+    return found
+
+
+def with_peak(runs: Sequence[RunRecord], peak: float) -> list[RunRecord]:
+    palm = [{"kind": "MFU", "formula": "palm/1", "value": 0.4, "peak_tflops": peak}]
+    return [run.model_copy(update={"result": {**run.result, "utilisation": palm}}) for run in runs]
+
+
+def torch(*rates: float, **more: Any) -> list[RunRecord]:
+    return repeats(*rates, **more)
+
+
+def jax(*rates: float, first: int = 10, **more: Any) -> list[RunRecord]:
+    return repeats(*rates, first=first, framework="jax", **more)
+
+
+def pages(folder: Path, *records: RunRecord) -> dict[str, str]:
+    """The pages by their names, without marks and with one space between words."""
+    build_pages(GivenRuns(records), folder, Registry())
+    found = {}
+    for name in ("index.html", "by-mfu.html", "zh/index.html"):
+        body = (folder / name).read_text().partition("<main")[2]
+        found[name] = " ".join(re.sub(r"<[^>]*>", " ", body).split())
+    return found
+
+
+def test_how_sure_is_the_interval_alone(tmp_path: Path) -> None:
+    told = pages(tmp_path / "told", *torch(1000, 1010, 990), *jax(400, 404, 396))
+    noise = pages(tmp_path / "noise", *torch(1000, 1100, 900), *jax(990, 1100, 900))
+    few = pages(tmp_path / "few", *torch(1000), *jax(400))
+    alone = pages(tmp_path / "alone", *torch(1000, 1010, 990))
+    held = "How sure {} Fit to be compared aligned 2 of 2 certified"
+    assert held.format("decided the interval does not hold 1 (equal)") in told["index.html"]
+    assert held.format("not decided the interval holds 1 (equal)") in noise["index.html"]
+    assert held.format("not decided no interval") in few["index.html"]
+    assert "How sure nothing stands beside it Fit to be compared aligned 1 of 1" in alone["index.html"]
+    assert "把握程度 尚无定论 区间包含 1" in noise["zh/index.html"] and "可否比较 已对齐" in noise["zh/index.html"]
+    assert "Welch" in noise["index.html"] and "compare duel" in noise["index.html"], "which test gave the interval"
+
+
+def test_the_interval_has_its_value_and_the_direction_of_the_table(tmp_path: Path) -> None:
+    """By hand: half = 2.7764 x sqrt(2 x 0.01^2 / 3) = 0.0227 of 0.4, so 0.39 to 0.41."""
+    page = pages(tmp_path, *jax(400, 404, 396), *torch(1000, 1010, 990))["index.html"]
+    assert "torch trains 2.50 times as fast as jax jax over torch: 0.40, 95 % interval 0.39 to 0.41." in page
+    assert "0.40 0.39–0.41" in page.partition("Against the best")[2], "the table has the same"
+
+
+def test_other_peaks_are_named_beside_mfu_alone(tmp_path: Path) -> None:
+    sides = *with_peak(torch(1000, 1010, 990), 100.0), *with_peak(jax(400, 404, 396), 90.0)
+    found = pages(tmp_path, *sides)
+    assert "same peak 0 of 1 against the first" in found["by-mfu.html"] and "other peaks" in found["by-mfu.html"]
+    assert "peak" not in found["index.html"].partition("How to read this")[0]
+
+
+def test_what_stands_against_the_first_says_so_and_what_is_of_a_side_does_not(tmp_path: Path) -> None:
+    page = pages(tmp_path, *torch(1000, 1010, 990), *jax(400, 404, 396, is_dirty=True))["index.html"]
+    assert "unchanged files 1 of 2 run in turn 0 of 1 against the first" in page
+
+
+def test_runs_whose_step_times_drift_are_counted(tmp_path: Path) -> None:
+    """By hand: one of torch's three drifts; one of jax's was not checked; the other two are steady: 4 of 5."""
+    sides = (
+        *with_steps(torch(1000, 1010, 990), [], [TREND], []),
+        *with_steps(jax(400, 404, 396), [], None, []),
+    )
+    page = pages(tmp_path / "some", *sides)["index.html"]
+    assert "steady 4 of 5 runs repeats" in page and "Steady counts runs" in page
+    (row,) = re.findall(r"checks (?:hold|missing)[^.]*?steady (\d of \d) runs", page)
+    assert row == "2 of 3", "of the side that has one, and of no other"
+    assert "steady" not in pages(tmp_path / "none", *torch(1000, 1010, 990))["index.html"], "not known is no zero"
+
+
+@pytest.mark.parametrize("cases", [("gpt",), ("gpt", "other")], ids=["one", "two"])
+def test_the_bars_over_all_trainings_are_left_out_where_there_is_one(tmp_path: Path, cases: tuple[str, ...]) -> None:
+    of_torch = [
+        run for place, case in enumerate(cases) for run in torch(1000, 1010, 990, first=1 + 20 * place, case=case)
+    ]
+    of_jax = [run for place, case in enumerate(cases) for run in jax(400, 404, 396, first=10 + 20 * place, case=case)]
+    runs = [*of_torch, *of_jax]
+    page = pages(tmp_path, *runs)["index.html"]
+    has_means = len(cases) > 1
+    assert ("Geometric mean over 2 of 2 trainings" in page) is has_means and "1 of 1 trainings" not in page
+    assert ("The bar of torch has no interval: it is a ratio to itself" in page) is has_means
+    assert ('id="means"' in (tmp_path / "index.html").read_text()) is has_means
+    assert page.count("mean of 3 runs") == 2 * len(cases), "which statistic a bar is"
