@@ -83,7 +83,7 @@ def facts_of(plan: Plan, decision: Decision) -> dict[str, str]:
     outcome = FULL if plan.scale == "full" else SMOKE
     if not total <= capacity:
         outcome = f"{FAULT}: {total} bytes of {capacity}"
-    elif plan.scale == "smoke" and "GiB on the fullest" not in plan.scale_reason:
+    elif plan.scale == "smoke" and " GiB on " not in plan.scale_reason:
         outcome = f"{FAULT}: smoke scale without numbers: {plan.scale_reason}"
     return {
         "outcome": outcome,

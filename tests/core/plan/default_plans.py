@@ -67,7 +67,7 @@ def _checked(plan: Plan) -> str:
     memory = plan.expected_memory
     if memory.available_bytes is None or memory.total_bytes > memory.available_bytes:
         return f"error: {memory.total_bytes} bytes of {memory.available_bytes}"
-    if plan.scale == "smoke" and "GiB on the fullest" not in plan.scale_reason:
+    if plan.scale == "smoke" and " GiB on " not in plan.scale_reason:
         return f"error: smoke scale without numbers: {plan.scale_reason}"
     return plan.scale
 
