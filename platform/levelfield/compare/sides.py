@@ -41,6 +41,11 @@ class ComparedSide:
         """Return the run whose series stands for the side."""
         return self.runs[0]
 
+    @property
+    def last(self) -> RunRecord:
+        """Return the last run that may be compared; of a side without one, the last of all."""
+        return (self.counted or self.runs)[-1]
+
 
 def side_of(name: str, records: Sequence[RunRecord]) -> ComparedSide:
     """Return a side. Raises UsageError for no run, for a run given twice, and for runs of several series."""

@@ -18,7 +18,7 @@ PARTS = ("allocated", "reserved", "device")  # each contains the one before it
 
 @dataclass(frozen=True)
 class LossLine:
-    """The losses of one run, or of the reference: then `contender` is None.
+    """The losses of the last run of a side, or of the reference: then `contender` is None.
 
     apart: the largest relative difference from the reference; None without one.
     """
@@ -31,7 +31,7 @@ class LossLine:
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """Memory of the fullest device of one run. whole: the headline peak, in bytes; None with its reason.
+    """Memory of the fullest device of the last run of a side. whole: the headline peak, in bytes; None with its reason.
 
     parts: name, bytes and percent of the device that each adds to those before.
     """
@@ -57,10 +57,10 @@ class TrainingFigures:
 def training_figures(
     training: RankedTraining, references: Mapping[tuple[str, str], tuple[str, list[float]]]
 ) -> TrainingFigures:
-    """Return the charts of one training, of the first run of each contender."""
+    """Return the charts of one training, of the last run of each contender, as the table of the case has."""
     series = training.first.series
     name, known = references.get((series.work, series.corpus), (None, []))
-    curves = [(each, _finite(each.side.first.losses)) for each in training.contenders]
+    curves = [(each, _finite(each.side.last.losses)) for each in training.contenders]
     drawn = [(None, tuple(known)), *curves] if known else curves
     values = [loss for _, losses in drawn for loss in losses]
     low, high = min(values, default=0.0), max(values, default=1.0)
@@ -101,7 +101,7 @@ def _y(value: float, low: float, high: float) -> float:
 
 
 def _memory(contender: Contender) -> MemoryBar:
-    record = contender.side.first
+    record = contender.side.last
     capacity = _number(at(record.result, "memory", "capacity_bytes"))
     whole = record.memory_bytes
     found = () if whole is None or not capacity else tuple(_parts(record, whole, capacity))

@@ -17,6 +17,13 @@ from levelfield.specs.record import StoreEvent
 WIDTH, HEIGHT = 360.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
 MANY = 12  # series, in a table as long as a screen
+FIGURES = {
+    "tokens": "tokens_per_second_per_device",
+    "mfu": "mfu",
+    "memory": "memory_bytes",
+    "energy": "joules_per_token",
+    "loss": "loss_tail",
+}  # columns of the table, by what a point calls them
 Latest = tuple[SeriesRuns, SeriesSummary]
 _ALIKE = ("framework_label", "chip", "scale", "precision", "work", "corpus", "runtime")  # of the points of one chart
 
@@ -132,6 +139,11 @@ class SeriesView:
     findings: tuple[NightFinding, ...]
     events: tuple[StoreEvent, ...]
 
+    def latest(self, name: str) -> float | None:
+        """Return a figure of the last valid run; None without one."""
+        latest = self.summary.latest
+        return getattr(latest, FIGURES[name]) if latest else None
+
     @property
     def _last(self) -> list[NightFinding]:
         last = max((finding.night for finding in self.findings), default=None)
@@ -168,6 +180,17 @@ class CaseView:
     @property
     def runs(self) -> int:
         return sum(each.summary.runs for each in self.series)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether a gate said something about any series."""
+        return any(each.word for each in self.series)
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The figures that the last valid run of any series has; all where no series has such a run."""
+        found = tuple(name for name in FIGURES if any(each.latest(name) is not None for each in self.series))
+        return found or tuple(FIGURES)
 
     def statements(self) -> dict[str, Any]:
         """Return by series what was stated about it."""

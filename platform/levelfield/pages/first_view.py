@@ -117,7 +117,7 @@ class DrawnBar:
     @property
     def achieved(self) -> tuple[float, float] | None:
         """Return achieved and peak TFLOP/s of the last run by the headline formula; None where one is not known."""
-        found = palm(self.bar.contender.side.counted[-1])
+        found = palm(self.bar.contender.side.last)
         both = found.get("achieved_tflops"), found.get("peak_tflops")
         known = [float(each) for each in both if isinstance(each, (int, float)) and math.isfinite(each)]
         return (known[0], known[1]) if len(known) == len(both) else None

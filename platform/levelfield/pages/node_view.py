@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from levelfield.pages.content import PagesContent
-from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, differences, seconds_of
+from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, differences, flat, seconds_of
 from levelfield.series.segments import segments_of
 from levelfield.specs.record import Point, StoreEvent
 
 T = TypeVar("T")
 K = TypeVar("K")
 MOST_STAYS = 500  # rows of the page, the newest
+MAIN_FIELDS = ("software.driver", "os", "kernel", "processor")  # of conditions that stand alone
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class NodeStay:
     """A node under one set of conditions, over all series. since, last: when its first and its last run began.
 
     changed: [field, before, after] against the conditions that a series had on it before; empty for the first ones.
-    is_now: whether the last run of a series on the node had these conditions.
+    frameworks: of its series. own: [field, value] of first conditions that tells them from the node's other first ones;
+    without others, the main fields. is_now: whether the last run of a series on the node had these conditions.
     """
 
     node: str
@@ -31,6 +33,8 @@ class NodeStay:
     series: int
     changed: tuple[tuple[str, str, str], ...]
     is_now: bool
+    frameworks: tuple[str, ...]
+    own: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,9 @@ def nodes_view(content: PagesContent, quarantined: Sequence[StoreEvent], documen
     by_node = grouped(visits, lambda visit: visit.points[0].node)
     nodes = [_node(node, those, kept_out.get(node)) for node, those in by_node.items()]
     by_stay = grouped(visits, lambda visit: (visit.points[0].node, visit.points[0].conditions))
-    stays = sorted(
-        (_stay(those, documents) for those in by_stay.values()), key=lambda stay: seconds_of(stay.since), reverse=True
-    )
+    made = [(_stay(those, documents), those[0].points[0].conditions) for those in by_stay.values()]
+    told = _with_own_fields(made, documents)
+    stays = sorted(told, key=lambda stay: seconds_of(stay.since), reverse=True)
     newest = sorted(nodes, key=lambda row: (seconds_of(row.last), row.node), reverse=True)
     return NodesView(tuple(newest), tuple(stays[:MOST_STAYS]), max(0, len(stays) - MOST_STAYS))
 
@@ -126,7 +130,23 @@ def _stay(visits: Sequence[_Visit], documents: SurroundingDocuments) -> NodeStay
         series=len({visit.runs.digest for visit in visits}),
         changed=tuple((name, old, new) for name, old, new in changed),
         is_now=any(visit.is_now for visit in visits),
+        frameworks=tuple(dict.fromkeys(visit.runs.series.framework_label for visit in visits)),
     )
+
+
+def _with_own_fields(made: Sequence[tuple[NodeStay, str]], documents: SurroundingDocuments) -> Iterator[NodeStay]:
+    """Yield the stays with the fields of first conditions. made: with the digest of their conditions."""
+    fields = {digest: flat(documents.conditions(digest)) for stay, digest in made if not stay.changed}
+    first = grouped((pair for pair in made if not pair[0].changed), lambda pair: pair[0].node)
+    for stay, digest in made:
+        if stay.changed:
+            yield stay
+            continue
+        others = [fields[other] for _, other in first[stay.node] if other != digest]
+        names = dict.fromkeys(name for each in (fields[digest], *others) for name in each)
+        varied = [name for name in names if any(each.get(name) != fields[digest].get(name) for each in others)]
+        shown = varied if others else [name for name in MAIN_FIELDS if name in fields[digest]]
+        yield replace(stay, own=tuple((name, fields[digest].get(name, "")) for name in shown))
 
 
 def _last(visits: Sequence[_Visit]) -> str:

@@ -273,7 +273,13 @@ def _file(view: FirstView) -> str:
 def _site(content: PagesContent) -> dict[str, Any]:
     """Return the list of series that two runs are chosen from, and the rules by which they are compared."""
     series = [
-        {"slug": runs.slug, "label": runs.series.label, "case": runs.series.case, "runs": len(runs.points)}
+        {
+            "slug": runs.slug,
+            "label": runs.series.label,
+            "case": runs.series.case,
+            "framework": runs.series.framework_label,
+            "runs": len(runs.points),
+        }
         for each in content.cases().values()
         for runs in each
     ]

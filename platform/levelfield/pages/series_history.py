@@ -140,9 +140,14 @@ def segments(points: Sequence[Point], surroundings: SurroundingDocuments) -> lis
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[list[str]]:
     """Return [field, value before, value after] of each field that differs; an absent value is an empty text."""
-    old, new = dict(_flat(before)), dict(_flat(after))
+    old, new = flat(before), flat(after)
     names = dict.fromkeys([*old, *new])
     return [[n, old.get(n, ""), new.get(n, "")] for n in names if old.get(n, "") != new.get(n, "")]
+
+
+def flat(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return the known values of nested fields by their dotted names."""
+    return dict(_flat(value))
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, str]]:

@@ -11,6 +11,7 @@ from levelfield.pages.case_figures import MOST_POINTS, MemoryBar, TrainingFigure
 from levelfield.pages.content import gathered
 from levelfield.pages.first_view import ranked_trainings
 from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import summary_of
 from levelfield.specs.record import RunRecord
 
 GIB = 2**30
@@ -29,6 +30,21 @@ def test_a_loss_that_is_shifted_by_one_percent_is_one_percent_from_the_reference
     assert found.reference == "stored" and (reference.contender, reference.apart) == (None, None)
     assert own.apart == pytest.approx(0.01) and own.losses == (4.0, 3.03, 2.0)
     assert own.points.split()[0] == reference.points.split()[0], "equal losses lie on each other"
+
+
+def test_the_last_run_that_counts_is_drawn_as_in_the_table_of_the_case() -> None:
+    """Three repeats and a newer one that does not count: the third is the last."""
+    ends = [(1, 1000), (2, 1001), (3, 1002)]
+    made = [record(n, rate, memory=n * GIB, losses=(4.0, 3.0 + n)) for n, rate in ends]
+    runs = [run.model_copy(update={"result": {**run.result, "repeat": n}}) for n, run in enumerate(made, start=1)]
+    worse = record(9, memory=9 * GIB, losses=(9.0, 9.0), word="oom", failure="oom")
+    results = GivenRuns([*runs, worse])
+    content = gathered(results)
+    (training,) = ranked_trainings(content, results)
+    found = training_figures(training, {})
+    (series,) = content.series.values()
+    assert [bar.whole for bar in found.memory] == [summary_of(series).latest.memory_bytes] == [3 * GIB]  # type: ignore[union-attr]
+    assert [line.losses for line in found.lines] == [(4.0, 6.0)]
 
 
 def test_without_a_reference_there_is_no_difference() -> None:

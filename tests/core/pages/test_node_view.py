@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from compared_records import record
 from levelfield.pages import node_view
 from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.night_view import night_view
 from levelfield.pages.node_view import NodesView, nodes_view
+from levelfield.pages.results import GivenRuns
 from levelfield.pages.series_history import SurroundingDocuments
 from seeded_nights import SeededNights
 
@@ -26,6 +28,31 @@ def test_a_change_of_conditions_is_a_row_of_its_node_with_what_changed() -> None
     old = {stay.node for stay in found.stays if not stay.is_now}
     assert old == {stay.node for stay in changed} and len(old) < len(found.nodes)
     assert [stay.since for stay in found.stays] == sorted((stay.since for stay in found.stays), reverse=True)
+
+
+def of_variables(*values: str | None) -> NodesView:
+    """One machine with a framework under each value of a variable."""
+    names = ("torch", "jax", "paddle")
+    runs = [
+        record(n, framework=names[n - 1], variables={"GOMP_SPINCOUNT": value} if value else {})
+        for n, value in enumerate(values, start=1)
+    ]
+    results = GivenRuns(runs)
+    return seen(gathered(results), results)
+
+
+def test_first_conditions_have_what_tells_them_from_the_other_first_ones() -> None:
+    found = {stay.frameworks: stay.own for stay in of_variables("1000", None, "1000").stays}
+    name = "variables.GOMP_SPINCOUNT"
+    assert found == {("torch", "paddle"): ((name, "1000"),), ("jax",): ((name, ""),)}
+
+
+def test_first_conditions_that_stand_alone_have_the_main_fields() -> None:
+    (alone,) = of_variables("1000").stays
+    assert alone.own and {name for name, _ in alone.own} <= set(node_view.MAIN_FIELDS) and not alone.changed
+    results = SeededNights(8, 12).results()
+    changed = [stay for stay in seen(gathered(results), results).stays if stay.changed]
+    assert changed and not [stay for stay in changed if stay.own], "what changed stands there already"
 
 
 def test_every_run_is_counted_once_and_a_quarantine_is_named() -> None:

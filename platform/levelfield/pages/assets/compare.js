@@ -11,11 +11,29 @@
     const given = levelfield.parts();
     for (const side of SIDES) {
       const series = document.getElementById(`series${side}`);
-      if (!series.options.length) fill(series, site.series.map((each) => [each.slug, each.label]));
+      const isNew = !series.options.length;
+      if (isNew) fill(series, site.series.map((each) => [each.slug, each.label]));
       if (given[2 * side]) series.value = given[2 * side];
+      else if (isNew && side === 1) series.value = beside(site.series, document.getElementById("series0").value);
       await runs(side, given[2 * side + 1]);
     }
+    if (!given.some(Boolean)) apart();
     await show(site);
+  }
+
+  /* What a series is compared with where nobody chose: another framework of its case, else another of its case, else
+     another one. */
+  function beside(all, slug) {
+    const own = all.find((each) => each.slug === slug);
+    const others = all.filter((each) => each.slug !== slug);
+    const near = others.filter((each) => each.case === own?.case);
+    return (near.find((each) => each.framework !== own.framework) ?? near[0] ?? others[0] ?? own)?.slug ?? "";
+  }
+
+  /* Where there is one series alone, A is the run before the newest one. */
+  function apart() {
+    const [a, b] = SIDES.map((side) => document.getElementById(`run${side}`));
+    if (a.value && a.value === b.value && a.options.length > 1) a.selectedIndex = 1;
   }
 
   function fill(select, options) {

@@ -1,0 +1,80 @@
+"""The page that compares two runs opens with two different ones, whatever the store holds; and a link names its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compared_records import repeats
+from levelfield.catalog.registry import Registry
+from levelfield.pages.page_building import build_pages
+from levelfield.pages.results import GivenRuns
+from levelfield.specs.record import RunRecord
+from page_visits import histories, watched
+
+TORCH = repeats(1000, 1010, 990)
+OTHER_CASE = repeats(700, first=20, case="aaa")
+WIDER = repeats(900, first=30, micro_batch=4)
+JAX = repeats(400, 404, first=10, framework="jax")
+
+
+def opened(browser: Any, folder: Path, records: list[RunRecord], address: str = "") -> tuple[list[str], str]:
+    """The chosen series' labels and runs, and the text of the page."""
+    build_pages(GivenRuns(records), folder, Registry())
+    with watched(browser) as page:
+        page.goto(f"file://{folder}/compare.html{address}")
+        page.wait_for_selector("#comparison[data-drawn]")
+        chosen = page.evaluate("[...document.querySelectorAll('select')].map(s => s.selectedOptions[0]?.textContent)")
+        return chosen, page.locator("#comparison").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("records", "labels"),
+    [
+        ([*TORCH, *WIDER, *OTHER_CASE, *JAX], ("aaa:torch", "gpt:")),  # the case of A has one series only
+        ([*TORCH, *WIDER, *JAX], ("gpt:jax", "gpt:torch")),
+        ([*TORCH, *OTHER_CASE], ("aaa:torch", "gpt:torch")),
+    ],
+    ids=["alone in its case", "another framework", "another case"],
+)
+def test_two_series_are_chosen_beforehand(
+    browser: Any, tmp_path: Path, records: list[RunRecord], labels: tuple[str, str]
+) -> None:
+    (first, _, second, _), text = opened(browser, tmp_path, records)
+    assert first.startswith(labels[0]) and second.startswith(labels[1]) and first != second
+    assert "same run" not in text and "Choose" not in text and "B / A" in text
+
+
+def test_another_framework_of_the_case_comes_before_another_setting(browser: Any, tmp_path: Path) -> None:
+    paddle = repeats(500, first=40, framework="paddle")
+    slow = repeats(300, first=50, framework="jax", micro_batch=4)
+    (first, _, second, _), _ = opened(browser, tmp_path, [*JAX, *slow, *paddle])
+    assert first.startswith("gpt:jax") and second.startswith("gpt:paddle")
+
+
+def test_of_one_series_the_newest_run_is_b_and_the_one_before_is_a(browser: Any, tmp_path: Path) -> None:
+    (first, run, second, other), text = opened(browser, tmp_path / "three", TORCH)
+    assert first == second and run.endswith("1,010.0") and other.endswith("990.0") and "same run" not in text
+    assert "same run" in opened(browser, tmp_path / "one", TORCH[:1])[1]
+
+
+def test_a_link_that_names_one_run_twice_is_kept(browser: Any, tmp_path: Path) -> None:
+    build_pages(GivenRuns([*TORCH, *JAX]), tmp_path, Registry())
+    slug = histories(tmp_path)[0]
+    run = JAX[-1].run_id
+    (first, _, second, _), text = opened(browser, tmp_path, [*TORCH, *JAX], f"#{slug}/{run}/{slug}/{run}")
+    assert first == second and "same run" in text
+
+
+def test_the_table_of_a_case_fits_a_screen_of_1120_pixels(browser: Any, tmp_path: Path) -> None:
+    of_host = {"scale": "smoke", "precision": "fp32", "threads": 2, "joules": None}
+    runs = [*repeats(1000, 1010, **of_host), *repeats(400, first=10, framework="jax", **of_host)]
+    build_pages(GivenRuns(runs), tmp_path, Registry())
+    with watched(browser, viewport={"width": 1120, "height": 900}) as page:
+        page.goto(f"file://{next(tmp_path.glob('case-*.html'))}")
+        heads = page.locator("table").first.locator("thead th").all_inner_texts()
+        assert not [head for head in heads if "Last night" in head or "Energy" in head], "nothing is in them"
+        assert page.evaluate(
+            "(() => { const s = document.querySelector('.scroll'); return s.scrollWidth <= s.clientWidth; })()"
+        )
