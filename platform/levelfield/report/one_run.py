@@ -71,6 +71,7 @@ def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -
         more=tuple(more),
         number=words.number,
         gib=words.gib,
+        memory_rows=words.memory_rows,
         percent=words.percent,
         status=words.status,
         tuning_lines=words.tuning_lines,

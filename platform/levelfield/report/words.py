@@ -99,6 +99,21 @@ def headline_memory(result: Result) -> Figure:
     return memory.process_peak if _is_host(result) else memory.device_used_peak
 
 
+def memory_rows(result: Result) -> tuple[tuple[str, Figure, str], ...]:
+    """Return each peak of memory with its name and what it is; on a processor the device is the whole machine."""
+    memory, headline = result.memory, "peak; what runs are compared by"
+    used = ("device used", memory.device_used_peak, headline)
+    if _is_host(result):
+        own = "peak of all programs on the machine, or in its control group; no figure of this run"
+        used = ("whole machine", memory.device_used_peak, own)
+    return (
+        used,
+        ("framework reserved", memory.reserved_peak, "peak"),
+        ("framework allocated", memory.allocated_peak, "peak"),
+        ("largest process", memory.process_peak, headline if _is_host(result) else "peak"),
+    )
+
+
 def expectation(result: Result) -> str:
     """Return the expected memory, and which measured figure is how many times that."""
     found = result.memory.expectation

@@ -8,10 +8,11 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from compared_records import record, repeats
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.results import GivenRuns
-from page_visits import PHONE, axe, case_page, first_series, fits, open_case, open_run, rows, unfold, watched
+from page_visits import PHONE, axe, case_page, first_series, fits, histories, open_case, open_run, rows, unfold, watched
 from seeded_nights import SeededNights
 from test_saved_charts import SVG, saved, table_of
 
@@ -255,3 +256,35 @@ def test_every_page_fits_on_paper(browser: Any, seeded_pages: Path) -> None:
                 }"""
             )
             assert beyond == [] and len(rows(page)) > 0, name
+
+
+def test_the_table_of_a_case_fits_a_screen_of_1120_pixels(browser: Any, tmp_path: Path) -> None:
+    of_host = {"scale": "smoke", "precision": "fp32", "threads": 2, "joules": None}
+    runs = [*repeats(1000, 1010, **of_host), *repeats(400, first=10, framework="jax", **of_host)]
+    build_pages(GivenRuns(runs), tmp_path, Registry())
+    with watched(browser, viewport={"width": 1120, "height": 900}) as page:
+        page.goto(f"file://{next(tmp_path.glob('case-*.html'))}")
+        heads = page.locator("table").first.locator("thead th").all_inner_texts()
+        assert not [head for head in heads if "Last night" in head or "Energy" in head], "nothing is in them"
+        assert page.evaluate(
+            "(() => { const s = document.querySelector('.scroll'); return s.scrollWidth <= s.clientWidth; })()"
+        )
+
+
+@pytest.mark.parametrize(
+    ("device_is", "label"),
+    [("host share", "Whole machine with all programs, peak; no figure of this run"), ("card", "Device used, peak")],
+)
+def test_the_memory_of_a_whole_machine_is_not_called_a_runs(
+    browser: Any, tmp_path: Path, device_is: str, label: str
+) -> None:
+    run = record(1, device_is=device_is)
+    build_pages(GivenRuns([run]), tmp_path, Registry())
+    with watched(browser) as page:
+        page.goto(f"file://{tmp_path}/index.html")
+        (slug,) = histories(tmp_path)
+        page.goto(f"file://{tmp_path}/run.html#{slug}/{run.run_id}")
+        page.wait_for_selector("#run[data-drawn]")
+        cells = page.locator("#run td").all_inner_texts()
+        said = [cell for cell in cells if cell.startswith(("Whole machine", "Device used"))]
+        assert said == [label] and cells[cells.index(label) + 1] == "1.00"

@@ -65,16 +65,3 @@ def test_a_link_that_names_one_run_twice_is_kept(browser: Any, tmp_path: Path) -
     run = JAX[-1].run_id
     (first, _, second, _), text = opened(browser, tmp_path, [*TORCH, *JAX], f"#{slug}/{run}/{slug}/{run}")
     assert first == second and "same run" in text
-
-
-def test_the_table_of_a_case_fits_a_screen_of_1120_pixels(browser: Any, tmp_path: Path) -> None:
-    of_host = {"scale": "smoke", "precision": "fp32", "threads": 2, "joules": None}
-    runs = [*repeats(1000, 1010, **of_host), *repeats(400, first=10, framework="jax", **of_host)]
-    build_pages(GivenRuns(runs), tmp_path, Registry())
-    with watched(browser, viewport={"width": 1120, "height": 900}) as page:
-        page.goto(f"file://{next(tmp_path.glob('case-*.html'))}")
-        heads = page.locator("table").first.locator("thead th").all_inner_texts()
-        assert not [head for head in heads if "Last night" in head or "Energy" in head], "nothing is in them"
-        assert page.evaluate(
-            "(() => { const s = document.querySelector('.scroll'); return s.scrollWidth <= s.clientWidth; })()"
-        )

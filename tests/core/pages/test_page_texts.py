@@ -44,7 +44,7 @@ FAMILIES = {
     "figure.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "unit.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "js.evidence.": get_args(Evidence),
-    "js.memory.": ("device_used", "reserved", "allocated", "process", "capacity"),
+    "js.memory.": ("device_used", "machine", "reserved", "allocated", "process", "capacity"),
     "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
     "js.": ("node_watts", "node_joules_per_token", "other_joules_per_token"),  # of a loop
     "js.part.": (*STEP_PARTS, "recomputation"),

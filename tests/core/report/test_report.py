@@ -16,7 +16,7 @@ from levelfield.report.words import duration
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Figure, Result
+from levelfield.specs.result import Figure, ReadingAround, Result
 from levelfield.specs.vendor import HOST_SHARE
 from recorded_runs import break_off, change_steps, fail, seal_again
 
@@ -100,6 +100,37 @@ def test_memory_of_the_whole_machine_is_never_a_runs(valid: Result) -> None:
     on_processor = valid.model_copy(update={"device_is": HOST_SHARE, "memory": memory})
     assert words.worst_memory(on_processor) == ("process", None)
     assert words.worst_memory(on_processor.model_copy(update={"device_is": "card"})) == ("device used", 2**30)
+
+
+def test_report_md_says_whose_memory_each_row_is_and_which_one_counts(run: RunPaths, valid: Result) -> None:
+    """A processor's counter is of the whole machine; there the largest process is what runs are compared by."""
+    known = {
+        name: Figure(value=n * 2**30, unit="B")
+        for n, name in enumerate(("device_used_peak", "reserved_peak", "allocated_peak", "process_peak"), start=1)
+    }
+    memory = valid.memory.model_copy(update=known)
+    own = "peak of all programs on the machine, or in its control group; no figure of this run"
+    for device_is, first, last in (
+        (HOST_SHARE, f"| memory, whole machine | 1.00 GiB | {own} |", "peak; what runs are compared by"),
+        ("card", "| memory, device used | 1.00 GiB | peak; what runs are compared by |", "peak"),
+    ):
+        found = valid.model_copy(update={"device_is": device_is, "memory": memory})
+        text = run_report(found, read_plan(run))
+        assert first in text and f"| memory, largest process | 4.00 GiB | {last} |" in text, device_is
+        headline = words.headline_memory(found).value
+        (counts,) = [figure.value for _, figure, how in words.memory_rows(found) if how.endswith("compared by")]
+        assert counts == headline, device_is
+
+
+def test_report_md_says_what_a_load_is(run: RunPaths, valid: Result) -> None:
+    load = ReadingAround(what="load", unit="1", in_step=0.92, in_window=0.9)
+    power = ReadingAround(what="power", unit="W", in_step=300.0, in_window=290.0)
+    disturbance = valid.disturbance
+    assert disturbance
+    slowest = disturbance.slowest.model_copy(update={"telemetry": (load, power)})
+    found = valid.model_copy(update={"disturbance": disturbance.model_copy(update={"slowest": slowest})})
+    said = "load 0.92, the busy part of the devices' time (window: 0.90); power 300.00 W (window: 290.00)"
+    assert said in run_report(found, read_plan(run))
 
 
 def test_an_interrupted_run_says_so_and_shows_no_speed(interrupted: Result) -> None:

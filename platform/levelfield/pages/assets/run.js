@@ -22,6 +22,7 @@
   }
 
   async function show(place, slug, run) {
+    const { rules } = await load("site");
     const history = await load(`history-${slug}`);
     const index = history.columns.run.indexOf(run);
     if (index < 0) throw new levelfield.Missing(run);
@@ -36,7 +37,7 @@
     curves(place, file, found, fact);
     levelfield.step.show(place, file, found);
     training(place, fact("alignment"), fact("certificate"), found);
-    telemetry(place, file, found, fact);
+    telemetry(place, file, found, fact, file.series.device_is === rules.host_share);
     setup(place, file, found, fact);
     surroundings(place, history, index, fact);
     remarks(place, fact);
@@ -194,7 +195,8 @@
     return typeof value === "number" ? value.toExponential(1) : "–";
   }
 
-  function telemetry(place, file, found, fact) {
+  /* isHost: the device is the whole machine, whose counter has the memory of other programs too. */
+  function telemetry(place, file, found, fact, isHost) {
     const part = section(place, "telemetry");
     const rows = Object.entries(found.telemetry).map(([name, v]) => (/_bytes_/.test(name) ? [foreign(name.replace("_bytes_", "_gib_")), { v: v / GIB, text: number(v / GIB, 2) }] : [foreign(name), { v, text: number(v, Math.abs(v) < 10 ? 3 : 1) }]));
     const watts = value(fact("mean_watts")), others = value(fact("others"));
@@ -206,7 +208,7 @@
       rows.push([t(name), v === null ? foreign(known.reason || "") : { v, text: number(v, digits) }]);
     }
     if (others !== null) rows.push([t("others"), { v: others, text: number(others, 2) }]);
-    const memory = BYTES.map((name) => [t(`memory.${name}`), value(fact(name)), fact(name)]);
+    const memory = BYTES.map((name) => [t(isHost && name === "device_used" ? "memory.machine" : `memory.${name}`), value(fact(name)), fact(name)]);
     const columns = [t("reading"), { name: t("value"), number: true }];
     if (rows.length) levelfield.tables.add(part, t("telemetry-of-window"), columns, rows);
     else part.append(el("p", { class: "empty" }, t("no-telemetry")));
