@@ -22,7 +22,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningRow
-from levelfield.specs.vendor import Chip
+from levelfield.specs.vendor import HOST_KIND, Chip
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.subject import VendorSubject
 
@@ -61,8 +61,14 @@ def _check_framework(subject: VendorSubject, framework: str) -> None:
     plan = _first_plan(subject, framework)
     access, paths = plan.access, RunPaths(subject.stage.runs / "launch")
     strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
-    if strange or not access.device.strip() or not access.backend.strip():
-        raise Fails(f"frameworks.{framework}: {access}", "give device, backend and the names of modules to import")
+    if strange:
+        raise Fails(f"frameworks.{framework}: {access}", "give the names of modules to import")
+    if access.device.lower() == HOST_KIND and not subject.spec.is_host:
+        raise Fails(
+            f"frameworks.{framework}: device {access.device}, and device_kind is {subject.spec.device_kind}: it would "
+            "train on the host's processors, and the result would name the chip",
+            "write the framework's name of the accelerator",
+        )
     job = job_of(plan, paths)
     if (job["device"], job["backend"], job["preload"]) != (access.device, access.backend, list(access.preload)):
         raise Fails(f"frameworks.{framework}: job.json has {job['device']}/{job['backend']}", "report this fault")
