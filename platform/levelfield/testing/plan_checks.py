@@ -22,7 +22,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningRow
-from levelfield.specs.vendor import Chip
+from levelfield.specs.vendor import HOST_KIND, Chip
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.subject import VendorSubject
 
@@ -63,6 +63,12 @@ def _check_framework(subject: VendorSubject, framework: str) -> None:
     strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
     if strange or not access.device.strip() or not access.backend.strip():
         raise Fails(f"frameworks.{framework}: {access}", "give device, backend and the names of modules to import")
+    if not plan.hardware.is_host and access.device.partition(":")[0].strip().lower() == HOST_KIND:
+        raise Fails(
+            f"frameworks.{framework}: device {access.device}, so every figure would be of the processors and carry the "
+            f"name of {plan.hardware.chip.name}",
+            "name the device that the framework has for this accelerator; only `device_kind: cpu` has device cpu",
+        )
     job = job_of(plan, paths)
     if (job["device"], job["backend"], job["preload"]) != (access.device, access.backend, list(access.preload)):
         raise Fails(f"frameworks.{framework}: job.json has {job['device']}/{job['backend']}", "report this fault")
