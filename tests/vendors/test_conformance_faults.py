@@ -122,6 +122,8 @@ PLANTS = [
     Plant(
         "chips", "vendor.yaml", VENDOR[VENDOR.index("chips:") : VENDOR.index("container:")], "chips: []\n", "no chips"
     ),
+    Plant("chips", "vendor.yaml", "match: [Acme A1]", "aliases: [H100]\n    match: [Acme A1]", "H100-SXM5-80GB"),
+    Plant("chips", "vendor.yaml", "match: [Acme A1]", "aliases: [NVidia]\n    match: [Acme A1]", "the vendor nvidia"),
     Plant("recordings", "recorded/monitor.csv", "", None, "no recorded/monitor.csv"),
     Plant("recordings", "recorded/README.md", "", None, "no recorded/README.md"),
     Plant("recordings", "recorded/README.md", "`monitor.csv`", "one", "does not name monitor.csv"),
@@ -250,12 +252,13 @@ PLANTS = [
         *("", "no framework or no chip"),
     ),
     Plant("launch", "vendor.yaml", "  torch: {device", "  tensorflow: {device", "unknown 'tensorflow'"),
-    Plant("launch", "vendor.yaml", ACCESS, "device: cpu, backend: gloo", "would train on the host's processors"),
     Plant("schema", "vendor.yaml", ACCESS, "device: 'acme:0', backend: accl", "torch.device: found 'acme:0', expected"),
     Plant("schema", "vendor.yaml", ACCESS, "device: acme A1, backend: accl", "torch.device: found 'acme A1', expected"),
     Plant("schema", "vendor.yaml", ACCESS, "device: acme, backend: 'accl '", "torch.backend: found 'accl ', expected"),
     Plant("visible", "recorded/monitor.csv", "2, SN", "1204, SN", "devices 0, 1, 1204; ACME_VISIBLE_DEVICES counts"),
     Plant("launch", "vendor.yaml", "[torch_acme]", "[torch-acme]", "frameworks.torch"),
+    Plant("launch", "vendor.yaml", "{device: acme,", "{device: cpu,", "device cpu, so every figure would be of the"),
+    Plant("launch", "vendor.yaml", "{device: acme,", "{device: CPU,", "carry the name of A1"),
     Plant("launch", "vendor.yaml", "has_framework: true, ", "", "no plan for torch"),
     Plant("launch", "vendor.yaml", "verified:", "environment: {RANK: '0'}\nverified:", "RANK"),
     Plant("launch", "vendor.yaml", "verified:", "environment: {ACME_VISIBLE_DEVICES: '9'}\nverified:", "ACME_VISIBLE"),

@@ -42,9 +42,13 @@ def replay(**outputs: str) -> Callable[[Sequence[str], float], CommandOutput]:
 # -- the tool itself
 
 
-def test_a_tool_is_found_by_path_and_run_with_its_arguments_in_the_c_locale(script: Script) -> None:
-    script("acme-smi", 'echo "$1 $LC_ALL"; cat')
-    assert ask(["acme-smi", "--query"], 5) == CommandOutput("--query C\n")
+def test_a_tool_is_found_by_path_and_run_with_its_arguments_in_the_c_locale(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LANG", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LC_NUMERIC"):
+        monkeypatch.setenv(name, "zh_CN.UTF-8")
+    script("acme-smi", 'echo "$1 $LC_ALL $LANG [$LANGUAGE$LC_MESSAGES$LC_NUMERIC]"; cat')
+    assert ask(["acme-smi", "--query"], 5) == CommandOutput("--query C C []\n")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,13 +158,35 @@ def _accelerators(registry: Registry) -> list[str]:
 
 
 def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
-    """Return the chip of this name or alias, and its vendor. Raises UnknownName with the nearest names."""
+    """Return the chip of this name or alias, and its vendor. Raises UnknownName with the nearest names, and UsageError
+    for a name that stands for several things."""
     files = [registry.vendor_file(v) for v in registry.vendors]
-    for spec in files:
-        if chip := spec.chip(name):
-            return spec, chip
+    named = [(spec, chip) for spec in files if (chip := spec.chip(name))]
+    if named:
+        spec, chip = named[0]
+        if clash := chip_clash(registry, spec, (name,)):
+            raise UsageError(f"{clash}; write another name of the chip, or change one in vendor.yaml")
+        return spec, chip
+    if vendor := next((spec for spec in files if spec.name.lower() == name.lower()), None):
+        raise UsageError(
+            f"found the vendor '{vendor.name}', expected a chip: {', '.join(c.name for c in vendor.chips)}"
+        )
     names = [n for spec in files for c in spec.chips for n in (c.name, *c.aliases)]
-    raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint="`show chips` shows all.")
+    own = "" if registry.has_extra else " A folder of your own is given with --plugins DIR."
+    raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint=f"`show chips` shows all.{own}")
+
+
+def chip_clash(registry: Registry, vendor: VendorFile, names: Collection[str] | None = None) -> str | None:
+    """Return a sentence about a name of the vendor's chips that is a vendor or a chip of another one as well, in any
+    case; None without one. names: those to look at; None: all of them."""
+    of_chips = {name for chip in vendor.chips for name in (chip.name, *chip.aliases)}
+    for name in sorted(of_chips if names is None else names):
+        for other in (registry.vendor_file(each) for each in registry.vendors if each != vendor.name):
+            if other.name.lower() == name.lower():
+                return f"'{name}' names a chip of vendor {vendor.name}, and the vendor {other.name}"
+            if chip := other.chip(name):
+                return f"'{name}' names a chip of vendor {vendor.name}, and {chip.name} of vendor {other.name}"
+    return None
 
 
 def detect(registry: Registry) -> Vendor:

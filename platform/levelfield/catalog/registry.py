@@ -81,6 +81,11 @@ class Registry:
     def roots(self) -> tuple[Path, ...]:
         return (checkout(), *self._extra, *_installed(tuple(sys.path)))
 
+    @property
+    def has_extra(self) -> bool:
+        """Whether the user gave folders of plugins."""
+        return bool(self._extra)
+
     @cached_property
     def cases(self) -> dict[str, Path]:
         found = self._collect("case", "configs/cases/*.yaml", lambda p: p.stem)

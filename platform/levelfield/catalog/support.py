@@ -13,7 +13,7 @@ from levelfield.catalog.code_basis import CodeBasis, rests_on, runs_path
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
-from levelfield.errors import DocumentError, UnknownName
+from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.architecture import FAMILIES
 from levelfield.specs.base import load
 from levelfield.specs.case import Precision
@@ -269,7 +269,7 @@ class Rehearsals:
                 self._vendors[row.chip] = find_chip(self._registry, row.chip)[0]
             if row.framework not in self._code:
                 self._code[row.framework] = CodeBasis(*self._registry.labelled(row.framework))
-        except UnknownName as error:
+        except UsageError as error:
             raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None
         changed = self._code[row.framework].changed(self.recorded.basis.of(row.rests_on))
         if changed:

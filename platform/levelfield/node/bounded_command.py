@@ -47,7 +47,7 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
     """Run a tool from PATH in the C locale and return its output. After `timeout_seconds` the tool is killed."""
     name = argv[0]
     try:
-        code, printed, complaint = _ended(argv, timeout_seconds, {**os.environ, "LC_ALL": "C"})
+        code, printed, complaint = _ended(argv, timeout_seconds, _c_locale())
     except subprocess.TimeoutExpired:
         return CommandOutput(None, f"{name} did not answer within {timeout_seconds:g} s")
     except _TooMuch:
@@ -62,6 +62,12 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
         return CommandOutput(printed.decode())
     except UnicodeDecodeError as error:
         return CommandOutput(None, f"{name} printed no UTF-8 text: byte {error.start}")
+
+
+def _c_locale() -> dict[str, str]:
+    """Return this process's variables in the C locale. Some tools read LANG or LANGUAGE, and not LC_ALL before them."""
+    kept = {name: value for name, value in os.environ.items() if name != "LANGUAGE" and not name.startswith("LC_")}
+    return {**kept, "LANG": "C", "LC_ALL": "C"}
 
 
 def completed(

@@ -28,7 +28,7 @@ from levelfield.compare.ranking import (
 )
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.sides import at, palm, repeat_number, tuning_of
-from levelfield.errors import LevelfieldError, UnknownName
+from levelfield.errors import LevelfieldError, UsageError
 from levelfield.pages.content import PagesContent
 from levelfield.pages.results import StoredResults
 from levelfield.pages.series_history import SeriesRuns
@@ -355,7 +355,7 @@ def _work_of(series: Series, registry: Registry) -> Work | None:
 def _ridge(name: str, peak_tflops: object, registry: Registry) -> float | None:
     try:
         bandwidth = find_chip(registry, name)[1].memory_bandwidth_bytes_per_second
-    except UnknownName:
+    except UsageError:
         return None
     return peak_tflops * 1e12 / bandwidth if bandwidth and isinstance(peak_tflops, (int, float)) else None
 

@@ -18,14 +18,16 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
     absent and not assumed.
 
     What a node that a launcher reaches has is checked there before the training. A host's memory and cores are taken to
-    be those of this machine, until the nodes report theirs.
+    be those of this machine, until the nodes report theirs. Devices of another machine count from 0, also where some
+    are here.
     """
     found, nodes, devices = decision.found, arrangement.nodes, arrangement.devices_per_node
     launched = decision.request.launch is not None
     assumed = not launched and _are_absent(decision, nodes, devices)
     if assumed and not decision.request.assume:
         raise UsageError(_absent(found, nodes, devices, _names_chip(decision)))
-    indices = tuple(range(devices)) if launched else tuple(d.index for d in _chosen(found, devices))
+    elsewhere = launched or assumed
+    indices = tuple(range(devices)) if elsewhere else tuple(d.index for d in _chosen(found, devices))
     variable, memory = found.vendor.visible_devices_variable, found.memory_of_device(nodes * devices)
     if launched:
         memory = found.memory_of_device(devices) if found.vendor.is_host else found.chip.memory_bytes
@@ -120,7 +122,7 @@ def _refuse_container_options(request: UserRequest) -> None:
 
 
 def _exposed(found: Selection, hardware: Hardware) -> list[Device]:
-    """Return the devices of a container; assumed ones where none is here."""
-    chosen = [d for d in found.devices if d.index in hardware.device_indices]
+    """Return the devices of a container; assumed ones where those of the plan are not here."""
+    chosen = [] if hardware.assumed else [d for d in found.devices if d.index in hardware.device_indices]
     indices = hardware.device_indices or range(hardware.devices_per_node)
     return chosen or [Device(i, found.chip.name, found.chip.name, None) for i in indices]

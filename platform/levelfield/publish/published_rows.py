@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
-from levelfield.errors import UnknownName
+from levelfield.errors import UsageError
 from levelfield.measure.utilisation import mfu, peak_range
 from levelfield.publish.reported_runs import RATE, differences
 from levelfield.report import words
@@ -180,7 +180,7 @@ def _chip(name: str | None, registry: Registry) -> Chip | str:
         return "the chip is withheld"
     try:
         return find_chip(registry, name)[1]
-    except UnknownName as problem:
+    except UsageError as problem:
         return str(problem)
 
 

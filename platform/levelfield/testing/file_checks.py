@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from levelfield.catalog.lookup import chip_clash
 from levelfield.contracts.readings import is_named
 from levelfield.contracts.vendor import Device
 from levelfield.errors import DocumentError, UsageError
@@ -84,13 +85,15 @@ def _check_blanks(path: Path) -> None:
 
 
 def chips(subject: VendorSubject) -> str:
-    """Check that every number of a chip has its source, and that no chip hides a later one."""
+    """Check that every number of a chip has its source, that no chip hides a later one, and that names are its own."""
     known = subject.spec.chips
     if not known:
         raise Missing("vendor.yaml has no chips", "add one: name, match, device_is, memory_bytes and memory_source")
     for chip in known:
         _check_sources(chip)
     _check_matches(known)
+    if clash := chip_clash(subject.registry, subject.spec):
+        raise Fails(clash, "choose a name that no other vendor and no chip of one has")
     without = [chip.name for chip in known if not chip.peaks]
     note = f"; no peak, so no MFU: {', '.join(without)}" if without else ""
     return f"{len(known)} chip(s){note}"

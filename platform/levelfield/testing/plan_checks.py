@@ -63,11 +63,11 @@ def _check_framework(subject: VendorSubject, framework: str) -> None:
     strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
     if strange:
         raise Fails(f"frameworks.{framework}: {access}", "give the names of modules to import")
-    if access.device.lower() == HOST_KIND and not subject.spec.is_host:
+    if not plan.hardware.is_host and access.device.lower() == HOST_KIND:
         raise Fails(
-            f"frameworks.{framework}: device {access.device}, and device_kind is {subject.spec.device_kind}: it would "
-            "train on the host's processors, and the result would name the chip",
-            "write the framework's name of the accelerator",
+            f"frameworks.{framework}: device {access.device}, so every figure would be of the processors and carry the "
+            f"name of {plan.hardware.chip.name}",
+            "name the device that the framework has for this accelerator; only `device_kind: cpu` has device cpu",
         )
     job = job_of(plan, paths)
     if (job["device"], job["backend"], job["preload"]) != (access.device, access.backend, list(access.preload)):

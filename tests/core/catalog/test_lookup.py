@@ -66,6 +66,32 @@ def test_an_unknown_target_lists_the_nearest_chips_and_vendors(hardware: Registr
         lookup.find_hardware(hardware, "F1-80GB")
 
 
+@pytest.mark.parametrize(
+    ("alias", "asked", "says"),
+    [
+        ("h100", "H100", "'H100' names a chip of vendor .*, and .* of vendor"),
+        ("NVIDIA", "nvidia", "'nvidia' names a chip of vendor fake, and the vendor nvidia; write another name"),
+    ],
+)
+def test_a_name_of_two_things_is_refused(tmp_path: Path, alias: str, asked: str, says: str) -> None:
+    plugins = Path(shutil.copytree(PLUGINS, tmp_path / "plugins"))
+    file = plugins / "vendors/fake/vendor.yaml"
+    file.write_text(file.read_text().replace("[F1-8GB]", f"[F1-8GB, {alias}]"))
+    with pytest.raises(UsageError, match=says):
+        lookup.find_chip(Registry([plugins]), asked)
+    assert lookup.find_chip(Registry([plugins]), "F1")[1].name == "F1"
+    assert lookup.find_chip(Registry(), "H100")[1].name == "H100-SXM5-80GB"
+
+
+def test_a_vendor_is_no_chip_and_an_unknown_chip_may_be_in_a_folder_of_plugins(registry: Registry) -> None:
+    with pytest.raises(UsageError, match="found the vendor 'nvidia', expected a chip: V100-SXM2-16GB, "):
+        lookup.find_chip(registry, "nvidia")
+    with pytest.raises(UnknownName, match=r"`show chips` shows all\.$"):
+        lookup.find_chip(registry, "X1")
+    with pytest.raises(UnknownName, match="A folder of your own is given with --plugins DIR"):
+        lookup.find_chip(Registry(), "X1")
+
+
 def test_chips_of_the_reports_are_known() -> None:
     names = ["A100", "A10080G", "A10040G", "A800", "V100", "H100"]
     assert all(lookup.find_chip(Registry(), name)[0].name == "nvidia" for name in names)

@@ -88,6 +88,9 @@ def test_hardware_that_is_not_here_is_assumed_for_a_plan(planned: Planned, hardw
     assert plan.hardware.assumed and plan.hardware.chip.name == named.chip
     assert (plan.hardware.nodes, plan.hardware.devices_per_node) == (named.nodes, named.devices)
     assert (plan.scale, plan.tuning.micro_batch) == ("full", 1)
+    numbers = tuple(range(named.devices))  # two are here, of another number than the plan's
+    assert plan.hardware.device_indices == numbers
+    assert plan.hardware.visible == {"FAKE_VISIBLE_DEVICES": ",".join(map(str, numbers))}
     assert plan.scale_reason == f"on the hardware that the suite names, {hardware}"
 
 
@@ -141,7 +144,7 @@ def test_assumed_hardware_is_marked_even_where_it_is_here(planned: Planned) -> N
 def test_a_chip_that_nobody_makes_is_refused(planned: Planned) -> None:
     with pytest.raises(UnknownName, match="unknown vendor or chip 'F9'"):
         planned("tiny:fake", "1x8 F9")
-    with pytest.raises(UnknownName, match="unknown vendor or chip 'fake'"):
+    with pytest.raises(UsageError, match="found the vendor 'fake', expected a chip: F1, F2"):
         planned("tiny:fake", "1x8 fake")
 
 
