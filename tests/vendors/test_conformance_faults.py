@@ -84,6 +84,10 @@ BANDWIDTH = PEAKS + "    memory_bandwidth_bytes_per_second: %s\n    bandwidth_so
 LINK = BANDWIDTH % 1e12 + "    interconnect: {description: made up, each_way_bytes_per_second: %s, source: made up}\n"
 
 
+FULL = re.sub(r"64, \d+,", "64, 65536,", MONITOR)
+ACCESS = "device: acme, backend: accl"
+
+
 class Plant(NamedTuple):
     """One fault: which check finds it, the file that is changed, how, and what the finding says.
 
@@ -128,9 +132,11 @@ PLANTS = [
     Plant("devices", "recorded/monitor.csv", "", "", "monitor.csv is empty"),
     Plant("devices", "recorded/monitor.csv", MONITOR, MONITOR.replace("Acme", "Acm\udce9"), "is not UTF-8 text"),
     Plant("devices", "vendor.yaml", "match: [Acme A1]", "match: [Acme A2]", "'Acme A1', which ends with no chip"),
+    Plant("values", "vendor.yaml", "power: {column: 6", "power: {column: 3", "name and power are read from one place"),
     Plant(
-        "values", "vendor.yaml", "power: {column: 6", "power: {column: 3", "monitor.fields.power is read on no device"
+        "values", "vendor.yaml", "index: {column: 1}", "index: {column: 5}", "index and memory_used are read from one"
     ),
+    Plant("values", "recorded/monitor.csv", "N/A", "1.5", "device 1: power: null, where another device has a value"),
     Plant("values", "vendor.yaml", "printed: C", "printed: F", "monitor.fields.temperature is read on no device"),
     Plant(
         "values", "adapter.py", "", HEAD + "    def sample(self, d): return [Sample(x.index) for x in d]\n", "reason"
@@ -232,9 +238,7 @@ PLANTS = [
         "plausible", "vendor.yaml", PEAKS, LINK % 900, "a rate of interconnect in GB/s is 9e-07, expected 1 to 10000"
     ),
     Plant("plausible", "vendor.yaml", PEAKS, LINK % 7.2e12, "sends 7200 GB/s each way, above the memory's 1000 GB/s"),
-    Plant(
-        "values", "vendor.yaml", "column: 5, unit: MiB", "column: 4, unit: GiB", "memory_used equals memory_total on"
-    ),
+    Plant("values", "recorded/monitor.csv", MONITOR, FULL, "memory_used equals memory_total on every device"),
     Plant(
         "claims",
         "../twin/vendor.yaml",
@@ -248,9 +252,13 @@ PLANTS = [
         *("", "no framework or no chip"),
     ),
     Plant("launch", "vendor.yaml", "  torch: {device", "  tensorflow: {device", "unknown 'tensorflow'"),
+    Plant("schema", "vendor.yaml", ACCESS, "device: 'acme:0', backend: accl", "torch.device: found 'acme:0', expected"),
+    Plant("schema", "vendor.yaml", ACCESS, "device: acme A1, backend: accl", "torch.device: found 'acme A1', expected"),
+    Plant("schema", "vendor.yaml", ACCESS, "device: acme, backend: 'accl '", "torch.backend: found 'accl ', expected"),
+    Plant("visible", "recorded/monitor.csv", "2, SN", "1204, SN", "devices 0, 1, 1204; ACME_VISIBLE_DEVICES counts"),
     Plant("launch", "vendor.yaml", "[torch_acme]", "[torch-acme]", "frameworks.torch"),
     Plant("launch", "vendor.yaml", "{device: acme,", "{device: cpu,", "device cpu, so every figure would be of the"),
-    Plant("launch", "vendor.yaml", "{device: acme,", "{device: 'cpu:0',", "carry the name of A1"),
+    Plant("launch", "vendor.yaml", "{device: acme,", "{device: CPU,", "carry the name of A1"),
     Plant("launch", "vendor.yaml", "has_framework: true, ", "", "no plan for torch"),
     Plant("launch", "vendor.yaml", "verified:", "environment: {RANK: '0'}\nverified:", "RANK"),
     Plant("launch", "vendor.yaml", "verified:", "environment: {ACME_VISIBLE_DEVICES: '9'}\nverified:", "ACME_VISIBLE"),
@@ -318,6 +326,22 @@ def test_the_check_finds_what_was_planted(plant: Plant, tmp_path: Path, monkeypa
     finding = found(tmp_path, plant.check)
     assert plant.says in finding.says, finding
     assert finding.status in (("warns",) if plant.check == "commands" else ("missing", "fails"))
+
+
+@pytest.mark.parametrize(
+    ("check_name", "file", "old", "new", "says"),
+    [
+        ("visible", "recorded/monitor.csv", "2, SN", "5, SN", "has devices 0, 1, 5; ACME_VISIBLE_DEVICES counts from"),
+        ("versions", "vendor.yaml", "driver ([0-9.]+)", r"driver \S+", "software.driver is recorded as 'driver 6.7.0'"),
+        ("versions", "vendor.yaml", "driver ([0-9.]+)", "(driver)", "software.driver is recorded as 'driver'"),
+    ],
+)
+def test_what_may_be_right_is_warned_of(
+    check_name: str, file: str, old: str, new: str, says: str, tmp_path: Path
+) -> None:
+    replace(write_acme(tmp_path) / file, old, new)
+    finding = found(tmp_path, check_name)
+    assert finding.status == "warns" and says in finding.says and finding.do, finding
 
 
 @pytest.mark.parametrize("words", ["sh, -c, 'acme-smi --query'", "sudo, acme-smi, --query", "timeout, '5', acme-smi"])

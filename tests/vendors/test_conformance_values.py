@@ -113,3 +113,113 @@ def test_a_number_that_never_had_a_unit_may_stand_without(folder: Path) -> None:
 
 def test_all_is_well_before_it_is_broken(folder: Path) -> None:
     assert [f.says for f in check(VendorSubject("acme", [folder.parents[1]]), fast=True) if f.status != "ok"] == []
+
+
+HEADER = "index, serial, name, memory.total [GiB], memory.used [MiB], power [W], temperature [C], busy [%]\n"
+LINES = "0, S0, Acme A1, 64, 1204, 183.5, 61, 97\n1, S1, Acme A1, 64, 3, 61.0, 34, 0\n"
+FIELDS = {
+    "index": "column: index",
+    "identity": "column: serial",
+    "name": "column: name",
+    "memory_total": "column: 'memory.total [GiB]', unit: GiB",
+    "memory_used": "column: 'memory.used [MiB]', unit: MiB",
+    "power": "column: 'power [W]', unit: W",
+    "temperature": "column: 'temperature [C]', unit: celsius",
+    "utilisation": "column: 'busy [%]', unit: percent",
+}
+
+
+def headed(tmp_path: Path, header: str = HEADER, **fields: str | None) -> CheckFinding:
+    """Return the finding of `values` for a tool that prints a header. fields: other places; None leaves a field out."""
+    made = write_acme(tmp_path)
+    places = {field: where for field, where in {**FIELDS, **fields}.items() if where}
+    listed = "".join(f"    {field}: {{{where}}}\n" for field, where in places.items())
+    declared = VENDOR[VENDOR.index("monitor:") : VENDOR.index("software:")]
+    replace(
+        made / "vendor.yaml",
+        declared,
+        f"monitor:\n  command: [acme-smi, --query]\n  format: csv\n  fields:\n{listed}",
+    )
+    (made / "recorded/monitor.csv").write_text(header + LINES)
+    return found(made, "values")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"memory_used": "column: 'memory.used [MiB]', unit: GiB"}, "the tool's unit is MiB (column 'memory.used"),
+        ({"memory_used": "column: 'memory.used [MiB]', unit: KiB"}, "and vendor.yaml has unit: KiB"),
+        ({"power": "column: 'power [W]', unit: W, scale: 0.1"}, "and vendor.yaml has unit: W, scale: 0.1"),
+        ({"utilisation": "column: 'busy [%]', unit: ratio"}, "the tool's unit is % (column 'busy [%]')"),
+        ({"index": "column: 'memory.used [MiB]'", "memory_used": None}, "whose unit MiB is one of memory"),
+        ({"memory_used": "column: 'power [W]', unit: MiB", "power": None}, "whose unit W is one of power"),
+        ({"memory_used": "column: 'power [W]', unit: MiB"}, "memory_used and power are read from one place"),
+        ({"index": "column: 'busy [%]'"}, "index and utilisation are read from one place, column 'busy [%]'"),
+        (
+            {
+                "temperature": "column: 'busy [%]', unit: celsius",
+                "utilisation": "column: 'temperature [C]', unit: percent",
+            },
+            "temperature is read from column 'busy [%]', whose unit % is one of utilisation",
+        ),
+    ],
+)  # fmt: skip
+def test_a_heading_that_contradicts_its_field_is_found(
+    fields: dict[str, str | None], says: str, tmp_path: Path
+) -> None:
+    assert headed(tmp_path).status == "ok"
+    finding = headed(tmp_path / "broken", **fields)
+    assert says in finding.says and finding.status == "fails" and finding.do, finding
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fields", "says"),
+    [
+        ("busy [%]", "temp", {"utilisation": "column: temp, unit: percent"}, "which speaks of temperature"),
+        ("memory.used [MiB]", "mem free", {"memory_used": "column: mem free, unit: MiB"}, "which speaks of free"),
+        ("memory.used [MiB]", "Total", {"memory_used": "column: Total, unit: MiB"}, "speaks of memory_total"),
+        ("index", "temp", {"index": "column: temp"}, "index is read from column 'temp', which speaks of temperature"),
+        (
+            *("memory.used [MiB]", "memory [MB]"),
+            {"memory_used": "column: 'memory [MB]', unit: MiB", "memory_total": None},
+            "the tool's unit is MB, and vendor.yaml has unit: MiB",
+        ),
+    ],
+)
+def test_a_heading_that_may_be_another_is_warned_of(
+    old: str, new: str, fields: dict[str, str | None], says: str, tmp_path: Path
+) -> None:
+    finding = headed(tmp_path, HEADER.replace(old, new), **fields)
+    assert finding.status == "warns" and says in finding.says and finding.do, finding
+
+
+def test_mb_of_a_tool_may_be_mib_where_the_memory_of_the_chip_shows_it(tmp_path: Path) -> None:
+    """As amd-smi prints; several words of one heading are no doubt."""
+    where = "column: 'GPU memory usage [MB]', unit: MiB"
+    finding = headed(tmp_path, HEADER.replace("memory.used [MiB]", "GPU memory usage [MB]"), memory_used=where)
+    assert finding.status == "ok", finding
+
+
+def test_two_values_of_one_text_are_two_places(folder: Path) -> None:
+    document = {"cards": [{"i": n, "m": f"{used} of 65536 MiB"} for n, used in enumerate((1204, 3))]}
+    fields = "memory_used: {path: [m], unit: MiB, matching: '(\\d+) of .*'}, index: {path: [i]}"
+    total = "memory_total: {path: [m], unit: MiB, matching: '\\d+ of (\\d+) MiB'}"
+    replace(
+        folder / "vendor.yaml",
+        MONITOR,
+        f"monitor: {{command: [acme-smi], format: json, records: [cards], fields: {{{fields}, {total}}}}}\n",
+    )
+    (folder / "recorded/monitor.json").write_text(json.dumps(document))
+    assert found(folder, "values").says == "read: memory_total, memory_used"
+
+
+@pytest.mark.parametrize(("used", "is_right"), [(65536, True), (67000, True), (99999, False)])
+def test_without_a_total_the_memory_in_use_is_at_most_the_chips(used: int, is_right: bool, tmp_path: Path) -> None:
+    """Drivers and data sheets differ by up to three per cent."""
+    made = write_acme(tmp_path)
+    replace(made / "vendor.yaml", "    memory_total: {column: 4, unit: GiB}\n", "")
+    replace(made / "recorded/monitor.csv", "64, 1024", f"64, {used}")
+    finding = found(made, "values")
+    assert (finding.status == "ok") is is_right, finding
+    said = f"device 0: memory_used: found {used * 2**20} bytes in use, expected at most the 68719476736 of chip A1"
+    assert is_right or said in finding.says

@@ -64,6 +64,16 @@ def test_memory_in_use_is_at_most_what_there_is() -> None:
     assert above.memory_used_bytes is None and "expected at most the device's" in above.reasons["memory_used_bytes"]
 
 
+def test_without_a_total_of_the_tool_the_chips_memory_is_the_limit() -> None:
+    silent = replace(DEVICE, memory_bytes=None)
+    right, above = Sample(0, memory_used_bytes=BYTES), Sample(0, memory_used_bytes=round(BYTES * 1.04))
+    assert plausible(SPEC, silent, right) is right
+    found = plausible(SPEC, silent, above)
+    assert found.memory_used_bytes is None
+    assert f"expected at most the {BYTES} of chip H100-SXM5-80GB" in found.reasons["memory_used_bytes"]
+    assert plausible(SPEC, replace(silent, chip=None), above) is above
+
+
 def test_reasons_of_the_tool_stay() -> None:
     sample = Sample(0, power_watts=0.0, reasons={"energy_joules": "no counter"})
     assert plausible(SPEC, DEVICE, sample).reasons == {

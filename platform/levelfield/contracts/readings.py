@@ -113,6 +113,18 @@ def memory_fault(device: Device, chip: Chip | None) -> str | None:
     )
 
 
+def used_fault(device: Device, chip: Chip | None, used: int | None) -> str | None:
+    """Return why the memory in use cannot be right: more than the tool says the device has, else than its chip has."""
+    if used is None:
+        return None
+    if device.memory_bytes is not None:
+        said = f"found {used} bytes in use, expected at most the device's {device.memory_bytes}"
+        return None if used <= device.memory_bytes else said
+    if chip is None or chip.memory_bytes is None or used <= chip.memory_bytes * (1 + MEMORY_TOLERANCE):
+        return None
+    return f"found {used} bytes in use, expected at most the {chip.memory_bytes} of chip {chip.name}"
+
+
 def checked(spec: VendorFile, devices: DeviceList) -> DeviceList:
     """Return the devices; the problem names those whose memory cannot be right. A divided host is one device."""
     if spec.is_divided and len(devices) > 1:
@@ -149,11 +161,9 @@ def plausible_samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, ob
 
 
 def _faults(spec: VendorFile, device: Device, sample: Sample) -> Iterator[tuple[str, str]]:
-    used, whole, watts = sample.memory_used_bytes, device.memory_bytes, sample.power_watts
-    if fault := memory_fault(device, _chip(spec, device)):
+    chip, watts = _chip(spec, device), sample.power_watts
+    if fault := memory_fault(device, chip) or used_fault(device, chip, sample.memory_used_bytes):
         yield "memory_used_bytes", fault
-    elif used is not None and whole is not None and not used <= whole:
-        yield "memory_used_bytes", f"found {used} bytes in use, expected at most the device's {whole}"
     if not spec.is_host and watts is not None and not watts >= LEAST_WATTS:
         yield "power_watts", f"found {watts:g} W, expected at least {LEAST_WATTS:g} W of an accelerator"
 

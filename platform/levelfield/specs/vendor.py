@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -266,6 +267,17 @@ class VendorFile(Document):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ValueError(f"chips: found the names {', '.join(twice)} twice, expected unique names")
+        return self
+
+    @model_validator(mode="after")
+    def _access_is_named(self) -> VendorFile:
+        for framework, access in self.frameworks.items():
+            for key, name in (("device", access.device), ("backend", access.backend)):
+                if not re.fullmatch(r"\w+" if key == "device" else r"\w+([:,]\w+)*", name, re.ASCII):
+                    raise ValueError(
+                        f"frameworks.{framework}.{key}: found '{name}', expected the framework's bare name of the "
+                        f"{key}, such as {'cuda' if key == 'device' else 'nccl'}: no blank, and no number of a device"
+                    )
         return self
 
     def chip(self, name: str) -> Chip | None:

@@ -61,9 +61,9 @@ def _check_framework(subject: VendorSubject, framework: str) -> None:
     plan = _first_plan(subject, framework)
     access, paths = plan.access, RunPaths(subject.stage.runs / "launch")
     strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
-    if strange or not access.device.strip() or not access.backend.strip():
-        raise Fails(f"frameworks.{framework}: {access}", "give device, backend and the names of modules to import")
-    if not plan.hardware.is_host and access.device.partition(":")[0].strip().lower() == HOST_KIND:
+    if strange:
+        raise Fails(f"frameworks.{framework}: {access}", "give the names of modules to import")
+    if not plan.hardware.is_host and access.device.lower() == HOST_KIND:
         raise Fails(
             f"frameworks.{framework}: device {access.device}, so every figure would be of the processors and carry the "
             f"name of {plan.hardware.chip.name}",

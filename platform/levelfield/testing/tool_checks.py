@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED, several_of_a_host
 from levelfield.contracts.vendor import Device
+from levelfield.specs.base import MOST_DEVICES
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
 from levelfield.testing.recordings import without_reason
@@ -174,6 +176,12 @@ def versions(subject: VendorSubject) -> str:
     for name in sorted(known):
         if found[name].startswith("unreadable"):
             raise Fails(f"software.{name}: {found[name]}", "correct its pattern")
+    for name in sorted(known):
+        if re.search(r"\s", found[name]) or not re.search(r"\d", found[name]):
+            raise Warns(
+                f"software.{name} is recorded as '{found[name]}'",
+                "put the version alone into the pattern's first group, as in 'driver (\\S+)'",
+            )
     return ", ".join(f"{name} {found[name]}" for name in sorted(known))
 
 
@@ -209,4 +217,15 @@ def visible(subject: VendorSubject) -> str:
                 f"with {variable}='{text}' the adapter lists devices {seen}, expected {expected}",
                 "choose devices by index",
             )
+    _check_indices([device.index for device in found], variable)
     return f"{variable} chooses among {len(found)} device(s)"
+
+
+def _check_indices(indices: Sequence[int], variable: str) -> None:
+    """Check that the indices can be what the variable counts: 0, 1, 2 and so on."""
+    if indices == list(range(len(indices))):
+        return
+    said = f"the recording has devices {', '.join(map(str, indices))}; {variable} counts from 0"
+    if max(indices) >= MOST_DEVICES:
+        raise Fails(f"{said}, and no node has {max(indices) + 1} devices", "compare the place of `index`")
+    raise Warns(said, "compare the place of `index`; it is right where the other devices were not recorded")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
-from levelfield.contracts.readings import MEMORY_TOLERANCE, without
+from levelfield.contracts.readings import MEMORY_TOLERANCE, used_fault, without
 from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.report.sheets import padded, widths_of
-from levelfield.specs.tool import FieldName, units_of
-from levelfield.testing.findings import CheckRow, Fails
+from levelfield.specs.tool import UNITS, FieldName, Tool, Where, units_of
+from levelfield.testing.findings import CheckRow, Fails, Warns
 from levelfield.testing.recordings import Recording, without_reason
 from levelfield.testing.subject import VendorSubject
 
@@ -23,6 +24,22 @@ SAMPLED: dict[FieldName, str] = {
     "temperature": "temperature_celsius",
 }
 COMPARE = "compare its place and unit with the recording"
+# The units as tools write them, each with its quantity and its unit in vendor.yaml.
+STATED: dict[str, tuple[str, str]] = {
+    **{unit: (quantity, unit) for quantity, units in UNITS.items() for unit in units},
+    **{"%": ("utilisation", "percent"), "KB": ("memory", "kB")},
+    **dict.fromkeys(("C", "°C", "℃", "degC"), ("temperature", "celsius")),
+}
+SAME = 1.1  # sizes of units that are less apart are one: MB and MiB, which tools mix
+# How words of a heading begin that are said of one quantity only.
+HEADED = {
+    "power": ("power", "pwr", "watt"),
+    "energy": ("energy",),
+    "memory": ("mem", "vram", "hbm"),
+    "utilisation": ("util", "busy"),
+    "temperature": ("temp",),
+}
+PARTS = {"memory_used": ("used", "usage", "use", "alloc"), "memory_total": ("total", "size", "capacity")}
 
 
 def rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
@@ -87,14 +104,94 @@ def values(subject: VendorSubject) -> str:
     found, declared = rows(subject), _declared(subject)
     if blank := without_reason(list(subject.over(subject.outputs).sample(subject.devices()))):
         raise Fails(blank, "give a reason in Sample.reasons")
+    tools = [(r.role, r.tool) for r in subject.needs_recordings() if r.tool]
+    _check_places(tools)
+    _check_units(tools, _unit_of_heading)
     _are_read(found, declared)
     _check_memory(subject, declared.get("memory_total"))
-    _check_used(found)
+    _check_units(tools, lambda where: where.printed)
+    _check_used(subject, found)
     _are_lost_nowhere(found, declared)
     fields = sorted({f for row in found for f, value in row.values.items() if value is not None} - {"name", "identity"})
     if not fields:
         raise Fails("no device has any value", "compare vendor.yaml with the recording")
+    if doubt := next(_doubts(tools), None):
+        raise Warns(doubt, "compare its place with the recording; if it is right, leave it")
     return f"read: {', '.join(fields)}"
+
+
+def _check_places(tools: Sequence[tuple[str, Tool]]) -> None:
+    """Check that no two fields of a tool are the same text."""
+    for role, tool in tools:
+        seen: dict[object, FieldName] = {}
+        for field, where in tool.fields.items():
+            place = where.column or where.path
+            if place and (other := seen.setdefault((place, where.matching), field)) != field:
+                raise Fails(
+                    f"{role}.fields: {other} and {field} are read from one place, {_heading(where)}",
+                    "give each field its own place; for two values in one text, a `matching` for each",
+                )
+
+
+def _check_units(tools: Sequence[tuple[str, Tool]], stated: Callable[[Where], str]) -> None:
+    """Check that the unit that the tool itself states is the field's, in `unit` and `scale`."""
+    for role, tool in tools:
+        for field, where in tool.fields.items():
+            quantity, unit = STATED.get(stated(where), ("", ""))
+            if not quantity:
+                continue
+            if not units_of(field) or unit not in units_of(field):
+                raise Fails(
+                    f"{role}.fields.{field} is read from {_heading(where)}, whose unit {stated(where)} is one of "
+                    f"{quantity}",
+                    COMPARE,
+                )
+            if not 1 / SAME < _times(field, where, unit) < SAME:
+                raise Fails(
+                    f"{role}.fields.{field}: the tool's unit is {stated(where)} ({_heading(where)}), and vendor.yaml "
+                    f"has {_unit(where)}",
+                    f"write unit: {unit}, without scale; where the tool's own unit is wrong, say so in a comment and "
+                    "read the field by a place without it",
+                )
+
+
+def _doubts(tools: Sequence[tuple[str, Tool]]) -> Iterator[str]:
+    """Return a sentence about each field whose heading speaks of something else, or whose unit is only nearly it."""
+    for role, tool in tools:
+        for field, where in tool.fields.items():
+            words = re.findall("[a-z]+", _heading(where).lower())
+            said = [q for q, begins in HEADED.items() if any(word.startswith(begins) for word in words)]
+            own = "memory" if field in PARTS else field
+            if said and own not in said and field in ("index", *SAMPLED, "memory_total"):
+                yield f"{role}.fields.{field} is read from {_heading(where)}, which speaks of {' and '.join(said)}"
+            parts = [part for word in words for part in (*PARTS, "free") if word in PARTS.get(part, (part,))]
+            if field in PARTS and parts and parts[-1] != field:
+                yield f"{role}.fields.{field} is read from {_heading(where)}, which speaks of {parts[-1]}"
+            stated = _unit_of_heading(where) or where.printed
+            is_checked = "memory_total" in tool.fields  # against the chip's memory, in the same tool
+            if stated in STATED and not is_checked and _times(field, where, STATED[stated][1]) != 1:
+                yield f"{role}.fields.{field}: the tool's unit is {stated}, and vendor.yaml has {_unit(where)}"
+
+
+def _heading(where: Where) -> str:
+    return f"column '{where.column}'" if where.column else f"path {list(where.path or ())}"
+
+
+def _unit_of_heading(where: Where) -> str:
+    """Return the text in brackets at the end of a column's name or of the last key; empty without one."""
+    last = where.column or (where.path or ("",))[-1]
+    match = re.search(r"[\[(] *([^\])]+?) *[\])]\s*$", last) if isinstance(last, str) else None
+    return match[1] if match else ""
+
+
+def _unit(where: Where) -> str:
+    return f"unit: {where.unit}" + (f", scale: {where.scale:g}" if where.scale else "")
+
+
+def _times(field: FieldName, where: Where, unit: str) -> float:
+    """Return how many of `unit` a number 1 of this field is in vendor.yaml."""
+    sizes = units_of(field)
+    return float(Decimal(sizes[where.unit or ""]) / Decimal(sizes[unit])) * (where.scale or 1)
 
 
 def _are_read(found: Sequence[CheckRow], declared: dict[FieldName, Recording]) -> None:
@@ -140,8 +237,12 @@ def _check_memory(subject: VendorSubject, recording: Recording | None) -> None:
             )
 
 
-def _check_used(found: Sequence[CheckRow]) -> None:
-    """Check that not every device is full to the last byte: two fields then have one place."""
+def _check_used(subject: VendorSubject, found: Sequence[CheckRow]) -> None:
+    """Check that no device uses more than it has, nor all devices all to the last byte: two fields have one place."""
+    for device, row in zip(subject.devices(), found, strict=True):
+        used, chip = row.values.get("memory_used"), subject.spec.chip(device.chip) if device.chip else None
+        if fault := used_fault(device, chip, int(used) if isinstance(used, (int, float)) else None):
+            raise Fails(f"device {device.index}: memory_used: {fault}", COMPARE)
     pairs = [(row.values.get("memory_used"), row.values.get("memory_total")) for row in found]
     known = [pair for pair in pairs if None not in pair]
     if known and all(used == total for used, total in known):
