@@ -92,9 +92,9 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
     rated, unknown = (chip, ()) if vendor.is_host else _rated(chip, work, options.precision, nodes * per_node)
     if unknown:
         assumed.append(
-            f"{', '.join(unknown)}: not public of {chip.name}, so rows have the order that the rates of an "
-            "A100-SXM4-80GB give them, and no speed. Your own go into a private chips file (--chips, "
-            "docs/private-chips.md)"
+            f"{', '.join(unknown)}: not public of {chip.name}{_other_peaks(chip, work)}, so rows have the order that "
+            "the rates of an A100-SXM4-80GB give them, and no speed. Your own go into vendor.yaml or a private chips "
+            "file (--chips, docs/private-chips.md)"
         )
     if chip.memory_bytes is None and not vendor.is_host:
         assumed.append(f"enough memory: that of {chip.name} is not public, so every layout counts as fitting")
@@ -104,8 +104,8 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
         found = answer(question)
     except UnknownLink as error:
         raise UsageError(
-            f"{chip.name}: {error}. Put `interconnect` with `each_way_bytes_per_second` and its source into a private "
-            "chips file (--chips, docs/private-chips.md), or plan for one device"
+            f"{chip.name}: {error}. Put `interconnect` with `each_way_bytes_per_second` and its source into "
+            "vendor.yaml or a private chips file (--chips, docs/private-chips.md), or plan for one device"
         ) from None
     return AnsweredPlan(
         question,
@@ -145,12 +145,15 @@ def _work_in(work: Work, precision: str | None) -> Work:
 def _rated(chip: Chip, work: Work, precision: str | None, devices: int) -> tuple[Chip, tuple[str, ...]]:
     """Return the chip with assumed rates in place of those that are not public, as runs take them, and their names.
 
-    A chip with peaks, but none of this precision, stays as it is: it has no products in it.
+    No rate of products in TF32 and NVFP4 is assumed, since no run has them.
     """
-    own = work.training.precision
-    if precision in _VALUES or (chip.peaks and ("bf16" if own == "fp8" else own) not in chip.peaks):
-        return chip, ()
-    return with_assumed_rates(chip, own, devices)
+    return (chip, ()) if precision in _VALUES else with_assumed_rates(chip, work.training.precision, devices)
+
+
+def _other_peaks(chip: Chip, work: Work) -> str:
+    """Return the precisions that the chip has peaks of, where that of the work is none of them: it may lack it."""
+    precision = work.training.precision
+    return "" if precision in chip.peaks or not chip.peaks else f", which has peaks of {', '.join(chip.peaks)} alone"
 
 
 def _read_case(options: argparse.Namespace) -> None:

@@ -141,8 +141,8 @@ def _node_link(chip: Chip) -> Link | None:
 
 def _unknown(chip: Chip, key: str, what: str) -> str:
     return (
-        f"{chip.name}: found no published {what}, which the planner needs. Put `{key}`, with its source, into a "
-        "private chips file (--chips, docs/private-chips.md)"
+        f"{chip.name}: found no published {what}, which the planner needs. Put `{key}`, with its source, into "
+        "vendor.yaml or a private chips file (--chips, docs/private-chips.md)"
     )
 
 

@@ -33,7 +33,7 @@ def _rows(result: Result) -> Iterator[LabelledText]:
         step = throughput.step_seconds
         yield "speed", f"{words.number(throughput.tokens_per_second_per_device)} tokens/s/device"
         yield "step", f"{step.median * 1000:,.1f} ms median, {step.p90 * 1000:,.1f} ms p90, {step.steps} steps"
-        yield from (("", f"flagged: {flag}") for flag in step.flags)
+        yield from (("", f"flagged: {words.flag(flag)}") for flag in step.flags)
     if result.disturbance:
         yield from (("", f"flagged: {flag}") for flag in result.disturbance.flags)
     yield from (("waited", sentence) for sentence in words.pace_lines(result))
@@ -48,6 +48,7 @@ def _rows(result: Result) -> Iterator[LabelledText]:
     yield "", f"expected {words.expectation(result)}"
     if result.memory.expectation and result.memory.expectation.remark:
         yield "", f"remark: {result.memory.expectation.remark}"
+    yield from (("" if number else "energy", line) for number, line in enumerate(words.energy_lines(result)))
     first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
     yield "loss", f"{first} -> {last}, mean of the last steps"
     yield from (("", sentence) for sentence in words.to_loss_lines(result))
@@ -71,6 +72,7 @@ def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -
         more=tuple(more),
         number=words.number,
         gib=words.gib,
+        flag=words.flag,
         memory_rows=words.memory_rows,
         percent=words.percent,
         status=words.status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,10 @@ if TYPE_CHECKING:  # help and a plan have words and no result
 GIB = 2**30
 NONE = "-"
 WIDTH = 80
+# As measure/throughput.py writes it into result.json.
+_TREND = re.compile(
+    r"(?P<said>trend: step time drifts by (?P<percent>[+-]\d+\.\d)%) over the window (?P<p>\(p = [^)]*\))"
+)
 MOST_NODES = 8  # in the report of one run; report.md has all
 
 
@@ -142,6 +147,31 @@ def node_rows(result: Result) -> list[tuple[str, str]]:
     ]
     lines += [f"and {len(bad) - MOST_NODES} more"] if len(bad) > MOST_NODES else []
     return [("" if place else "nodes", line) for place, line in enumerate(lines)]
+
+
+def flag(stored: str) -> str:
+    """Return the flag of step times in words. A drift is that of a fitted line, which may lose more than the median."""
+    found = _TREND.fullmatch(stored)
+    if found is None:
+        return stored
+    half = float(found["percent"]) / 200
+    first, last = (significant(max(0.0, end), 3) for end in (1 - half, 1 + half))
+    return f"{found['said']} of its median over the window, on a line from {first} to {last} times it {found['p']}"
+
+
+def energy_lines(result: Result) -> tuple[str, ...]:
+    """Return the energy of a run in lines, or why it is unknown; none where the host's processors report none."""
+    energy = result.energy
+    if energy.joules_per_token.value is not None:
+        watts = number(energy.mean_watts.value)
+        lines = [f"{significant(energy.joules_per_token.value)} J/token of the {energy.boundary}s, {watts} W together"]
+    elif result.throughput is None or _is_host(result):
+        lines = []
+    else:
+        lines = [f"unknown: {energy.joules_per_token.reason}"]
+    if energy.nodes and energy.nodes.joules_per_token.value is not None:
+        lines.append(f"{significant(energy.nodes.joules_per_token.value)} J/token of the whole nodes")
+    return tuple(lines)
 
 
 def _of_node(name: str) -> str:

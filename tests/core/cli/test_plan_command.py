@@ -73,7 +73,6 @@ def test_nothing_fits_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
         (("gpt3_6.7B", "--chip", "A100", "--devices", "0"), "--devices: found 0"),
         (("gpt3_6.7B", "--chip", "A100", "--devices", "12"), "expected a multiple of 8"),
         (("gpt3_6.7B", "--chip", "A100", "--network", "fast"), "--network: found 'fast'"),
-        (("llama3_8b", "--chip", "V100"), "V100-SXM2-16GB: found no published bf16 peak"),
     ],
 )
 def test_wrong_questions(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str) -> None:
@@ -107,6 +106,34 @@ def test_a_run_s_plan_has_no_speed_from_another_chip_s_rates(capsys: pytest.Capt
         assert plan["predicted"] and (plan["predicted"][0]["tokens_per_second"] is not None) == known
     assert main(["--case", "llama3_8b_bf16:torch:Ascend-910B1:1:8", "--scale", "full", "--dry-run"]) == 0
     assert "predicted    no rate, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("case", "chip"), [("gpt3_6.7B", "ours"), ("llama3_8b", "V100")])
+def test_a_peak_that_is_lacking_beside_others_is_assumed_by_the_plan_and_by_a_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str, chip: str
+) -> None:
+    """gpt3_6.7B is in fp16, llama3_8b in bf16."""
+    chips = tmp_path / "chips.yaml"
+    chips.write_text(
+        "schema: levelfield.chips/1\nvendors:\n  nvidia:\n    - {name: ours, device_is: card, memory_bytes: "
+        "68719476736, memory_source: a letter, memory_bandwidth_bytes_per_second: 1.6e12, bandwidth_source: a letter, "
+        "interconnect: {description: a mesh, each_way_bytes_per_second: 196.0e9, source: a letter}, "
+        "peaks: {bf16: {tflops: 300, source: a letter}, fp32: {tflops: 30, source: a letter}}}\n"
+    )
+    own = ("--chips", str(chips))
+    found = json.loads(said(capsys, case, "--chip", chip, "--nodes", "4", "--devices", "8", "--json", *own))
+    assert all(row["tokens_per_second_per_device"] is None for row in found["rows"])
+    lacks, has = {"ours": ("fp16", "bf16, fp32"), "V100": ("bf16", "fp64, fp32, fp16")}[chip]
+    (said_of,) = (each for each in found["assumed"] if each.startswith("peak"))
+    assert said_of.startswith(f"peak of {lacks}: not public of ")
+    assert f", which has peaks of {has} alone, so rows have the order that" in said_of
+    assert "Your own go into vendor.yaml or a private chips file" in said_of
+    assert main(["--case", f"{case}:torch:{chip}:4:8", "--scale", "full", "--dry-run", "--json", *own]) == 0
+    plan = json.loads(capsys.readouterr().out)[0]["plan"]
+    assert plan["predicted"][0]["tokens_per_second"] is None
+    first, best = plan["predicted"][0], found["rows"][0]
+    assert [first[key] for key in ("micro_batch", "recompute")] == [best[key] for key in ("micro_batch", "recompute")]
+    assert f"DP{first['layout']['data']}TP{first['layout']['tensor']}PP" in best["layout"]
 
 
 def test_a_private_chip_can_be_planned_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from levelfield.measure.raw_facts import StepRecord
 from levelfield.measure.series import change_point, over_repeats, relative_iqr, trend
 from levelfield.measure.throughput import StepEnd, WindowError, step_times, window
+from levelfield.report import words
 from levelfield.specs.result import Throughput
 
 SECOND = 10**9
@@ -124,7 +125,8 @@ def test_even_steps_raise_no_flag() -> None:
 
 def test_a_trend_is_flagged() -> None:
     rising = [t * (1 + 0.003 * i) for i, t in enumerate(noisy(40))]
-    assert any(f.startswith("trend: step time drifts by +") for f in measured(rising).step_seconds.flags)
+    (flag,) = (f for f in measured(rising).step_seconds.flags if f.startswith("trend: step time drifts by +"))
+    assert "of its median over the window, on a line from 0.9" in words.flag(flag), "the report knows these words"
 
 
 def test_a_change_point_is_flagged_at_its_step() -> None:

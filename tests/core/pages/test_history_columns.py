@@ -153,6 +153,13 @@ def test_a_result_of_another_form_gives_what_it_has() -> None:
     assert month_file(odd.series, [odd], None)["shared"] == [{}]
 
 
+def test_a_page_says_between_which_times_a_drift_is() -> None:
+    flags = ["trend: step time drifts by -114.4% over the window (p = 4e-07)", 3]
+    odd = RECORDS[0].model_copy(update={"result": {"throughput": {"step_seconds": {"flags": flags}}}})
+    said = "trend: step time drifts by -114.4% of its median over the window, on a line from 1.57 to 0.428 times it"
+    assert month_file(odd.series, [odd], None)["shared"] == [{"flags": [f"{said} (p = 4e-07)", "3"]}]
+
+
 def test_a_page_shows_the_inherited_variables_that_may_matter() -> None:
     for inherited, found in (
         ({"CUDA_HOME": "/cuda", "SSL_CERT_FILE": "/etc"}, {"inherited": {"CUDA_HOME": "/cuda"}, "inherited_others": 1}),

@@ -18,7 +18,7 @@ from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Figure, ReadingAround, Result
 from levelfield.specs.vendor import HOST_SHARE
-from recorded_runs import break_off, change_steps, fail, seal_again
+from recorded_runs import Event, break_off, change_steps, edit, fail, seal_again
 
 
 @pytest.fixture
@@ -120,6 +120,38 @@ def test_report_md_says_whose_memory_each_row_is_and_which_one_counts(run: RunPa
         headline = words.headline_memory(found).value
         (counts,) = [figure.value for _, figure, how in words.memory_rows(found) if how.endswith("compared by")]
         assert counts == headline, device_is
+
+
+def test_the_screen_shows_the_energy_or_why_it_is_unknown(run: RunPaths, valid: Result) -> None:
+    assert "energy   1.562 J/token of the chips, 200.0 W together" in "\n".join(result_lines(valid))
+
+    def failing(lines: list[Event]) -> list[Event]:
+        """The tool fails in most of the run."""
+        reasons = {"power_watts": "acme-smi ended with exit code 1"}
+        for line in lines[len(lines) // 4 :]:
+            line["samples"] = [{**each, "power_watts": None, "reasons": reasons} for each in line["samples"]]
+        return lines
+
+    edit(run.telemetry, failing)
+    found = collect(run)
+    assert found.status.word == "valid"
+    text = " ".join("\n".join(result_lines(found)).split())
+    assert "energy unknown: device 0: readings cover" in text and "(acme-smi ended with exit code 1)" in text
+    on_host = found.model_copy(update={"device_is": HOST_SHARE})
+    assert "energy" not in "\n".join(result_lines(on_host)), "most processors give none"
+    assert "energy" not in "\n".join(result_lines(found.model_copy(update={"throughput": None})))
+
+
+def test_a_drift_of_more_than_all_of_the_median_is_told_by_its_ends(run: RunPaths, valid: Result) -> None:
+    assert valid.throughput is not None
+    flags = ("trend: step time drifts by -114.4% over the window (p = 4e-07)", "change point: as it is (p = 0.1)")
+    step = valid.throughput.step_seconds.model_copy(update={"flags": flags})
+    found = valid.model_copy(update={"throughput": valid.throughput.model_copy(update={"step_seconds": step})})
+    said = "drifts by -114.4% of its median over the window, on a line from 1.57 to 0.428 times it (p = 4e-07)"
+    assert said in " ".join("\n".join(result_lines(found)).split())
+    report = run_report(found, read_plan(run))
+    assert said in report and "| step times | flagged | change point: as it is (p = 0.1) |" in report
+    assert json.loads(as_json([found]))[0]["throughput"]["step_seconds"]["flags"] == [*flags]
 
 
 def test_report_md_says_what_a_load_is(run: RunPaths, valid: Result) -> None:
