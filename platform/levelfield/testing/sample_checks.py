@@ -57,9 +57,9 @@ def devices(subject: VendorSubject) -> str:
         )
     for recording in subject.recordings:
         damage_of = parse(recording.tool, recording.text).passed_over if recording.tool else ()
-        if why := next((each for each in damage_of if each.startswith(TWICE)), None):
+        if repeated_record := next((each for each in damage_of if each.startswith(TWICE)), None):
             raise Fails(
-                f"{recording.path.name}: {why}; none of them is read",
+                f"{recording.path.name}: {repeated_record}; none of them is read",
                 "one device has one record: compare the places of index and identity, or choose the records more "
                 "strictly by `records`, `matching` or the first pattern",
             )
