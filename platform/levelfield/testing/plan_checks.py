@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from textwrap import shorten
 
 from levelfield.catalog import lookup
 from levelfield.catalog.lookup import Selection
@@ -29,7 +30,7 @@ from levelfield.testing.subject import VendorSubject
 LAUNCHED = 2  # devices
 NODES = (1, 2, 4)
 DEVICES = 8  # of one node, as most makers build them
-SHOWN = 60  # characters of why a case has no plan
+SHOWN = 80  # characters of why a case has no plan
 
 
 def planned(found: Selection, selector: Selector, scale: Scale, **changes: object) -> Plan:
@@ -178,7 +179,7 @@ def cases(subject: VendorSubject) -> str:
         name, why = next(iter(without.items()))
         raise Fails(f"none of {len(names)} cases has a plan on {DEVICES} x {chip.name}: {name}: {why}", "see `launch`")
     said = f"{len(names) - len(without)} of {len(names)} cases have a plan on {DEVICES} x {chip.name}"
-    none = "; ".join(f"{name}: {why[:SHOWN]}" for name, why in without.items())
+    none = "; ".join(f"{name}: {shorten(why, SHOWN, placeholder=' ...')}" for name, why in without.items())
     return f"{said}{f'; none: {none}' if none else ''}{_peaks(subject, names)}"
 
 
