@@ -131,6 +131,8 @@ PLANTS = [
     Plant("devices", "recorded/monitor.csv", "", None, "no recorded/monitor.csv"),
     Plant("devices", "recorded/monitor.csv", "", "", "monitor.csv is empty"),
     Plant("devices", "recorded/monitor.csv", MONITOR, MONITOR.replace("Acme", "Acm\udce9"), "is not UTF-8 text"),
+    Plant("devices", "recorded/monitor.csv", "2, SN", "0, SN", "monitor.csv: more than one record of index '0'; none"),
+    Plant("devices", "recorded/monitor.csv", "SN-102", "SN-100", "more than one record of identity 'SN-100'"),
     Plant("devices", "vendor.yaml", "match: [Acme A1]", "match: [Acme A2]", "'Acme A1', which ends with no chip"),
     Plant("values", "vendor.yaml", "power: {column: 6", "power: {column: 3", "name and power are read from one place"),
     Plant(
@@ -300,7 +302,7 @@ def test_a_reason_is_cut_between_words(tmp_path: Path, monkeypatch: pytest.Monke
         plan_checks, "_why_not", lambda s, case, *_: "precisely " * 20 if case == "gpt2_small" else None
     )
     said = found(tmp_path, "cases").says
-    assert f"none: gpt2_small: {'precisely ' * 7}..." in said and said.count("precisely") == 7
+    assert f"none: gpt2_small: {'precisely ' * 15}..." in said and said.count("precisely") == 15
 
 
 def found(plugins: Path, name: str) -> CheckFinding:
@@ -347,6 +349,8 @@ def test_the_check_finds_what_was_planted(plant: Plant, tmp_path: Path, monkeypa
     [
         ("visible", "recorded/monitor.csv", "2, SN", "5, SN", "has devices 0, 1, 5; ACME_VISIBLE_DEVICES counts from"),
         ("versions", "vendor.yaml", "driver ([0-9.]+)", r"driver \S+", "software.driver is recorded as 'driver 6.7.0'"),
+        ("plausible", "vendor.yaml", BF16, "tflops: 4000", "the bf16 peak is 4000 TFLOP/s, and the highest of another"),
+        ("plausible", "vendor.yaml", PEAKS, peaks(bf16=400, fp16=800), "A1: fp16 is exactly twice bf16 (400): is it"),
         ("versions", "vendor.yaml", "driver ([0-9.]+)", "(driver)", "software.driver is recorded as 'driver'"),
     ],
 )
@@ -374,7 +378,9 @@ def test_the_cases_are_planned_and_missing_peaks_are_named(tmp_path: Path) -> No
     finding = found(tmp_path, "cases")
     assert finding.status == "ok" and re.match(r"\d\d of \d\d cases have a plan on 8 x A1", finding.says)
     assert "No fp16 peak, so no MFU without a probe in" in finding.says and "bf16 peak" not in finding.says
-    assert "flagperf_llama3_8b_fp8: torch does not offer: precision fp8" in finding.says
+    assert (
+        "flagperf_llama3_8b_fp8: torch does not offer: precision fp8 on acme (it has fp32, bf16, fp16)" in finding.says
+    )
     replace(file, PEAKS, "")
     assert "No bf16 peak, so no MFU without a probe in" in found(tmp_path, "cases").says
     replace(file, "  torch: {device", "  paddle: {device")

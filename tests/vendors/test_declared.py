@@ -166,8 +166,9 @@ DAMAGES: list[tuple[str, str, str, tuple[str, ...] | None, str]] = [
     ("list", '"gpu": 1', '"gpu": 0', None, "more than one record of index '0'"),
     ("list", "gpu_data", "gpu_datum", None, "found nothing at ['gpu_data']"),
     ("list", "{", "[", None, "no JSON as it should be"),
-    ("headed", "AvgPwr", "Puissance", None, "found no header with each of the columns DCU, AvgPwr"),
-    ("headed", "DCU% Mode", "DCU% DCU%", None, "found no header"),
+    ("headed", "AvgPwr", "Puissance", None, "found no column 'AvgPwr' in the header 'DCU, Temp, Pui"),
+    ("headed", "DCU% Mode", "DCU% DCU%", None, "found column 'DCU%' twice in the header"),
+    ("headed", "DCU Temp AvgPwr Perf PwrCap VRAM% DCU%", "A B C D E F G", None, "; the first line is '"),
     ("headed", "0% 0% Normal", "0% Normal", None, "a line of 7 columns, expected 8"),
     ("mx", "|  35C", "\n|  35C", None, "no whole record of device 0"),
     ("npu", "| 0 0 |", "| lost |", ("memory_used_bytes", "utilisation", "energy_joules"), "not in this form"),
@@ -190,6 +191,12 @@ def test_what_is_damaged_is_passed_over_with_the_reason(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_windows_line_ends_and_blank_lines_change_nothing(shape: str) -> None:
     assert samples(shape, "\n" + recorded(shape).replace("\n", "\r\n") + "\n\n") == samples(shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_byte_order_mark_belongs_to_no_column_and_to_no_json(shape: str) -> None:
+    marked = samples(shape, "\ufeff" + recorded(shape))
+    assert marked == samples(shape) and any(values(marked[0]).values())
 
 
 def test_damage_to_one_device_leaves_the_others() -> None:

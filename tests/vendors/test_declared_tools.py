@@ -96,7 +96,8 @@ def _lives(pid: int) -> bool:
         (None, None),
         ("exit 9", "acme-smi ended with exit code 9"),
         ("exec sleep 30", "acme-smi did not answer within 0.3 s"),
-        (":", "acme-smi printed no device that vendor.yaml can read: found no output"),
+        (":", "acme-smi printed nothing"),
+        ("echo", "acme-smi printed nothing"),
         ("echo rubbish", "acme-smi printed no device that vendor.yaml can read: a line of 1 columns, expected 10"),
         ("exec cat /dev/zero", "acme-smi printed more than 65536 bytes"),
         ("exec cat /dev/zero >&2", "acme-smi printed more than 65536 bytes"),
@@ -121,7 +122,8 @@ def test_a_tool_that_is_here_and_shows_no_device_is_a_problem_and_an_absent_one_
         (LIST, "[{]", "found no JSON as it should be"),
         (LIST, "[1, 2]", "found the index"),
         (MX, "mx-smi version 2.0\n", "found no record"),
-        (MX, "", "found no output"),
+        (MX, "", "mx-smi printed nothing"),
+        (LIST, "", "acme-smi printed nothing"),
     ],
 )
 def test_an_empty_list_says_that_there_is_no_device_and_other_texts_say_nothing(

@@ -20,6 +20,8 @@ import regex
 from levelfield.contracts.readings import number
 from levelfield.specs.tool import FieldName, Tool, units_of
 
+BYTE_ORDER_MARK = "\ufeff"  # some tools begin a text with it; it belongs to no column and to no JSON
+TWICE = "more than one record of"
 # Some patterns take exponential time on a text that they do not fit, and a tool may print any text. Python's own `re`
 # cannot be interrupted in a thread; the library `regex` reads the same patterns and has a time limit.
 LIMIT_SECONDS = 0.5  # of one search; the slowest shipped pattern takes a hundredth of it on its recording
@@ -37,7 +39,7 @@ class Texts:
 def texts(tool: Tool, output: str) -> Iterator[Texts]:
     """Return each record of the output, in order. Raises ValueError when the records cannot be separated."""
     formats: dict[str, Callable[[Tool, str], Iterator[Texts]]] = {"csv": _csv, "json": _json, "pattern": _pattern}
-    return formats[tool.format](tool, output)
+    return formats[tool.format](tool, output.removeprefix(BYTE_ORDER_MARK))
 
 
 def _lines(output: str) -> list[str]:
@@ -54,9 +56,26 @@ def _csv(tool: Tool, output: str) -> Iterator[Texts]:
     names = [str(place) for place in places.values()]
     at = next((at for at, row in enumerate(rows) if all(row.count(name) == 1 for name in names)), None)
     if at is None:
-        raise ValueError(f"found no header with each of the columns {', '.join(names)} once")
+        raise ValueError(_no_header(names, rows))
     named = {name: rows[at].index(str(place)) for name, place in places.items()}
     return (_row(row, named, len(rows[at])) for row in rows[at + 1 :])
+
+
+def _no_header(names: Sequence[str], rows: Sequence[list[str]]) -> str:
+    """Return which columns are not there, or there twice, in the row that has most of them."""
+    nearest = max(rows, key=lambda row: sum(name in row for name in names), default=[])
+    lacking = [name for name in names if name not in nearest]
+    if len(lacking) == len(names):
+        first = f"the first line is '{_shown(rows[0])}'" if rows else "no line is whole"
+        return f"found no header with the columns {', '.join(names)}; {first}"
+    wrong = [f"no column '{name}'" for name in lacking]
+    wrong += [f"column '{name}' twice" for name in names if nearest.count(name) > 1]
+    return f"found {' and '.join(wrong)} in the header '{_shown(nearest)}'"
+
+
+def _shown(row: list[str]) -> str:
+    text = ", ".join(row)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _row(row: list[str], places: dict[str, int], width: int | None) -> Texts:
@@ -206,6 +225,8 @@ class Parsed:
 
 def parse(tool: Tool, output: str) -> Parsed:
     """Return all records of an output. Two records of one device are both dropped: either may be wrong."""
+    if not output.strip():
+        return Parsed({}, ("the tool printed nothing",), problem=f"{tool.command[0]} printed nothing")
     found: list[Record] = []
     damage: list[str] = []
     try:
@@ -220,13 +241,13 @@ def parse(tool: Tool, output: str) -> Parsed:
     for key in keys:
         counts = Counter(record.word(key) for record in found)
         twice = {word for word, count in counts.items() if word and count > 1}
-        damage += [f"more than one record of {key} '{word}'" for word in sorted(twice)]
+        damage += [f"{TWICE} {key} '{word}'" for word in sorted(twice)]
         found = [record for record in found if record.word(key) not in twice]
-    problem = None if found else _why_no_record(tool, output, damage)
+    problem = None if found else _why_no_record(tool, damage)
     return Parsed({record.index: record for record in found}, tuple(damage), problem=problem)
 
 
-def _why_no_record(tool: Tool, output: str, damage: Sequence[str]) -> str | None:
+def _why_no_record(tool: Tool, damage: Sequence[str]) -> str | None:
     """Return why an output shows no device. None for an empty list of records, which says that there is none.
 
     JSON, and a CSV with a header, show an empty list as such. Other texts without a record may be anything.
@@ -236,7 +257,7 @@ def _why_no_record(tool: Tool, output: str, damage: Sequence[str]) -> str | None
     has_frame = tool.format == "json" or all(isinstance(where.column, str) for where in tool.fields.values())
     if has_frame:
         return None
-    return _unreadable(tool, "found no record" if output.strip() else "found no output")
+    return _unreadable(tool, "found no record")
 
 
 def _unreadable(tool: Tool, found: str) -> str:

@@ -12,7 +12,7 @@ from levelfield.contracts.vendor import Device
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.chips import SOURCES
 from levelfield.specs.vendor import Chip, PeakDtype
-from levelfield.testing.findings import Fails, Missing, NotApplicable
+from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
 from levelfield.testing.recordings import ORIGINS, Recording
 from levelfield.testing.subject import VendorSubject
 
@@ -47,6 +47,8 @@ NETWORK_GB: Range = (0.1, 1000)  # of one device
 POWER_WATTS: Range = (30, 10_000)
 FLOPS_PER_BYTE: Range = (20, 1000)  # 16-bit peak over bandwidth: 110 (MI250) to 500 (Gaudi 3)
 REACHED: Range = (0.15, 1)  # achievable over peak
+HELD: tuple[PeakDtype, ...] = ("bf16", "fp16", "fp8")
+ABOVE = 1.25  # times the highest peak of the other vendors' chips, which a new chip may exceed
 SPARSE = "compare unit, sparsity and chip of both sources"
 UNITS = "correct the number or its unit"
 
@@ -150,6 +152,8 @@ def plausible(subject: VendorSubject) -> str:
             if not least <= value <= most:
                 raise Fails(f"chip {chip.name}: {what} is {value:.4g}, expected {least:g} to {most:g}", do)
         _check_links(chip)
+    if doubt := next(_high_peaks(subject), None):
+        raise Warns(*doubt)
     return f"{len(known)} chip(s): numbers are within their ranges and fit together"
 
 
@@ -186,6 +190,24 @@ def _together(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
     if half and chip.memory_bandwidth_bytes_per_second:
         per_byte = half * 1e12 / chip.memory_bandwidth_bytes_per_second
         yield "the 16-bit peak in FLOP per byte of bandwidth", per_byte, FLOPS_PER_BYTE, UNITS
+
+
+def _high_peaks(subject: VendorSubject) -> Iterator[tuple[str, str]]:
+    """Return each peak that may be one with sparsity: what was found, what to do."""
+    others = [subject.registry.vendor_file(name) for name in subject.registry.vendors if name != subject.name]
+    for chip in subject.spec.chips:
+        peaks = {dtype: peak.tflops for dtype, peak in chip.peaks.items()}
+        if "bf16" in peaks and peaks.get("fp16") == 2 * peaks["bf16"]:
+            yield f"chip {chip.name}: fp16 is exactly twice bf16 ({peaks['bf16']:g}): is it with sparsity?", SPARSE
+        for dtype in HELD:
+            known = [(c.peaks[dtype].tflops, c.name) for spec in others for c in spec.chips if dtype in c.peaks]
+            most, name = max(known, default=(0.0, ""))
+            if known and dtype in peaks and not peaks[dtype] <= ABOVE * most:
+                yield (
+                    f"chip {chip.name}: the {dtype} peak is {peaks[dtype]:g} TFLOP/s, and the highest of another "
+                    f"vendor's is {most:g} ({name}): is it with sparsity, of several chips, or of a smaller type?",
+                    "compare its source; if it is dense and of one device, leave it",
+                )
 
 
 def _check_links(chip: Chip) -> None:

@@ -30,7 +30,7 @@ from levelfield.testing.subject import VendorSubject
 LAUNCHED = 2  # devices
 NODES = (1, 2, 4)
 DEVICES = 8  # of one node, as most makers build them
-SHOWN = 80  # characters of why a case has no plan
+SHOWN = 160  # characters of why a case has no plan, in whole words
 
 
 def planned(found: Selection, selector: Selector, scale: Scale, **changes: object) -> Plan:

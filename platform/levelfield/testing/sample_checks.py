@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from levelfield.contracts.tool_records import parse
+from levelfield.contracts.tool_records import TWICE, parse
 from levelfield.contracts.vendor import Device
 from levelfield.testing import damage
 from levelfield.testing.damage import NumberPlace
@@ -55,6 +55,14 @@ def devices(subject: VendorSubject) -> str:
             f"the tool prints '{unknown.description}', which ends with no chip's match: {ends}",
             "add it to a chip's match",
         )
+    for recording in subject.recordings:
+        damage_of = parse(recording.tool, recording.text).passed_over if recording.tool else ()
+        if repeated_record := next((each for each in damage_of if each.startswith(TWICE)), None):
+            raise Fails(
+                f"{recording.path.name}: {repeated_record}; none of them is read",
+                "one device has one record: compare the places of index and identity, or choose the records more "
+                "strictly by `records`, `matching` or the first pattern",
+            )
     named = sorted({d.chip or "a chip without a name" for d in found})
     return f"{len(found)} device(s): {', '.join(named)}"
 
