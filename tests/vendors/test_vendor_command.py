@@ -122,7 +122,15 @@ def test_an_unknown_vendor_is_wrong_usage(tmp_path: Path, capsys: Said) -> None:
     assert "unknown vendor 'acmee'; nearest: acme" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("given", "holds"), [("pk", "pk/inner"), (".", "pk/inner"), ("pk/inner/vendors", "pk/inner")])
+@pytest.mark.parametrize(
+    ("given", "holds"),
+    [
+        ("pk", "pk/inner"),
+        (".", "pk/inner"),
+        ("pk/inner/vendors", "pk/inner"),
+        ("pk/inner/vendors/acme", "pk/inner"),
+    ],
+)
 def test_a_folder_around_or_within_the_one_that_is_meant_is_told(
     given: str, holds: str, tmp_path: Path, capsys: Said
 ) -> None:
