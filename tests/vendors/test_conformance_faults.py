@@ -300,6 +300,20 @@ PLANTS = [
 ]
 
 
+def test_the_command_that_records_knows_the_same_folder(tmp_path: Path) -> None:
+    (write_acme(tmp_path) / "recorded/monitor.csv").unlink()
+    assert f"run_benchmarks.py vendor record acme --plugins {tmp_path}; or" in found(tmp_path, "devices").do
+
+
+def test_a_reason_is_cut_between_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_acme(tmp_path)
+    monkeypatch.setattr(
+        plan_checks, "_why_not", lambda s, case, *_: "precisely " * 20 if case == "gpt2_small" else None
+    )
+    said = found(tmp_path, "cases").says
+    assert f"none: gpt2_small: {'precisely ' * 15}..." in said and said.count("precisely") == 15
+
+
 def found(plugins: Path, name: str) -> CheckFinding:
     return find(VendorSubject("acme", [plugins]), next(item for item in CHECKS if item.name == name))
 

@@ -35,7 +35,7 @@ class Selection:
     overlay: the private values of the chip. constants: the planner's constants of the framework; None without them.
     problem: why the vendor's tool, which is here, does not show all devices. notices: sentences about the machine for
     the plan and the result; the problem is one of them. busy: the devices that others use, by index, each with a
-    sentence.
+    sentence. options: of a command that finds the same names.
     """
 
     case: Case
@@ -50,6 +50,7 @@ class Selection:
     problem: str | None = None
     notices: tuple[str, ...] = ()
     busy: Mapping[int, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
     @property
     def vendor(self) -> VendorFile:
@@ -109,6 +110,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
         problem=here.problem,
         notices=(*here.notices, *access_notices(implementation, vendor)),
         busy=registry.machine.busy(vendor.name),
+        options=registry.options,
     )
 
 
@@ -172,7 +174,7 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
             f"found the vendor '{vendor.name}', expected a chip: {', '.join(c.name for c in vendor.chips)}"
         )
     names = [n for spec in files for c in spec.chips for n in (c.name, *c.aliases)]
-    own = "" if registry.has_extra else " A folder of your own is given with --plugins DIR."
+    own = "" if "--plugins" in registry.options else " A folder of your own is given with --plugins DIR."
     raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint=f"`show chips` shows all.{own}")
 
 

@@ -38,6 +38,7 @@ class VendorSubject:
     def __init__(self, name: str, plugins: Sequence[Path] = ()) -> None:
         self.name = name
         self.plugins = tuple(folder.absolute() for folder in plugins)
+        self.given = Registry(plugins).options  # as the user wrote them
         self.registry = Registry(self.plugins)
         if name not in self.registry.vendors:
             raise UnknownName("vendor", name, self.registry.vendors, hint=_location_hint(name, self.plugins))
@@ -133,10 +134,8 @@ class VendorSubject:
             raise Fails("adapter.py runs none of the recorded tools", f"run them by name, found by PATH: {names}")
 
     def _how_to_record(self, argv: Sequence[str]) -> str:
-        return (
-            f"on a machine with the chip: run_benchmarks.py vendor record {self.name}; or store there the whole output "
-            f"of `{' '.join(argv)}`"
-        )
+        command = shlex.join(("run_benchmarks.py", "vendor", "record", self.name, *self.given))
+        return f"on a machine with the chip: {command}; or store there the whole output of `{' '.join(argv)}`"
 
     def devices(self) -> list[Device]:
         """Return the devices of the recordings."""
