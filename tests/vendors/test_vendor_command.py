@@ -74,13 +74,14 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, capsys: Said) -
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_package_holds_the_folder_an_entry_point_and_a_test(tmp_path: Path) -> None:
+def test_a_package_holds_the_folder_an_entry_point_and_a_test(tmp_path: Path, capsys: Said) -> None:
     assert run("new", "zeta-two", "--package", "--output", tmp_path) == 0
     folder = tmp_path / "levelfield-zeta-two"
     assert 'zeta-two = "levelfield_zeta_two"' in (folder / "pyproject.toml").read_text()
     assert (folder / "levelfield_zeta_two/vendors/zeta-two/vendor.yaml").is_file()
     assert "class TestZetaTwo(VendorConformance)" in (folder / "tests/test_zeta_two.py").read_text()
     assert run("check", "zeta-two", "--fast", "--plugins", folder / "levelfield_zeta_two") == 4
+    assert "missing  schema          vendor.yaml: found 'FILL IN'" in capsys.readouterr().out
     assert "build/" in (folder / ".gitignore").read_text() and "zeta-two" in (folder / "README.md").read_text()
 
 
