@@ -149,6 +149,9 @@ PLANTS = [
     Plant(
         "values", "adapter.py", "", HEAD + "    def sample(self, d): return [Sample(x.index) for x in d]\n", "reason"
     ),
+    Plant(
+        "truncated", "recorded/monitor.csv", "2, SN", "0, SN", "monitor.csv: more than one record of index '0'; none"
+    ),
     Plant("truncated", "adapter.py", "", BY_PLACE, "expected null or 250.5"),
     Plant("reordered", "adapter.py", "", BY_PLACE, "expected null or"),
     Plant("repeated", "adapter.py", "", BY_PLACE, "expected null or"),

@@ -213,6 +213,17 @@ def test_two_values_of_one_text_are_two_places(folder: Path) -> None:
     assert found(folder, "values").says == "read: memory_total, memory_used"
 
 
+@pytest.mark.parametrize(("unit", "status"), [("MiB", "ok"), ("KiB", "fails"), ("MB", "warns")])
+def test_the_unit_that_a_tool_prints_is_the_fields(unit: str, status: str, folder: Path) -> None:
+    document = [{"i": n, "m": f"{used} MiB"} for n, used in enumerate((1204, 3))]
+    fields = f"{{index: {{path: [i]}}, memory_used: {{path: [m], unit: {unit}, printed: MiB}}}}"
+    replace(folder / "vendor.yaml", MONITOR, f"monitor: {{command: [acme-smi], format: json, fields: {fields}}}\n")
+    (folder / "recorded/monitor.json").write_text(json.dumps(document))
+    finding = found(folder, "values")
+    assert finding.status == status, finding
+    assert status == "ok" or ("the tool's unit is MiB" in finding.says and f"unit: {unit}" in finding.says)
+
+
 @pytest.mark.parametrize(("used", "is_right"), [(65536, True), (67000, True), (99999, False)])
 def test_without_a_total_the_memory_in_use_is_at_most_the_chips(used: int, is_right: bool, tmp_path: Path) -> None:
     """Drivers and data sheets differ by up to three per cent."""

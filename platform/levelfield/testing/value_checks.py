@@ -150,8 +150,8 @@ def _check_units(tools: Sequence[tuple[str, Tool]], stated: Callable[[Where], st
                 raise Fails(
                     f"{role}.fields.{field}: the tool's unit is {stated(where)} ({_heading(where)}), and vendor.yaml "
                     f"has {_unit(where)}",
-                    f"write unit: {unit}, without scale; where the tool's own unit is wrong, say so in a comment and "
-                    "read the field by a place without it",
+                    f"write unit: {unit}{', without scale' if where.scale else ''}; where the tool itself is wrong, "
+                    "read the columns by their numbers, and name the reason in README.md",
                 )
 
 
