@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -74,7 +75,11 @@ def check(plan: tuple[Entry, ...], options: argparse.Namespace) -> int:
     machine = machine_here(options, output)
     if machine is None:
         wanted = f"no device of vendor {options.vendor}" if options.vendor else "no accelerator"
-        return fail(f"found {wanted} here; `run_benchmarks.py show vendors` shows what is, --vendor cpu rehearses")
+        given = "".join(f" --plugins {shlex.quote(folder)}" for folder in options.plugins)
+        own = "" if given else '; a chip of a folder of your own: ARGS="--plugins DIR"'
+        return fail(
+            f"found {wanted} here; `run_benchmarks.py show vendors{given}` shows what is, --vendor cpu rehearses{own}"
+        )
     modules = {entry.module for entry in plan if entry.module}
     has, releases = found_in(machine.python, modules) if machine.python else (dict.fromkeys(modules, True), {})
     digests = {

@@ -117,6 +117,10 @@ def test_faults_have_their_words_and_an_unexpected_one_ends_with_3(checked):
 def test_without_an_accelerator_it_ends_with_2(tmp_path):
     code, out, err = Checked(tmp_path, devices="0").run([tiny("first")])
     assert code == 2 and "found no accelerator here" in err and not out
+    assert (
+        f"`run_benchmarks.py show vendors --plugins {PLUGINS} --plugins {LONG}` shows what is, --vendor cpu rehearses\n"
+        in err
+    )
     code, _, err = Checked(tmp_path).run([tiny("first")], "--only", "nothing")
     assert code == 2 and "found no entry 'nothing', expected one of: first" in err
 

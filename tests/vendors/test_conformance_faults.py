@@ -130,7 +130,13 @@ PLANTS = [
     Plant("devices", "recorded/monitor.csv", "", "another tool\n", "found no device in the recordings"),
     Plant("devices", "recorded/monitor.csv", "", None, "no recorded/monitor.csv"),
     Plant("devices", "recorded/monitor.csv", "", "", "monitor.csv is empty"),
-    Plant("devices", "recorded/monitor.csv", MONITOR, MONITOR.replace("Acme", "Acm\udce9"), "is not UTF-8 text"),
+    Plant(
+        "devices",
+        "recorded/monitor.csv",
+        MONITOR,
+        MONITOR.replace("Acme", "Acm\udce9"),
+        "monitor.csv cannot be read: the tool printed no",
+    ),
     Plant("devices", "recorded/monitor.csv", "2, SN", "0, SN", "monitor.csv: more than one record of index '0'; none"),
     Plant("devices", "recorded/monitor.csv", "SN-102", "SN-100", "more than one record of identity 'SN-100'"),
     Plant("devices", "vendor.yaml", "match: [Acme A1]", "match: [Acme A2]", "'Acme A1', which ends with no chip"),
@@ -142,6 +148,9 @@ PLANTS = [
     Plant("values", "vendor.yaml", "printed: C", "printed: F", "monitor.fields.temperature is read on no device"),
     Plant(
         "values", "adapter.py", "", HEAD + "    def sample(self, d): return [Sample(x.index) for x in d]\n", "reason"
+    ),
+    Plant(
+        "truncated", "recorded/monitor.csv", "2, SN", "0, SN", "monitor.csv: more than one record of index '0'; none"
     ),
     Plant("truncated", "adapter.py", "", BY_PLACE, "expected null or 250.5"),
     Plant("reordered", "adapter.py", "", BY_PLACE, "expected null or"),
@@ -289,6 +298,20 @@ PLANTS = [
     ),
     Plant("cleanup", "adapter.py", "", SAMPLES % "Path('cache').touch()", "left behind: file"),
 ]
+
+
+def test_the_command_that_records_knows_the_same_folder(tmp_path: Path) -> None:
+    (write_acme(tmp_path) / "recorded/monitor.csv").unlink()
+    assert f"run_benchmarks.py vendor record acme --plugins {tmp_path}; or" in found(tmp_path, "devices").do
+
+
+def test_a_reason_is_cut_between_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_acme(tmp_path)
+    monkeypatch.setattr(
+        plan_checks, "_why_not", lambda s, case, *_: "precisely " * 20 if case == "gpt2_small" else None
+    )
+    said = found(tmp_path, "cases").says
+    assert f"none: gpt2_small: {'precisely ' * 15}..." in said and said.count("precisely") == 15
 
 
 def found(plugins: Path, name: str) -> CheckFinding:

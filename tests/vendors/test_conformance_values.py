@@ -213,6 +213,17 @@ def test_two_values_of_one_text_are_two_places(folder: Path) -> None:
     assert found(folder, "values").says == "read: memory_total, memory_used"
 
 
+@pytest.mark.parametrize(("unit", "status"), [("MiB", "ok"), ("KiB", "fails"), ("MB", "warns")])
+def test_the_unit_that_a_tool_prints_is_the_fields(unit: str, status: str, folder: Path) -> None:
+    document = [{"i": n, "m": f"{used} MiB"} for n, used in enumerate((1204, 3))]
+    fields = f"{{index: {{path: [i]}}, memory_used: {{path: [m], unit: {unit}, printed: MiB}}}}"
+    replace(folder / "vendor.yaml", MONITOR, f"monitor: {{command: [acme-smi], format: json, fields: {fields}}}\n")
+    (folder / "recorded/monitor.json").write_text(json.dumps(document))
+    finding = found(folder, "values")
+    assert finding.status == status, finding
+    assert status == "ok" or ("the tool's unit is MiB" in finding.says and f"unit: {unit}" in finding.says)
+
+
 @pytest.mark.parametrize(("used", "is_right"), [(65536, True), (67000, True), (99999, False)])
 def test_without_a_total_the_memory_in_use_is_at_most_the_chips(used: int, is_right: bool, tmp_path: Path) -> None:
     """Drivers and data sheets differ by up to three per cent."""
@@ -223,3 +234,27 @@ def test_without_a_total_the_memory_in_use_is_at_most_the_chips(used: int, is_ri
     assert (finding.status == "ok") is is_right, finding
     said = f"device 0: memory_used: found {used * 2**20} bytes in use, expected at most the 68719476736 of chip A1"
     assert is_right or said in finding.says
+
+
+@pytest.mark.parametrize(
+    ("field", "unit", "printed", "says"),
+    [
+        ("power", "W", "183500", "power is read on no device: found 183500, expected 5 to 10000; with mW in the place"),
+        ("power", "mW", "183.5", "with W in the place of mW it would fit"),
+        ("power", "W", "0.1835", "with kW in the place of W it would fit"),
+        ("utilisation", "ratio", "97", "with percent in the place of ratio it would fit"),
+        ("power", "W", "0", None),
+    ],
+)
+def test_a_unit_that_would_fit_is_named(
+    field: str, unit: str, printed: str, says: str | None, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "recorded/monitor.txt").write_text(f"0 {printed}\n1 {printed}\n")
+    pattern = f"patterns: ['^(?P<index>\\d) (?P<{field}>[0-9.]+)$']"
+    fields = f"fields: {{index: {{}}, {field}: {{unit: {unit}}}}}"
+    replace(
+        folder / "vendor.yaml", MONITOR, f"monitor: {{command: [acme-smi], format: pattern, {pattern}, {fields}}}\n"
+    )
+    finding = found(folder, "values")
+    assert finding.status == "fails" and ("in the place of" in finding.says) is bool(says), finding
+    assert says is None or says in finding.says

@@ -170,6 +170,7 @@ DAMAGES: list[tuple[str, str, str, tuple[str, ...] | None, str]] = [
     ("headed", "DCU% Mode", "DCU% DCU%", None, "found column 'DCU%' twice in the header"),
     ("headed", "DCU Temp AvgPwr Perf PwrCap VRAM% DCU%", "A B C D E F G", None, "; the first line is '"),
     ("headed", "0% 0% Normal", "0% Normal", None, "a line of 7 columns, expected 8"),
+    ("csv", "NVIDIA A100-SXM4-40GB", '"BI-V100, 32 GB"', None, "expected 10; quotes around a column are not read"),
     ("mx", "|  35C", "\n|  35C", None, "no whole record of device 0"),
     ("npu", "| 0 0 |", "| lost |", ("memory_used_bytes", "utilisation", "energy_joules"), "not in this form"),
 ]

@@ -59,6 +59,11 @@ def test_a_tool_is_found_by_path_and_run_with_its_arguments_in_the_c_locale(
         ("echo 12; echo 'no driver' >&2; echo more >&2; exit 1", "acme-smi ended with exit code 1: no driver"),
         ("kill -9 $$", "acme-smi ended with exit code -9"),
         ("printf '0\\377'", "acme-smi printed no UTF-8 text: byte 1"),
+        ("printf '61 \\260C'", "acme-smi printed no UTF-8 text: byte 3"),
+        (
+            "printf '\\317\\324\\264\\346 1'",
+            "acme-smi printed no UTF-8 text: byte 0; perhaps GBK: let the tool print English, or UTF-8",
+        ),
         ("exec sleep 30", "acme-smi did not answer within 0.3 s"),
         ("sleep 30 & wait", "acme-smi did not answer within 0.3 s"),
     ],
@@ -298,7 +303,14 @@ def test_any_unit_of_a_field_is_a_unit_or_a_scale_of_one(
 @pytest.mark.parametrize(
     ("part", "old", "new", "says"),
     [
-        (CSV, "format: csv", "format: xml", "key 'monitor.format': found 'xml', expected: input should be 'csv'"),
+        (CSV, "columns: 10", "columns: 10 parts", "found '10 parts', expected a whole number, without a unit"),
+        (
+            CSV,
+            "[acme-smi, --query]",
+            "acme-smi",
+            "key 'monitor.command': found 'acme-smi', expected a list, as in [a, b]",
+        ),
+        (CSV, "format: csv", "format: xml", "key 'monitor.format': found 'xml', expected 'csv'"),
         (CSV, "[acme-smi, --query]", "acme-smi", "key 'monitor.command': found 'acme-smi'"),
         (CSV, "[acme-smi, --query]", "[]", "key 'monitor.command': found []"),
         (CSV, "timeout_seconds: 2", "timeout_seconds: 0", "key 'monitor.timeout_seconds': found 0"),
@@ -309,7 +321,7 @@ def test_any_unit_of_a_field_is_a_unit_or_a_scale_of_one(
             CSV,
             "unit: W}",
             "unit: W, scale: 0}",
-            "key 'monitor.fields.power.scale': found 0, expected: input should be gre",
+            "key 'monitor.fields.power.scale': found 0, expected more than 0",
         ),
         (CSV, "index: {column: 1}", "index: {column: 1, scale: 2}", "fields.index.scale: found 2, expected none"),
         (CSV, ", unit: W}", "}", "key 'monitor': fields.power.unit: found None, expected one of W, mW"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,15 @@ def test_what_an_adapter_asks_is_recorded_too(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     with pytest.raises(RunFailed, match="nvidia-smi"):
         recorder.record(vendor, folder, redact=True, force=True)
+
+
+def test_a_tool_that_hangs_is_waited_for_as_long_as_a_run_waits(machine: Path, capsys: Said) -> None:
+    """acme's vendor.yaml gives its monitor two seconds, and its version the default of five."""
+    tool(machine.parents[2], '[ "$1" = --version ] || exec sleep 50')
+    begin = time.monotonic()
+    assert record(machine) == 3 and time.monotonic() - begin < 20
+    said = " ".join(capsys.readouterr().err.split())
+    assert "acme-smi did not answer within 2 s" in said and "works within `timeout_seconds` of vendor.yaml" in said
 
 
 def test_identities_are_replaced_and_nothing_else(machine: Path) -> None:

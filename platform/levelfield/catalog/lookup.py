@@ -35,7 +35,7 @@ class Selection:
     overlay: the private values of the chip. constants: the planner's constants of the framework; None without them.
     problem: why the vendor's tool, which is here, does not show all devices. notices: sentences about the machine for
     the plan and the result; the problem is one of them. busy: the devices that others use, by index, each with a
-    sentence.
+    sentence. options: of a command that finds the same names.
     """
 
     case: Case
@@ -50,6 +50,7 @@ class Selection:
     problem: str | None = None
     notices: tuple[str, ...] = ()
     busy: Mapping[int, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
     @property
     def vendor(self) -> VendorFile:
@@ -109,6 +110,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
         problem=here.problem,
         notices=(*here.notices, *access_notices(implementation, vendor)),
         busy=registry.machine.busy(vendor.name),
+        options=registry.options,
     )
 
 
@@ -172,20 +174,22 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
             f"found the vendor '{vendor.name}', expected a chip: {', '.join(c.name for c in vendor.chips)}"
         )
     names = [n for spec in files for c in spec.chips for n in (c.name, *c.aliases)]
-    own = "" if registry.has_extra else " A folder of your own is given with --plugins DIR."
+    own = "" if "--plugins" in registry.options else " A folder of your own is given with --plugins DIR."
     raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint=f"`show chips` shows all.{own}")
 
 
 def chip_clash(registry: Registry, vendor: VendorFile, names: Collection[str] | None = None) -> str | None:
     """Return a sentence about a name of the vendor's chips that is a vendor or a chip of another one as well, in any
     case; None without one. names: those to look at; None: all of them."""
-    of_chips = {name for chip in vendor.chips for name in (chip.name, *chip.aliases)}
-    for name in sorted(of_chips if names is None else names):
-        for other in (registry.vendor_file(each) for each in registry.vendors if each != vendor.name):
+    own = names or sorted(name for chip in vendor.chips for name in (chip.name, *chip.aliases))
+    others = [registry.vendor_file(each) for each in registry.vendors if each != vendor.name]
+    for name, mine in ((name, vendor.chip(name)) for name in own):
+        said = f"'{name}' names {mine.name if mine else 'a chip'} of vendor {vendor.name}"
+        for other in others:
             if other.name.lower() == name.lower():
-                return f"'{name}' names a chip of vendor {vendor.name}, and the vendor {other.name}"
+                return f"{said}, and the vendor {other.name}"
             if chip := other.chip(name):
-                return f"'{name}' names a chip of vendor {vendor.name}, and {chip.name} of vendor {other.name}"
+                return f"{said}, and {chip.name} of vendor {other.name}"
     return None
 
 

@@ -82,9 +82,12 @@ class Registry:
         return (checkout(), *self._extra, *_installed(tuple(sys.path)))
 
     @property
-    def has_extra(self) -> bool:
-        """Whether the user gave folders of plugins."""
-        return bool(self._extra)
+    def options(self) -> tuple[str, ...]:
+        """The options that make another command know the same names: those of this one."""
+        given = {"--plugins": self._extra, "--case-file": self._case_files}
+        found = [word for name, paths in given.items() for path in paths for word in (name, str(path))]
+        own = () if self._chips in (None, private_chips(None)) else ("--chips", str(self._chips))
+        return (*found, *own)
 
     @cached_property
     def cases(self) -> dict[str, Path]:

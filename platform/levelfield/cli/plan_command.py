@@ -84,7 +84,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     option(
         "case", metavar="CASE", help="a name of `show cases`; or a case string, case:framework[:chip[:nodes[:devices]]]"
     )
-    option("--chip", metavar="NAME", help="a chip of `show chips`; cpu: this host, measured")
+    option("--chip", metavar="NAME", help="a chip of `show chips`; cpu: this host, measured by torch")
     option("--nodes", type=int, metavar="N", help="number of nodes (default: from --devices)")
     option("--devices", type=int, metavar="N", help="devices per node; without --nodes: devices of all nodes")
     option("--framework", metavar="NAME", help="default: torch")

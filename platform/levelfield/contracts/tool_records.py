@@ -81,7 +81,8 @@ def _shown(row: list[str]) -> str:
 def _row(row: list[str], places: dict[str, int], width: int | None) -> Texts:
     if len(row) != (width or len(row)) or len(row) <= max(places.values()):
         expected = width or f"at least {max(places.values()) + 1}"
-        return Texts(damage=f"a line of {len(row)} columns, expected {expected}")
+        quoted = "; quotes around a column are not read" if any('"' in part for part in row) else ""
+        return Texts(damage=f"a line of {len(row)} columns, expected {expected}{quoted}")
     return Texts({name: row[place] for name, place in places.items()})
 
 

@@ -61,7 +61,16 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
     try:
         return CommandOutput(printed.decode())
     except UnicodeDecodeError as error:
-        return CommandOutput(None, f"{name} printed no UTF-8 text: byte {error.start}")
+        return CommandOutput(None, f"{name} printed {no_text(error)}")
+
+
+def no_text(error: UnicodeDecodeError) -> str:
+    """Return why an output is no text, with the encoding that it may have."""
+    try:
+        error.object.decode("gb2312")
+    except UnicodeDecodeError:
+        return f"no UTF-8 text: byte {error.start}"
+    return f"no UTF-8 text: byte {error.start}; perhaps GBK: let the tool print English, or UTF-8"
 
 
 def _c_locale() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from levelfield.errors import DoesNotFit
 from levelfield.measure.parameter_counts import parameters
 from levelfield.plan.arrangement import Arrangement, arrange
@@ -68,5 +70,5 @@ def _where_it_fits(decision: Decision, full: Arrangement) -> str | None:
     return (
         f"it fits from {place.nodes} x {place.devices} devices on: `run_benchmarks.py plan {found.case.name} --chip "
         f"{found.chip.name} --framework {found.implementation.framework} --nodes {place.nodes} --devices "
-        f"{place.devices}`"
+        f"{shlex.join((str(place.devices), *found.options))}`"
     )

@@ -31,7 +31,7 @@ from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import environment_of
 from levelfield.plan.peak import MeasuredPeaks, is_better, why_again
 from levelfield.predict.machines import fit_messages
-from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.run.runtimes.process_runtime import printed_by
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import dump, load, parse
@@ -305,6 +305,11 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
     environment = environment_of(implementation, HOST_KIND, stages, None, "process")
     given = ["--dtype", HOST_PRECISIONS, "--seconds", str(HOST_SECONDS)]
     argv = [environment.python, str(folder / "host_rates.py"), *given]
+    if not is_ready(environment):
+        say(
+            "the rates of this host are not known yet, and torch measures them. So its build for processors is "
+            f"installed first, into {environment.folder} (about 1 GB); trainings by torch use it too"
+        )
     with environment_in_use(environment, say):
         say("measuring matrix products, memory and messages of this machine, once (about a minute)")
         try:

@@ -20,6 +20,17 @@ T = TypeVar("T", bound="Value")
 # json_schema_extra of a field that came after digests of its document had been stored: they stay as they were.
 LATER: dict[str, JsonValue] = {"later": True}
 Place = tuple[int | str, ...]
+# What pydantic's kind of a fault expected, in the words of the other messages; of a limit the number follows.
+_EXPECTED = {
+    **dict.fromkeys(("tuple_type", "list_type"), "a list, as in [a, b]"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping of keys to values"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number, without a unit"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number, without a unit"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **{"string_type": "a text", "finite_number": "a finite number", "literal_error": "{expected}"},
+    **{"greater_than": "more than {gt}", "greater_than_equal": "at least {ge}"},
+    **{"less_than": "less than {lt}", "less_than_equal": "at most {le}"},
+}
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 # Bounds of whole numbers, far above what exists. The platform takes steps, ranks, layers and experts one after another:
@@ -150,6 +161,9 @@ def _description(detail: Any, cls: type[Value]) -> str:
         return f"unknown key (found {_short(detail['input'])}); {offer if known else 'remove it or correct its name'}"
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
+    if detail["type"] in _EXPECTED:
+        expected = _EXPECTED[detail["type"]].format_map(detail.get("ctx", {}))
+        return f"found {_short(detail['input'])}, expected {expected}"
     return f"found {_short(detail['input'])}, expected: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 

@@ -14,6 +14,7 @@ from levelfield.contracts.command import ask
 from levelfield.contracts.tool_records import Parsed, parse
 from levelfield.contracts.vendor import Device, Vendor, recorded_commands
 from levelfield.errors import RunFailed, UsageError
+from levelfield.specs.site import NodeCommand
 from levelfield.specs.tool import Tool
 from levelfield.testing.recordings import ORIGINS, commands, file_name
 
@@ -68,12 +69,13 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
     there += [folder / "recorded" / file for file in own if (folder / "recorded" / file).exists()]
     if there and not force:
         raise UsageError(f"{there[0]} exists; --force replaces it and its line in {ORIGINS}")
+    software = {f"software.{name}": version for name, version in vendor.spec.software.items()}
     captured = []
     for role, (argv, tool) in known.items():
-        answer = ask(argv, 60)
+        answer = ask(argv, tool.timeout_seconds if tool else software[role].timeout_seconds)
         captured.append(Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason, bool(tool)))
-    for file, argv in own.items():
-        answer = ask(argv, 60)
+    for file, command in own.items():
+        argv, answer = command.argv, ask(command.argv, command.timeout_seconds)
         captured.append(Captured(Path(file).stem, argv, file, answer.text, None, answer.reason, True))
     _check_output(captured)
     kept = redacted(captured_texts(captured), _tools(captured)) if redact else captured_texts(captured)
@@ -82,12 +84,12 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
     return [*_file_notes(folder / "recorded", captured), *_unread_notes(captured), *said]
 
 
-def adapter_tools(vendor: Vendor, recorded: Path) -> dict[str, tuple[str, ...]]:
+def adapter_tools(vendor: Vendor, recorded: Path) -> dict[str, NodeCommand]:
     """Return what adapter.py has a node repeat, by its recording, whose ending is kept; of a host none."""
     if vendor.spec.is_host:
         return {}
-    argvs = {f"tool.{Path(command.argv[0]).name}": command.argv for command in recorded_commands(vendor).samples}
-    return {next((p.name for p in recorded.glob(f"{role}.*")), f"{role}.txt"): argv for role, argv in argvs.items()}
+    found = {f"tool.{Path(command.argv[0]).name}": command for command in recorded_commands(vendor).samples}
+    return {next((p.name for p in recorded.glob(f"{role}.*")), f"{role}.txt"): each for role, each in found.items()}
 
 
 def captured_texts(captured: list[Captured]) -> dict[str, str]:
@@ -106,7 +108,7 @@ def _check_output(captured: list[Captured]) -> None:
         if item.text is None:
             raise RunFailed(
                 f"failed (tool): {item.problem}. Run this on a machine with the chip, its driver and the vendor's "
-                f"tools on PATH, where `{command}` works"
+                f"tools on PATH, where `{command}` works within `timeout_seconds` of vendor.yaml"
             )
         if not item.text.strip():
             raise RunFailed(f"failed (tool): `{command}` printed nothing; check the device and this user's rights")

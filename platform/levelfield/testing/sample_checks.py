@@ -31,8 +31,21 @@ class Told:
 
 
 def told(subject: VendorSubject) -> Told:
+    """Return the undamaged values. Raises Fails for a device with two records: a copy that lacks one shows more."""
     devices = subject.devices()
+    _check_repeats(subject)
     return Told(tuple(devices), outcome(subject.over(subject.outputs), devices))
+
+
+def _check_repeats(subject: VendorSubject) -> None:
+    for recording in subject.recordings:
+        damage_of = parse(recording.tool, recording.text).passed_over if recording.tool else ()
+        if repeated_record := next((each for each in damage_of if each.startswith(TWICE)), None):
+            raise Fails(
+                f"{recording.path.name}: {repeated_record}; none of them is read",
+                "one device has one record: compare the places of index and identity, or choose the records more "
+                "strictly by `records`, `matching` or the first pattern",
+            )
 
 
 def after(subject: VendorSubject, right: Told, recording: Recording, text: str | bytes) -> dict[Key, Any]:
@@ -55,14 +68,7 @@ def devices(subject: VendorSubject) -> str:
             f"the tool prints '{unknown.description}', which ends with no chip's match: {ends}",
             "add it to a chip's match",
         )
-    for recording in subject.recordings:
-        damage_of = parse(recording.tool, recording.text).passed_over if recording.tool else ()
-        if repeated_record := next((each for each in damage_of if each.startswith(TWICE)), None):
-            raise Fails(
-                f"{recording.path.name}: {repeated_record}; none of them is read",
-                "one device has one record: compare the places of index and identity, or choose the records more "
-                "strictly by `records`, `matching` or the first pattern",
-            )
+    _check_repeats(subject)
     named = sorted({d.chip or "a chip without a name" for d in found})
     return f"{len(found)} device(s): {', '.join(named)}"
 

@@ -19,7 +19,7 @@ import psutil
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import CheckedAdapter
-from levelfield.contracts.command import CommandOutput
+from levelfield.contracts.command import CommandOutput, no_text
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device, Vendor, recorded_commands, replayed
 from levelfield.errors import UnknownName
@@ -38,6 +38,7 @@ class VendorSubject:
     def __init__(self, name: str, plugins: Sequence[Path] = ()) -> None:
         self.name = name
         self.plugins = tuple(folder.absolute() for folder in plugins)
+        self.given = Registry(plugins).options  # as the user wrote them
         self.registry = Registry(self.plugins)
         if name not in self.registry.vendors:
             raise UnknownName("vendor", name, self.registry.vendors, hint=_location_hint(name, self.plugins))
@@ -104,7 +105,8 @@ class VendorSubject:
         if blank := next((r for r in found if not r.content.strip()), None):
             raise Missing(f"recorded/{blank.path.name} is empty", self._how_to_record(blank.argv))
         if foreign := next((r for r in found if not r.is_text), None):
-            raise Fails(f"recorded/{foreign.path.name} is not UTF-8 text", self._how_to_record(foreign.argv))
+            why = _answer(foreign.content).reason
+            raise Fails(f"recorded/{foreign.path.name} cannot be read: {why}", self._how_to_record(foreign.argv))
         if found:
             self.asks_its_tools()
             return found
@@ -132,10 +134,8 @@ class VendorSubject:
             raise Fails("adapter.py runs none of the recorded tools", f"run them by name, found by PATH: {names}")
 
     def _how_to_record(self, argv: Sequence[str]) -> str:
-        return (
-            f"on a machine with the chip: run_benchmarks.py vendor record {self.name}; or store there the whole output "
-            f"of `{' '.join(argv)}`"
-        )
+        command = shlex.join(("run_benchmarks.py", "vendor", "record", self.name, *self.given))
+        return f"on a machine with the chip: {command}; or store there the whole output of `{' '.join(argv)}`"
 
     def devices(self) -> list[Device]:
         """Return the devices of the recordings."""
@@ -167,8 +167,10 @@ class VendorSubject:
 def _location_hint(name: str, plugins: Sequence[Path]) -> str:
     """Return a hint for a vendor that is not found. It may be deeper than --plugins, as in a package."""
     places = ("*/vendors", "*/*/vendors", ".")  # the last: --plugins is the folder `vendors` itself
+    plain = [path.parents[2] for path in (folder / "vendor.yaml" for folder in plugins) if path.is_file()]
     found = (path for folder in plugins for place in places for path in folder.glob(f"{place}/{name}/vendor.yaml"))
-    root = next((path.parents[2] for path in found if path.parents[1].name == "vendors"), None)
+    deeper = (path.parents[2] for path in found if path.parents[1].name == "vendors")
+    root = next((folder for folder in (*plain, *deeper) if (folder / "vendors" / name).is_dir()), None)
     if root is None:
         return "`vendor new NAME` creates one."
     return f"--plugins is the folder that holds vendors/: give --plugins {root}, or install the package by pip."
@@ -178,7 +180,7 @@ def _answer(content: bytes) -> CommandOutput:
     try:
         return CommandOutput(content.decode())
     except UnicodeDecodeError as error:
-        return CommandOutput(None, f"the tool printed no UTF-8 text: byte {error.start}")
+        return CommandOutput(None, f"the tool printed {no_text(error)}")
 
 
 class Stage:

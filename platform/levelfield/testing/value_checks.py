@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
-from levelfield.contracts.readings import MEMORY_TOLERANCE, used_fault, without
-from levelfield.contracts.tool_records import parse
+from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, used_fault, without
+from levelfield.contracts.tool_records import Record, parse
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.report.sheets import padded, widths_of
 from levelfield.specs.tool import UNITS, FieldName, Tool, Where, units_of
@@ -150,8 +150,8 @@ def _check_units(tools: Sequence[tuple[str, Tool]], stated: Callable[[Where], st
                 raise Fails(
                     f"{role}.fields.{field}: the tool's unit is {stated(where)} ({_heading(where)}), and vendor.yaml "
                     f"has {_unit(where)}",
-                    f"write unit: {unit}, without scale; where the tool's own unit is wrong, say so in a comment and "
-                    "read the field by a place without it",
+                    f"write unit: {unit}{', without scale' if where.scale else ''}; where the tool itself is wrong, "
+                    "read the columns by their numbers, and name the reason in README.md",
                 )
 
 
@@ -199,7 +199,7 @@ def _are_read(found: Sequence[CheckRow], declared: dict[FieldName, Recording]) -
         if found and all(row.values[field] is None for row in found):
             why = "; ".join(list(dict.fromkeys(row.reasons[field] for row in found))[:2])
             raise Fails(
-                f"{recording.role}.fields.{field} is read on no device: {why}",
+                f"{recording.role}.fields.{field} is read on no device: {why}{_fitting_unit(recording, field)}",
                 f"{COMPARE}; record a device that has it, or leave it out",
             )
 
@@ -250,6 +250,29 @@ def _check_used(subject: VendorSubject, found: Sequence[CheckRow]) -> None:
             f"memory_used equals memory_total on every device ({known[0][0]} bytes on the first)",
             "compare the places of both fields with the recording; if the devices were full, record others",
         )
+
+
+def _fitting_unit(recording: Recording, field: FieldName) -> str:
+    """Return a hint with the only unit with which the field's numbers are within their limits, if there is one."""
+    tool = recording.tool
+    if tool is None or field not in SAMPLED:
+        return ""
+    where, (least, most) = tool.fields[field], LIMITS[SAMPLED[field]]
+    fitting = []
+    for unit in units_of(field):
+        fields = {**tool.fields, field: where.model_copy(update={"unit": unit})}
+        records = parse(tool.model_copy(update={"fields": fields}), recording.text).records.values()
+        found = [value for record in records if (value := _quantity(record, field)) is not None]
+        if found and all(least <= value <= most for value in found):
+            fitting.append(unit)
+    return f"; with {fitting[0]} in the place of {where.unit} it would fit" if len(fitting) == 1 else ""
+
+
+def _quantity(record: Record, field: FieldName) -> float | None:
+    try:
+        return record.quantity(field)
+    except ValueError:
+        return None
 
 
 def _unit_hint(recording: Recording | None, found: int, right: int) -> str:

@@ -141,7 +141,7 @@ def test_a_smoke_scale_ends_soon_and_shows_learning(name: str) -> None:
             {"smoke.tuning": {"micro_batch": 1}},
             "smoke: unknown key ['tuning']; known: ['acceptance', 'data', 'evidence', 'limits'",
         ),
-        ({"smoke.model": 3}, "key 'smoke.model': found 3, expected: input should be a valid dictionary"),
+        ({"smoke.model": 3}, "key 'smoke.model': found 3, expected a mapping of keys to values"),
     ],
 )
 def test_a_smoke_block_that_makes_no_work_is_refused_by_scale_and_key(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,24 @@ def test_a_peak_that_is_lacking_beside_others_is_assumed_by_the_plan_and_by_a_ru
     first, best = plan["predicted"][0], found["rows"][0]
     assert [first[key] for key in ("micro_batch", "recompute")] == [best[key] for key in ("micro_batch", "recompute")]
     assert f"DP{first['layout']['data']}TP{first['layout']['tensor']}PP" in best["layout"]
+
+
+def test_the_plan_that_a_smoke_run_names_knows_the_same_chip(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plugins, chips = tmp_path / "my plugins", tmp_path / "chips.yaml"
+    plugins.mkdir()
+    chips.write_text(
+        "schema: levelfield.chips/1\nvendors:\n  nvidia:\n    - {name: ours, device_is: card, memory_bytes: "
+        "68719476736, memory_source: a letter}\n"
+    )
+    own = ["--plugins", str(plugins), "--chips", str(chips)]
+    assert main(["--case", "gpt3_6.7B:torch:ours:1:1", "--dry-run", "--json", *own]) == 0
+    reason = json.loads(capsys.readouterr().out)[0]["plan"]["scale_reason"]
+    assert "it fits from 1 x 2 devices on: `run_benchmarks.py plan gpt3_6.7B --chip ours --framework torch" in reason
+    words = shlex.split(reason.rpartition("run_benchmarks.py ")[2].rstrip("`"))
+    assert words[-4:] == own and main([*words, "--top", "1"]) == 0
+    assert "ours, 64 GiB each" in capsys.readouterr().out
 
 
 def test_a_private_chip_can_be_planned_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

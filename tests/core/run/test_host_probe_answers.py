@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,19 @@ def test_a_probe_is_remembered(registry: Registry, tmp_path: Path) -> None:
     said: list[str] = []
     rates = measurement.measure_host_rates(registry, said.append)
     assert measurement.known_host_rates(registry) == rates and "about a minute" in said[0]
+
+
+def test_what_is_installed_for_the_probe_is_said_before(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = EnvironmentPlan(name="t", folder=str(tmp_path / "t"), python=sys.executable, requirements=(), digest="x")
+    said: list[str] = []
+    monkeypatch.setattr(measurement, "environment_of", lambda *of: absent)
+    monkeypatch.setattr(measurement, "environment_in_use", lambda plan, say: nullcontext(say("making it")))
+    probe(tmp_path, f"print('''{answer()}''')")
+    measurement.measure_host_rates(registry, said.append)
+    assert "torch measures them. So its build for processors is installed first, into " in said[0], said
+    assert [said[1], said[2][:9]] == ["making it", "measuring"]
 
 
 def test_a_run_s_environment_is_the_probe_s_too(registry: Registry, tmp_path: Path) -> None:
