@@ -321,7 +321,9 @@ def failure(argv: Sequence[str], code: int, lines: Sequence[str], variables: dic
     told = [line.strip() for line in lines if line.strip() and not line.startswith("WARNING")]
     # what a package's build printed says why; pip's own lines behind it do not
     ends = [number for number, line in enumerate(told) if line.endswith("[end of output]")]
-    evidence = "\n  ".join(told[: ends[-1] if ends else None][-EVIDENCE_LINES:])
+    shown = told[: ends[-1] if ends else None][-EVIDENCE_LINES:]
+    first = next((line for line in told if line.startswith("ERROR")), None)  # pip's advice may hide its cause
+    evidence = "\n  ".join(shown if first is None or first in shown else [first, *shown])
     said = f"{' '.join(argv[:4])} ... ended with {code}\n  {evidence}"
     if advice := _advice(lines, variables):
         said += f"\n  {advice}"

@@ -181,13 +181,15 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
 def chip_clash(registry: Registry, vendor: VendorFile, names: Collection[str] | None = None) -> str | None:
     """Return a sentence about a name of the vendor's chips that is a vendor or a chip of another one as well, in any
     case; None without one. names: those to look at; None: all of them."""
-    of_chips = {name for chip in vendor.chips for name in (chip.name, *chip.aliases)}
-    for name in sorted(of_chips if names is None else names):
-        for other in (registry.vendor_file(each) for each in registry.vendors if each != vendor.name):
+    own = names or sorted(name for chip in vendor.chips for name in (chip.name, *chip.aliases))
+    others = [registry.vendor_file(each) for each in registry.vendors if each != vendor.name]
+    for name, mine in ((name, vendor.chip(name)) for name in own):
+        said = f"'{name}' names {mine.name if mine else 'a chip'} of vendor {vendor.name}"
+        for other in others:
             if other.name.lower() == name.lower():
-                return f"'{name}' names a chip of vendor {vendor.name}, and the vendor {other.name}"
+                return f"{said}, and the vendor {other.name}"
             if chip := other.chip(name):
-                return f"'{name}' names a chip of vendor {vendor.name}, and {chip.name} of vendor {other.name}"
+                return f"{said}, and {chip.name} of vendor {other.name}"
     return None
 
 

@@ -12,6 +12,7 @@ import getpass
 import json
 import re
 from dataclasses import asdict, replace
+from datetime import date, datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from levelfield.nights.baselines import AcceptedLevels
-    from levelfield.specs.record import StoreEvent
+    from levelfield.specs.record import Point, StoreEvent
     from levelfield.store.database import Store
 
 ACCEPT = """\
@@ -146,7 +147,7 @@ def _state(options: argparse.Namespace, kind: str) -> int:
             event = baselines.note(found.digest, who, options.why, at)
         for each in (event, *others):
             store.add_event(each)
-        kept = _kept_build(store, event) if event.kind == "baseline" else []
+        kept = [*_waits(points), *_kept_build(store, event)] if event.kind == "baseline" else []
     more = [*kept, *([f"and the same change in {len(others)} other series"] if others else [])]
     print("\n".join([found.series.label, *event_lines([event]), *more]))
     return 0
@@ -182,6 +183,8 @@ def _accept_all(options: argparse.Namespace) -> int:
         for event in () if options.dry_run else found.events:
             store.add_event(event)
         kept = [] if options.dry_run else _kept_builds(store, found.events)
+        young = [given.label(event.series or "") for event in found.events if _waits(given.points[event.series or ""])]
+        kept += [wrapped(f"compared once there are 7 nights: {', '.join(young)}", 2)] if young else []
     _print_accepted(options, given.label, found, kept)
     return 0 if found.events else UsageError.exit_code
 
@@ -243,9 +246,29 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _day(text: str | None) -> str | None:
-    if text is not None and not DATE.fullmatch(text):
-        raise UsageError(f"--until: found '{text}', expected a date such as 2026-12-31")
+    """Return the day. Raises UsageError for one that is past: what ends before it begins never holds."""
+    if text is None:
+        return None
+    today = datetime.now(timezone.utc).date()
+    try:
+        day = date.fromisoformat(text if DATE.fullmatch(text) else "")
+    except ValueError:
+        raise UsageError(f"--until: found '{text}', expected a date such as 2026-12-31") from None
+    if day < today:
+        raise UsageError(f"--until: found {text}, which is past, expected {today} or later")
     return text
+
+
+def _waits(points: Sequence[Point]) -> list[str]:
+    """Say from when on nights are compared with a level that was accepted on fewer nights than a gate needs."""
+    from levelfield.series.level import FEWEST
+    from levelfield.series.segments import in_history, night_of
+
+    nights = len({night_of(point) for point in in_history(points)})
+    if nights >= FEWEST:
+        return []
+    said = f"nights are compared with it once there are {FEWEST}, to know how they scatter: {nights} so far"
+    return [wrapped(said, 2)]
 
 
 def _history(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from levelfield.cli.options import (
     store_option,
 )
 from levelfield.cli.terminal import NoteTaker, Terminal
-from levelfield.errors import INTERRUPTED, UsageError
+from levelfield.errors import INTERRUPTED, RunFailed, UsageError
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_atomically
@@ -116,7 +116,7 @@ FIGURES: dict[str, Gated] = {
     "memory": "memory_bytes",
     "energy": "joules_per_token",
 }
-_NIGHT = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{0,63}")
+_NIGHT = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[0-9A-Za-z.-]{0,53})")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
@@ -174,8 +174,13 @@ def _count(text: str) -> int:
 
 
 def _night(text: str) -> str:
-    if not _NIGHT.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"found '{text}', expected letters, digits, dots and dashes")
+    """Return the name. Nights are in the order of their names, so one without a date would hide all later ones."""
+    named = _NIGHT.fullmatch(text)
+    try:
+        date.fromisoformat(named[1] if named else "")
+    except ValueError:
+        wanted = "a date, such as 2026-11-22 or 2026-11-22.b"
+        raise argparse.ArgumentTypeError(f"found '{text}', expected {wanted}") from None
     return text
 
 
@@ -202,10 +207,13 @@ def _run(options: argparse.Namespace) -> int:
     )
     night, output, url = asked.night, _output(options), webhook_url(options.webhook_file)
     with NightSession.opened(asked, registry_of(options), output) as session:
-        if not session.run_entries():
+        try:
+            report = session.judged() if session.run_entries() else None
+        except KeyboardInterrupt:  # between two runs of pairs
+            report = None
+        if report is None:
             print(f"levelfield: interrupted; start it again with --night {night}: it goes on", file=sys.stderr)
             return INTERRUPTED
-        report = session.judged()
         found = night_tickets(session, report, options.page_url, options.bisect_budget)
         page = FindingPage(
             report.first_line, night, report.findings, options.strict, options.advisory, found, _link(options),
@@ -321,7 +329,7 @@ def _bisect(options: argparse.Namespace) -> int:
     from levelfield.nights.bisection import BuildTrials, first_bad
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
-    from levelfield.run.builds import build_of
+    from levelfield.run.builds import build_of, commit_log
 
     terminal = Terminal(quiet=options.quiet or options.json)
     request = UserRequest(
@@ -341,7 +349,11 @@ def _bisect(options: argparse.Namespace) -> int:
         return found
 
     names = [commit[:12] if pin is None else str(pin) for commit, pin in candidates]
-    _print_bisected(names, first_bad(candidates, answer), options.json)
+    found = first_bad(candidates, answer)
+    _print_bisected(names, found, options.json)
+    if not options.json and not options.package:
+        (last,), _ = commit_log(candidates[found.good][0], candidates[found.bad][0], 1)
+        print(labelled("it says", f"{last.subject} ({last.author})", 11))
     return 0
 
 
@@ -361,7 +373,10 @@ def _candidates(options: argparse.Namespace, used: ImplementationUsed) -> list[C
         return [(head(), Pin(used.framework, tuple(options.package), version)) for version in options.versions]
     if len(options.commits) != 2 or options.versions:
         raise UsageError(f"bisect: found {len(options.commits)} commits, expected two, GOOD and BAD, or --package")
-    return [(commit, None) for commit in commits_between(*options.commits)]
+    try:
+        return [(commit, None) for commit in commits_between(*options.commits)]
+    except RunFailed as error:
+        raise UsageError(f"nightly {error}") from None
 
 
 def _print_bisected(names: list[str], found: FirstBad, as_json: bool) -> None:

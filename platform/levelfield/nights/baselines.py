@@ -143,7 +143,8 @@ def _sufficient(evidence: LevelEvidence) -> list[Point]:
     if len(nights) < FEWEST_NIGHTS and not is_judged:
         raise UsageError(
             f"series {evidence.series}: found {len(nights)} valid nights, expected at least {FEWEST_NIGHTS}, or one "
-            "that a finished comparison by pairs judged; name others with --run"
+            "that a finished comparison by pairs judged (newest ones that are inconclusive do not count); name others "
+            "with --run"
         )
     if len({point.conditions for point in points}) > 1:
         raise UsageError(
@@ -167,9 +168,13 @@ def _named(evidence: LevelEvidence) -> list[Point]:
 def _present_level(evidence: LevelEvidence) -> list[Point]:
     """Return the unchanged nights of the present level, at most as many as a level rests on.
 
-    Where the newest night was found changed, these are the newest changed ones: a new level begins with them.
+    Where the newest night was found changed, these are the newest changed ones: a new level begins with them. Newest
+    nights that are inconclusive are no evidence, unless they are named.
     """
-    points, changed = in_history(evidence.points, _bad_nights(evidence)), _changed(evidence)
+    points = in_history(evidence.points, _bad_nights(evidence))
+    changed, suspect = _found(evidence, "regression", "improvement"), _found(evidence, "inconclusive")
+    while points and points[-1].run_id in suspect:
+        points = points[:-1]
     if newest := list(takewhile(lambda point: point.run_id in changed, reversed(points)))[::-1]:
         return _newest_nights(newest, LONGEST)
     unchanged = [point for point in points if point.run_id not in changed and is_since(evidence.held, point)]
@@ -185,10 +190,10 @@ def _newest_nights(points: Sequence[Point], most: int) -> list[Point]:
     return [point for point in points if night_of(point) in nights]
 
 
-def _changed(evidence: LevelEvidence) -> set[str | None]:
-    """Return the runs of which a figure was found changed, by the last finding about it."""
+def _found(evidence: LevelEvidence, *words: str) -> set[str | None]:
+    """Return the runs of which a figure was found one of these, by the last finding about it."""
     last = {(finding.run_id, finding.figure): finding.word for finding in evidence.past}
-    return {run for (run, _), word in last.items() if word in ("regression", "improvement")}
+    return {run for (run, _), word in last.items() if word in words}
 
 
 def _bad_nights(evidence: LevelEvidence) -> set[str]:

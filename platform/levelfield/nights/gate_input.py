@@ -35,6 +35,7 @@ class GateInput:
 
     points: of every series by its digest, all nights, in any order. expected: of the night, entry -> series if it is
     known. past: findings of earlier nights. conditions: a document by its digest, for the names of what changed.
+    reasons: why a run is not valid, by its id.
     """
 
     night: str
@@ -44,6 +45,7 @@ class GateInput:
     expected: Mapping[str, str | None] = field(default_factory=dict)
     past: Sequence[Finding] = ()
     conditions: Callable[[str], Conditions | None] = lambda digest: None
+    reasons: Callable[[str], str | None] = lambda run_id: None
 
     @cached_property
     def tonights(self) -> dict[str, list[Point]]:
@@ -257,7 +259,8 @@ def findings_about_runs(given: GateInput) -> Iterator[Finding]:
                 yield _about(given, series, "training differs", f"alignment: {point.verdict}", point)
         for point in tonight[-1:]:
             if not any(map(is_evidence, tonight)) and point.verdict not in ("different", "diverged"):
-                reason = point.evidence if point.word == "valid" else point.word
+                word = point.evidence if point.word == "valid" else point.word
+                reason = ": ".join(filter(None, (word, given.reasons(point.run_id))))
                 yield _about(given, series, "invalid run", reason, point)
             if event := quarantined(given, point):
                 detail = f"node {short(point.node)} is in quarantine since {event.at[:10]}: {event.why}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from functools import cache, partial
@@ -20,6 +21,7 @@ from levelfield.store.database import Store, StoredSeries
 # nights in them is read as a whole.
 RECENT_DAYS, ENOUGH_NIGHTS = 75, 61
 _DAYS_OF_FINDINGS = 400
+_REASON = 400  # characters of why a run is not valid
 
 
 def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
@@ -42,7 +44,18 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         expected,
         past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)),
         conditions_of(store),
+        partial(_reason, store),
     )
+
+
+def _reason(store: Store, run_id: str) -> str | None:
+    """Return why a run is not valid, with its evidence."""
+    record = store.record(run_id)
+    if record.word == "valid":
+        return record.evidence_reason
+    status = record.result.get("status")
+    told = (record.reason, status.get("evidence") if isinstance(status, dict) else None)
+    return textwrap.shorten(": ".join(str(each) for each in told if each), _REASON, placeholder=" ...") or None
 
 
 def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:

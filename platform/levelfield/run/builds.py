@@ -73,13 +73,20 @@ def head() -> str:
 
 def commits_between(good: str, bad: str) -> list[str]:
     """Return the commits after `good` up to `bad`, the oldest first. Raises RunFailed where `bad` does not follow."""
-    first, last = (_git("rev-parse", "--verify", f"{name}^{{commit}}") for name in (good, bad))
+    first, last = map(_commit, (good, bad))
     listed = _git("rev-list", "--reverse", "--first-parent", f"{first}..{last}").split()
     if not listed or _git("merge-base", first, last) != first:
         raise RunFailed(
             f"bisect {good} {bad}: found no commits between them; expected a good commit before the bad one"
         )
     return [first, *listed]
+
+
+def _commit(name: str) -> str:
+    try:
+        return _git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    except RunFailed:
+        raise RunFailed(f"bisect: found '{name[:80]}', expected a commit of this checkout") from None
 
 
 class LoggedCommit(NamedTuple):

@@ -32,7 +32,8 @@ _KEPT = "nothing of this transaction was stored"
 # By a part of the database's message, in lower case.
 _MEANINGS = {
     "not a database": "is no store: {}. Name another file, or move it aside",
-    "malformed": "is damaged: {}. Move it aside; `store import` makes it again from run directories or an export",
+    "malformed": "is damaged: {}. Move it aside; `store import` makes it again: all of it from an export, from "
+    "run directories the runs without their nights, levels and remarks",
     "readonly": "cannot be written: {}. Change its rights or its folder's, or name another with --store",
     "read-only": "cannot be written: {}. Use a user that may write, or name another store with --store",
     "permission denied": "may not be used: {}. Grant the rights, or name another store with --store",

@@ -69,8 +69,8 @@ def test_an_unknown_target_lists_the_nearest_chips_and_vendors(hardware: Registr
 @pytest.mark.parametrize(
     ("alias", "asked", "says"),
     [
-        ("h100", "H100", "'H100' names a chip of vendor .*, and .* of vendor"),
-        ("NVIDIA", "nvidia", "'nvidia' names a chip of vendor fake, and the vendor nvidia; write another name"),
+        ("h100", "H100", "'H100' names (H100-SXM5-80GB|F1) of vendor .*, and (H100-SXM5-80GB|F1) of vendor"),
+        ("NVIDIA", "nvidia", "'nvidia' names F1 of vendor fake, and the vendor nvidia; write another name"),
     ],
 )
 def test_a_name_of_two_things_is_refused(tmp_path: Path, alias: str, asked: str, says: str) -> None:

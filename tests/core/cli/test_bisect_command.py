@@ -46,6 +46,8 @@ def test_packages_are_bisected_through_the_default_version(bisect: Callable[...,
         (("--package", "numpy", "--versions", "2.4.6"), "found no two --versions"),
         (("main", "main", "--package", "numpy", "--versions", "1", "2"), "or also commits"),
         (("main",), "found 1 commits, expected two"),
+        (("HEAD", "no-such"), "nightly bisect: found 'no-such', expected a commit of this checkout"),
+        (("HEAD", "HEAD"), "found no commits between them; expected a good commit before the bad one"),
     ],
 )
 def test_a_search_without_two_ends_is_refused(

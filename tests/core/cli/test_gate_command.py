@@ -155,6 +155,27 @@ def test_a_missing_entry_is_exit_code_3(command: Command, url: str, stored_run: 
     assert code == 3 and out.startswith(f"night {night(NIGHTS)} is incomplete: 1 missing\ncompared 0 of 1 series")
 
 
+def test_a_run_that_failed_says_why(command: Command, url: str, stored_run: RunRecord) -> None:
+    status = {"word": "failed", "evidence": "No matching distribution found for torch==2.31.0"}
+    failed = {"word": "failed", "reason": "the environment is not usable", "result": {"status": status}}
+    fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS).model_copy(update=failed)])
+    gate = ("nightly", "gate", "--night", night(NIGHTS))
+    why = "failed: the environment is not usable: No matching distribution found for torch==2.31.0"
+    for form in ("text", "junit"):
+        code, out, _ = command(*gate, "--format", form)
+        assert code == 3 and why in " ".join(out.split())
+
+
+def test_a_level_of_few_nights_says_from_when_on_it_counts(command: Command, url: str, stored_run: RunRecord) -> None:
+    fill(url, quiet(stored_run, 4))
+    said = "nights are compared with it once there are 7, to know how they scatter: 4 so far"
+    assert said in " ".join(command("nightly", "accept", "tiny", "--why", "first")[1].split())
+    of_all = ("nightly", "accept", "--all", "--why", "first", "--night", night(3))
+    assert "compared once there are 7 nights: " in command(*of_all)[1]
+    fill(url, quiet(stored_run, 7))
+    assert "once there are" not in command("nightly", "accept", "tiny", "--why", "more")[1]
+
+
 def test_a_suite_is_compared_alone(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run))
     with Store.open(url) as store:
@@ -296,6 +317,10 @@ def test_history_shows_segments_level_events_and_what_it_sees(
         (("nightly", "accept", "tiny", "--why", "x"), "unknown series 'tiny'"),
         (("nightly", "accept", "tiny"), "the following arguments are required: --why"),
         (("nightly", "accept", "tiny", "--why", "x", "--until", "soon"), "--until: found 'soon', expected a date"),
+        (("nightly", "accept", "tiny", "--why", "x", "--until", "2026-02-30"), "--until: found '2026-02-30', expected"),
+        (("nightly", "accept", "tiny", "--why", "x", "--until", "2020-01-01"), "which is past, expected "),
+        (("nightly", "run", "--suite", "smoke", "--night", "banana"), "found 'banana', expected a date, such as"),
+        (("nightly", "run", "--suite", "smoke", "--night", "2026-13-45"), "found '2026-13-45', expected a date"),
         (("nightly", "note", "tiny", "--why", "x"), "unknown series 'tiny'"),
     ],
 )

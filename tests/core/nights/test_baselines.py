@@ -35,6 +35,18 @@ def test_a_series_that_is_accepted_after_seven_nights_is_judged_in_the_eighth() 
     )
 
 
+def test_a_newest_night_in_doubt_is_no_evidence_unless_it_is_named() -> None:
+    """A build that made half of the speed, without pairs to prove it, must not become the build that pairs run."""
+    points = (*nights(8, deviation=0.0), point(8, 500.0))
+    doubt = (Finding(series="S", label="S", figure=TOKENS, word="inconclusive", run_id="run008"),)
+    found = accepted_baseline(LevelEvidence("S", points, doubt), "ann", "why", NOW)
+    assert found.runs[-1] == "run007" and found.level[TOKENS] == pytest.approx(1000.0)
+    named = LevelEvidence("S", points, doubt, runs=("run006", "run007", "run008"))
+    assert accepted_baseline(named, "ann", "why", NOW).runs[-1] == "run008"
+    settled = (*doubt, doubt[0].model_copy(update={"word": "no change"}))
+    assert accepted_baseline(LevelEvidence("S", points, settled), "ann", "why", NOW).runs[-1] == "run008"
+
+
 def test_at_most_the_nights_of_a_level_are_accepted() -> None:
     found = accepted_baseline(LevelEvidence("S", tuple(nights(50))), "ann", "why", NOW)
     assert found.runs == tuple(f"run{i:03d}" for i in range(50 - LONGEST, 50))
@@ -83,7 +95,7 @@ def test_one_night_suffices_where_pairs_decided(word: str) -> None:
     found = accepted_baseline(LevelEvidence("S", (point(0, 900.0),), (judged,)), "ann", "why", NOW)
     assert found.level[TOKENS] == pytest.approx(900.0)
     open_one = judged.model_copy(update={"word": "inconclusive"})
-    with pytest.raises(UsageError, match="found 1 valid nights"):
+    with pytest.raises(UsageError, match="found 0 valid nights"):
         accepted_baseline(LevelEvidence("S", (point(0, 900.0),), (open_one,)), "ann", "why", NOW)
 
 

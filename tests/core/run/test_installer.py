@@ -152,6 +152,12 @@ def test_each_cause_has_its_advice(line: str, says: str | None) -> None:
     assert (says in said) if says else "index" not in said
 
 
+def test_the_error_stands_before_advice_that_follows_it() -> None:
+    advice = ["The conflict is caused by:", "The user requested torch==2.31.0", "To fix this you could try to:", *"12"]
+    said = installer.failure(["pip"], 1, ["ERROR: Cannot install torch==2.31.0 because", *advice, "ERROR: help"], {})
+    assert said.splitlines()[1].strip() == "ERROR: Cannot install torch==2.31.0 because" and "ERROR: help" in said
+
+
 def test_what_a_build_printed_is_the_evidence_and_not_pips_own_last_lines() -> None:
     own = ["  × Encountered error", "  note: This is an issue with the package, not pip.", "hint: See above."]
     build = [
