@@ -99,7 +99,7 @@ def paired_records(
     """Run and return one pair after another: the accepted build's record first. The runs are in a folder of `runs`.
 
     done: records of an earlier start, in the order in which they ran; they are not run again. Raises ArmFailed where a
-    run is not valid or is of another series.
+    run is not valid, or is of another series or commit.
     """
     by_name, left = {arm.name: arm for arm in arms}, list(done)
     for a, b in in_turns(pairs, lambda name: left.pop(0) if left else _record(by_name[name], runs, keep)):
@@ -136,6 +136,9 @@ def _check(arm: Arm, record: RunRecord, series: Series) -> None:
         raise ArmFailed(arm, f"{record.run_id} is {record.word}: {record.reason or 'no reason'}")
     if record.series.fingerprint() != series.fingerprint():
         raise ArmFailed(arm, f"{record.run_id} is of another series: {record.series.label}")
+    ran, wanted = record.subject.commit, arm.build.commit
+    if ran and wanted and ran != wanted:  # the checkout was moved since the night ran
+        raise ArmFailed(arm, f"{record.run_id} is of commit {ran[:12]}, expected {wanted[:12]}: the checkout has moved")
 
 
 def null_arms(

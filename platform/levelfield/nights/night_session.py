@@ -71,7 +71,7 @@ from levelfield.rundir.directory import utc_now
 from levelfield.series.findings import Finding
 from levelfield.series.level import level_of
 from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
-from levelfield.series.segments import in_history, observations
+from levelfield.series.segments import in_history, night_of, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -277,7 +277,10 @@ class NightSession:
     def _null_pairs(self, fewest: int, most: int, series: str) -> Iterator[RecordPair] | str:
         """Return pairs of tonight's build and itself, one after another, or why there are none."""
         run = next(run for run in self.work if run.series == series)
-        tonight = next(point for point in self.store.points([series])[series][::-1] if point.is_of_trend)
+        points = (point for point in self.store.points([series])[series][::-1] if point.is_of_trend)
+        tonight = next((point for point in points if night_of(point) == self.asked.night), None)
+        if tonight is None:
+            return "the series has no run of this night"
         plan, subject = run.job.plan, self.store.subject(tonight.subject)
         arms = null_arms(plan, subject, self.asked.plugins, self.output.say)
         if isinstance(arms, str):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from compared_records import record
 from levelfield.catalog.registry import Registry
-from levelfield.nights.build_pairs import case_arguments
+from levelfield.nights.build_pairs import Arm, ArmFailed, case_arguments, paired_records
+from levelfield.run.builds import CommitBuild
 from levelfield.run.turns import PairProgress, abba
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
@@ -68,3 +69,16 @@ def test_the_runs_of_an_earlier_start_count_and_take_no_time() -> None:
 def test_a_run_without_a_figure_is_said_by_its_word_and_is_in_no_mean() -> None:
     (first, *_), last = said_of({"a": 0.0, "b": 800.0}, word="failed")[:2], said_of({"a": 0.0, "b": 800.0})[-1]
     assert "accepted build: failed; " in first and " % in " not in last
+
+
+@pytest.mark.parametrize(("commit", "fails"), [("a" * 40, False), ("b" * 40, True), (None, False)])
+def test_a_run_of_another_commit_than_its_arm_ends_the_pairs(commit: str | None, fails: bool, tmp_path: Path) -> None:
+    """A checkout that was moved since the night ran would be measured in the night's name."""
+    arms = [Arm(name, CommitBuild("a" * 40, tmp_path), ()) for name in "ab"]
+    done = [record(1, commit="a" * 40), record(2, commit=commit)]
+    pairs = paired_records(arms, 1, tmp_path, done[0].series, lambda arm, paths: pytest.fail("ran"), done)
+    if fails:
+        with pytest.raises(ArmFailed, match="is of commit bbbbbbbbbbbb, expected aaaaaaaaaaaa: the checkout has moved"):
+            next(pairs)
+    else:
+        assert next(pairs) == tuple(done)

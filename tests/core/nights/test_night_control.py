@@ -60,7 +60,7 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
         monkeypatch.setattr(night_session, name, value)
     session = object.__new__(NightSession)
     plan = SimpleNamespace(name="tiny", series="S", job=SimpleNamespace(plan="plan"))
-    point = SimpleNamespace(is_of_trend=True, subject="s")
+    point = SimpleNamespace(is_of_trend=True, subject="s", night="n")
     store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=str)
     session.asked = SimpleNamespace(night="n", runs=Path(), plugins=(), budget=None, most_pairs=9)  # type: ignore[assignment]
     session.work, session.store, session.suite = (plan,), store, "one"  # type: ignore[assignment]
