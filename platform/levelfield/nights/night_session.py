@@ -179,7 +179,8 @@ class NightSession:
     def _confirmed(self, given: GateInput) -> GateReport:
         """Return the findings after pairs, and the null pairs of the week, within the budgets."""
         seconds = {entry.series: entry.seconds for entry in self.state.entries if entry.series and entry.seconds}
-        if series := weekly_series(given, seconds):
+        series = weekly_series(given, seconds)
+        if series and not isinstance(self._build_here(series), str):
             deque(self._null_runs(WEEKLY_PAIRS, WEEKLY_PAIRS).of(series), 0)
             given = gate_input(self.store, self.asked.night, self.suite)  # with these pairs
         wanted = suspects(given)
@@ -255,7 +256,9 @@ class NightSession:
         before = self.store.subject(accepted.subject)
         if before.commit is None or before.is_dirty:
             return f"the accepted build of {run.name} had files that no commit has"
-        subject = self.store.subject(by_run[found.tonight.run_id].subject)
+        subject = self._build_here(suspect.series)
+        if isinstance(subject, str):
+            return subject
         try:
             build = build_of(before.commit, say=self.output.say)
         except RunFailed as error:
@@ -277,11 +280,10 @@ class NightSession:
     def _null_pairs(self, fewest: int, most: int, series: str) -> Iterator[RecordPair] | str:
         """Return pairs of tonight's build and itself, one after another, or why there are none."""
         run = next(run for run in self.work if run.series == series)
-        points = (point for point in self.store.points([series])[series][::-1] if point.is_of_trend)
-        tonight = next((point for point in points if night_of(point) == self.asked.night), None)
-        if tonight is None:
-            return "the series has no run of this night"
-        plan, subject = run.job.plan, self.store.subject(tonight.subject)
+        subject = self._build_here(series)
+        if isinstance(subject, str):
+            return subject
+        plan = run.job.plan
         arms = null_arms(plan, subject, self.asked.plugins, self.output.say)
         if isinstance(arms, str):
             return arms
@@ -290,6 +292,17 @@ class NightSession:
         progress = PairProgress("tokens_per_second_per_device", self.output.say, fewest, most, sides)
         keep = progress.keeping(partial(self._keep_arm, series, "null"))
         return paired_records(arms, most, self.asked.runs, series_of(plan), keep)
+
+    def _build_here(self, series: str) -> Subject | str:
+        """Return the build that ran a series in this night, or why this checkout is not that build."""
+        points = (point for point in self.store.points([series])[series][::-1] if point.is_of_trend)
+        tonight = next((point for point in points if night_of(point) == self.asked.night), None)
+        if tonight is None:
+            return "the series has no run of this night"
+        subject, here = self.store.subject(tonight.subject), source(checkout()).get("commit")
+        if subject.commit and here and subject.commit != here:
+            return f"the checkout has moved since the night ran, from {subject.commit[:12]} to {here[:12]}"
+        return subject
 
     def _keep_arm(self, series: str, kind: Literal["confirm", "null"], arm: str, paths: RunPaths) -> RunRecord:
         began = time.monotonic()

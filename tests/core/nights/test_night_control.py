@@ -61,10 +61,29 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
     session = object.__new__(NightSession)
     plan = SimpleNamespace(name="tiny", series="S", job=SimpleNamespace(plan="plan"))
     point = SimpleNamespace(is_of_trend=True, subject="s", night="n")
-    store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=str)
+    build = SimpleNamespace(commit=None)
+    store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=lambda name: build)
     session.asked = SimpleNamespace(night="n", runs=Path(), plugins=(), budget=None, most_pairs=9)  # type: ignore[assignment]
     session.work, session.store, session.suite = (plan,), store, "one"  # type: ignore[assignment]
     session.state = SimpleNamespace(entries=[SimpleNamespace(series="S", seconds=3.0)])  # type: ignore[assignment]
     session.output = SimpleNamespace(say=str, note=str)  # type: ignore[assignment]
     further: Any = session._confirmed(SimpleNamespace())  # type: ignore[arg-type]
     assert given == [after] and progress == [(4, 4), (3, 14)] and len(further) == 14
+
+
+@pytest.mark.parametrize(
+    ("night", "commit", "why"),
+    [("n", "a" * 40, None), ("n", None, None), ("m", "a" * 40, "no run"),
+     ("n", "b" * 40, "the checkout has moved since the night ran, from b")],
+)  # fmt: skip
+def test_an_older_night_has_no_null_pairs_of_a_checkout_that_has_moved(
+    night: str, commit: str | None, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(night_session, "source", lambda folder: {"commit": "a" * 40})
+    build = SimpleNamespace(commit=commit)
+    point = SimpleNamespace(is_of_trend=True, subject="s", night=night)
+    session = object.__new__(NightSession)
+    session.asked = SimpleNamespace(night="n")  # type: ignore[assignment]
+    session.store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=lambda name: build)  # type: ignore[assignment]
+    found = session._build_here("S")
+    assert found is build if why is None else isinstance(found, str) and why in found
