@@ -77,10 +77,10 @@ def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _legend(plan: AnsweredPlan, dtype: PeakDtype) -> str:
-    if plan.assumes_rates:
-        return "assumed: speed over row 1's, by the assumed rates; no speed and no MFU follow from them"
     free = plan.question.constants.keeping.uncertainty
     tight = f"tight: leaves less than {free:.0%} of the memory free, so a default run takes another row"
+    if plan.assumes_rates:
+        return f"assumed: speed over row 1's, by the assumed rates; no speed and no MFU follow from them; {tight}"
     return f"tokens/s is per device{_expected(plan)}. MFU is by formula palm, of the {dtype} peak; {tight}"
 
 

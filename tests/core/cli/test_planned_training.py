@@ -102,6 +102,7 @@ def test_assumed_rates_give_an_order_and_no_speed_time_cost_or_utilisation(capsy
         assert row["tokens_per_second_per_device"] is row["step_seconds"] is row["training"] is None
     words = " ".join(said(capsys, *asked).split())
     assert "the speed of Ascend-910B1 is not known" in words and "no speed and no MFU follow from them" in words
+    assert "follow from them; tight: leaves less than " in words
     explained = said(capsys, *asked, "--explain", "1")
     assert "s, by the assumed rates" in explained and "tokens/s on each device" not in explained
     known = json.loads(said(capsys, *CASE, "--json"))

@@ -387,7 +387,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no user": ({"user": None}, "expected address or addresses, user, and one of"),
     "two passwords": ({"password_file": "/p"}, "one of password_variable and password_file"),
     "a file that is not used": ({"verify": False}, "ca_file with `verify: false`: expected one of them"),
-    "http": ({"seconds": 0}, "greater than or equal to 0.1"),
+    "http": ({"seconds": 0}, "found 0, expected at least 0.1"),
     "TLS of IPMI": ({"protocol": "ipmi"}, "ca_file, verify and chassis are of redfish"),
     "an address of this machine": ({"protocol": "local"}, "expected none"),
     "one BMC for two nodes": ({"addresses": {"a": "x", "b": "x"}}, "found x for two nodes"),
