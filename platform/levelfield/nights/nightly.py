@@ -27,6 +27,7 @@ OVER_BUDGET = "the budget of the night holds no more"
 NIGHTS_REMEMBERED = 10
 Progress = Literal["waiting", "started", "done", "left out"]
 
+NO_ENVIRONMENT = "failed (environment)"
 UNKNOWN_SECONDS = 120.0  # expected of an entry when no entry has run before
 CONFIRMATION_PART = 0.3  # of the budget, kept for the pairs that confirm a suspicion
 MOST_NIGHTS_UNSEEN = 7  # an entry that was unseen for longer counts as this
@@ -219,7 +220,7 @@ def run_entries(
             state = state.with_entry(run.name, state="waiting", run_id=None)
         else:
             tools.record(tools.folder(result.run_id))
-            reason = None if result.status.word == "valid" else f"{result.status.word}: {result.status.evidence or ''}"
+            reason = None if result.status.word == "valid" else _why(result)
             state = state.with_entry(run.name, state="done", seconds=lasted, reason=reason)
         state = state.model_copy(update={"used_seconds": state.used_seconds + lasted})
         tools.save(state)
@@ -228,9 +229,17 @@ def run_entries(
     return state
 
 
+def _why(result: Result) -> str:
+    word = NO_ENVIRONMENT if result.status.failure == "environment" else result.status.word
+    return f"{word}: {result.status.evidence or ''}"
+
+
 def _settled(state: NightState, tools: NightTools) -> NightState:
-    """Return the state after a killed start: an entry whose run has a result is done, any other one waits again."""
+    """Return the state after an earlier start. An entry whose run has a result is done, any other one waits again, as
+    does one whose environment could not be made: a package index may be back, or a version corrected."""
     for entry in state.entries:
+        if entry.state == "done" and (entry.reason or "").startswith(NO_ENVIRONMENT):
+            state = state.with_entry(entry.name, state="waiting", run_id=None, reason=None)
         if entry.state != "started" or entry.run_id is None:
             continue
         paths = tools.folder(entry.run_id)

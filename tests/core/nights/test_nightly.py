@@ -28,8 +28,8 @@ class Killed(BaseException):
     pass
 
 
-def status(word: str = "valid", interrupted: bool = False) -> Any:
-    return SimpleNamespace(word=word, evidence="a line", is_interrupted=interrupted)
+def status(word: str = "valid", interrupted: bool = False, failure: str | None = None) -> Any:
+    return SimpleNamespace(word=word, evidence="a line", is_interrupted=interrupted, failure=failure)
 
 
 @dataclass
@@ -134,6 +134,16 @@ def test_a_failed_entry_is_done_with_its_reason(tmp_path: Path) -> None:
     machine, runs = Machine(tmp_path, words={"a": status("oom")}), work("a")
     state = run_entries(begun(runs), runs, None, machine.tools())
     assert state.entries[0].reason == "oom: a line" and machine.recorded == ["a"]
+
+
+def test_an_entry_without_an_environment_runs_in_the_next_start_and_other_failures_do_not(tmp_path: Path) -> None:
+    words = {"b": status("failed", failure="environment"), "c": status("failed", failure="error")}
+    first = Machine(tmp_path, words=words)
+    state = run_entries(fresh_state("n", "s", "now", work("a", "b", "c")), work("a", "b", "c"), None, first.tools())
+    assert state.entries[1].reason == "failed (environment): a line" and first.ran == first.recorded == ["a", "b", "c"]
+    second = Machine(tmp_path)
+    state = run_entries(state, work("a", "b", "c"), None, second.tools())
+    assert second.ran == ["b"] and state.entries[1].reason is None and state.entries[2].reason == "failed: a line"
 
 
 def test_a_damaged_state_is_named_with_what_to_do(tmp_path: Path) -> None:
