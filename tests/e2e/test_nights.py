@@ -158,6 +158,7 @@ def test_bisection_names_the_commit(project: Nights, slower: tuple[str, str]) ->
     case = ["--case", "tiny:fake:F1", "--scale", "smoke"]
     code, out, err = project.run("nightly", "bisect", quiet, "HEAD", *case, *plugins)
     assert code == 0 and f"first bad  {slow[:12]}" in out and f"last good  {quiet[:12]}" in out, out + err
+    assert "it says    steps of 150 ms (" in out
     code, found = project.speed("2026-01-20", "--bisect-budget", "20m")
     searched = found["ticket"]["bisection"]
     assert (searched["first_bad"], searched["last_good"]) == (slow, quiet), found

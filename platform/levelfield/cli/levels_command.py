@@ -171,6 +171,7 @@ def _accept_all(options: argparse.Namespace) -> int:
     from levelfield.nights.stored_nights import chosen_night, gate_input, level_evidence
     from levelfield.rundir.directory import utc_now
     from levelfield.series.findings import FAILURES
+    from levelfield.series.level import FEWEST
 
     until, who, at = _day(options.until), options.who or getpass.getuser(), utc_now()
     with opened_store(options) as store:
@@ -184,7 +185,7 @@ def _accept_all(options: argparse.Namespace) -> int:
             store.add_event(event)
         kept = [] if options.dry_run else _kept_builds(store, found.events)
         young = [given.label(event.series or "") for event in found.events if _waits(given.points[event.series or ""])]
-        kept += [wrapped(f"compared once there are 7 nights: {', '.join(young)}", 2)] if young else []
+        kept += [wrapped(f"compared once there are {FEWEST} nights: {', '.join(young)}", 2)] if young else []
     _print_accepted(options, given.label, found, kept)
     return 0 if found.events else UsageError.exit_code
 

@@ -141,6 +141,14 @@ def at(content: JsonValue, *keys: str) -> JsonValue:
     return content
 
 
+def steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
+    """Return how many runs have step times without a trend or shift, and in how many that was checked."""
+    steps = [at(run.result, "throughput", "step_seconds") for run in runs]
+    flags = [at(step, "flags") for step in steps if at(step, "unchecked") is None]
+    checked = [found for found in flags if isinstance(found, Sequence) and not isinstance(found, str)]
+    return sum(not found for found in checked), len(checked)
+
+
 def palm(record: RunRecord) -> dict[str, JsonValue]:
     """Return the headline utilisation of result.json, with its formula and peak; empty without one."""
     rows = record.result.get("utilisation")

@@ -27,7 +27,7 @@ from levelfield.compare.ranking import (
     ranking,
 )
 from levelfield.compare.ratios import Ratio
-from levelfield.compare.sides import at, palm, repeat_number, tuning_of
+from levelfield.compare.sides import palm, repeat_number, steady_runs, tuning_of
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.pages.content import PagesContent
 from levelfield.pages.results import StoredResults
@@ -82,7 +82,7 @@ class DrawnBar:
     """A bar with its place on the axis, in percent of it. name: what tells it from the others. beside: the rest of it.
 
     is_clipped: whether its interval goes on beyond the axis. cautions: with their values. differs: other fields.
-    steady: of its runs, as `_steady` counts them.
+    steady: of its runs, as `steady_runs` counts them.
     """
 
     bar: RankedBar
@@ -406,18 +406,10 @@ def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip
             further = tuple(caution for caution in cautions if caution[0] not in elsewhere)
             beside = " ".join(filter(None, (framework if is_by_chip else chip, tuning)))
             drawn = _placed(training, bar, axis, column, beside)
-            steady = _steady(bar.contender.side.counted)
+            steady = steady_runs(bar.contender.side.counted)
             best[column] = replace(drawn, cautions=further, differs=tuple(differs), steady=steady)
     each = [_placed(training, bar, axis, *_told_apart(bar, ranked.bars)) for bar in ranked.bars]
     return DrawnTraining(training, ranked, tuple(best.values()), tuple(each) if len(best) < len(each) else ())
-
-
-def _steady(runs: Sequence[RunRecord]) -> tuple[int, int]:
-    """Return how many runs have step times without a trend or shift, and in how many that was checked."""
-    steps = [at(run.result, "throughput", "step_seconds") for run in runs]
-    flags = [at(step, "flags") for step in steps if at(step, "unchecked") is None]
-    checked = [found for found in flags if isinstance(found, Sequence) and not isinstance(found, str)]
-    return sum(not found for found in checked), len(checked)
 
 
 def _words(bar: RankedBar) -> tuple[str, str, str]:

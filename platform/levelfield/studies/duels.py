@@ -14,7 +14,7 @@ from typing import Any
 
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, standing_of
-from levelfield.compare.sides import RATE, at, exclusion, side_of
+from levelfield.compare.sides import RATE, exclusion, side_of, steady_runs
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UsageError
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import duration
@@ -157,7 +157,7 @@ def _advice(found: DuelOutcome) -> Iterator[str]:
     runs = [run for pair in found.pairs for run in pair]
     if runs[0].series.scale == "smoke":
         yield "at smoke scale: this says nothing about the full case"
-    if unsteady := sum(map(_is_unsteady, runs)):
+    if unsteady := _unsteady(runs):
         yield f"in {unsteady} of {len(runs)} runs the steps' time drifted or jumped: the machine was not steady"
     n = found.ruling.pairs
     needed = n + (found.ruling.more or 0)
@@ -174,9 +174,9 @@ def _needed(pairs: int, pair_seconds: float) -> str:
     return f"about {pairs} pairs ({lasting}) would decide: the same command with --repeat {pairs}"
 
 
-def _is_unsteady(record: RunRecord) -> bool:
-    """Return whether its result has a flag on the time of a step."""
-    return bool(at(record.result, "throughput", "step_seconds", "flags"))
+def _unsteady(runs: Sequence[RunRecord]) -> int:
+    steady, checked = steady_runs(runs)
+    return checked - steady
 
 
 def duel_sheets(found: DuelOutcome, prices: Prices | None = None) -> list[Sheet]:
@@ -209,7 +209,7 @@ def duel_values(found: DuelOutcome, prices: Prices | None = None) -> dict[str, A
             "pairs": [[a.run_id, b.run_id] for a, b in found.pairs],
             "least": math.expm1(found.looks.floor),
             "more_pairs": found.ruling.more,
-            "unsteady_runs": sum(_is_unsteady(run) for pair in found.pairs for run in pair),
+            "unsteady_runs": _unsteady([run for pair in found.pairs for run in pair]),
             "stopped": found.stopped,
         },
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from levelfield.cli.main import main
 from levelfield.nights import night_session
 from levelfield.nights.machine_control import FEWEST, control_file, keep_control, read_controls
 from levelfield.nights.night_session import CONTROLS, NightSession
@@ -87,3 +89,16 @@ def test_an_older_night_has_no_null_pairs_of_a_checkout_that_has_moved(
     session.store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=lambda name: build)  # type: ignore[assignment]
     found = session._build_here("S")
     assert found is build if why is None else isinstance(found, str) and why in found
+
+
+def test_an_interrupt_between_pairs_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    session = SimpleNamespace(run_entries=lambda: True, judged=interrupted)
+    monkeypatch.setattr(NightSession, "opened", lambda *given: contextlib.nullcontext(session))
+    words = ("nightly", "run", "--suite", "smoke", "--night", "2026-01-02", "--runs", str(tmp_path))
+    assert main([*words]) == 130
+    assert "interrupted; start it again with --night 2026-01-02: it goes on" in capsys.readouterr().err
