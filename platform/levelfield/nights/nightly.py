@@ -161,6 +161,8 @@ def is_other_build(before: Subject | None, now: Subject) -> bool:
     """Return whether tonight's build differs from the last one in code, software or commit. Unknown counts as other."""
     if before is None or now.is_dirty or before.is_dirty:
         return True
+    if now.commit is not None and None in (now.is_dirty, before.is_dirty):
+        return True
     kinds = ("environment", "image", "implementation", "commit", "platform_version")
     return any(getattr(before, kind) != getattr(now, kind) for kind in kinds)
 

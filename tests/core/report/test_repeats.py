@@ -14,7 +14,7 @@ from levelfield.measure.series import over_repeats
 from levelfield.report import repeats
 from levelfield.report.tables import as_json
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Result, Status
+from levelfield.specs.result import NodeResult, RankPace, Result, Status
 from recorded_runs import seal_again
 
 RATES = [100.0, 104.0, 102.0, 98.0, 101.0]
@@ -65,6 +65,14 @@ def test_the_interval_of_mfu_ends_at_all_of_the_peak(five: list[Result]) -> None
     column = replace(repeats.FIGURE_COLUMNS["mfu_palm"], read=lambda result: next(values))
     (found,) = repeats.repeats_of(five[:2], (column,))
     assert found.figures[0].interval.high == 1.0
+
+
+def test_what_the_nodes_and_ranks_of_one_run_did_does_not_part_repeats(five: list[Result]) -> None:
+    nodes = (NodeResult.model_construct(node=0, name="a"),)
+    pace = RankPace.model_construct(waited=())
+    other = five[1].model_copy(update={"preflight": "6 TFLOP/s", "pace": pace, "machines": nodes})
+    (found,) = repeats.repeats_of([five[0], other])
+    assert len(found.results) == 2
 
 
 def test_a_run_that_is_not_valid_is_counted_and_gives_no_figure(five: list[Result]) -> None:
