@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from levelfield.specs.layout import Layout
@@ -42,7 +43,7 @@ def record(
         "mfu": mfu,
         "loss_tail": loss,
         "window": (11, 30),
-        "step_seconds": (0.5,) * 30,
+        "step_seconds": (0.5 + zlib.crc32(f"{number} {rate} {changes}".encode()) * 1e-12,) * 30,  # no two are alike
         "losses": (loss,) * 30,
         "telemetry": {},
         "result": _result(series.devices, rate, memory, joules, mfu, loss),

@@ -55,7 +55,8 @@ def side_of(name: str, records: Sequence[RunRecord]) -> ComparedSide:
     if twice := next((i for i in ids if ids.count(i) > 1), None):
         raise UsageError(f"side {name}: found run {twice} twice; expected every run once")
     _refuse_mixed(name, records)
-    reasons = [(record, exclusion(record)) for record in records]
+    copies = dict(_copies(records))
+    reasons = [(record, exclusion(record) or copies.get(record.run_id)) for record in records]
     counted = tuple(record for record, reason in reasons if reason is None)
     return ComparedSide(name, counted, tuple((record, reason) for record, reason in reasons if reason))
 
@@ -68,6 +69,15 @@ def exclusion(record: RunRecord) -> str | None:
         failure = f" ({record.failure})" if record.failure and record.failure != record.word else ""
         return f"{record.word}{failure}" + (f": {record.reason}" if record.reason else "")
     return next(contradictions(record), None)
+
+
+def _copies(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
+    """Yield the id of each run whose steps took exactly as long as those of one before it, and the reason."""
+    seen: dict[tuple[float, ...], str] = {}
+    for record in records:
+        first = seen.setdefault(record.step_seconds, record.run_id)
+        if record.step_seconds and first != record.run_id:
+            yield record.run_id, f"a copy of {first}: each of its steps took exactly as long"
 
 
 def began(record: RunRecord) -> datetime | None:

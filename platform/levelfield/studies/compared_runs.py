@@ -11,15 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import Histories
 from levelfield.compare.sides import began, exclusion, repeat_number, repeats_around
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
-from levelfield.judge.collector import collect
+from levelfield.judge.verification import record_of_files
 from levelfield.rundir.directory import finished_run, read_plan, refuse_running, runs_of_pairs
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series, first_future_date
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
-from levelfield.store.run_record import record_of, series_of
+from levelfield.store.run_record import series_of
 
 if TYPE_CHECKING:
     from levelfield.store.database import Store  # a second of imports that a folder of runs does not need
@@ -37,7 +38,7 @@ class FolderRuns:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._known = folder, Registry()
 
     def find(self, name: str) -> str:
         return str(finished_run(self._folder, name).root)
@@ -51,7 +52,7 @@ class FolderRuns:
     def record(self, key: str) -> RunRecord:
         paths = RunPaths(Path(key))
         refuse_running(paths)
-        return record_of(paths, result=collect(paths))
+        return record_of_files(paths, self._known)
 
     def series(self) -> list[Series]:
         return [series for series, _ in self._by_series.values()]

@@ -213,6 +213,16 @@ def test_a_run_given_twice_is_no_second_run() -> None:
         side_of("B", [record(1), record(1)])
 
 
+def test_a_copy_of_a_run_under_another_id_is_no_second_run() -> None:
+    one = record(1)
+    copy = record(2).model_copy(update={"step_seconds": one.step_seconds})
+    side = side_of("B", [one, copy, record(3)])
+    assert [each.run_id for each in side.counted] == [one.run_id, record(3).run_id]
+    assert side.excluded == ((copy, f"a copy of {one.run_id}: each of its steps took exactly as long"),)
+    ended = record(4, word="crashed").model_copy(update={"step_seconds": ()})
+    assert "a copy" not in str(side_of("B", [ended, ended.model_copy(update={"run_id": "x"})]).excluded)
+
+
 def test_no_run_is_no_side() -> None:
     with pytest.raises(UsageError, match="found no run"):
         side_of("B", [])

@@ -37,7 +37,8 @@ SECRETS = {
     "GOOGLE_APPLICATION_CREDENTIALS": "x", "BASIC_AUTH": "x", "MY_PASSPHRASE": "x", "DB_PASS": "x", "SSHPASS": "x",
     "db_pwd": "x", "GH_PAT": "x", "AZURE_STORAGE_CONNECTION_STRING": "x",
     "A": "hf_" + "a" * 20, "B": "ghp_" + "a" * 36, "C": "sk-" + "a" * 20, "D": "AKIA" + "A" * 16,
-    "E": "https://user:word@host/x", "E2": "https://abcdef@host/x", "E3": "Server=a;User=b;Password=long", "F": "eyJ" + "a" * 20 + "." + "b" * 20 + ".c", "G": "-----BEGIN PRIVATE KEY-----",
+    "E": "https://user:word@host/x", "E2": "https://abcdef@host/x", "E3": "Server=a;User=b;Password=long",
+    "F": "eyJ" + "a" * 20 + "." + "b" * 20 + ".c", "G": "-----BEGIN PRIVATE KEY-----",
 }  # fmt: skip
 OPEN = {
     "TOKENIZERS_PARALLELISM": "false", "NCCL_DEBUG": "INFO", "AUTHOR": "me", "URL": "https://host:443/x@y", "N": "sk-8",
