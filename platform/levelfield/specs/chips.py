@@ -100,7 +100,8 @@ class ChipOverlay:
         rates = {key: {**before.get(key, {}), **given.get(key, {})} for key in RATES}
         name = known.name if known else correction.name
         chip = parse(Chip, {**before, **given, **rates, "name": name}, f"{self.path}: {where}, with its vendor.yaml")
-        if wrong := next(out_of_range(chip), None):
+        public = {*out_of_range(known)} if known else set()
+        if wrong := next((each for each in out_of_range(chip) if each not in public), None):
             raise DocumentError(f"{self.path}: key '{where}', chip {name}: {wrong[0]}; {wrong[1]}")
         return chip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -192,13 +193,23 @@ def _fits(series: Series, label: str) -> bool:
 
 
 def _of_newest_build(source: RunSource, series: Series) -> Iterator[RunRecord]:
-    """Yield the newest runs of a series as long as build and conditions stay the same."""
+    """Yield the newest runs of a series as long as build and conditions of those that count stay the same.
+
+    One that does not count says nothing of a build: it may have ended before its software was known.
+    """
     first: RunRecord | None = None
-    for number, record in enumerate(source.newest(series)):
+    beside: list[RunRecord] = []
+    for record in itertools.islice(source.newest(series), MOST):
+        if exclusion(record) is not None:
+            beside.append(record)
+            continue
         first = first or record
-        if number == MOST or (record.subject, record.conditions) != (first.subject, first.conditions):
-            return
-        yield record
+        if (record.subject, record.conditions) != (first.subject, first.conditions):
+            break
+        yield from (*beside, record)
+        beside.clear()
+    if first is None:
+        yield from beside
 
 
 class RunPlaces:

@@ -219,7 +219,7 @@ def test_a_copy_of_a_run_under_another_id_is_no_second_run() -> None:
     side = side_of("B", [one, copy, record(3)])
     assert [each.run_id for each in side.counted] == [one.run_id, record(3).run_id]
     assert side.excluded == ((copy, f"a copy of {one.run_id}: each of its steps took exactly as long"),)
-    ended = record(4, word="crashed").model_copy(update={"step_seconds": ()})
+    ended = record(4, word="failed").model_copy(update={"step_seconds": ()})
     assert "a copy" not in str(side_of("B", [ended, ended.model_copy(update={"run_id": "x"})]).excluded)
 
 

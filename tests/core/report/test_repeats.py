@@ -15,7 +15,7 @@ from levelfield.report import repeats
 from levelfield.report.tables import as_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import NodeResult, RankPace, Result, Status
-from recorded_runs import seal_again
+from recorded_runs import rename
 
 RATES = [100.0, 104.0, 102.0, 98.0, 101.0]
 
@@ -109,6 +109,4 @@ def test_report_of_repeats_shows_them(run: RunPaths, five: list[Result], capsys:
 
 def _copy(run: RunPaths, other: Path) -> None:
     shutil.copytree(run.root, other)
-    plan = json.loads((other / "plan.json").read_text())
-    (other / "plan.json").write_text(json.dumps({**plan, "run_id": other.name, "repeat": 2}))
-    seal_again(RunPaths(other))
+    rename(RunPaths(other), repeat=2)
