@@ -129,7 +129,7 @@ def _figures(
 ) -> Iterator[tuple[FigureName, ReportedFigure]]:
     yield RATE, _rate(log, window, facts, work, chip)
     for name in ("samples_per_second", "step_seconds"):
-        yield name, _printed(_median(window, name))  # type: ignore[misc]
+        yield name, _printed(_median(window, name))
     flops = _printed(_median(window, "flops_per_second"))
     wrong = above_peak(flops.value, chip, facts.get("precision")) if flops.value and chip else None
     yield "flops_per_second", ReportedFigure(value=None, how=wrong) if wrong else flops
