@@ -91,13 +91,13 @@ class FolderRuns:
 
 def _repeats_beside(paths: RunPaths, own: Series) -> int:
     """Return how many repeats of the run's command are in its folder. They have the time of its start in their ids."""
-    numbers = {1}
+    numbers = set[int]()
     for path in paths.root.parent.glob(f"{paths.root.name.split('_', 1)[0]}_*/plan.json"):
         with suppress(LevelfieldError):
             plan = read_plan(RunPaths(path.parent))
             if series_of(plan) == own:
                 numbers.add(plan.repeat)
-    return len(numbers)
+    return max(1, len(numbers))
 
 
 class KeptRuns:

@@ -119,8 +119,9 @@ def test_the_matrix_has_the_newest_repeats_of_each(command: Command) -> None:
 
 
 def test_one_of_the_repeats_of_a_command_is_told(command: Command, folder: Path) -> None:
-    for path in folder.glob("*_fake_fake_*"):  # one command: the time of its start is in all ids
-        path.rename(path.with_name(f"20260101T030405Z_{path.name.split('_', 1)[1]}"))
+    for number, path in enumerate(sorted(folder.glob("*_fake_fake_*")), start=1):  # the ids of one command
+        new = path.rename(path.with_name(f"20260101T030405Z_{path.name.split('_', 1)[1]}"))
+        _rename(RunPaths(new), "fake", number)
     for chosen, expected in (("fake_fake_000002", "1 of 3"), ("fake_fake_000001,fake_fake_000003", "2 of 3")):
         code, text = command("compare", chosen, "other_fake_000001", "--json")
         field = json.loads(text)["with_caution"].get("repeats", {})

@@ -89,7 +89,7 @@
     all.set("node", found.node);
     all.set("training", found.verdict);
     all.set("date", when(columns.time[index], 10));
-    all.set("run order", when(columns.time[index]));
+    all.set("run order", when(columns.time[index], 19));
     for (const name of Object.keys(rules.harmless)) if (!all.has(name)) all.set(name, rules.nothing);
     for (const [name, value] of Object.entries(found.cautions)) all.set(name, value);
     return all;
