@@ -215,7 +215,7 @@ def parts(subject: FrameworkSubject) -> str:
             bad.append(f"{part}: loss {_number(found.loss)}, gradient norm {_number(found.grad_norm)}")
     if bad:
         limits = f"expected {SHARP.loss:g} and {SHARP.grad_norm:g} at most"
-        hint = "compute the part, or remove it from `architecture`; its definition is in levelfield/specs/architecture.py"
+        hint = "compute the part, or remove it from `architecture`; levelfield/specs/architecture.py defines it"
         raise Fails(f"{len(bad)} declared parts differ from torch's, {limits}: {'; '.join(bad)}", hint)
     said = f"trained as torch's: {', '.join(trained)}" if trained else "the small models have them all"
     if left := sorted(declared - known_parts - {"dropout", *trained}):
