@@ -167,6 +167,7 @@ def _preflight(options: argparse.Namespace) -> int:
     """Run the preflight and print its report. Return 0, 3 or 4 as the description says, 130 when interrupted."""
     from levelfield.plan.request import UserRequest
     from levelfield.run import scheduler
+    from levelfield.run.interruption import interrupted_once
     from levelfield.run.preflight_run import preflight
     from levelfield.specs.base import dump
     from levelfield.specs.plan import PreflightPlan
@@ -183,7 +184,8 @@ def _preflight(options: argparse.Namespace) -> int:
     chosen = PreflightPlan(short=options.short, pairs=options.pairs, quiet=options.quiet_machine)
     plan = job.plan.model_copy(update={"preflight": chosen})
     try:
-        report = preflight(plan, job.vendor, runs_of(options), terminal.say)
+        with interrupted_once():  # a launcher then ends what it started elsewhere
+            report = preflight(plan, job.vendor, runs_of(options), terminal.say)
     except KeyboardInterrupt:
         terminal.say("interrupted; nothing is kept")
         return INTERRUPTED

@@ -86,6 +86,17 @@ def test_a_folder_that_cannot_be_written_is_named(planted: PlantedSlurm, request
     assert planted.calls("sbatch") == []
 
 
+def test_a_job_that_cannot_be_recorded_is_cancelled(planted: PlantedSlurm, request_: Request, tmp_path: Path) -> None:
+    (tmp_path / "run/nodes/node0.record.jsonl").unlink()
+    (tmp_path / "run/nodes/engine.json").mkdir()  # as a disk that became full after the submission
+    planted.says("sbatch", "12\n")
+    planted.says("squeue", "CANCELLED|None|\n")
+    found = SlurmLauncher().execute(request_, look)
+    assert found.cause == "launch-error" and str(found.evidence).endswith("; Slurm job 12 was cancelled")
+    assert str(tmp_path / "run/nodes/engine.json") in str(found.evidence)
+    assert planted.calls("scancel") == [["12"]]
+
+
 def test_attach_says_which_job_it_watches(planted: PlantedSlurm, request_: Request, tmp_path: Path) -> None:
     (tmp_path / "run/nodes/engine.json").write_text('{"job": "12", "cluster": null}')
     planted.says("squeue", DONE)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -274,9 +275,14 @@ class ClusterJob:
             api.patch(path_of(document), {"metadata": {"ownerReferences": [reference]}})
 
     def _create(self, api: ClusterApi, document: Fields) -> Fields:
-        answer = api.create(document)
+        """Create an object. It is deleted later unless the cluster refused it: without an answer it may be there."""
         self._created.append(document)
-        return answer
+        try:
+            return api.create(document)
+        except ClusterRefusal as error:
+            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # also one that somebody else has made
+                self._created.pop()
+            raise
 
     def _secret(self) -> Fields:
         """Return the Secret, which no file of the run has."""
