@@ -272,9 +272,11 @@ def cost_quantity(prices: Prices) -> Quantity:
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs of the `--repeat` that the run belongs to, in order; the run alone where it has no others.
 
-    The repeats of a plan are numbered from 1 and follow each other, with the same series and the same build.
+    The repeats of a plan are numbered from 1 and follow each other, with the same series and the same build. One that
+    does not count may not know its build.
     """
-    ordered = sorted((r for r in records if _kind(r) == _kind(record)), key=_order)
+    own = _kind(record)
+    ordered = sorted((r for r in records if _kind(r) == own or (exclusion(r) and _kind(r)[0] == own[0])), key=_order)
     groups: list[list[RunRecord]] = []
     for each in ordered:
         if groups and repeat_number(each) == repeat_number(groups[-1][-1]) + 1:
@@ -282,11 +284,6 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
         else:
             groups.append([each])
     return next((group for group in groups if any(r.run_id == record.run_id for r in group)), [record])
-
-
-def newest_group(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the repeats around the newest of these runs. Raises ValueError for no run."""
-    return repeats_around(max(records, key=_order), records)
 
 
 def _kind(record: RunRecord) -> tuple[str, str, str | None]:

@@ -94,7 +94,7 @@ def write_state(path: Path, state: NightState) -> None:
 def durations(runs: Path, suite: str) -> dict[str, list[float]]:
     """Return the seconds of each entry's runs in the newest nights of the suite. A damaged state counts for nothing."""
     found: dict[str, list[float]] = {}
-    for path in sorted(runs.glob(f"nightly_{suite}_*.json"))[-NIGHTS_REMEMBERED:]:
+    for path in sorted(runs.glob(f"nightly_{suite}_[0-9][0-9][0-9][0-9]-*.json"))[-NIGHTS_REMEMBERED:]:
         with suppress(DocumentError):
             for entry in load(NightState, path).entries:
                 if entry.state == "done" and entry.seconds:

@@ -203,6 +203,15 @@ def test_one_training_that_differs_stops_the_comparison_of_its_side() -> None:
     assert names(found.unequal) == ["training"]
 
 
+def test_a_side_that_lies_before_another_one_is_told_also_where_a_third_lies_across() -> None:
+    def side(*numbers: int, **changes: Any) -> list[RunRecord]:
+        return [record(n, 1000 + n, **changes) for n in numbers]
+
+    first, across, last = side(1, 3), side(2, 10, framework="paddle"), side(5, 6, framework="jax")
+    found = comparability([side_of("ABC"[i], runs) for i, runs in enumerate((first, across, last))])
+    assert "run order" in names(found.with_caution)
+
+
 def test_runs_of_two_series_are_no_side() -> None:
     with pytest.raises(UsageError, match=r"side B: found micro_batch 8 in .* and 4 in .*give them as two sides"):
         side_of("B", [record(1), record(2, micro_batch=4)])

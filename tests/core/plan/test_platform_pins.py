@@ -24,7 +24,7 @@ def test_every_pin_has_a_build_for_this_python(python: str, tmp_path: Path) -> N
     asked = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--only-binary=:all:"]
     where = ["--python-version", python, "--target", str(tmp_path), "--disable-pip-version-check"]
     done = subprocess.run([*asked, *where, *pins(python)], capture_output=True, text=True)
-    if "Could not find a version" in done.stderr and "from versions: none" in done.stderr:
+    if "(from versions: none)" in done.stderr:
         pytest.skip("no package index answers")
     assert done.returncode == 0, done.stderr[-600:]
 
