@@ -55,7 +55,8 @@ when the preflight could not run or a collective gave wrong values.
 
 examples:
   run_benchmarks.py site preflight --case gpt3_6.7B:torch:cpu:1:2
-  run_benchmarks.py site preflight --case llama3_8b:torch:cpu:2:1 --pairs
+  run_benchmarks.py site preflight --case gpt3_6.7B:torch:cpu:2:1 --pairs \\
+      --runtime docker
   run_benchmarks.py site preflight --case llama3_8b:torch:H100:4:8 --pairs \\
       --launcher ssh --hosts hosts.yaml
 """

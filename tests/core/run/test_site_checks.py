@@ -94,6 +94,18 @@ def test_what_this_user_may_not_see_is_unknown(
     assert of(found, "devices")[0] == of(found, "namespace")[0] == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("version", "word"), [("v0.0.0-master+$Format:%H$", "unknown"), ("", "unknown"), ("v1.31.2", "ok")]
+)
+def test_a_version_that_cannot_be_read_is_unknown(
+    cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str, word: str
+) -> None:
+    cluster.objects["/version"] = {"gitVersion": version}
+    found = checked(capsys, "--site", whole(tmp_path))
+    assert of(found, "cluster")[0] == word
+    assert any("1.26 or newer" in each["do"] for each in found) is (word == "unknown")
+
+
 def test_a_cluster_that_does_not_answer_ends_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -198,6 +198,8 @@ class ClusterRun:
         told = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
         faults = {node: log.fault for node, log in self._logs.items() if log.fault}
         nodes, ends = node_ends(self._request, states, _word_of_others(cause, states))
+        cut = {node: log.cut() for node, log in self._logs.items()}
+        nodes = tuple(replace(each, missing=(*each.missing, *cut.get(each.node_rank, ()))) for each in nodes)
         nodes = tuple(replace(each, detail=faults.get(each.node_rank, each.detail)) for each in nodes)
         return Outcome(cause, ends, evidence, killed, told, tuple(left), nodes=nodes)
 

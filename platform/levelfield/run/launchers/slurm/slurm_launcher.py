@@ -5,7 +5,6 @@ The job goes on when the platform is killed. `attach` then watches it to the sam
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import re
@@ -53,6 +52,7 @@ from levelfield.run.runtimes.process_runtime import (
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.user_folders import user_name
 
 SCHEMA = "levelfield.engine/1"
 SCRIPT = "nodes/job.sbatch"
@@ -166,7 +166,7 @@ def staged_folder(plan: Plan) -> Path | None:
     site = launch_of(plan).site
     if site.slurm.local_folder is None or site.python or not plan.environment.folder or plan.runtime == "docker":
         return None
-    folder = Path(site.slurm.local_folder.replace("{user}", getpass.getuser()))
+    folder = Path(site.slurm.local_folder.replace("{user}", user_name()))
     return folder / f"{plan.environment.name}-{_short(plan)}"
 
 
