@@ -60,7 +60,7 @@ Say = Callable[[str], None]
 AGENT = ("platform", "levelfield", "node", "node_agent.py")
 # What sbatch takes from a name of a file, and what a shell or a list of mounts would read otherwise.
 _PLAIN = re.compile(r"/[A-Za-z0-9_.+=@/-]*")
-_OWN_OPTIONS = (
+OWN_OPTIONS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--requeue", "--no-requeue", "--output", "--error", "--job-name",
     "--chdir", "--array", "--wrap", "--export", "--parsable", "--wait", "--test-only", "--open-mode",
 )  # fmt: skip
@@ -303,10 +303,10 @@ def _asked_of_slurm(plan: Plan) -> Iterator[str]:
     elif plan.hardware.is_host and not names & _OF_CORES:  # its devices are shares of its cores
         yield f"--cpus-per-task={plan.hardware.devices_per_node * (plan.tuning.threads or 1)}"
     for option in slurm.options:
-        if option.partition("=")[0] in _OWN_OPTIONS:
+        if option.partition("=")[0] in OWN_OPTIONS:
             raise UsageError(
                 f"site, slurm.options: found '{option}', expected no option that the platform sets: "
-                f"{', '.join(_OWN_OPTIONS)}"
+                f"{', '.join(OWN_OPTIONS)}"
             )
         yield option
 
