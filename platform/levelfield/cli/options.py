@@ -288,14 +288,15 @@ def _site_path(given: str | None) -> Path:
 def hosts_of(path: Path | None) -> tuple[Host, ...]:
     """Return the hosts of a hosts file, or of FlagPerf's cluster_conf.py; none without a file."""
     from levelfield.publish.flagperf_files import read_hosts
-    from levelfield.specs.base import load
-    from levelfield.specs.site import Host, HostsFile
+    from levelfield.specs.base import load, parse
+    from levelfield.specs.site import HostsFile
 
     if path is None:
         return ()
     if path.suffix in SUFFIXES:
         return load(HostsFile, path).hosts
-    return tuple(Host(name=name) for name in read_hosts(path))
+    listed = [{"name": name} for name in read_hosts(path)]
+    return parse(HostsFile, {"schema": HostsFile.schema_name(), "hosts": listed}, str(path)).hosts
 
 
 class NamedRuns:

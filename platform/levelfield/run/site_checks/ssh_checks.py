@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from levelfield.run.launchers.ssh.ssh_places import ssh_argv
 from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import Host, LaunchPlan
 from levelfield.specs.variables import MASK, SECRET_VALUE
+from levelfield.user_folders import user_name
 
 AT_ONCE = 16
 ANSWER_SECONDS = 40.0  # beside the seconds that the connection may take
@@ -75,7 +75,7 @@ def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
 
 
 def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
-    folder = launch.site.ssh.folder.replace("{user}", host.user or getpass.getuser())
+    folder = launch.site.ssh.folder.replace("{user}", host.user or user_name())
     argv = ssh_argv(launch, host, [host.python, "-c", _PROBE, folder])
     begin = time.time()
     try:
