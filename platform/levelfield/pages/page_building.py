@@ -76,7 +76,7 @@ RULES = {
     "must": ("series.work", "series.corpus", "series.scale", "series.precision", "window", "device", "formula"),
     # What a comparison is made for.
     "asked": (
-        *("series.vendor", "series.chip", "series.framework", "series.nodes", "series.devices", "series.layout"),
+        *("series.vendor", "series.chip", "series.framework", "series.layout"),
         *("series.micro_batch", "series.accumulation", "series.virtual_pipeline", "series.recompute"),
         *("series.compile", "series.attention", "series.threads", "series.runtime", "series.further_version"),
     ),
@@ -86,7 +86,7 @@ RULES = {
     ),
     # Parts of which every field calls for caution where it differs.
     "caution": (
-        *("conditions", "subject", "node", "training", "date", "series.case"),
+        *("conditions", "subject", "node", "training", "date", "series.case", "series.nodes", "series.devices"),
         *("other programs", "run order", "peak of MFU", "tuning", "attention kernel"),
     ),
     # What calls for caution also where both runs have it: any value but this one.
