@@ -126,7 +126,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "#!/bin/sh\nfor last; do host=$previous; previous=$last; done\ncase $host in\n"
         'good) exec sh -c "$last";;\n'
         'loud) echo "a greeting of the shell"; exec sh -c "$last";;\n'
-        'new) printf "Offending ECDSA key in /etc/ssh/known_hosts:3\\nHost key verification failed.\\n" >&2; exit 255;;\n'
+        'new) printf "Offending ECDSA key in /etc/known_hosts:3\\nHost key verification failed.\\n" >&2; exit 255;;\n'
         '*) echo "{}";;\nesac\n'
     )
     ssh.chmod(0o755)
@@ -149,7 +149,7 @@ def test_each_host_is_tried_and_named(
     assert words == "missing" and "its shell prints 'a greeting of the shell', which ends a run" in said
     assert of(found, "new")[0] == "missing" and "its host key is not known" in of(found, "new")[1]
     assert of(found, "other")[0] == "missing"
-    assert of(found, "new")[1].endswith("; the old key is in /etc/ssh/known_hosts:3")
+    assert of(found, "new")[1].endswith("; the old key is in /etc/known_hosts:3")
     (new,) = [each for each in found if each["subject"] == "new"]
     assert new["do"] == f"mend that; `{tmp_path}/ssh -F /etc/own new` shows more"
     assert not (tmp_path / "on-the-node").exists()
