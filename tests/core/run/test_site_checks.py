@@ -126,14 +126,14 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "#!/bin/sh\nfor last; do host=$previous; previous=$last; done\ncase $host in\n"
         'good) exec sh -c "$last";;\n'
         'loud) echo "a greeting of the shell"; exec sh -c "$last";;\n'
-        'new) echo "Host key verification failed." >&2; exit 255;;\n'
+        'new) printf "Offending ECDSA key in /etc/known_hosts:3\\nHost key verification failed.\\n" >&2; exit 255;;\n'
         '*) echo "{}";;\nesac\n'
     )
     ssh.chmod(0o755)
     listed = [{"name": name} for name in ("good", "loud", "new", "other")]
     (tmp_path / "hosts.json").write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": listed}))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    site = site_file(tmp_path, ssh={"command": [str(ssh)], "folder": f"{tmp_path}/on-the-node"})
+    site = site_file(tmp_path, ssh={"command": [str(ssh)], "folder": f"{tmp_path}/on-the-node", "config": "/etc/own"})
     return ["--launcher", "ssh", "--hosts", str(tmp_path / "hosts.json"), "--site", site]
 
 
@@ -149,6 +149,9 @@ def test_each_host_is_tried_and_named(
     assert words == "missing" and "its shell prints 'a greeting of the shell', which ends a run" in said
     assert of(found, "new")[0] == "missing" and "its host key is not known" in of(found, "new")[1]
     assert of(found, "other")[0] == "missing"
+    assert of(found, "new")[1].endswith("; the old key is in /etc/known_hosts:3")
+    (new,) = [each for each in found if each["subject"] == "new"]
+    assert new["do"] == f"mend that; `{tmp_path}/ssh -F /etc/own new` shows more"
     assert not (tmp_path / "on-the-node").exists()
 
 
