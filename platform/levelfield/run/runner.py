@@ -294,14 +294,16 @@ def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
 def _watch(plan: Plan, follower: Follower, listener: Listener, locks: DeviceLocks | None = None) -> Watch:
     """Return what a launcher calls again and again: it passes finished steps to the listener.
 
-    locks: they name the ranks from the first call on, because this process may be killed.
+    locks: they name the ranks from the first call on, because this process may be killed; and again with the first
+    step, because a process that has only just begun to be a rank shows no variables yet.
     """
-    unnamed = [locks] if locks else []
+    due = [locks, locks] if locks else []
 
     def watch() -> None:
-        if unnamed:
-            unnamed.pop().keep(own_ranks())
-        for progress in follower.read():
+        steps = follower.read()
+        if due and (steps or len(due) == 2):
+            due.pop().keep(own_ranks())
+        for progress in steps:
             listener.step(plan, progress)
 
     return watch

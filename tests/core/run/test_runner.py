@@ -25,6 +25,8 @@ from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import RunFailed
 from levelfield.judge.collector import collect
 from levelfield.node.control_groups import MemoryKills
+from levelfield.node.device_files import DeviceLocks
+from levelfield.node.process_identity import own_ranks
 from levelfield.plan.request import Decision
 from levelfield.plan.resolution import resolve
 from levelfield.run.runner import finish
@@ -192,6 +194,24 @@ def test_a_fault_has_its_word_and_keeps_the_steps(
     assert (code, status["word"], status["failure"]) == (3, word, failure)
     assert status["evidence"].startswith(evidence)
     assert result["steps_done"] >= 5 and result["throughput"] is None
+
+
+def test_ranks_that_the_first_look_does_not_find_are_named_in_the_locks_with_the_first_step(
+    train: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has just begun another program shows no variables for a moment: it was never named."""
+    looks: list[list[int]] = []
+    named: list[list[int]] = []
+
+    def look() -> list[int]:
+        looks.append(own_ranks())
+        return looks[-1] if len(looks) > 1 else []
+
+    monkeypatch.setenv("FAKE_STEP_SECONDS", "0.2")
+    monkeypatch.setattr("levelfield.run.runner.own_ranks", look)
+    monkeypatch.setattr(DeviceLocks, "keep", lambda self, processes: named.append(list(processes)))
+    train()
+    assert named[0] == [] and len(named[1]) == 2
 
 
 def test_a_rank_that_was_suspended_makes_the_window_disturbed(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
