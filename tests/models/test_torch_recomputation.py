@@ -40,7 +40,7 @@ def counted(job):
     attend = choose_attention("sdpa", model.attention_dropout, None)
     decoder = Decoder(model, LENGTH, compute_dtype(training.precision), stage_of(model.layers, 1, 0), attend)
     decoder.prepare(torch.device("cpu"))
-    recompute_blocks(decoder, job.tuning.recompute)
+    recompute_blocks(decoder, job.tuning)
     tokens = torch.randint(0, model.vocab_size, (SEQUENCES, LENGTH))
     own = {torch.ops.levelfield.product: linear_flop, torch.ops.aten.addmm_: addmm_flop}
     own |= {torch.ops.aten._grouped_mm: grouped_flop}
@@ -55,7 +55,7 @@ def job(family, recompute, precision, dropout, model=None):
     return SimpleNamespace(
         model=model or plain,
         training=SimpleNamespace(precision=precision),
-        tuning=SimpleNamespace(recompute=recompute, compile=False),
+        tuning=SimpleNamespace(recompute=recompute, recompute_layers=None, compile=False),
         layout=SimpleNamespace(tensor=1),
         device="cpu",
     )
