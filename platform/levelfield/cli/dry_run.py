@@ -34,7 +34,8 @@ from levelfield.specs.variables import masked
 SHOWN_BELOW = "shown below"
 LABELS = {"environment": "variables"}  # the packages have a row of that name
 TUNING_FIELDS = (
-    "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads", "environment",
+    "layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers", "compile", "attention", "threads",
+    "environment",
 )  # fmt: skip
 
 
@@ -224,7 +225,7 @@ def _predicted(plan: Plan) -> Iterator[LabelledText]:
         rate = "no rate"
         if row.tokens_per_second is not None:
             rate = padded((f"{row.tokens_per_second:,.0f}", "tokens/s/device"), (-7,), " ")
-        said = f"{rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recompute}{chunks}"
+        said = f"{rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recomputation}{chunks}"
         yield f"next best {number}" if number else "predicted", said
 
 

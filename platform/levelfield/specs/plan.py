@@ -18,7 +18,7 @@ from levelfield.specs.requirements import BuildStep
 from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.site import BmcSite, LaunchPlan, NodePowerPlan
 from levelfield.specs.suite import EntryUsed
-from levelfield.specs.tuning import Recompute, Tuning
+from levelfield.specs.tuning import Recompute, Tuning, recomputation
 from levelfield.specs.variables import masked
 from levelfield.specs.vendor import HOST_KIND, Chip, ContainerOptions, FrameworkAccess, Image
 
@@ -209,8 +209,14 @@ class PredictedLayout(Value):
     micro_batch: int
     virtual_pipeline: int
     recompute: Recompute
+    recompute_layers: int | None = Field(default=None, json_schema_extra=LATER)
     memory_bytes: int
     tokens_per_second: float | None
+
+    @property
+    def recomputation(self) -> str:
+        """What is computed again, such as `full`, or `full 12` for the first 12 layers of each chunk."""
+        return recomputation(self.recompute, self.recompute_layers)
 
 
 class PreflightPlan(Value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -98,15 +98,6 @@ class TuningChoice(Value):
     def _layers_of_full_only(self) -> TuningChoice:
         _require_full(self.recompute, self.recompute_layers)
         return self
-
-    def over(self, before: Mapping[str, object]) -> dict[str, object]:
-        """Return earlier fields with these over them. A choice of recomputation is one of its layers too."""
-        chosen: dict[str, object] = self.model_dump(exclude_none=True)
-        left_out = {"recompute_layers"} if self.recompute else set()
-        kept = {name: value for name, value in before.items() if name not in left_out}
-        old = kept.get("environment")
-        both = {"environment": {**old, **self.environment}} if isinstance(old, dict) and self.environment else {}
-        return {**kept, **chosen, **both}
 
 
 class TuningRow(Value):
@@ -219,7 +210,7 @@ def recomputation(recompute: str, layers: int | None) -> str:
 def _require_full(recompute: Recompute | None, layers: int | None) -> None:
     if layers is not None and recompute != "full":
         raise ValueError(
-            f"recompute_layers: found {layers} beside recompute {recompute or '(none given)'}, expected recompute full: "
+            f"recompute_layers: found {layers} beside recompute {recompute or '(not given)'}, expected full beside it: "
             "it says of how many layers; give both"
         )
 
