@@ -81,7 +81,7 @@ class TuningChoice(Value):
     micro_batch: int | None = Field(default=None, ge=1)
     virtual_pipeline: int | None = Field(default=None, ge=1)
     recompute: Recompute | None = None
-    recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS)
+    recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
     compile: bool | None = None
     attention: Attention | None = None
     threads: int | None = Field(default=None, ge=1)
