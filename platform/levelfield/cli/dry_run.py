@@ -34,8 +34,7 @@ from levelfield.specs.variables import masked
 SHOWN_BELOW = "shown below"
 LABELS = {"environment": "variables"}  # the packages have a row of that name
 TUNING_FIELDS = (
-    "layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers", "compile", "attention", "threads",
-    "environment",
+    "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads", "environment",
 )  # fmt: skip
 
 
@@ -111,7 +110,8 @@ def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledTex
         yield "", "ASSUMED: these devices are not here; this plan cannot run"
     for field in TUNING_FIELDS:
         origin = plan.origins.get(field, "default")
-        yield LABELS.get(field, field), f"{_said(getattr(plan.tuning, field))}  ({origin})"
+        value = plan.tuning.recomputation if field == "recompute" else getattr(plan.tuning, field)
+        yield LABELS.get(field, field), f"{_said(value)}  ({origin})"
     yield "accumulation", str(plan.accumulation)
     yield from _predicted(plan)
     yield "memory", f"{gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
