@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import TypeVar, overload
 
 from levelfield.predict.activations import LayerBytes, layer_bytes
@@ -267,7 +267,8 @@ class _Search:
         if asked is not None or not offer.repeats_some or self.question.capacity_bytes is None:
             return rows
         found: list[Found] = []
-        fastest = [-row[0] for row in rows.found if not is_tight(self.question, row[1])][:FIRST_ROWS]
+        roomy = (-row[0] for row in rows.found if not is_tight(self.question, row[1]))
+        fastest = list(islice(roomy, FIRST_ROWS))
         for speed, total, _, layout, fields in rows.found:
             least = fastest[-1] if len(fastest) == FIRST_ROWS else 0.0
             if -speed * MOST_GAIN < least:
