@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from levelfield.specs.layout import Layout
-from levelfield.specs.record import Conditions, RunRecord, Series, Subject
+from levelfield.specs.record import Conditions, Point, RunRecord, Series, Subject
 
 STEPS, WINDOW_TOKENS = 20, 10_240
 WORK, CORPUS = "sha256:" + "1" * 64, "sha256:" + "2" * 64
@@ -42,7 +43,7 @@ def record(
         "mfu": mfu,
         "loss_tail": loss,
         "window": (11, 30),
-        "step_seconds": (0.5,) * 30,
+        "step_seconds": (0.5 + zlib.crc32(f"{number} {rate} {changes}".encode()) * 1e-12,) * 30,  # no two are alike
         "losses": (loss,) * 30,
         "telemetry": {},
         "result": _result(series.devices, rate, memory, joules, mfu, loss),
@@ -56,6 +57,13 @@ def repeats(*rates: float, first: int = 1, **changes: Any) -> list[RunRecord]:
     return [
         run.model_copy(update={"result": {**run.result, "repeat": number}}) for number, run in enumerate(runs, start=1)
     ]
+
+
+def point(run: RunRecord, **changes: Any) -> Point:
+    """Return a stored night of a run."""
+    same = {name: getattr(run, name) for name in Point.model_fields if hasattr(run, name)}
+    digests = {"conditions": run.conditions.fingerprint(), "subject": run.subject.fingerprint()}
+    return Point(**{**same, **digests, **changes})
 
 
 def _taken(changes: dict[str, Any], cls: type) -> dict[str, Any]:

@@ -55,6 +55,13 @@ def seal_again(paths: RunPaths) -> None:
     write_json(paths.outcome, sealed(paths, {key: value for key, value in outcome.items() if key != "seal"}))
 
 
+def rename(paths: RunPaths, **changes: Any) -> None:
+    """Give a copied run the id of its folder, as its own training would have it, and changes of its plan."""
+    for path, more in ((paths.plan, changes), (paths.job, {})):
+        write_json(path, {**json.loads(path.read_text()), "run_id": paths.root.name, **more})
+    seal_again(paths)
+
+
 def _record_rank(paths: RunPaths, plan: Plan, rank: int, patch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=BEGIN_NS + rank)
     patch.setattr("levelfield.worker.events.time", SimpleNamespace(monotonic_ns=lambda: clock.now))

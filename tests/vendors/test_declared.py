@@ -240,3 +240,24 @@ def test_what_the_visible_devices_variable_leaves(
     if variable is not None:
         monkeypatch.setenv("ACME_VISIBLE_DEVICES", variable)
     assert [d.index for d in devices("csv")] == indices
+
+
+def test_a_variable_that_shows_nothing_is_no_machine_without_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACME_VISIBLE_DEVICES", "77")
+    found = vendor("csv").devices()
+    assert found == [] and "ACME_VISIBLE_DEVICES=77 shows none of the devices that the tool lists" in str(found.problem)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "kept"),
+    [(None, "1", [1]), ("1", None, [1]), ("1", "0", [1]), ("1,0", "0", [1]), ("1,0", "1,0", [0, 1]), ("", "0", [])],
+)
+def test_the_second_variable_counts_what_the_first_one_left(
+    outer: str | None, inner: str | None, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As HIP's does after ROCR's. The devices keep the tool's indices, by which they are read and locked."""
+    for name, value in (("OUTER_VISIBLE_DEVICES", outer), ("ACME_VISIBLE_DEVICES", inner)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    spec = spec_of(SHAPES["csv"][0], "outer_devices_variable: OUTER_VISIBLE_DEVICES\n")
+    assert [d.index for d in DeclaredVendor(spec, replay(recorded("csv"))).devices()] == kept

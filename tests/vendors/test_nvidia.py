@@ -460,7 +460,13 @@ def test_what_cuda_would_show(
 ) -> None:
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
-    assert [d.index for d in adapter(spec, Replay(A100S)).devices()] == indices
+    found = adapter(spec, Replay(A100S)).devices()
+    assert [d.index for d in found] == indices
+    if variable in ("GPU-", "MIG-1111"):
+        assert f"CUDA_VISIBLE_DEVICES={variable} shows none of the devices" in str(found.problem)
+        assert ("parts of a card are not supported" in str(found.problem)) is variable.startswith("MIG-")
+    else:
+        assert found.problem is None
 
 
 def test_containers_get_devices_by_uuid(spec: VendorFile) -> None:

@@ -16,7 +16,17 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from levelfield.contracts.command import Ask, CommandOutput, ask
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.readings import Read, chip_named, hides_all, number, sample_of, shown, take, without
+from levelfield.contracts.readings import (
+    Read,
+    chip_named,
+    hides_all,
+    none_shown,
+    number,
+    sample_of,
+    shown,
+    take,
+    without,
+)
 from levelfield.contracts.vendor import Device, DeviceList, NodeCommands, Sample, Vendor
 from levelfield.specs.site import NodeCommand
 from levelfield.specs.vendor import VendorFile
@@ -89,7 +99,9 @@ class Adapter(DeclaredVendor):
         if hides_all(chosen):
             return DeviceList()
         gpus, problem = self._gpus()
-        left = shown([self._device(gpu) for gpu in gpus], chosen)
+        every = [self._device(gpu) for gpu in gpus]
+        left = shown(every, chosen)
+        problem = problem or none_shown(every, left, "CUDA_VISIBLE_DEVICES", chosen)
         partitioned = [gpu.position for gpu in gpus if gpu.partitioned]
         whole = [device for device in left if device.index not in partitioned]
         if left and not whole:

@@ -33,7 +33,7 @@ from levelfield.specs.layout import parse_layout
 from levelfield.specs.prices import Prices
 from levelfield.specs.selector import Selector, labelled, parse_selector
 from levelfield.specs.tuning import Tuning
-from levelfield.specs.vendor import Chip, VendorFile
+from levelfield.specs.vendor import Chip, PeakDtype, VendorFile
 from levelfield.studies.plan_rehearsals import Rehearser
 
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
@@ -97,6 +97,10 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
             "the rates of an A100-SXM4-80GB give them, and no speed. Your own go into vendor.yaml or a private chips "
             "file (--chips, docs/private-chips.md)"
         )
+    else:
+        assumed += _of_products(chip, options.precision or work.training.precision, registry)
+    if private := registry.overlay and registry.overlay.used(vendor, chip):
+        assumed.append(f"{', '.join(private.fields)} of {chip.name} as {private.file} has them")
     if chip.memory_bytes is None and not vendor.is_host:
         assumed.append(f"enough memory: that of {chip.name} is not public, so every layout counts as fitting")
     question = _asked(_question(options, registry, vendor, rated, work, nodes, per_node, network), options, nodes)
@@ -149,6 +153,18 @@ def _rated(chip: Chip, work: Work, precision: str | None, devices: int) -> tuple
     No rate of products in TF32 and NVFP4 is assumed, since no run has them.
     """
     return (chip, ()) if precision in _VALUES else with_assumed_rates(chip, work.training.precision, devices)
+
+
+def _of_products(chip: Chip, dtype: PeakDtype, registry: Registry) -> Iterator[str]:
+    """Yield which share of its peak a chip is taken to reach, where no measurement says it; and what others reach."""
+    share = machines.assumed_share(chip, dtype) if dtype in chip.peaks else None
+    if share is None:
+        return
+    known = [each for name in registry.vendors for each in registry.vendor_file(name).chips]
+    rates = [(each.achievable.get(dtype), each.peaks.get(dtype)) for each in known]
+    reached = [rate.tflops / peak.tflops for rate, peak in rates if rate and peak]
+    others = f"; the {len(reached)} chips with one reach {min(reached):.0%} to {max(reached):.0%}" if reached else ""
+    yield f"large products at {share:.0%} of {chip.name}'s {dtype} peak, as no public measurement is known{others}"
 
 
 def _other_peaks(chip: Chip, work: Work) -> str:

@@ -92,7 +92,7 @@ def _expected(plan: AnsweredPlan) -> str:
     if plan.question.work.model.experts is not None:
         return "; no published mixture set the rates, and some are off by more than a third"
     low, high = SPEED_INTERVAL
-    return f"; 90 of 100 published runs by programs that set no rate have {low:.0%} to {high:.0%} of it"
+    return f"; 90 of 100 published runs by other programs have {low:.0%} to {high:.0%} of what is planned for them"
 
 
 def _cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[object, ...]:
@@ -153,12 +153,15 @@ def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[st
         time = (significant(bill.seconds / 86400), f"{bill.device_hours:,.0f}")
         energy = significant(bill.kilowatt_hours / 1000 if bill.kilowatt_hours else None)
         yield padded((number, *time, energy, significant(bill.cost) if plan.prices else ""), widths, " ")
-    yield from (wrapped(said, 2) for said in (*_bill_interval(plan, rows[0]), *_training_notes(plan, bills[0])))
+    yield from (wrapped(said, 2) for said in (*_bill_interval(plan, rows), *_training_notes(plan, bills[0])))
     yield ""
 
 
-def _bill_interval(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
-    """Yield between what the figures of the first row lie, by the interval of its speed."""
+def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
+    """Yield between what the figures of a row lie, by the interval of its speed: the row that a default run takes."""
+    roomy = (n for n, each in enumerate(rows) if not is_tight(plan.question, each.memory.total))
+    number = next(roomy, 0)
+    row = rows[number]
     if (ends := _bills_at_ends(plan, row)) is None:
         yield "no interval: no published run near to this one says how far it may be off"
         return
@@ -170,7 +173,7 @@ def _bill_interval(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
     }
     found = ", ".join(f"{' to '.join(map(significant, both))} {unit}" for unit, both in columns.items() if all(both))
     low, high = SPEED_INTERVAL
-    yield f"row 1 in 90 of 100 runs: {found}, as its speed is within {low:.0%} to {high:.0%}"
+    yield f"row {number + 1} in 90 of 100 runs: {found}, as its speed is within {low:.0%} to {high:.0%}"
 
 
 def _bills_at_ends(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:

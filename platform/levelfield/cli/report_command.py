@@ -337,15 +337,14 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[St
 
 def _records(named: NamedRuns) -> Iterator[RunRecord]:
     """Return the record of each run, with the figures of its raw files: an edited result.json changes no page."""
-    from levelfield.judge.collector import collect
+    from levelfield.catalog.registry import Registry
     from levelfield.judge.explanation import recomputed
-    from levelfield.rundir.raw_files import read_raw
-    from levelfield.store.run_record import record_of
+    from levelfield.judge.verification import record_of_files
 
+    known = Registry()
     for paths in named.over():
         with named.kept_error():
-            raw = read_raw(paths)
-            yield record_of(paths, result=collect(paths, raw), raw=raw, step=recomputed(paths))
+            yield record_of_files(paths, known, recomputed(paths))
 
 
 def _said(built: BuiltPages, options: argparse.Namespace) -> Iterator[str]:

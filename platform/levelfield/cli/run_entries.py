@@ -169,7 +169,8 @@ def _devices(text: str | None) -> tuple[int, ...]:
         return ()
     parts = [re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part) for part in text.split(",")]
     found = [n for part in parts if part for n in range(int(part[1]), int(part[2] or part[1]) + 1)]
-    if not all(parts) or not found or len(set(found)) < len(found):
+    falls = any(part[2] and int(part[2]) < int(part[1]) for part in parts if part)
+    if not all(parts) or falls or len(set(found)) < len(found):
         raise UsageError(f"--devices: found '{text[:40]}', expected different device numbers, such as 0-3 or 0,2,5")
     return tuple(found)
 

@@ -12,8 +12,10 @@ import argparse
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 from zipfile import is_zipfile
@@ -30,6 +32,7 @@ from levelfield.rundir.directory import PAIRS, find_run, replacing
 from levelfield.specs.paths import RunPaths
 
 if TYPE_CHECKING:
+    from levelfield.catalog.registry import Registry
     from levelfield.specs.record import RunRecord
     from levelfield.store.database import Store
     from levelfield.store.statements import Statement
@@ -143,10 +146,14 @@ def _import(options: argparse.Namespace) -> int:
     events = len(source.statements)
     if options.json:
         counts = {"new": added.new, "known": added.known, "conflicts": list(added.conflicts), "statements": events}
-        print(json.dumps({**counts, "problems": source.problems}, indent=2))
+        print(json.dumps({**counts, "not_sealed": source.not_sealed, "problems": source.problems}, indent=2))
     else:
         beside = f", {events:,} event(s), expectation(s) or finding(s)" if events else ""
         print(f"{added.new:,} new, {added.known:,} known already{beside}")
+        for why, count in Counter(source.not_sealed.values()).most_common(_LISTED):
+            first = next(run_id for run_id, own in source.not_sealed.items() if own == why)
+            runs = first if count == 1 else f"{count:,} runs, such as {first}"
+            print(wrapped(f"in no comparison: {runs}: {why}", 2))
     conflict = (
         "run {0}: the store has other content for this id; both are kept aside and are in no history. Find out which "
         "is right, then `store prune --run {0}` and import that one"
@@ -158,12 +165,22 @@ def _import(options: argparse.Namespace) -> int:
 
 
 class _ImportSource:
-    """The records of the paths and names of a command line. statements, problems: what was found beside them."""
+    """The records of the paths and names of a command line. statements, problems: what was found beside them.
+
+    not_sealed: by run, why it counts in no comparison.
+    """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._terminal = options, Terminal(quiet=options.json)
         self.statements: list[Statement] = []
         self.problems: list[str] = []
+        self.not_sealed: dict[str, str] = {}
+
+    @cached_property
+    def _registry(self) -> Registry:
+        from levelfield.catalog.registry import Registry
+
+        return Registry()
 
     def records(self) -> Iterator[RunRecord]:
         """Yield every record that can be made. The error of any other is kept in `problems`."""
@@ -171,7 +188,11 @@ class _ImportSource:
             path = Path(name)
             read = self._of_runs if not path.is_file() else self._of_bundle if is_zipfile(path) else self._of_file
             with self._kept_problem():
-                yield from read(path)
+                for record in read(path):
+                    if record.evidence != "sealed":
+                        reason = f": {record.evidence_reason}" if record.evidence_reason else ""
+                        self.not_sealed[record.run_id] = f"{record.evidence}{reason}"
+                    yield record
 
     @contextmanager
     def _kept_problem(self, before: str = "") -> Iterator[None]:
@@ -196,12 +217,15 @@ class _ImportSource:
                     self.statements.append(document)
 
     def _of_bundle(self, path: Path) -> Iterator[RunRecord]:
+        from levelfield.judge.verification import verified
         from levelfield.rundir.bundle_reader import read_bundle
         from levelfield.studies.results_repository import recorded
 
-        for run in read_bundle(path).runs:
+        bundle = read_bundle(path)
+        for run, found in zip(bundle.runs, verified(bundle, self._registry), strict=True):
             with self._kept_problem(f"{path}: "):
-                yield recorded(run)[1]
+                record = recorded(run)[1]
+                yield record.reported(found.contradictions[0].text) if found.contradictions else record
 
     def _of_runs(self, path: Path) -> Iterator[RunRecord]:
         """Yield the run of a name, or all runs of a folder. Raises UsageError for a folder without runs."""
@@ -218,10 +242,9 @@ class _ImportSource:
                 progress(number, len(folders))
 
     def _of_run(self, paths: RunPaths) -> RunRecord:
-        from levelfield.judge.collector import collect
         from levelfield.judge.explanation import recomputed
+        from levelfield.judge.verification import record_of_files
         from levelfield.rundir.directory import refuse_running
-        from levelfield.rundir.raw_files import read_raw
         from levelfield.store.run_record import record_of, storable
 
         refuse_running(paths)
@@ -230,10 +253,10 @@ class _ImportSource:
                 f"{paths.root}: found a run of a pair of builds, which is no point of its series; expected another. A "
                 "nightly stores its pairs itself"
             )
-        raw = read_raw(paths)
         if self._options.trust_results and paths.result.exists():
-            return storable(record_of(paths, raw=raw).reported(_OF_A_RESULT), str(paths.root))
-        record = record_of(paths, result=collect(paths, raw), raw=raw, step=recomputed(paths))
+            record = record_of(paths).reported(_OF_A_RESULT)
+        else:
+            record = record_of_files(paths, self._registry, recomputed(paths))
         return storable(record, str(paths.root))
 
 

@@ -389,6 +389,10 @@ def _energy(limit: float, runs: Sequence[RunRecord]) -> dict[str, Any]:
     values = _values(ENERGY, runs)
     if not values:
         return _undecided("found no run that counts")
+    try:
+        side_of("runs", runs)
+    except UsageError as error:
+        return _undecided(str(error), runs)
     found = _by_ratio(SideValues(values), exact(limit), 1.0, f"of {limit:g} J/token", runs, is_least=False)
     shown = {name: None if found[name] is None else found[name] * limit for name in ("value", "low", "high")}
     return {**found, **shown, "unit": "J/token"}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import permutations
 
 from levelfield.compare.sides import DIFFERS, ComparedSide, at, began, palm, tuned_fields, tuning_of
 from levelfield.measure.other_use import HOST_LIMIT
@@ -308,5 +308,4 @@ def _range(times: Sequence[datetime], form: str) -> str:
 
 def _is_in_sequence(times: Sequence[Sequence[datetime]]) -> bool:
     """Return whether a side began after all runs of another had begun."""
-    ordered = sorted(times, key=lambda known: known[0])
-    return any(before[-1] <= after[0] for before, after in pairwise(ordered))
+    return any(before[-1] <= after[0] for before, after in permutations(times, 2))

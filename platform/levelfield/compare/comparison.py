@@ -80,7 +80,7 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
 def side_values(quantity: Quantity, side: ComparedSide, histories: Histories) -> SideValues:
     """Return the figures of a side with the noise of its history, as every ratio takes them."""
     points = histories.get(side.first.series.fingerprint(), ()) if histories else ()
-    noise = _noise(quantity, side, points) if points else None
+    noise = _noise(quantity, side, points) if points and side.counted else None
     return SideValues(tuple(value for run in side.counted if (value := quantity.read(run)) is not None), noise)
 
 

@@ -27,7 +27,7 @@ from levelfield.compare.sides import (
     ComparedSide,
     began,
     exclusion,
-    newest_group,
+    repeats_around,
     side_of,
     tuned_fields,
     tuning_of,
@@ -151,11 +151,14 @@ def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
     last = ordered[-1]
     if not good:
         return MatrixCell(_word(last), f"{last.run_id}: {_reason(last)}")
-    side = side_of("cell", newest_group(good))
+    group = repeats_around(good[-1], ordered)
+    side = side_of("cell", [run for run in group if _reason(run) is None])
     rate = side_figure(RATE, side.counted)
     if rate.interval is None:
         return MatrixCell("no speed", str(rate.reason), side)
     newer = "" if good[-1] is last else f"a newer run does not count: {last.run_id}: {_reason(last)}"
+    if not newer and (bad := [run for run in group if _reason(run) is not None]):
+        newer = f"{len(bad)} of {len(group)} repeats do not count: {bad[-1].run_id}: {_reason(bad[-1])}"
     return MatrixCell("measured", newer, side, rate, side_values(RATE, side, histories))
 
 

@@ -55,7 +55,8 @@ def side_of(name: str, records: Sequence[RunRecord]) -> ComparedSide:
     if twice := next((i for i in ids if ids.count(i) > 1), None):
         raise UsageError(f"side {name}: found run {twice} twice; expected every run once")
     _refuse_mixed(name, records)
-    reasons = [(record, exclusion(record)) for record in records]
+    copies = dict(_copies(records))
+    reasons = [(record, exclusion(record) or copies.get(record.run_id)) for record in records]
     counted = tuple(record for record, reason in reasons if reason is None)
     return ComparedSide(name, counted, tuple((record, reason) for record, reason in reasons if reason))
 
@@ -68,6 +69,15 @@ def exclusion(record: RunRecord) -> str | None:
         failure = f" ({record.failure})" if record.failure and record.failure != record.word else ""
         return f"{record.word}{failure}" + (f": {record.reason}" if record.reason else "")
     return next(contradictions(record), None)
+
+
+def _copies(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
+    """Yield the id of each run whose steps took exactly as long as those of one before it, and the reason."""
+    seen: dict[tuple[float, ...], str] = {}
+    for record in records:
+        first = seen.setdefault(record.step_seconds, record.run_id)
+        if record.step_seconds and first != record.run_id:
+            yield record.run_id, f"a copy of {first}: each of its steps took exactly as long"
 
 
 def began(record: RunRecord) -> datetime | None:
@@ -262,9 +272,11 @@ def cost_quantity(prices: Prices) -> Quantity:
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs of the `--repeat` that the run belongs to, in order; the run alone where it has no others.
 
-    The repeats of a plan are numbered from 1 and follow each other, with the same series and the same build.
+    The repeats of a plan are numbered from 1 and follow each other, with the same series and the same build. One that
+    does not count may not know its build.
     """
-    ordered = sorted((r for r in records if _kind(r) == _kind(record)), key=_order)
+    own = _kind(record)
+    ordered = sorted((r for r in records if _kind(r) == own or (exclusion(r) and _kind(r)[0] == own[0])), key=_order)
     groups: list[list[RunRecord]] = []
     for each in ordered:
         if groups and repeat_number(each) == repeat_number(groups[-1][-1]) + 1:
@@ -272,11 +284,6 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
         else:
             groups.append([each])
     return next((group for group in groups if any(r.run_id == record.run_id for r in group)), [record])
-
-
-def newest_group(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the repeats around the newest of these runs. Raises ValueError for no run."""
-    return repeats_around(max(records, key=_order), records)
 
 
 def _kind(record: RunRecord) -> tuple[str, str, str | None]:

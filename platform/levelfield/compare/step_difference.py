@@ -3,6 +3,7 @@ parts of one run's step take another time than the planner predicts."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,9 +117,10 @@ def _places(parts: StepParts, together: bool) -> defaultdict[tuple[str, str], fl
 
 
 def _half(before: Milliseconds, after: Milliseconds) -> float | None:
-    """Return half of the interval of a difference of two means, whose errors are independent."""
-    halves = [each.high - each.mean for each in (before, after) if each.high is not None]
-    return float(sum(half**2 for half in halves) ** 0.5) if halves else None
+    """Return half of the interval of a difference of two means, whose errors are independent, or None."""
+    if before.high is None or after.high is None:
+        return None
+    return math.hypot(before.high - before.mean, after.high - after.mean)
 
 
 def _named(changes: Sequence[PartChange], whole: float) -> list[PartChange]:

@@ -9,10 +9,11 @@ import os
 import platform
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
-from levelfield.contracts.readings import Read, chip_named, hides_all, sample_of, shown, take, without
+from levelfield.contracts.readings import Read, chip_named, hides_all, none_shown, sample_of, shown, take, without
 from levelfield.contracts.tool_records import Parsed, Record, first_match, parse
 from levelfield.contracts.vendor import (
     ContainerOptions,
@@ -45,13 +46,27 @@ class DeclaredVendor:
         self._root = root
 
     def devices(self) -> Sequence[Device]:
-        """Return the devices of the vendor's tool or the device nodes, without those that the variable hides."""
-        variable = self.spec.visible_devices_variable
-        chosen = os.environ.get(variable) if variable else None
-        if hides_all(chosen):
+        """Return the devices of the vendor's tool or the device nodes, without those that the variables hide.
+
+        An outer variable chooses first; the other one then counts what it left.
+        """
+        names = [name for name in (self.spec.outer_devices_variable, self.spec.visible_devices_variable) if name]
+        values = {name: os.environ.get(name) for name in names}
+        if any(map(hides_all, values.values())):
             return DeviceList()
         found = self._all_devices()
-        return DeviceList(shown(found, chosen), found.problem)
+        left, problem = list(found), found.problem
+        for number, (name, chosen) in enumerate(values.items()):
+            counted = [replace(d, index=place) for place, d in enumerate(left)] if self._counts_anew(number) else left
+            kept = shown(counted, chosen)
+            problem = problem or none_shown(counted, kept, name, chosen)
+            left = [left[counted.index(device)] for device in kept]
+        return DeviceList(left, problem)
+
+    def _counts_anew(self, number: int) -> bool:
+        """Return whether a variable counts what the outer one left."""
+        outer = self.spec.outer_devices_variable
+        return number > 0 and outer is not None and outer in os.environ
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         return container_options(self.spec.container, devices)

@@ -102,6 +102,17 @@ def shown(devices: Sequence[Device], variable: str | None) -> list[Device]:
     return found
 
 
+def none_shown(devices: Sequence[Device], left: Sequence[Device], name: str, variable: str | None) -> str | None:
+    """Return what is wrong with a visible-devices variable that leaves none of the devices that are here, or None."""
+    if left or not devices or variable is None or hides_all(variable):
+        return None
+    said = "parts of a card are not supported; " if variable.strip().startswith("MIG-") else ""
+    return (
+        f"{name}={variable[:80]} shows none of the devices that the tool lists: {said}expected some of "
+        f"{', '.join(str(device.index) for device in devices)}, or an empty value to hide all"
+    )
+
+
 def memory_fault(device: Device, chip: Chip | None) -> str | None:
     """Return why the tool's total memory of a device cannot be that of its chip; None where it can, or is unknown."""
     right, found = chip.memory_bytes if chip else None, device.memory_bytes

@@ -21,6 +21,8 @@ from levelfield.contracts.readings import number
 from levelfield.specs.tool import FieldName, Tool, units_of
 
 BYTE_ORDER_MARK = "\ufeff"  # some tools begin a text with it; it belongs to no column and to no JSON
+# amd-smi warns of missing groups before its JSON: lines that begin no object and no list.
+_FIRST_WORDS = re.compile(r"\A(?:(?!\s*[\[{]).*\n)+")
 TWICE = "more than one record of"
 # Some patterns take exponential time on a text that they do not fit, and a tool may print any text. Python's own `re`
 # cannot be interrupted in a thread; the library `regex` reads the same patterns and has a time limit.
@@ -88,7 +90,7 @@ def _row(row: list[str], places: dict[str, int], width: int | None) -> Texts:
 
 def _json(tool: Tool, output: str) -> Iterator[Texts]:
     try:
-        document = json.loads(output, object_pairs_hook=_once)
+        document = json.loads(_FIRST_WORDS.sub("", output, count=1), object_pairs_hook=_once)
         # other releases of a tool may print the list itself that vendor.yaml has under a key
         is_bare = isinstance(document, list) and isinstance(next(iter(tool.records), None), str)
         records = document if is_bare else _descend(document, tool.records)

@@ -38,6 +38,10 @@ class Contradiction:
     stated: str
     recomputed: str
 
+    @property
+    def text(self) -> str:
+        return f"{self.field}: stated {self.stated}, recomputed {self.recomputed}"
+
 
 def cross_checked(
     plan: Plan, raw: RawRecords, job: Event | None, provenance: Event | None, known: Registry

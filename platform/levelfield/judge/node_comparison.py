@@ -57,10 +57,11 @@ def findings(
     locks_memory: whether ranks lock much memory, as RDMA between accelerators does.
     """
     found = [*_missing(facts.nodes), *_wrong(facts)]
+    looks = sum(len(rates_kept(node)) for node in facts.nodes)
     for node in facts.nodes:
         values = rates_kept(node)
         spreads = {figure: node.rates[figure].spread or 0.0 for figure in values}
-        found += slower_than_earlier(node.name, values, earlier.get(node.name, ()), spreads)
+        found += slower_than_earlier(node.name, values, earlier.get(node.name, ()), spreads, looks)
     for figure, readings in _readings(facts.nodes).items():
         found += [_of_peers(figure, each, len(readings)) for each in compare_peers(readings)]
     found += _of_pairs(facts.pairs)
@@ -145,12 +146,15 @@ def _wrong(facts: PreflightFacts) -> Iterator[PreflightFinding]:
 
 
 def slower_than_earlier(
-    name: str, values: Rates, earlier: Sequence[Rates], spreads: Rates | None = None
+    name: str, values: Rates, earlier: Sequence[Rates], spreads: Rates | None = None, looks: int = 1
 ) -> Iterator[PreflightFinding]:
-    """Return a finding for each rate that lies below its earlier values. spreads: of the repeats, by figure."""
+    """Return a finding for each rate that lies below its earlier values. spreads: of the repeats, by figure.
+
+    looks: as for `compare_earlier`.
+    """
     for figure, value in values.items():
         known = [rates[figure] for rates in earlier if figure in rates]
-        found = compare_earlier(value, known, (spreads or {}).get(figure, 0.0))
+        found = compare_earlier(value, known, (spreads or {}).get(figure, 0.0), looks)
         if found:
             said = f"{figure} is {1 - found.ratio:.0%} below the median of its {len(known)} earlier preflights"
             yield _of_node("slow", name, figure, f"{said}; at most {1 - found.limit:.0%} is in line")

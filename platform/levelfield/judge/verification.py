@@ -27,8 +27,11 @@ from levelfield.rundir.seal import OUTCOME, names_something
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.record import RunRecord
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result, SealFinding
+from levelfield.specs.step_parts import StepParts
+from levelfield.store.run_record import record_of
 
 SCHEMA = "levelfield.verification/1"
 # Of a plan from elsewhere: the time to recompute grows with them, whatever the raw files hold.
@@ -101,6 +104,19 @@ def _verified(run: RunInBundle, known: Registry, bundle: Bundle) -> VerifiedRun:
     unbound = tuple(run.unbound)
     redacted = tuple(name for name in run.redacted if name not in unbound)
     return VerifiedRun(run.name, run.seal, wrong, notes, redacted, unbound, code)
+
+
+def record_of_files(paths: RunPaths, known: Registry, step: StepParts | None = None) -> RunRecord:
+    """Return the record of a run directory, computed from its raw files; `reported` where its facts contradict.
+
+    step: as for `record_of`. Raises DocumentError.
+    """
+    raw, plan = read_raw(paths), read_plan(paths)
+    result = collect(paths, raw)
+    record = record_of(paths, result=result, raw=raw, step=step)
+    job = event_or_none(paths.job.read_bytes()) if paths.job.exists() else None
+    found = (*cross_checked(plan, raw, job, raw.provenance, known), *_reference(paths, known, plan, raw, result))
+    return next((record.reported(each.text) for each in found if isinstance(each, Contradiction)), record)
 
 
 def _reference(

@@ -150,10 +150,15 @@ def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, leas
 
 
 def counted_joules(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
-    """Return the counter's rise over the window, interpolated linearly at its ends; points: (ns, joules) by time."""
+    """Return the counter's rise over the window, interpolated linearly at its ends; points: (ns, joules) by time.
+
+    What of the window lies before the first point or after the last one counts at the mean power between them.
+    """
     times, values = _columns(points, begin_ns)
-    start, stop = np.interp([0.0, (end_ns - begin_ns) / NANOSECONDS], times, values)
-    return float(stop - start)
+    last = (end_ns - begin_ns) / NANOSECONDS
+    known = np.clip([0.0, last], times[0], times[-1])
+    start, stop = np.interp(known, times, values)
+    return float((stop - start) * last / (known[1] - known[0]))
 
 
 def integral(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:

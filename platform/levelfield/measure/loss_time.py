@@ -47,7 +47,7 @@ def crossing(losses: Mapping[int, float], spans: Sequence[StepSpan], level: floa
     losses: by step. spans: the steps of the window, in order.
     """
     before: float | None = None
-    seconds = 0.0
+    seconds = math.fsum(span.seconds for span in spans if span.step < tail)
     for step in range(tail, spans[-1].step + 1):
         values = [losses.get(number, math.nan) for number in range(step - tail + 1, step + 1)]
         mean = math.fsum(values) / tail if all(map(math.isfinite, values)) else math.nan

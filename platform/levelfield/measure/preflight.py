@@ -12,6 +12,7 @@ figures of different numbers of ranks can be compared with one link's rate.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -28,9 +29,18 @@ APART = 3.0  # two groups of nodes are that many times as far apart as the wider
 # The multiple of the MAD that the farthest of n nodes exceeds with 1 % probability when only normal noise differs; with
 # fewer than MANY_PEERS nodes with 10 %, as the limit could not be reached otherwise. And the multiple of the MAD of n
 # earlier values that a new one falls below with 0.5 %. All are by simulation, which the tests repeat. Between two
-# numbers the multiple of the lower one counts.
+# numbers the multiple of the lower one counts. Of more than ten figures in a preflight, of all nodes together, each has
+# a smaller share of the 5 % in which only noise is named: a multiple for up to each of EARLIER_LOOKS.
 MULTIPLES = {3: 10.8, 4: 4.8, 5: 5.4, 6: 10.7, 8: 8.7, 10: 7.4, 12: 6.6, 16: 5.7, 24: 5.1, 32: 4.7, 64: 4.4}
-EARLIER_MULTIPLES = {5: 14.5, 7: 7.9, 10: 4.9, 15: 4.0, 20: 3.5, 50: 2.9}
+EARLIER_LOOKS = (10, 40, 160, 640, 2560)
+EARLIER_MULTIPLES = {
+    5: (14.6, 29.9, 59.9, 120.2, 225.3),
+    7: (7.7, 12.9, 20.7, 34.3, 53.6),
+    10: (4.9, 7.0, 9.8, 13.4, 18.4),
+    15: (4.0, 5.5, 7.2, 9.0, 11.4),
+    20: (3.5, 4.6, 5.6, 6.8, 8.1),
+    50: (2.9, 3.5, 4.2, 4.7, 5.3),
+}
 PeerWord = Literal["slow", "fast", "differ"]
 
 
@@ -87,14 +97,19 @@ def logarithm(value: float) -> float:
     return math.log(value)
 
 
-def compare_earlier(value: float, earlier: Sequence[float], spread: float = 0.0) -> PeerFinding | None:
-    """Return that a rate lies below the node's own earlier ones; None for too few of them, and when it is in line."""
+def compare_earlier(value: float, earlier: Sequence[float], spread: float = 0.0, looks: int = 1) -> PeerFinding | None:
+    """Return that a rate lies below the node's own earlier ones; None for too few of them, and when it is in line.
+
+    looks: how many rates the preflight compares so, of all nodes together.
+    """
     if len(earlier) < FEWEST_EARLIER:
         return None
     logs = [logarithm(each) for each in earlier]
     middle = median(logs)
     deviation = NORMAL * median(abs(each - middle) for each in logs)
-    limit = max(below(LEAST), SPREADS * spread, multiple(EARLIER_MULTIPLES, len(logs)) * deviation)
+    many = min(bisect_left(EARLIER_LOOKS, looks), len(EARLIER_LOOKS) - 1)
+    times = EARLIER_MULTIPLES[max(count for count in EARLIER_MULTIPLES if count <= len(logs))][many]
+    limit = max(below(LEAST), SPREADS * spread, times * deviation)
     difference = logarithm(value) - middle
     if difference >= -limit:
         return None

@@ -328,8 +328,8 @@ def overhead(times: Iterable[StepTime]) -> Overhead | None:
     for each in times:
         key = each.number, each.is_recorded
         slowest[key] = max(slowest.get(key, 0.0), each.ms)
-    pairs = [(slowest[n, False], slowest[n, True]) for n in sorted({n for n, _ in slowest}) if (n, False) in slowest]
-    pairs = [(plain, recorded) for plain, recorded in pairs if plain > 0]
+    both = [n for n in sorted({n for n, _ in slowest}) if {(n, False), (n, True)} <= slowest.keys()]
+    pairs = [(slowest[n, False], slowest[n, True]) for n in both if slowest[n, False] > 0]
     if not pairs:
         return None
     ratios = milliseconds([recorded / plain for plain, recorded in pairs])

@@ -161,7 +161,7 @@ def weekly_series(given: GateInput, seconds: Mapping[str, float]) -> str | None:
 
     None where a series of the same node had some within a week. seconds: how long the run of each took.
     """
-    nodes = {point.node for points in given.tonights.values() for point in points}
+    nodes = {point.node for series in seconds for point in given.tonights.get(series, ())}
     if given.has_null_pairs(nodes, DAYS_BETWEEN):
         return None
     ran = [series for series, points in given.tonights.items() if series in seconds and any(map(is_evidence, points))]

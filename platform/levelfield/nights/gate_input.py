@@ -54,10 +54,14 @@ class GateInput:
         return {series: points for series, points in found.items() if points}
 
     def stored_pairs(self, series: str, figure: Gated) -> Pairs | None:
-        """Return the pairs that the night ran: values of the accepted build and of tonight's. None without any."""
+        """Return the pairs that the night ran: values of the accepted build and of tonight's. None without any.
+
+        A pair with a run that may stand in no comparison is left out, as by the night itself.
+        """
         runs = sorted((p for p in self.points.get(series, ()) if p.night == self.night), key=lambda p: p.began)
-        first, second = ([getattr(p, figure) for p in runs if p.purpose == arm] for arm in ("confirm-a", "confirm-b"))
-        return list(zip(first, second, strict=False)) or None
+        first, second = ([p for p in runs if p.purpose == arm] for arm in ("confirm-a", "confirm-b"))
+        pairs = [(a, b) for a, b in zip(first, second, strict=False) if a.is_comparable and b.is_comparable]
+        return [(getattr(a, figure), getattr(b, figure)) for a, b in pairs] or None
 
     @cached_property
     def series_by_entry(self) -> dict[str, str]:
@@ -292,7 +296,8 @@ def _missing_figures(given: GateInput) -> Iterator[Finding]:
         tonight = [p for p in given.tonight(series) if is_evidence(p)]
         absent = [figure for figure in FIGURES if all(getattr(point, figure) is None for point in tonight)]
         history = in_history(given.points[series]) if tonight and absent else []
-        earlier = [p for p in history if night_of(p) != given.night][-_OFTEN:]
+        began = min((p.began for p in tonight), default="")
+        earlier = [p for p in history if night_of(p) != given.night and p.began < began][-_OFTEN:]
         for figure in absent:
             if len(earlier) == _OFTEN and all(getattr(point, figure) is not None for point in earlier):
                 found = _about(

@@ -254,8 +254,8 @@ class NightSession:
         if run is None or accepted is None:
             return "tonight's suite has no entry of the series, or the accepted run is not in the store"
         before = self.store.subject(accepted.subject)
-        if before.commit is None or before.is_dirty:
-            return f"the accepted build of {run.name} had files that no commit has"
+        if before.commit is None or before.is_dirty is not False:
+            return f"the accepted build of {run.name} had files that no commit has, or git could not tell"
         subject = self._build_here(suspect.series)
         if isinstance(subject, str):
             return subject
@@ -353,6 +353,7 @@ def _detectable(points: Sequence[Point]) -> float | None:
 
 def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
     found = source(checkout())
+    changed = found.get("changed_files")
     now = Subject(
         framework_version=plan.implementation.version,
         environment=plan.environment.digest or None,
@@ -360,7 +361,7 @@ def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
         image=None,
         implementation=plan.implementation.digest,
         commit=found.get("commit"),
-        is_dirty=bool(found.get("changed_files")),
+        is_dirty=None if changed is None else bool(changed),
         platform_version=plan.platform_version,
         formulas=(),
     )

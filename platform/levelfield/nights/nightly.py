@@ -94,7 +94,7 @@ def write_state(path: Path, state: NightState) -> None:
 def durations(runs: Path, suite: str) -> dict[str, list[float]]:
     """Return the seconds of each entry's runs in the newest nights of the suite. A damaged state counts for nothing."""
     found: dict[str, list[float]] = {}
-    for path in sorted(runs.glob(f"nightly_{suite}_*.json"))[-NIGHTS_REMEMBERED:]:
+    for path in sorted(runs.glob(f"nightly_{suite}_[0-9][0-9][0-9][0-9]-*.json"))[-NIGHTS_REMEMBERED:]:
         with suppress(DocumentError):
             for entry in load(NightState, path).entries:
                 if entry.state == "done" and entry.seconds:
@@ -160,6 +160,8 @@ def nights_unseen(points: Sequence[Point], nights: Sequence[str]) -> int | None:
 def is_other_build(before: Subject | None, now: Subject) -> bool:
     """Return whether tonight's build differs from the last one in code, software or commit. Unknown counts as other."""
     if before is None or now.is_dirty or before.is_dirty:
+        return True
+    if now.commit is not None and None in (now.is_dirty, before.is_dirty):
         return True
     kinds = ("environment", "image", "implementation", "commit", "platform_version")
     return any(getattr(before, kind) != getattr(now, kind) for kind in kinds)

@@ -83,10 +83,11 @@ class NightTickets:
         """Return the run of the build that tonight's is compared with: accepted, or the last whose training agreed."""
         if finding.figure is not None:
             return self._accepted.get((finding.series, finding.figure))
+        points = self.given.points[finding.series]
+        began = next((p.began for p in points if p.run_id == finding.run_id), "9")
         earlier = [
-            p for p in self.given.points[finding.series] if p.is_comparable and p.is_of_trend
-            and p.night != self.given.night
-        ]  # fmt: skip
+            p for p in points if p.is_comparable and p.is_of_trend and p.night != self.given.night and p.began < began
+        ]
         return max(earlier, key=lambda p: p.began).run_id if earlier else None
 
     @cached_property

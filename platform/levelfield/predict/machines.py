@@ -110,8 +110,15 @@ def _rate(chip: Chip, dtype: PeakDtype) -> float:
     peak = chip.peaks.get(dtype)
     if peak is None:
         raise UsageError(_unknown(chip, f"peaks.{dtype}", f"{dtype} peak"))
-    share = REACHABLE_FP8 if dtype == "fp8" else REACHABLE if dtype in MATRIX_DTYPES else 1
-    return peak.tflops * 1e12 * share
+    return peak.tflops * 1e12 * (assumed_share(chip, dtype) or 1)
+
+
+def assumed_share(chip: Chip, dtype: PeakDtype) -> float | None:
+    """Return the share of the peak that large products are taken to reach; None where a measurement is known, and for
+    dtypes without matrix units."""
+    if dtype not in MATRIX_DTYPES or chip.achievable.get(dtype) or _twin(chip, dtype):
+        return None
+    return REACHABLE_FP8 if dtype == "fp8" else REACHABLE
 
 
 def _attention_rates(chip: Chip, dtype: PeakDtype) -> dict[AttentionKernel, float]:

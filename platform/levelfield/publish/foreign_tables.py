@@ -167,7 +167,7 @@ def changed(value: float | None, before: float | None, with_difference: bool = F
     """Return `89(↓14.4%)` or `3849(-1754,↓31.3%)`, or only the value when there is no baseline."""
     if value is None or before is None or before == 0:
         return number(value, 0)
-    difference, share = round(value) - round(before), round(value) / round(before) - 1
+    difference, share = round(value) - round(before), value / before - 1
     arrow = f"{'↓' if share < 0 else '↑'}{abs(share):.1%}"
     return f"{value:.0f}({f'{difference},' if with_difference else ''}{arrow})"
 

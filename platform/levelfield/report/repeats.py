@@ -15,7 +15,8 @@ SCHEMA = "levelfield.repeats/1"
 # What differs between two repeats of one plan; equal results in all other fields are repeats.
 _OF_ONE_RUN = {
     "run_id", "repeat", "status", "steps_done", "loss", "throughput", "utilisation", "memory", "energy", "identity",
-    "alignment", "to_loss", "warnings", "other_use", "load", "disturbance", "inherited", "seal",
+    "alignment", "to_loss", "warnings", "other_use", "load", "disturbance", "inherited", "seal", "pace", "experts",
+    "preflight", "machines",
 }  # fmt: skip
 
 

@@ -50,12 +50,18 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
 
 
 def source(folder: Path) -> dict[str, Any]:
-    """Return the commit and the files that differ from it; outside git null and the reason."""
+    """Return the commit and the files that differ from it; null and the reason outside git and where it is slow."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return {"commit": None, "reason": "not a git checkout, or git is missing"}
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "changed_files": [line[3:] for line in (changed or "").splitlines()]}
+    if changed is None:
+        return {
+            "commit": commit,
+            "changed_files": None,
+            "reason": f"git status failed, or took over {GIT_SECONDS:.0f} s",
+        }
+    return {"commit": commit, "changed_files": [line[3:] for line in changed.splitlines()]}
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -10,6 +10,7 @@ from pydantic import model_validator
 
 from levelfield.errors import DocumentError
 from levelfield.specs.base import Document, Value, load, parse
+from levelfield.specs.chip_ranges import out_of_range
 from levelfield.specs.vendor import Chip, VendorFile
 
 SOURCES = {
@@ -98,7 +99,11 @@ class ChipOverlay:
         before = known.model_dump() if known else {}
         rates = {key: {**before.get(key, {}), **given.get(key, {})} for key in RATES}
         name = known.name if known else correction.name
-        return parse(Chip, {**before, **given, **rates, "name": name}, f"{self.path}: {where}, with its vendor.yaml")
+        chip = parse(Chip, {**before, **given, **rates, "name": name}, f"{self.path}: {where}, with its vendor.yaml")
+        public = {*out_of_range(known)} if known else set()
+        if wrong := next((each for each in out_of_range(chip) if each not in public), None):
+            raise DocumentError(f"{self.path}: key '{where}', chip {name}: {wrong[0]}; {wrong[1]}")
+        return chip
 
 
 def read_overlay(path: Path) -> ChipOverlay:

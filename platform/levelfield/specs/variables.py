@@ -32,11 +32,15 @@ _SYSTEM = re.compile(
     r"|GLIBC_\w+|MALLOC_\w+|OMP_\w+|MKL_\w+|(?i:\w*_PROXY)"
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW(OR)?D|KEY|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!IZ)|SECRET|PASSW(OR)?D|PASSPHRASE|KEY|CREDENTIAL|AUTH(?!OR)|CONNECTION_STRING|^SSHPASS$|(^|_)(PASS|PWD|PAT)$",
+    re.IGNORECASE,
+)
 SECRET_VALUE = re.compile(
     r"\b(?:hf|gh[opsur]|glpat|github_pat|npm|xox[abeprs])[_-][A-Za-z0-9_-]{16,}|\bsk-[A-Za-z0-9_-]{16,}"
     r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]*:[^/\s@]+@|\bBearer\s+\S{8,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]*:[^/\s@]+@|\bhttps?://[^/\s@]+@|\bBearer\s+\S{8,}"
+    r"|\b(?i:AccountKey|SharedAccessKey|password|pwd)=[^;&\s\"']{4,}"
 )
 # Of what a training inherits from the user's shell. A list of names that matter is never complete: each library reads
 # its own. So these are lists of names that do not. First the terminal, the session, the login, the language, jobs of

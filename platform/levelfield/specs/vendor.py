@@ -223,6 +223,8 @@ class VendorFile(Document):
     device_kind: the key under which implementations list their requirements (`cpu`, `nvidia`, ...). With `cpu` the
     devices are shares of the host: one machine may be divided into any number of them, and they share its memory.
     With `cpu` and a visible_devices_variable they are what the tool shows, and a run takes some of them.
+    outer_devices_variable: chooses before the visible_devices_variable, which then counts what is left, as HIP's does
+    after ROCR_VISIBLE_DEVICES. A training does not inherit it.
     frameworks: how a framework reaches these devices, where the framework's own `reaches` does not say it, or where the
     vendor's build of it needs something else.
     images: the base images of containers, by framework; `base` for a framework without its own.
@@ -239,6 +241,7 @@ class VendorFile(Document):
     title: str
     device_kind: str
     visible_devices_variable: VisibleVariable | None = None
+    outer_devices_variable: VisibleVariable | None = Field(default=None, json_schema_extra=LATER)
     frameworks: dict[str, FrameworkAccess] = Field(default_factory=dict)
     chips: tuple[Chip, ...]
     container: ContainerAccess = ContainerAccess()

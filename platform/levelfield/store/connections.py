@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 
 from levelfield.errors import UsageError
@@ -84,8 +84,10 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
     refuse_foreign(path)
     if not read_only:
         _make_folder(path.parent)
+    # In a text SQLAlchemy would decode the name once more: of `a%41` it would open `aA`, of `a?b` it would open `a`.
+    address = URL.create("sqlite", database=f"file:{quote(str(path))}?{_mode(path, read_only)}", query={"uri": "true"})
     engine = create_engine(
-        f"sqlite:///file:{quote(str(path))}?uri=true&{_mode(path, read_only)}",
+        address,
         connect_args={"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False},
     )
     _prepare(engine, read_only)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -11,15 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import Histories
 from levelfield.compare.sides import began, exclusion, repeat_number, repeats_around
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
-from levelfield.judge.collector import collect
+from levelfield.judge.verification import record_of_files
 from levelfield.rundir.directory import finished_run, read_plan, refuse_running, runs_of_pairs
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series, first_future_date
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
-from levelfield.store.run_record import record_of, series_of
+from levelfield.store.run_record import series_of
 
 if TYPE_CHECKING:
     from levelfield.store.database import Store  # a second of imports that a folder of runs does not need
@@ -37,7 +39,7 @@ class FolderRuns:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._known = folder, Registry()
 
     def find(self, name: str) -> str:
         return str(finished_run(self._folder, name).root)
@@ -51,7 +53,7 @@ class FolderRuns:
     def record(self, key: str) -> RunRecord:
         paths = RunPaths(Path(key))
         refuse_running(paths)
-        return record_of(paths, result=collect(paths))
+        return record_of_files(paths, self._known)
 
     def series(self) -> list[Series]:
         return [series for series, _ in self._by_series.values()]
@@ -191,13 +193,23 @@ def _fits(series: Series, label: str) -> bool:
 
 
 def _of_newest_build(source: RunSource, series: Series) -> Iterator[RunRecord]:
-    """Yield the newest runs of a series as long as build and conditions stay the same."""
+    """Yield the newest runs of a series as long as build and conditions of those that count stay the same.
+
+    One that does not count says nothing of a build: it may have ended before its software was known.
+    """
     first: RunRecord | None = None
-    for number, record in enumerate(source.newest(series)):
+    beside: list[RunRecord] = []
+    for record in itertools.islice(source.newest(series), MOST):
+        if exclusion(record) is not None:
+            beside.append(record)
+            continue
         first = first or record
-        if number == MOST or (record.subject, record.conditions) != (first.subject, first.conditions):
-            return
-        yield record
+        if (record.subject, record.conditions) != (first.subject, first.conditions):
+            break
+        yield from (*beside, record)
+        beside.clear()
+    if first is None:
+        yield from beside
 
 
 class RunPlaces:

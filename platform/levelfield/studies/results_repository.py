@@ -163,8 +163,7 @@ def _follows(found: Contribution, path: str, bundle: Bundle, registry: Registry)
     before = len(found.problems)
     for run in verified(bundle, registry):
         for each in run.contradictions[:_SHOWN]:
-            said = f"{each.field}: stated {each.stated}, recomputed {each.recomputed}"
-            found.problems.append(f"{path}: {run.name} does not follow from its raw files: {said}")
+            found.problems.append(f"{path}: {run.name} does not follow from its raw files: {each.text}")
         if run.seal.word != "sealed":
             found.problems.append(f"{path}: {run.name} is {run.seal.word}: {run.seal.reason}")
         found.notes += [f"{run.name}: {note}" for note in run.notes]

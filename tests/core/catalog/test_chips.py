@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,22 @@ def test_links_and_reached_rates_are_corrected_and_marked(tmp_path: Path) -> Non
     assert found.achievable["fp16"].source == "private (mine.yaml): a bench"
     used = private.overlay.used(private.vendor_file("fake"), found)  # type: ignore[union-attr]
     assert used is not None and used.fields == ("interconnect", "achievable.fp16")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("peaks: {bf16: {tflops: 90000, source: a seller}}", "the bf16 peak in TFLOP/s is 9e+04, expected 5 to 20000"),
+        ("power_watts: 0.7, power_source: a seller", "power_watts is 0.7, expected 30 to 10000"),
+        ("memory_bytes: 192, memory_source: a seller", "memory_bytes in GiB is 1.788e-07, expected 2 to 4096"),
+        ("peaks: {fp8: {tflops: 1000, source: with sparsity}}", "fp8 over bf16 is 10, expected 0.95 to 4.2"),
+    ],
+)
+def test_a_number_that_no_chip_can_have_is_refused(fields: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(HEAD + f"  fake: [{{name: F1, {fields}}}]\n")
+    with pytest.raises(DocumentError, match=re.escape(f"mine.yaml: key 'vendors.fake.0', chip F1: {said}")):
+        Registry([PLUGINS], path).vendor_file("fake")
 
 
 def test_other_chips_and_vendors_stay_as_they_are(registry: Registry, chips: Path) -> None:

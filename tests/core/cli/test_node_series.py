@@ -16,6 +16,7 @@ from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import job_of
 from levelfield.specs.suite import EntryUsed
 from recorded_runs import seal_again
 
@@ -85,7 +86,9 @@ def test_the_runs_of_a_series_are_scaled(run: RunPaths, recorded: Path) -> None:
     other = RunPaths(Path(shutil.copytree(recorded, run.root.parent / run.root.name.replace("abcdef", "fedcba"))))
     plan = read_plan(other)
     hardware = plan.hardware.model_copy(update={"nodes": 2})
-    other.plan.write_text(dump(plan.model_copy(update={"run_id": other.root.name, "hardware": hardware})))
+    plan = plan.model_copy(update={"run_id": other.root.name, "hardware": hardware})
+    other.plan.write_text(dump(plan))
+    other.job.write_text(json.dumps(job_of(plan, other)))
     seal_again(other)
     (found,) = series_scaling([collect(run), collect(other)], run.root.parent)
     assert isinstance(found, Scaling) and [row.devices for row in found.rows] == [2, 4]

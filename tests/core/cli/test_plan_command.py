@@ -35,6 +35,13 @@ def test_the_parameters_are_printed_and_of_a_mixture_the_active_ones_too(capsys:
     assert "\n8,030,261,248 parameters\n" in said(capsys, "llama3_8b", "--chip", "H100", "--top", "1")
 
 
+def test_a_chip_that_nobody_measured_says_what_is_assumed_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(said(capsys, "llama3_8b", "--chip", "MI355X", "--devices", "8", "--top", "1").split())
+    assert "assumed: large products at 80% of MI355X's bf16 peak, as no public measurement is known; the " in text
+    for measured in ("MI300X", "H100"):
+        assert "large products" not in said(capsys, "llama3_8b", "--chip", measured, "--top", "1")
+
+
 def test_what_is_said_is_not_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "gpt3_6.7B", "--chip", "A100", "--nodes", "2", "--network", "8x400Gb/s", "--top", "3")
     assert "assumed" not in text and "on 2 x 8" in text

@@ -71,7 +71,7 @@ def test_devices_are_numbers_and_ranges(text: str | None, numbers: tuple[int, ..
     assert run_entries._devices(text) == numbers
 
 
-@pytest.mark.parametrize("text", ["", "a", "0,", "0-", "3-0", "0,0", "0-2,1", "-1", "0;1", "0-99999"])
+@pytest.mark.parametrize("text", ["", "a", "0,", "0-", "3-0", "0,3-1", "0,0", "0-2,1", "-1", "0;1", "0-99999"])
 def test_other_devices_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--devices: found '.*', expected different device numbers"):
         run_entries._devices(text)

@@ -262,6 +262,9 @@ def test_alignment_energy_and_preflight() -> None:
     assert words(joules=0.6)[1] == "refused" and words(joules=None)[1] == "not decided"
     noisy = [record(n, joules=joules) for n, joules in enumerate((0.5, 0.55, 0.58), start=1)]
     assert only(judged({"joules_per_token": {"at_most": 0.55}}, noisy)).word == "not decided"
+    mixed = [*repeats(1, 1.001, 0.999, joules=0.3), *repeats(1, 1.001, 0.999, first=10, micro_batch=4, joules=0.6)]
+    found = only(judged({"joules_per_token": {"at_most": 0.55}}, mixed))
+    assert found.word == "not decided" and "found micro_batch" in found.sentence
     assert words("out of line: node0: hash is 40% below")[2] == "refused"
     assert (
         words(None)[2] == words("not compared: 1 node(s)")[2] == words("preflight.json is damaged")[2] == "not decided"

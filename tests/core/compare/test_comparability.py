@@ -203,6 +203,15 @@ def test_one_training_that_differs_stops_the_comparison_of_its_side() -> None:
     assert names(found.unequal) == ["training"]
 
 
+def test_a_side_that_lies_before_another_one_is_told_also_where_a_third_lies_across() -> None:
+    def side(*numbers: int, **changes: Any) -> list[RunRecord]:
+        return [record(n, 1000 + n, **changes) for n in numbers]
+
+    first, across, last = side(1, 3), side(2, 10, framework="paddle"), side(5, 6, framework="jax")
+    found = comparability([side_of("ABC"[i], runs) for i, runs in enumerate((first, across, last))])
+    assert "run order" in names(found.with_caution)
+
+
 def test_runs_of_two_series_are_no_side() -> None:
     with pytest.raises(UsageError, match=r"side B: found micro_batch 8 in .* and 4 in .*give them as two sides"):
         side_of("B", [record(1), record(2, micro_batch=4)])
@@ -211,6 +220,16 @@ def test_runs_of_two_series_are_no_side() -> None:
 def test_a_run_given_twice_is_no_second_run() -> None:
     with pytest.raises(UsageError, match="twice"):
         side_of("B", [record(1), record(1)])
+
+
+def test_a_copy_of_a_run_under_another_id_is_no_second_run() -> None:
+    one = record(1)
+    copy = record(2).model_copy(update={"step_seconds": one.step_seconds})
+    side = side_of("B", [one, copy, record(3)])
+    assert [each.run_id for each in side.counted] == [one.run_id, record(3).run_id]
+    assert side.excluded == ((copy, f"a copy of {one.run_id}: each of its steps took exactly as long"),)
+    ended = record(4, word="failed").model_copy(update={"step_seconds": ()})
+    assert "a copy" not in str(side_of("B", [ended, ended.model_copy(update={"run_id": "x"})]).excluded)
 
 
 def test_no_run_is_no_side() -> None:

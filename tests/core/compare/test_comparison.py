@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from compared_records import record, repeats
+from compared_records import point, record, repeats
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.sides import side_of
 from levelfield.errors import UsageError
@@ -30,12 +30,6 @@ def three() -> Comparison:
 
 def figure(comparison: Comparison, name: str) -> Any:
     return next(f for f in comparison.figures if f.quantity.column.name == name)
-
-
-def point(run: RunRecord, **changes: Any) -> Point:
-    same = {name: getattr(run, name) for name in Point.model_fields if hasattr(run, name)}
-    digests = {"conditions": run.conditions.fingerprint(), "subject": run.subject.fingerprint()}
-    return Point(**{**same, **digests, **changes})
 
 
 def test_every_side_is_compared_with_the_first(three: Comparison) -> None:

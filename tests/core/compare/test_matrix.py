@@ -41,6 +41,21 @@ def test_a_cell_is_the_median_over_the_newest_repeats() -> None:
     assert found.value == 1000 and found.rate and found.rate.interval and found.rate.interval.n == 3
 
 
+def test_a_repeat_that_does_not_count_cuts_no_cell_and_is_said() -> None:
+    runs = [numbered(record(n, 1000 + n), n) for n in (1, 2, 3, 5)]
+    bad = numbered(record(4, word="failed", packages="sha256:" + "5" * 64), 4)
+    found = cell(matrix([*runs, bad], "framework"), "gpt", "torch")
+    assert found.rate and found.rate.interval and found.rate.interval.n == 4
+    assert found.detail == f"1 of 5 repeats do not count: {bad.run_id}: failed"
+
+
+def test_repeats_behind_a_failed_first_one_are_not_of_the_command_before() -> None:
+    before = numbered(record(1, 500), 1)
+    command = [numbered(record(n + 10, 1000 + n), n) for n in (2, 3)]
+    found = cell(matrix([before, numbered(record(11, word="failed"), 1), *command], "framework"), "gpt", "torch")
+    assert found.rate and found.rate.values == (1002, 1003)
+
+
 @pytest.mark.parametrize(
     "bad",
     [{"word": "failed", "failure": "oom"}, {"evidence": "tampered"}, {"evidence": "unsealed"}, {"verdict": "diverged"}],

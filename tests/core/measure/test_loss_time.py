@@ -44,6 +44,11 @@ def test_the_average_looks_back_only() -> None:
     assert found(4.75, tail=3, losses=spike).step > 5
 
 
+def test_the_time_begins_with_the_window_where_the_average_needs_more_steps_than_lie_before_it() -> None:
+    assert found(6.5, tail=6) == LossCrossing(6.0, 5.0), "steps 3 to 6"
+    assert found(5.0, tail=6) == LossCrossing(7.5, 6.5)
+
+
 @pytest.mark.parametrize(
     ("losses", "level", "said"),
     [

@@ -40,6 +40,13 @@ def test_the_counter_is_preferred_and_interpolated() -> None:
     assert found.joules == pytest.approx(1750)
 
 
+@pytest.mark.parametrize(("first", "last"), [(-0.4, 9), (1, 10.4), (-0.2, 10.2)])
+def test_the_window_counts_beyond_the_first_and_the_last_reading(first: float, last: float) -> None:
+    counted = sampled([300.0] * 11, joules=[5e6 + 300.0 * k for k in range(11)])
+    assert over(counted, first, last).joules == over(sampled([300.0] * 11), first, last).joules
+    assert over(counted, first, last).mean_watts == pytest.approx(300)
+
+
 def test_a_counter_that_some_readings_lack_is_not_used() -> None:
     readings = sampled([300.0] * 11, joules=[250.0 * k if k != 4 else None for k in range(11)])
     assert over(readings).joules == 2400.0

@@ -165,7 +165,10 @@ def test_recomputation_enters_hfu_and_never_mfu() -> None:
     logits = 2 * 4096 * 128256
     assert full - none == none / 3 - logits
     assert attention - none == 2 * 32 * 4096 * 8192
-    assert flops_per_token("6n", llama, 8192, recompute="full") > 6 * 8.03e9
+    inside = parameters(llama, 8192).in_layers  # embeddings and logits are never repeated
+    for formula, core in (("6n", 0.0), ("palm", 4.0 * llama.layers * llama.hidden_size * 8192)):
+        repeated = flops_per_token(formula, llama, 8192, recompute="full") - flops_per_token(formula, llama, 8192)
+        assert repeated == pytest.approx(2 * inside + core, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["llama3_8b", "gpt3_6.7B"])

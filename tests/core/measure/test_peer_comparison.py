@@ -136,7 +136,22 @@ def test_the_multiples_of_earlier_values_are_those_of_a_simulation(number: int) 
     earlier, new = values[:, :-1], values[:, -1]
     middle = np.median(earlier, axis=1)
     deviation = NORMAL * np.median(np.abs(earlier - middle[:, None]), axis=1)
-    assert 0.003 < np.mean(middle - new > EARLIER_MULTIPLES[number] * deviation) < 0.007
+    first, second, *_ = EARLIER_MULTIPLES[number]
+    assert 0.003 < np.mean(middle - new > first * deviation) < 0.007
+    assert 0.0005 < np.mean(middle - new > second * deviation) < 0.0025
+    assert list(EARLIER_MULTIPLES[number]) == sorted(EARLIER_MULTIPLES[number])
+
+
+def test_many_figures_of_many_nodes_raise_no_alarm_by_noise_alone() -> None:
+    """Preflights of 64 nodes with 8 figures each, ten earlier ones, and noise of 3 %."""
+    random, looks = np.random.default_rng(8), 64 * 8
+    alarms = 0
+    for _ in range(40):
+        rates = np.exp(random.normal(0, 0.03, (looks, 11)))
+        alarms += any(compare_earlier(float(row[-1]), row[:-1].tolist(), looks=looks) for row in rates)
+    assert alarms <= 6, "5 % of 40 are 2"
+    half = np.exp(random.normal(0, 0.03, 11))
+    assert compare_earlier(float(half[-1]) / 2, half[:-1].tolist(), looks=looks)
 
 
 def test_between_two_numbers_the_multiple_of_the_lower_one_counts() -> None:

@@ -244,6 +244,8 @@ def test_the_overhead_is_of_pairs_and_of_the_slowest_rank() -> None:
     assert found is not None and found.ratio == pytest.approx(0.04) and found.plain_ms.mean == pytest.approx(150.0)
     assert found.low is not None and found.high is not None and found.low < 0.04 < found.high
     assert overhead(times[-1:]) is None and overhead([]) is None
+    lone = [each._replace(number=99) for each in times if not each.is_recorded][:1]
+    assert lone and overhead([*times, *lone]) == found, "the recorder failed in the other step of the pair"
 
 
 def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from levelfield.measure.curves import QUANTILES
+from levelfield.measure.series import _STUDENT
 from levelfield.measure.student import normal_tail, t_quantile, tail_probability
 
 # Abramowitz and Stegun (1964), table 26.10: percentiles of the t distribution, by degrees of freedom.
@@ -63,3 +64,8 @@ def test_the_closed_form_is_the_integral_of_the_density() -> None:
 def test_what_has_no_quantile_is_an_error(tail: float, degrees: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         t_quantile(tail, degrees)
+
+
+def test_the_table_of_repeats_is_of_this_distribution() -> None:
+    for degrees, value in _STUDENT.items():
+        assert value == pytest.approx(t_quantile(0.025, degrees), abs=1e-4)

@@ -423,6 +423,31 @@ def test_confirmations_and_invalid_runs_change_no_level() -> None:
     assert compared(given(noisy)).findings == quiet.findings
 
 
+def test_a_pair_with_a_run_that_is_no_evidence_is_none() -> None:
+    """The night refuses it when it runs it; a gate over the store does as well."""
+    arms = {
+        n: [
+            point(NIGHT, rate + n, run_id=f"{arm}{n}", purpose=f"confirm-{arm}", began=f"{at(NIGHT)}{arm}{n}")
+            for arm, rate in (("a", 1000.0), ("b", 900.0))
+        ]
+        for n in range(3)
+    }
+    for bad in ({"evidence": "tampered"}, {"word": "failed"}, {"verdict": "diverged"}):
+        first, second = arms[1]
+        runs = [*arms[0], first, second.model_copy(update=bad), *arms[2]]
+        assert given([*nights(NIGHT), *runs]).stored_pairs("S", TOKENS) == [(1000.0, 900.0), (1002.0, 902.0)]
+
+
+def test_what_a_later_night_measures_is_not_missing_in_an_earlier_one() -> None:
+    def night_with(index: int, joules: float | None) -> Point:
+        return point(index, joules_per_token=joules)
+
+    runs = [night_with(i, None if i < 12 else 0.5) for i in range(20)]
+    late = [night_with(i, 0.5 if i < 12 else None) for i in range(13)]
+    assert "missing" not in [f.word for f in compared(given(runs, 11)).findings]
+    assert "missing" in [f.word for f in compared(given(late, 12)).findings]
+
+
 def test_a_unit_mix_up_is_no_number_to_average() -> None:
     found = compared(given(shifted(999.0)))
     assert word(found) == "inconclusive"

@@ -56,7 +56,7 @@ class Machine:
         began = FIRST + timedelta(days=night, minutes=self.minutes)
         run_id = f"{began:%Y%m%dT%H%M%SZ}_tiny_fake_fake_{self.minutes:06x}"
         paths = RunPaths(Path(shutil.copytree(of.root, self.runs / into / run_id)))
-        for path in (paths.plan, paths.result):
+        for path in (paths.plan, paths.job, paths.result):
             path.write_text(path.read_text().replace(self.fast.root.name, run_id))
         seal_again(paths)
         if is_killed:

@@ -103,7 +103,15 @@ def subject(**change: object) -> Subject:
 
 
 @pytest.mark.parametrize(
-    "change", [{"environment": "f"}, {"image": "g"}, {"implementation": "j"}, {"commit": "d"}, {"is_dirty": True}]
+    "change",
+    [
+        {"environment": "f"},
+        {"image": "g"},
+        {"implementation": "j"},
+        {"commit": "d"},
+        {"is_dirty": True},
+        {"is_dirty": None},
+    ],
 )
 def test_another_build_is_seen_by_code_software_commit_and_a_dirty_tree(change: dict[str, object]) -> None:
     assert is_other_build(subject(), subject(**change))

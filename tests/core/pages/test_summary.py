@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from compared_records import repeats
+from compared_records import point, repeats
 from levelfield.compare.comparison import Histories, compare
 from levelfield.compare.sides import side_of
 from levelfield.errors import UsageError
@@ -68,6 +68,14 @@ def test_other_work_has_no_ratio() -> None:
     found = page(torch(1000, 1010, 990), paddle(400, 404, 396, work="sha256:" + "9" * 64))
     assert found.sentence == "Not comparable: work must hold or be equal on both sides, so no ratio is stated."
     assert found.rows == (("X1 with torch", "-"), ("X1 with paddle", "-"))
+
+
+def test_a_side_whose_runs_all_failed_has_no_ratio_and_no_noise() -> None:
+    failed = repeats(400, word="failed", framework="paddle")
+    nights = {failed[0].series.fingerprint(): [point(failed[0], run_id=f"night{n}") for n in range(5)]}
+    sides = [side_of("A", torch(1000)), side_of("B", failed)]
+    found = summary(compare(sides, nights), nights)
+    assert found.sentence.startswith("Not comparable") and found.rows[1] == ("X1 with paddle", "-")
 
 
 def test_cautions_stand_on_the_page() -> None:

@@ -42,7 +42,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result, Status, Utilisation
 from levelfield.specs.vendor import Peak
-from recorded_runs import seal_again
+from recorded_runs import rename, seal_again
 
 Fields = tuple[Withheld, ...]
 SUBSETS = [c for n in range(1, len(FIELDS) + 1) for c in itertools.combinations(FIELDS, n)]
@@ -308,8 +308,7 @@ def test_unknown_fields_are_refused_with_those_there_are(text: str, says: str) -
 def runs(run: RunPaths) -> list[Path]:
     """Two runs, the second a copy of the first with an id of its own."""
     second = Path(shutil.copytree(run.root, run.root.with_name("20260102T030406Z_tiny_fake_fake_123456")))
-    plan = read_plan(run).model_copy(update={"run_id": second.name})
-    RunPaths(second).plan.write_text(dump(plan))
+    rename(RunPaths(second))
     return [run.root, second]
 
 

@@ -14,8 +14,8 @@ from levelfield.measure.series import over_repeats
 from levelfield.report import repeats
 from levelfield.report.tables import as_json
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Result, Status
-from recorded_runs import seal_again
+from levelfield.specs.result import NodeResult, RankPace, Result, Status
+from recorded_runs import rename
 
 RATES = [100.0, 104.0, 102.0, 98.0, 101.0]
 
@@ -67,6 +67,14 @@ def test_the_interval_of_mfu_ends_at_all_of_the_peak(five: list[Result]) -> None
     assert found.figures[0].interval.high == 1.0
 
 
+def test_what_the_nodes_and_ranks_of_one_run_did_does_not_part_repeats(five: list[Result]) -> None:
+    nodes = (NodeResult.model_construct(node=0, name="a"),)
+    pace = RankPace.model_construct(waited=())
+    other = five[1].model_copy(update={"preflight": "6 TFLOP/s", "pace": pace, "machines": nodes})
+    (found,) = repeats.repeats_of([five[0], other])
+    assert len(found.results) == 2
+
+
 def test_a_run_that_is_not_valid_is_counted_and_gives_no_figure(five: list[Result]) -> None:
     invalid = five[1].model_copy(update={"status": Status(word="invalid", reasons=("x",))})
     (found,) = repeats.repeats_of([five[0], invalid, *five[2:]])
@@ -101,6 +109,4 @@ def test_report_of_repeats_shows_them(run: RunPaths, five: list[Result], capsys:
 
 def _copy(run: RunPaths, other: Path) -> None:
     shutil.copytree(run.root, other)
-    plan = json.loads((other / "plan.json").read_text())
-    (other / "plan.json").write_text(json.dumps({**plan, "run_id": other.name, "repeat": 2}))
-    seal_again(RunPaths(other))
+    rename(RunPaths(other), repeat=2)

@@ -34,12 +34,15 @@ RESERVED = (
 FREE = ("OMP_NUM_THREADS", "NCCL_DEBUG", "PYTORCH_ALLOC_CONF", "RANKING", "MY_PATH", "CUDA_LAUNCH_BLOCKING", "OLD_RANK")
 SECRETS = {
     "HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x", "DB_PASSWORD": "x", "PASSWD": "x", "API_KEY": "x", "mykey": "x",
-    "GOOGLE_APPLICATION_CREDENTIALS": "x", "BASIC_AUTH": "x",
+    "GOOGLE_APPLICATION_CREDENTIALS": "x", "BASIC_AUTH": "x", "MY_PASSPHRASE": "x", "DB_PASS": "x", "SSHPASS": "x",
+    "db_pwd": "x", "GH_PAT": "x", "AZURE_STORAGE_CONNECTION_STRING": "x",
     "A": "hf_" + "a" * 20, "B": "ghp_" + "a" * 36, "C": "sk-" + "a" * 20, "D": "AKIA" + "A" * 16,
-    "E": "https://user:word@host/x", "F": "eyJ" + "a" * 20 + "." + "b" * 20 + ".c", "G": "-----BEGIN PRIVATE KEY-----",
+    "E": "https://user:word@host/x", "E2": "https://abcdef@host/x", "E3": "Server=a;User=b;Password=long",
+    "F": "eyJ" + "a" * 20 + "." + "b" * 20 + ".c", "G": "-----BEGIN PRIVATE KEY-----",
 }  # fmt: skip
 OPEN = {
     "TOKENIZERS_PARALLELISM": "false", "NCCL_DEBUG": "INFO", "AUTHOR": "me", "URL": "https://host:443/x@y", "N": "sk-8",
+    "BYPASS": "1", "XPAT": "1", "GIT": "ssh://git@host/x", "PWDS": "1",
 }  # fmt: skip
 
 

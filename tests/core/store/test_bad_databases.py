@@ -34,6 +34,16 @@ def path(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(made, tmp_path))
 
 
+@pytest.mark.parametrize("name", ["a?b.sqlite", "a#b.sqlite", "a%41.sqlite", "a&mode=ro.sqlite", "é ö.sqlite"])
+def test_a_store_is_the_file_of_its_name_and_no_other(name: str, tmp_path: Path) -> None:
+    """In an address each of these would mean something, and another file would be opened, and made a store."""
+    with Store.open(str(tmp_path / name)):
+        pass
+    with Store.open(str(tmp_path / name), read_only=True) as store:
+        assert store.run_ids() == []
+    assert {path.name.removesuffix("-wal").removesuffix("-shm") for path in tmp_path.iterdir()} == {name}
+
+
 def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
     file = tmp_path / "notes.sqlite"
     file.write_text("a shopping list\n" * 100)

@@ -55,7 +55,8 @@ def copies(run, count):
     for number in range(count):
         run_id = f"{run.root.name[:-6]}{number:06x}"
         copy = Path(shutil.copytree(run.root, run.root.parent / run_id))
-        (copy / "plan.json").write_text((copy / "plan.json").read_text().replace(run.root.name, run_id))
+        for name in ("plan.json", "job.json"):
+            (copy / name).write_text((copy / name).read_text().replace(run.root.name, run_id))
         seal_again(type(run)(copy))
         yield copy
 
@@ -68,6 +69,19 @@ def test_a_folder_of_runs_is_imported_once(command, run, store):
     assert code == 0 and json.loads(out)["rows"]["run"] == 4
     with Store.open(str(store), read_only=True) as opened:
         assert opened.record(opened.find("latest")).word == "valid"
+
+
+def test_an_import_says_which_runs_count_in_no_comparison_and_why(command, run):
+    """Of a work that the training was not given, sealed again, and of a file that was edited after the seal."""
+    plan = json.loads(run.plan.read_text())
+    training = plan["work"]["training"]
+    run.plan.write_text(json.dumps({**plan, "work": {**plan["work"], "training": {**training, "global_batch": 16}}}))
+    seal_again(run)
+    out = " ".join(command("store", "import", run.root)[1].split())
+    assert f"in no comparison: {run.root.name}: reported: plan.json: work_digest: stated " in out
+    run.plan.write_text(json.dumps(plan))
+    out = json.loads(command("store", "import", run.root, "--json")[1])
+    assert out["not_sealed"][run.root.name].startswith("tampered: ")
 
 
 def test_a_run_of_a_pair_is_refused_and_a_folder_leaves_its_pairs_out(command, run, store):
@@ -143,7 +157,9 @@ def test_an_export_is_a_whole_copy(command, run, tmp_path, store):
     file, second = tmp_path / "all.jsonl", tmp_path / "second.sqlite"
     assert command("store", "export", "--output", file)[0] == 0
     said = command("store", "import", file, "--store", second)[1]
-    assert said == "3 new, 0 known already, 4 event(s), expectation(s) or finding(s)\n"
+    counted, *why = said.splitlines()
+    assert counted == "3 new, 0 known already, 4 event(s), expectation(s) or finding(s)"
+    assert "in no comparison: 3 runs, such as " in why[0] and "came from an export" in " ".join(why)
     for _ in range(2):
         with Store.open(str(second)) as opened:
             assert contents(opened) == before
@@ -336,7 +352,7 @@ def test_every_action_works_on_both_databases(command, url, record, tmp_path):
     file = tmp_path / "all.jsonl"
     assert command("store", "export", *at, "--output", file)[0] == 0 and len(file.read_text().splitlines()) == 3
     assert command("store", "prune", *at, "--run", changed(record, 1).run_id)[:2] == (0, "removed 1 run(s)\n")
-    assert command("store", "import", file, *at)[1] == "1 new, 2 known already\n"
+    assert command("store", "import", file, *at)[1].startswith("1 new, 2 known already\n")
     with Store.open(url) as opened:
         opened.written(lambda c: c.exec_driver_sql("UPDATE run SET memory_bytes = memory_bytes * 1.01"))
     code, out, _ = command("store", "check", *at)

@@ -11,7 +11,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.rundir.directory import write_json
 from levelfield.specs.paths import RunPaths
-from recorded_runs import BEGIN_NS, Event, edit, seal_again, tamper
+from recorded_runs import BEGIN_NS, Event, edit, rename, tamper
 
 STEP_TIMES = {"fake": (1.0, 1.004, 0.996), "other": (0.8, 0.803, 0.797)}  # times of a step, by framework
 Command = Callable[..., tuple[int, str]]
@@ -33,9 +33,8 @@ def folder(run: RunPaths, tmp_path: Path) -> Path:
 
 def _rename(paths: RunPaths, framework: str, number: int) -> None:
     plan = json.loads(paths.plan.read_text())
-    plan["implementation"]["framework"] = framework
-    write_json(paths.plan, {**plan, "run_id": paths.root.name, "repeat": number, "repeats": 3})
-    seal_again(paths)
+    implementation = {**plan["implementation"], "framework": framework}
+    rename(paths, implementation=implementation, repeat=number, repeats=3)
 
 
 def _stretched(events: list[Event], factor: float) -> list[Event]:

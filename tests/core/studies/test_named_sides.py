@@ -85,6 +85,14 @@ def test_a_series_is_the_runs_of_its_newest_build(runs: ListedRuns) -> None:
     assert numbers(named_runs(runs, "gpt:torch:acme DP2TP1PP1")) == [20]
 
 
+def test_a_run_that_ended_early_begins_no_build(runs: ListedRuns) -> None:
+    """It may not know its software. It is among the runs of the side, and the runs before it too."""
+    stopped = record(30, word="failed", framework_version="not known", packages=None)
+    source = ListedRuns([*runs.records, stopped])
+    assert numbers(named_runs(source, "gpt:torch:X1:1:1")) == [1, 2, 3, 11, 12, 13, 30]
+    assert numbers(named_runs(ListedRuns([stopped]), "gpt:torch")) == [30]
+
+
 def test_a_label_of_several_series_lists_them(runs: ListedRuns) -> None:
     with pytest.raises(
         UsageError, match=r"found 2 series; add words of one of these labels:\n  gpt:torch:X1:1:1 smoke"

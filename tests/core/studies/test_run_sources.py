@@ -13,7 +13,7 @@ from levelfield.rundir.directory import PAIRS, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
 from levelfield.studies.compared_runs import FolderRuns, KeptRuns, RunPlaces
-from recorded_runs import seal_again
+from recorded_runs import rename
 
 IDS = ["20260102T030405Z_tiny_fake_fake_00000a", "20260102T030406Z_tiny_fake_fake_00000b"]
 
@@ -25,8 +25,7 @@ def folder(run: RunPaths, tmp_path: Path) -> Path:
     for number, run_id in enumerate(IDS, start=1):
         shutil.copytree(run.root, runs / run_id)
         paths = RunPaths(runs / run_id)
-        write_json(paths.plan, {**json.loads(paths.plan.read_text()), "run_id": run_id, "repeat": number})
-        seal_again(paths)
+        rename(paths, repeat=number)
         write_json(paths.result, {"schema": "levelfield.result/1", **collect(paths).model_dump(mode="json")})
     return runs
 
@@ -72,8 +71,7 @@ def test_repeats_of_one_command_are_in_the_order_of_their_numbers(folder: Path) 
     """Their ids have one time and random ends."""
     for number, (old, end) in enumerate(zip(IDS, ("ffffff", "000000"), strict=True), start=1):
         paths = RunPaths((folder / old).rename(folder / f"{IDS[0][:-6]}{end}"))
-        write_json(paths.plan, {**json.loads(paths.plan.read_text()), "run_id": paths.root.name, "repeat": number})
-        seal_again(paths)
+        rename(paths, repeat=number)
     source = FolderRuns(folder)
     assert [r.run_id[-6:] for r in source.newest(source.series()[0])] == ["000000", "ffffff"]
 
@@ -82,8 +80,7 @@ def test_a_run_of_the_future_is_not_the_newest(folder: Path, tmp_path: Path) -> 
     """Its machine's clock was wrong. Folder and store give it after all others."""
     ahead = "21100102T030405Z_tiny_fake_fake_00000c"
     paths = RunPaths(Path(shutil.copytree(folder / IDS[0], folder / ahead)))
-    write_json(paths.plan, {**json.loads(paths.plan.read_text()), "run_id": ahead})
-    seal_again(paths)
+    rename(paths)
     source = FolderRuns(folder)
     (series,) = source.series()
     assert [record.run_id for record in source.newest(series)] == [*IDS[::-1], ahead]

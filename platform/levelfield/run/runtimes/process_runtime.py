@@ -26,7 +26,7 @@ from levelfield.specs.site import LaunchPlan
 LISTING_SECONDS = 60.0
 REMOVED_VARIABLES = (
     "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", "LEVELFIELD_BOOTSTRAPPED", "GROUP_RANK",
-    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RUN_ID", "ROCR_VISIBLE_DEVICES",  # an outer_devices_variable: the devices of a plan are chosen by it
 )  # fmt: skip
 # Prints the packages of the Python that runs it, as name==version. -I ignores the caller's variables.
 _LISTING = (
