@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import pwd
 from pathlib import Path
@@ -20,6 +21,14 @@ def home_folder() -> Path:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
         raise UsageError(f"found no home folder of user {os.getuid()}: set HOME to a folder of yours") from None
+
+
+def user_name() -> str:
+    """Return the user's name, or the number of one that the list of users does not have, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # of Python before and since 3.13
+        return str(os.getuid())
 
 
 def config_folder() -> Path:

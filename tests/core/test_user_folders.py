@@ -15,6 +15,7 @@ from levelfield.errors import UsageError
 from levelfield.run.measurement import peaks_folder
 from levelfield.run.preflight_run import history_folder
 from levelfield.store.address import address_of, default_url
+from levelfield.user_folders import user_name
 from plans import ROOT
 
 FOLDERS = {
@@ -77,3 +78,16 @@ def test_no_other_module_reads_these_variables() -> None:
     }
     # the others run on a node and within a rank: standard library alone
     assert found == {"user_folders.py", "mpi_part.py", "code_digest.py"}
+
+
+def test_a_user_whom_no_list_has_is_called_by_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def absent(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr(pwd, "getpwuid", absent)
+    assert user_name() == str(os.getuid())
+    monkeypatch.setenv("LOGNAME", "somebody")
+    assert user_name() == "somebody"

@@ -302,8 +302,17 @@ class Registry:
     def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
         if name not in known:
             row = self._row_of(name) if kind == "case" else None
-            raise UnknownName(kind, name, known, hint=row or "`show` shows all.")
+            raise UnknownName(kind, name, known, hint=row or self._unfinished(kind, name) or "`show` shows all.")
         return known[name]
+
+    def _unfinished(self, kind: str, name: str) -> str | None:
+        """Return what a folder or a file of this name lacks to be a plugin; None without one."""
+        for root in self.roots:
+            if kind == "framework" and (folder := root / "models" / name).is_dir():
+                return f"{folder} exists and has no implementation.yaml, expected one."
+            if kind == "case" and (file := root / "configs" / "cases" / f"{name}.yml").is_file():
+                return f"{file} exists, expected the ending .yaml: rename it."
+        return None
 
     def _row_of(self, name: str) -> str | None:
         """Return how the row of a report with this name is run; None where no suite has it."""

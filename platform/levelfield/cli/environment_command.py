@@ -17,8 +17,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import BASE_HAS_FRAMEWORK, BASE_IMAGE, json_option, registry_of
 from levelfield.cli.terminal import Terminal, shown
-from levelfield.errors import NotHere, RunFailed
+from levelfield.errors import NotHere
 from levelfield.installer import WHEELS
 from levelfield.report.sheets import padded
 from levelfield.report.words import gib
@@ -192,16 +191,10 @@ def _needs(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> t
     return python, stages
 
 
-@contextmanager
-def _engine() -> Iterator[DockerClient]:
-    """Give the connection to the engine. Raises RunFailed for an error of it."""
-    from levelfield.run.runtimes.engine import EngineError, answers, connect
+def _engine() -> AbstractContextManager[DockerClient]:
+    from levelfield.run.runtimes.engine import engine_ready
 
-    try:
-        with connect() as client, answers():
-            yield client
-    except EngineError as error:
-        raise RunFailed(f"the container engine: {error}") from None
+    return engine_ready()
 
 
 def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import re
 from dataclasses import asdict, replace
@@ -20,6 +19,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option, opened_store, store_option
 from levelfield.errors import RunFailed, UsageError
 from levelfield.report.words import wrapped
+from levelfield.user_folders import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,7 +135,7 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     with opened_store(options) as store:
         found = one_series(store, options.series)
         others: list[StoreEvent] = []
-        who, at, points = options.who or getpass.getuser(), utc_now(), store.points([found.digest])[found.digest]
+        who, at, points = options.who or user_name(), utc_now(), store.points([found.digest])[found.digest]
         if kind == "level":
             (evidence,) = level_evidence(store, [found.digest], at)
             evidence = replace(evidence, runs=tuple(options.run))
@@ -173,7 +173,7 @@ def _accept_all(options: argparse.Namespace) -> int:
     from levelfield.series.findings import FAILURES
     from levelfield.series.level import FEWEST
 
-    until, who, at = _day(options.until), options.who or getpass.getuser(), utc_now()
+    until, who, at = _day(options.until), options.who or user_name(), utc_now()
     with opened_store(options) as store:
         given = gate_input(store, chosen_night(store, options.night), None)
         night = sorted(given.tonights, key=given.label)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,11 +136,29 @@ def prices_option(parser: Options) -> None:
 
 
 def prices_of(options: argparse.Namespace) -> Prices | None:
-    """Return the prices of --prices; None without it."""
+    """Return the prices of --prices, by the names of chips; None without it. Raises UsageError for a chip named twice.
+
+    A name that is no chip here stays: a run may have a chip of a folder or a file that is not given.
+    """
+    from levelfield.catalog.lookup import find_chip
     from levelfield.specs.base import load
     from levelfield.specs.prices import Prices
 
-    return load(Prices, options.prices) if options.prices else None
+    if not options.prices:
+        return None
+    found, registry = load(Prices, options.prices), registry_of(options)
+    chips: dict[str, str] = {}
+    for given in found.chips:
+        name = given
+        with suppress(UsageError):
+            name = find_chip(registry, given)[1].name
+        if name in chips:
+            raise UsageError(
+                f"--prices {options.prices}: found '{chips[name]}' and '{given}', which are both {name}; "
+                "expected one price of a chip"
+            )
+        chips[name] = given
+    return found.model_copy(update={"chips": {name: found.chips[given] for name, given in chips.items()}})
 
 
 def opened_store(options: argparse.Namespace, read_only: bool = False) -> Store:
@@ -273,14 +291,15 @@ def _site_path(given: str | None) -> Path:
 def hosts_of(path: Path | None) -> tuple[Host, ...]:
     """Return the hosts of a hosts file, or of FlagPerf's cluster_conf.py; none without a file."""
     from levelfield.publish.flagperf_files import read_hosts
-    from levelfield.specs.base import load
-    from levelfield.specs.site import Host, HostsFile
+    from levelfield.specs.base import load, parse
+    from levelfield.specs.site import HostsFile
 
     if path is None:
         return ()
     if path.suffix in SUFFIXES:
         return load(HostsFile, path).hosts
-    return tuple(Host(name=name) for name in read_hosts(path))
+    listed = [{"name": name} for name in read_hosts(path)]
+    return parse(HostsFile, {"schema": HostsFile.schema_name(), "hosts": listed}, str(path)).hosts
 
 
 class NamedRuns:

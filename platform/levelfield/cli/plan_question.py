@@ -54,7 +54,7 @@ _PLANNED_ONLY = (
 
 @dataclass(frozen=True)
 class AnsweredPlan:
-    """A question with its rows. others: those that need what the framework does not offer.
+    """A question with its rows. others: those that need what the framework does not offer. vendor: of the chip.
 
     assumed: sentences about what the user gave no value for; remarks: these, and what the question itself assumes.
     assumes_rates: rates of another chip put the rows in an order, so that no speed is known. tokens: of the training
@@ -62,6 +62,7 @@ class AnsweredPlan:
     """
 
     question: LayoutQuestion
+    vendor: str
     chip: Chip
     nodes: int
     network_bytes_per_second: float | None
@@ -114,6 +115,7 @@ def planned(options: argparse.Namespace) -> AnsweredPlan:
         ) from None
     return AnsweredPlan(
         question,
+        vendor.name,
         chip,
         nodes,
         network,

@@ -22,7 +22,7 @@ from levelfield.predict.machines import ASSUMED
 from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.run.interruption import interrupted_once
-from levelfield.specs.constants import SPEED_INTERVAL
+from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS
 from levelfield.specs.vendor import HOST_SHARE, PeakDtype
 from levelfield.studies.plan_rehearsals import Rehearser, RowRehearsal
 
@@ -54,6 +54,10 @@ def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
     yield ""
     if not found.rows:
         yield from _nothing_fits(plan)
+        if plan.tokens is not None:
+            cost = " and no cost" if plan.prices else ""
+            yield f"a training on {plan.tokens:,.0f} tokens has no time{cost} here, as no layout runs it"
+            yield ""
         yield from _beyond(plan, max(options.beyond, 1 if options.layout else 0))
         yield from _not_offered(plan)
         return
@@ -91,6 +95,8 @@ def _expected(plan: AnsweredPlan) -> str:
         return ""
     if plan.question.work.model.experts is not None:
         return "; no published mixture set the rates, and some are off by more than a third"
+    if plan.vendor not in SPEED_VENDORS:
+        return f"; {_no_run_on(plan)}, so it has no interval"
     low, high = SPEED_INTERVAL
     return f"; 90 of 100 published runs by other programs have {low:.0%} to {high:.0%} of what is planned for them"
 
@@ -163,7 +169,8 @@ def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterat
     number = next(roomy, 0)
     row = rows[number]
     if (ends := _bills_at_ends(plan, row)) is None:
-        yield "no interval: no published run near to this one says how far it may be off"
+        why = "no published run near to this one says how far it may be off"
+        yield f"no interval: {why if plan.vendor in SPEED_VENDORS else _no_run_on(plan)}"
         return
     currency = plan.prices.currency if plan.prices else ""
     columns: dict[str, list[float | None]] = {
@@ -174,6 +181,10 @@ def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterat
     found = ", ".join(f"{' to '.join(map(significant, both))} {unit}" for unit, both in columns.items() if all(both))
     low, high = SPEED_INTERVAL
     yield f"row {number + 1} in 90 of 100 runs: {found}, as its speed is within {low:.0%} to {high:.0%}"
+
+
+def _no_run_on(plan: AnsweredPlan) -> str:
+    return f"no published run on a chip of {plan.vendor} set the rates"
 
 
 def _bills_at_ends(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:
@@ -323,8 +334,9 @@ def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
 
 def _interval(plan: AnsweredPlan, row: LayoutEstimate) -> list[float] | None:
     """Return between which speeds 90 of 100 runs lie; None where no published run is near: mixtures, hosts, unknown
-    rates."""
-    known = not (plan.assumes_rates or plan.question.on_host or plan.question.work.model.experts)
+    rates, other makers' chips."""
+    unknown = plan.assumes_rates or plan.question.on_host or plan.question.work.model.experts
+    known = plan.vendor in SPEED_VENDORS and not unknown
     return [share * row.tokens_per_second for share in SPEED_INTERVAL] if known else None
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, registry_of, writing
-from levelfield.errors import DocumentError, UnknownName
+from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.report.sheets import labelled
 from levelfield.rundir.directory import write_new
 
@@ -84,14 +85,18 @@ def _found(options: argparse.Namespace) -> tuple[ReportedSet, Work | None]:
     from levelfield.specs.base import parse
     from levelfield.specs.reported import ReportedSet
 
+    _check_day(options.date)
     registry = registry_of(options)
     given: dict[str, Any] = {name: value for name in GIVEN if (value := getattr(options, name)) is not None}
-    work = None
+    work, chip, notes = None, None, tuple[str, ...]()
     if options.case:
         work, given["case"] = registry.case(options.case).work("full"), registry.spelled(options.case)
     if options.chip:
-        with suppress(UnknownName):  # a chip that no vendor here has keeps its name, and has no MFU
-            given["chip"] = find_chip(registry, options.chip)[1].name
+        try:
+            chip = find_chip(registry, options.chip)[1]
+            given["chip"] = chip.name
+        except UnknownName as error:  # a chip that no vendor here has keeps its name, and has no MFU
+            notes = (f"the speed was held against no peak: {error}",)
     content: dict[str, Any] = {
         "schema": ReportedSet.schema_name(),
         "name": options.output.stem if options.output else "reported",
@@ -102,10 +107,18 @@ def _found(options: argparse.Namespace) -> tuple[ReportedSet, Work | None]:
     for path in options.log:
         for each in read_log_file(path):
             try:
-                content["rows"].append(reported(each, given, work).model_dump(mode="json"))
+                row = reported(each, given, work, chip)
+                content["rows"].append({**row.model_dump(mode="json"), "notes": (*row.notes, *notes)})
             except ValueError as error:
                 raise DocumentError(f"{path}: {each.name}: {error}") from None
     return parse(ReportedSet, content, "evidence read"), work
+
+
+def _check_day(text: str) -> None:
+    """Raises UsageError for a day that has not begun anywhere. Another text is left to the document."""
+    with suppress(ValueError):
+        if date.fromisoformat(text) > (latest := (datetime.now(timezone.utc) + timedelta(hours=14)).date()):
+            raise UsageError(f"--date: found {text}, which is in the future; expected a day up to {latest}")
 
 
 def _lines(found: ReportedSet, output: Path | None, work: Work | None) -> Iterator[str]:

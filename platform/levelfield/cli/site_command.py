@@ -55,7 +55,8 @@ when the preflight could not run or a collective gave wrong values.
 
 examples:
   run_benchmarks.py site preflight --case gpt3_6.7B:torch:cpu:1:2
-  run_benchmarks.py site preflight --case llama3_8b:torch:cpu:2:1 --pairs
+  run_benchmarks.py site preflight --case gpt3_6.7B:torch:cpu:2:1 --pairs \\
+      --runtime docker
   run_benchmarks.py site preflight --case llama3_8b:torch:H100:4:8 --pairs \\
       --launcher ssh --hosts hosts.yaml
 """
@@ -167,6 +168,7 @@ def _preflight(options: argparse.Namespace) -> int:
     """Run the preflight and print its report. Return 0, 3 or 4 as the description says, 130 when interrupted."""
     from levelfield.plan.request import UserRequest
     from levelfield.run import scheduler
+    from levelfield.run.interruption import interrupted_once
     from levelfield.run.preflight_run import preflight
     from levelfield.specs.base import dump
     from levelfield.specs.plan import PreflightPlan
@@ -183,7 +185,8 @@ def _preflight(options: argparse.Namespace) -> int:
     chosen = PreflightPlan(short=options.short, pairs=options.pairs, quiet=options.quiet_machine)
     plan = job.plan.model_copy(update={"preflight": chosen})
     try:
-        report = preflight(plan, job.vendor, runs_of(options), terminal.say)
+        with interrupted_once():  # a launcher then ends what it started elsewhere
+            report = preflight(plan, job.vendor, runs_of(options), terminal.say)
     except KeyboardInterrupt:
         terminal.say("interrupted; nothing is kept")
         return INTERRUPTED

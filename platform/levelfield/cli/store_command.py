@@ -206,7 +206,12 @@ class _ImportSource:
         from levelfield.store.record_lines import read_lines
 
         with suppress(OSError):  # read_lines names it
-            if read_regular(path, 1) not in (b"{", b""):
+            begin = read_regular(path, 2)
+            if begin == b"PK":
+                raise UsageError(
+                    f"{path}: found the beginning of a zip without its end, expected a whole bundle; copy it again"
+                )
+            if begin[:1] not in (b"{", b""):
                 said = "found no line of an export; `evidence read` reads the logs of other tools"
                 raise UsageError(f"{path}: {said}")
         with self._terminal.bytes_progress(f"importing {path.name}") as progress:

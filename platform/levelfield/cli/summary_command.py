@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import registry_of, runs_of, store_option, writing
+from levelfield.cli.options import prices_of, prices_option, registry_of, runs_of, store_option, writing
 from levelfield.errors import GateFailed, UsageError
 
 _HELP = """\
@@ -38,6 +38,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     option("--format", choices=("html", "markdown"), default="html", metavar="FORMAT", help="html (default), markdown")
     option("--language", choices=("en", "zh"), default="en", metavar="LANGUAGE", help="en (default), zh: Chinese")
     option("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
+    prices_option(parser)
     store_option(parser, "look only in ")
 
 
@@ -55,6 +56,7 @@ def _execute(options: argparse.Namespace) -> int:
         raise UsageError("report summary: found sides and --case, or neither; give SIDE SIDE, or --case CASE")
     if options.case and options.repeats:
         raise UsageError("report summary: found --repeats with --case, which takes all runs of the newest builds")
+    prices = prices_of(options)
     with RunPlaces(runs_of(options), options.store) as places:
         if options.case:
             case = registry_of(options).spelled(options.case)
@@ -63,7 +65,7 @@ def _execute(options: argparse.Namespace) -> int:
             found = [places.runs(text, options.repeats) for text in options.side]
             sides, left_out = [side_of(chr(ord("A") + i), runs) for i, runs in enumerate(found)], 0
         histories = places.histories([side.first for side in sides])
-    compared = compare(sides, histories)
+    compared = compare(sides, histories, prices=prices)
     page = summary(compared, histories, left_out, options.language)
     now = datetime.now(timezone.utc)
     text = as_markdown(page.sheets()) if options.format == "markdown" else page.html(now)

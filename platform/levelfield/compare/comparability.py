@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import permutations
 
-from levelfield.compare.sides import DIFFERS, ComparedSide, at, began, palm, tuned_fields, tuning_of
+from levelfield.compare.sides import (
+    DIFFERS,
+    REPEATS,
+    ComparedSide,
+    Quantity,
+    at,
+    began,
+    palm,
+    tuned_fields,
+    tuning_of,
+)
 from levelfield.measure.other_use import HOST_LIMIT
 from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.vendor import HOST_SHARE
@@ -31,6 +41,9 @@ WHY = {
     "source": "changed files are in no commit, so nobody can repeat exactly this run",
     "other programs": "what they used of the machine while a run was measured makes it slower",
     "run order": "the sides ran one after another, so a change of the machine meanwhile looks like a difference",
+    "devices": "a speed per device falls with their number, so the ratio is of the scaling as well",
+    "repeats": "who chooses among the repeats of a command may choose the fast ones",
+    "cost": "the prices include different things, so the ratio is of the way of paying as well",
     _PEAK: "each MFU refers to its own peak, so the ratio of MFU is not the ratio of speed",
     "date": "the runs are more than 30 days apart, or a date is not known",
 }
@@ -208,7 +221,7 @@ _ALWAYS: dict[str, Reader] = {
     "cores": lambda r: r.conditions.cores,
     "memory, GiB": lambda r: r.conditions.memory_gib,
     "engine": lambda r: r.conditions.engine,
-    _PEAK: lambda r: _peak(r),
+    _PEAK: lambda r: peak_of(r),
 }
 
 
@@ -219,6 +232,13 @@ def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     yield from _other_use(sides)
     yield from (each for each in fields_of(sides, _surroundings(sides)) if not each.is_equal)
     yield from _times(sides)
+
+
+def covering(quantity: Quantity, sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
+    """Yield what the figure includes on each side, where the sides differ in it."""
+    field = field_of("cost", sides, quantity.covers)
+    if len({value for side in field.values for value in side} - {NOTHING}) > 1:
+        yield field
 
 
 def warned(sides: Sequence[ComparedSide]) -> Iterator[str]:
@@ -233,6 +253,12 @@ def _of_runs(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield the runs that are left out beside others, verdicts other than `aligned`, and runs of changed files."""
     if any(side.counted and side.excluded for side in sides):
         yield ComparedField("left out", tuple(_left_out(side) or (NOTHING,) for side in sides))
+    chosen = [_chosen(side) for side in sides]
+    if any(chosen):
+        yield ComparedField("repeats", tuple((text or NOTHING,) for text in chosen))
+    devices = field_of("devices", sides, _CHOSEN["devices"])
+    if not devices.is_equal:
+        yield devices
     verdicts = field_of("alignment", sides, lambda record: record.verdict)
     if any(side != ("aligned",) for side in verdicts.values):
         yield verdicts
@@ -240,6 +266,18 @@ def _of_runs(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     sources = field_of("source", sides, lambda record: words[record.subject.is_dirty])
     if any("changed files" in side for side in sources.values):
         yield sources
+
+
+def _chosen(side: ComparedSide) -> str | None:
+    """Return how many of the repeats of its commands a side has, where it lacks some; None where their number is
+    unknown. The repeats of a command have the time of its start in their ids."""
+    all_of: dict[str, int] = {}
+    for run in side.runs:
+        known = run.result.get(REPEATS)
+        begin = run.run_id.split("_", 1)[0]
+        all_of[begin] = max(all_of.get(begin, 0), known if isinstance(known, int) else 1)
+    given, there = len(side.runs), sum(all_of.values())
+    return f"{given} of {there} repeats of its command" if given < there else None
 
 
 def _kernels(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
@@ -285,7 +323,8 @@ def _condition_readers(sides: Sequence[ComparedSide], mapping: str, prefix: str)
     return {f"{prefix}{name}": reader(name) for name in names}
 
 
-def _peak(record: RunRecord) -> str | None:
+def peak_of(record: RunRecord) -> str | None:
+    """Return the peak that the MFU refers to; None without one."""
     tflops = palm(record).get("peak_tflops")
     return f"{tflops:.4g} TFLOP/s" if isinstance(tflops, (int, float)) else None
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from levelfield.compare.comparability import NOTHING, WHY, Comparability, ComparedField, comparability, shortened
+from levelfield.compare.comparability import (
+    NOTHING,
+    WHY,
+    Comparability,
+    ComparedField,
+    comparability,
+    covering,
+    shortened,
+)
 from levelfield.compare.ratios import LEAST_RUNS, HistoricNoise, Ratio, SideValues, historic_noise, ratio
 from levelfield.compare.sides import NODES, OF_NODES, QUANTITIES, ComparedSide, Quantity, at, cost_quantity
 from levelfield.errors import UsageError
@@ -16,6 +24,7 @@ from levelfield.report.sheets import Sheet
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 
+_APART = 0.02  # from which on a ratio is told apart from that of the medians
 NEWEST = 45  # nights of a history whose noise is taken
 Histories = Mapping[str, Sequence[Point]]  # by the digest of a series
 
@@ -59,13 +68,26 @@ def compare(
     """Compare sides with the first. histories: stored runs of their series. Raises UsageError below two sides."""
     if len(sides) < 2:
         raise UsageError(f"compare: found {len(sides)} side, expected at least 2: compare A B")
+    _refuse_shared(sides)
     found = comparability(sides, across_precision)
     asked = [
         q for q in QUANTITIES if q is not NODES or any(at(r.result, *OF_NODES) for side in sides for r in side.counted)
     ]
     quantities = (*asked, cost_quantity(prices)) if prices else asked
     figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if found.holds else ()
+    if prices:
+        found = replace(found, with_caution=(*found.with_caution, *covering(cost_quantity(prices), sides)))
     return Comparison(tuple(sides), found, figures, prices)
+
+
+def _refuse_shared(sides: Sequence[ComparedSide]) -> None:
+    """Raises UsageError for a run of two sides: it is compared with itself."""
+    seen: dict[str, str] = {}
+    for side in sides:
+        for run in side.runs:
+            if other := seen.get(run.run_id):
+                raise UsageError(f"compare: found run {run.run_id} on sides {other} and {side.name}; expected it once")
+        seen |= {run.run_id: side.name for run in side.runs}
 
 
 def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
@@ -229,13 +251,27 @@ def _ratios(comparison: Comparison) -> Sheet:
     base, *others = comparison.sides
     rows, reasons = [], []
     for figure in _known(comparison):
-        for side, found in zip(others, figure.ratios, strict=True):
+        for place, (side, found) in enumerate(zip(others, figure.ratios, strict=True), 1):
             rows.append((_name(figure), f"{side.name}/{base.name}", *_cells(found, figure.quantity.is_noisy)))
             reasons.append(f"{found.standing}: {found.reason}" if found.low is None else found.reason)
+            reasons += _medians_apart(figure, place, found)
             if found.standing == "inconclusive":
                 reasons.append(f"{side.name}/{base.name}, to decide: {deciding_command(side, base)}")
     header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
     return Sheet(f"against {base.name}", header, tuple(rows), tuple(dict.fromkeys(reasons)))
+
+
+def _medians_apart(figure: ComparedFigure, place: int, found: Ratio) -> Iterator[str]:
+    """Yield why the medians of two sides do not divide to their ratio, where these are apart."""
+    base, side = (figure.sides[each].interval for each in (0, place))
+    if not (base and side and found.value and base.median > 0):
+        return
+    divided = side.median / base.median
+    if not abs(divided / found.value - 1) <= _APART:
+        yield (
+            f"{_name(figure)}: the medians divide to {divided:.4f}; the ratio is of geometric means, which count every "
+            "run, so few runs far from the others move it"
+        )
 
 
 def _name(figure: ComparedFigure) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, busy, cautions, chip_of
+from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, busy, cautions, chip_of, covering
 from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
 from levelfield.compare.matrix import MatrixCell, difference
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, mean_ratio, own_interval, own_mean
@@ -142,10 +142,10 @@ def _bar(each: Contender, metric: Metric, histories: Histories) -> RankedBar | U
     return RankedBar(each, values, value, low, high, None)
 
 
-def caution_fields(best: Contender, each: Contender) -> tuple[list[tuple[str, str]], list[str]]:
+def caution_fields(best: Contender, each: Contender, metric: Metric) -> tuple[list[tuple[str, str]], list[str]]:
     """Return what calls for caution in `each` beside the best, with its values, and other fields that differ."""
     sides = [each.side] if each is best else [best.side, each.side]
-    found = list(cautions(sides))
+    found = [*cautions(sides), *covering(metric.quantity, sides)]
     named = [(field.name, field.cells[-1]) for field in found if field.name in WHY]
     own = [(name, value) for name, value in named if value not in (NOTHING, HARMLESS.get(name))]
     return own, [field.name for field in found if field.name not in WHY]

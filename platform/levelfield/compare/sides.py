@@ -17,10 +17,11 @@ from levelfield.errors import UsageError
 from levelfield.measure.cost import Cost, PaidUse, cost
 from levelfield.report.costs import RunCosts
 from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
-from levelfield.specs.prices import Prices
+from levelfield.specs.prices import ChipPrice, Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.vendor import HOST_SHARE
 
+REPEATS = "repeats"  # beside a record's result: the repeats of its command that its folder has
 DIFFERS = ("different", "diverged")  # verdicts of a training that did not do the work
 
 
@@ -126,7 +127,8 @@ def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
 class Quantity:
     """One compared figure. origin: its value and reason in result.json. is_noisy: whether equal runs differ in it.
 
-    basis: what has to be equal on all sides for a ratio, such as the level of a time to a loss. of_night: the figure of
+    basis: what has to be equal on all sides for a ratio, such as the level of a time to a loss. covers: what the figure
+    includes; where sides differ in it, the ratio asks for caution. of_night: the figure of
     a stored night of a run's series; None where nights do not store it.
     """
 
@@ -135,6 +137,7 @@ class Quantity:
     origin: Callable[[RunRecord], tuple[JsonValue, JsonValue]]
     is_noisy: bool = True
     basis: Callable[[RunRecord], JsonValue] = lambda record: None
+    covers: Callable[[RunRecord], str | None] = lambda record: None
     of_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
 
     def missing(self, record: RunRecord) -> str:
@@ -265,8 +268,18 @@ def cost_quantity(prices: Prices) -> Quantity:
         lambda record: of(record).value,
         lambda record: (None, of(record).reason),
         basis=lambda record: (covered := of(record).power_of) and f"with the power of {covered}",
+        covers=lambda record: paid_for(prices.chips.get(record.series.chip), of(record)),
         of_night=of_night,
     )
+
+
+def paid_for(price: ChipPrice | None, found: Cost) -> str | None:
+    """Return what a cost includes; None without one."""
+    if price is None or found.value is None:
+        return None
+    if price.own is None:
+        return f"rent per {price.per}, with all power"
+    return f"owned, per {price.per}, with the power of its {found.power_of} alone"
 
 
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from levelfield.measure.calibration import Noise, Places, limits_of, merged
 from levelfield.measure.routing import IN_FLOAT32, ChoiceLimits
 from levelfield.rundir.directory import utc_now
 from levelfield.specs.reference import NoiseRow, Reference
+from levelfield.user_folders import user_name
 
 _DIGITS = 3  # of a stored difference
 # A key's bias shifts all scores of a query alike, so its gradient is rounding alone. Adam makes steps of full size from
@@ -111,7 +111,7 @@ def row_of(
             "weights": _nested(noise.weights),
             "norms": [_short(value) for value in (noise.norms or {}).values()],
             "hardware": hardware,
-            "by": getpass.getuser(),
+            "by": user_name(),
             "recorded": utc_now(),
             "why": why,
             "routing": {step: number for step, number in moved.items() if number},

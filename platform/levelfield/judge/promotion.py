@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-
 from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.admission import OVERRIDE, check_admissible, check_ceiling, check_same_row
 from levelfield.judge.collector import collect
@@ -18,6 +16,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
+from levelfield.user_folders import user_name
 from levelfield.worker.choices import digest_of, joined
 
 
@@ -46,7 +45,7 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
         layout=str(result.layout),
         settings=changed(plan, result),
         promoted=utc_now(),
-        by=getpass.getuser(),
+        by=user_name(),
         why=why,
     )
 

@@ -18,6 +18,7 @@ from levelfield.judge.cross_checks import Contradiction, cross_checked
 from levelfield.judge.stated_result import StatedResult, certificate_checked, reference_checked
 from levelfield.judge.verdict import Redaction, judged
 from levelfield.node.code_digest import code_digest
+from levelfield.node.regular_files import read_regular
 from levelfield.rundir.bundle_archive import Manifest
 from levelfield.rundir.bundle_reader import RESULT, Bundle, RunInBundle, written
 from levelfield.rundir.directory import read_plan
@@ -114,7 +115,7 @@ def record_of_files(paths: RunPaths, known: Registry, step: StepParts | None = N
     raw, plan = read_raw(paths), read_plan(paths)
     result = collect(paths, raw)
     record = record_of(paths, result=result, raw=raw, step=step)
-    job = event_or_none(paths.job.read_bytes()) if paths.job.exists() else None
+    job = event_or_none(read_regular(paths.job)) if paths.job.exists() else None
     found = (*cross_checked(plan, raw, job, raw.provenance, known), *_reference(paths, known, plan, raw, result))
     return next((record.reported(each.text) for each in found if isinstance(each, Contradiction)), record)
 

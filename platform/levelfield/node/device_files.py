@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import stat
-import tempfile
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Iterator, Sequence
 from levelfield.node.process_identity import identity_from, identity_of, is_alive
 
 HELD = "held by "  # begins a line of the file: the identity of a process that could not be ended
+LOCKS = "/tmp/levelfield-devices"
 MOST_BYTES = 4096  # of a lock's content
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
 
@@ -49,7 +49,8 @@ class DeviceLocks:
 
 
 def lock_folder() -> Path:
-    return Path(os.environ.get("LEVELFIELD_LOCKS") or Path(tempfile.gettempdir()) / "levelfield-devices")
+    """Return the folder of the locks: one for all users of the machine, whatever their temporary folders are."""
+    return Path(os.environ.get("LEVELFIELD_LOCKS") or LOCKS)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Any, Callable, Iterable, Mapping
 LOOK_SECONDS = 0.2
 LEAVE_SECONDS = 10.0  # the longest wait for a receiver that has stopped reading
 MOST_LINE_BYTES = 64 * 1024
-MOST_FILE_BYTES = 256 * 2**20  # of one file; what is more stays on the node, and is fetched at the end
+MOST_FILE_BYTES = 256 * 2**20  # of one file; what is more stays on the node, and the node's end names the file
 PART_BYTES = 10 * 1024  # as JSON at most six times as long
 BEAT_SECONDS = 1.0
 _OF_NODE = (

@@ -163,7 +163,8 @@ class FirstView:
 
     clear: by caution that any of them calls for, how many do not, and of how many. steady: runs of all sides whose step
     times hold, and runs in which that was checked. tunings: of all bars. left_out: trainings beyond those that are
-    drawn. chip: the only one, where frameworks are compared.
+    drawn. chip: the only one, where frameworks are compared. others: where nothing stands beside the best, who else has
+    a bar; by_devices: and did the same training on another number of devices.
     """
 
     metric: Metric
@@ -178,6 +179,8 @@ class FirstView:
     trainings: tuple[DrawnTraining, ...]
     left_out: int
     chip: str | None
+    others: tuple[str, ...] = ()
+    by_devices: bool = False
     bar_columns: ClassVar = BAR_COLUMNS
     mean_columns: ClassVar = MEAN_COLUMNS
     of_one_side: ClassVar = OF_ONE_SIDE
@@ -380,6 +383,7 @@ def first_view(trainings: Sequence[RankedTraining], metric: Metric, histories: H
     warned = Counter(name for bar in sides for name, _ in bar.cautions)
     beside = len(sides) - sum(bool(each.best) for each in answers)
     of = {name: len(sides) if name in OF_ONE_SIDE else beside for name in warned}
+    apart = _apart(found, answer) if len(answer.rows) == 1 else {}
     return FirstView(
         metric=metric,
         overall=answer,
@@ -392,8 +396,35 @@ def first_view(trainings: Sequence[RankedTraining], metric: Metric, histories: H
         tunings=sorted({bar.contender.tuning for _, ranked in found for bar in ranked.bars} - {""}),
         trainings=tuple(drawn),
         left_out=left_out,
-        chip=chips.pop() if len(chips) == 1 else None,
+        chip=next(iter(chips)) if len(chips) == 1 else None,
+        others=tuple(apart),
+        by_devices=any(apart.values()),
     )
+
+
+def _apart(found: Sequence[tuple[RankedTraining, Ranking]], answer: Overall) -> dict[str, bool]:
+    """Return who else has a bar, and whether that is of a training of the best on another number of devices."""
+    best = answer.rows[0].column
+    frameworks_of_chips = len({bar.contender.chip for _, ranked in found for bar in ranked.bars}) > 1
+
+    def named(bar: RankedBar) -> str:
+        chip, framework, _ = _words(bar)
+        return chip if answer.is_by_chip else f"{chip} {framework}" if frameworks_of_chips else framework
+
+    def is_best(bar: RankedBar) -> bool:
+        return best == (bar.contender.chip if answer.is_by_chip else bar.contender.framework)
+
+    def but_devices(training: RankedTraining) -> tuple[str, ...]:
+        place = _training(training.first)
+        return (*place[:3], *place[5:])
+
+    own = {but_devices(each) for each, ranked in found if any(map(is_best, ranked.bars))}
+    apart: dict[str, bool] = {}
+    for each, ranked in found:
+        for bar in ranked.bars:
+            if not is_best(bar):
+                apart[named(bar)] = apart.get(named(bar), False) or but_devices(each) in own
+    return apart
 
 
 def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip: bool) -> DrawnTraining:
@@ -404,7 +435,7 @@ def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip
         chip, framework, tuning = _words(bar)
         column = chip if is_by_chip else framework
         if column not in best:
-            cautions, differs = caution_fields(ranked.bars[0].contender, bar.contender)
+            cautions, differs = caution_fields(ranked.bars[0].contender, bar.contender, metric)
             elsewhere = OF_TRUST if metric.name == "mfu" else (*OF_TRUST, OF_MFU)
             further = tuple(caution for caution in cautions if caution[0] not in elsewhere)
             beside = " ".join(filter(None, (framework if is_by_chip else chip, tuning)))

@@ -14,6 +14,7 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
+from levelfield.compare.comparability import NOTHING
 from levelfield.compare.ranking import TOKENS, metrics
 from levelfield.pages.case_figures import TrainingFigures, training_figures
 from levelfield.pages.case_view import case_view
@@ -41,6 +42,7 @@ from levelfield.pages.series_history import (
 )
 from levelfield.pages.site_files import PagesWriter, data_script
 from levelfield.publish.published_rows import FigureRow, published, reported
+from levelfield.report.costs import described
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.vendor import HOST_SHARE
@@ -74,7 +76,7 @@ RULES = {
     "must": ("series.work", "series.corpus", "series.scale", "series.precision", "window", "device", "formula"),
     # What a comparison is made for.
     "asked": (
-        *("series.vendor", "series.chip", "series.framework", "series.nodes", "series.devices", "series.layout"),
+        *("series.vendor", "series.chip", "series.framework", "series.layout"),
         *("series.micro_batch", "series.accumulation", "series.virtual_pipeline", "series.recompute"),
         "series.recompute_layers",
         *("series.compile", "series.attention", "series.threads", "series.runtime", "series.further_version"),
@@ -84,7 +86,13 @@ RULES = {
         *("subject.framework_version", "subject.environment", "subject.packages", "subject.implementation"),
     ),
     # Parts of which every field calls for caution where it differs.
-    "caution": ("conditions", "subject", "node", "training", "date", "series.case"),
+    "caution": (
+        *("conditions", "subject", "node", "training", "date", "series.case", "series.nodes", "series.devices"),
+        *("other programs", "run order", "peak of MFU", "tuning", "attention kernel"),
+    ),
+    # What calls for caution also where both runs have it: any value but this one.
+    "nothing": NOTHING,
+    "harmless": {"training": "aligned", "subject.is_dirty": "false", "other programs": NOTHING},
     "days": 30,
     "host_share": HOST_SHARE,
 }
@@ -217,9 +225,11 @@ def write_pages(
     views = _first_views(trainings, content, prices)
     figures = _figures_by_case(trainings, references)
     switches = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
+    lacking = {view.metric.name: _lacking(view) for view in views}
+    shown = {"metrics": switches, "lacking": lacking, "paid": _paid(views[-1], prices) if prices else ()}
     pages: list[tuple[str, str, dict[str, Any]]] = [  # file, template, values
         *(
-            (_file(view), "index", {"v": view, "o": night, "metrics": switches, "planned": _planned(view, registry)})
+            (_file(view), "index", {"v": view, "o": night, "planned": _planned(view, registry), **shown})
             for view in views
             if switches[view.metric.name]
         ),
@@ -264,6 +274,20 @@ def _planned(view: FirstView, registry: Registry) -> dict[str, PlannedIntensity]
     bars = [bar for each in view.trainings for bar in each.best] if view.metric.name == "mfu" else []
     found = {bar.run_id: planned_intensity(bar.bar.contender.side.first, registry) for bar in bars}
     return {run_id: planned for run_id, planned in found.items() if planned}
+
+
+def _lacking(view: FirstView) -> str:
+    """Return why no run has the figure; empty where one has it or nothing ran."""
+    if view.overall.rows:
+        return ""
+    return "; ".join(dict.fromkeys(each.why for training in view.trainings for each in training.ranking.unranked))
+
+
+def _paid(view: FirstView, prices: Prices) -> list[str]:
+    """Return the prices of the chips that have a cost, each with what the cost includes."""
+    sides = [bar.contender.side.first for each in view.trainings for bar in each.ranking.bars]
+    found = {side.series.chip: view.metric.quantity.covers(side) for side in sides}
+    return [f"{line} ({found[chip]})" for chip in found for line in described(prices, [chip])]
 
 
 def _file(view: FirstView) -> str:

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from levelfield.compare.comparability import busy, peak_of
+from levelfield.compare.sides import at, tuning_of
 from levelfield.pages.series_history import DistinctValues
 from levelfield.report import words
 from levelfield.specs.record import RunRecord, Series
@@ -89,11 +91,24 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         "steps": [round(each * _MILLION) for each in record.step_seconds],
         "losses": [None if each is None else round(each * _MILLION) for each in record.losses],
         "telemetry": record.telemetry,
+        "cautions": _cautions(record),
         # bytes tell 1 from True; version 2 has no references
         "shared": shared.index(marshal.dumps(facts, 2), lambda: facts),
         **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
         **_facts(record.result, _OWN),
     }
+
+
+def _cautions(record: RunRecord) -> dict[str, str]:
+    """Return what a comparison of two runs looks at beside series, build and conditions."""
+    kernel = at(record.result, "attention_kernel", "name")
+    known = {
+        "other programs": busy(record)[1],
+        "tuning": tuning_of(record),
+        "peak of MFU": peak_of(record),
+        "attention kernel": kernel if isinstance(kernel, str) else None,
+    }
+    return {name: text for name, text in known.items() if text}
 
 
 def _facts(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from levelfield.compare.ratios import own_interval, own_mean
 from levelfield.compare.sides import RATE, ComparedSide, Quantity, exclusion, side_of
 from levelfield.errors import UsageError
 from levelfield.pages.page_rendering import PageRenderer, basis, text, verdict
+from levelfield.report.costs import NAME, described
 from levelfield.report.sheets import Sheet
 from levelfield.specs.record import RunRecord
 
@@ -129,13 +130,21 @@ def summary(comparison: Comparison, histories: Histories, left_out: int = 0, lan
         certainty=tuple(map(_short, (*_certainty(comparison, names, language), *more))),
         header=(
             say("summary.side"),
-            *(say(f"column.{figure.quantity.column.name}") for figure in figures),
+            *(_heading(figure, comparison, say) for figure in figures),
             say("summary.against", base=names[0]),
         ),
         rows=tuple(_row(i, comparison, figures, names, histories, say) for i in range(len(sides))),
         bars=tuple(_bars(comparison, histories, names)),
         runs=tuple(_short(_ids(*pair), LONGEST_IDS) for pair in zip(names, sides, strict=True)),
     )
+
+
+def _heading(figure: ComparedFigure, comparison: Comparison, say: Say) -> str:
+    """Return the name of a figure; of a cost with its currency."""
+    name = figure.quantity.column.name
+    if name == NAME and comparison.prices:
+        return say("summary.cost", currency=comparison.prices.currency)
+    return say(f"column.{name}")
 
 
 def _ids(name: str, side: ComparedSide) -> str:
@@ -174,6 +183,13 @@ def _certainty(comparison: Comparison, names: Sequence[str], language: str) -> I
             yield say("summary.decide", command=deciding_command(comparison.sides[1], comparison.sides[0]))
         elif found.low is not None:
             yield say("summary.interval", how=found.reason)
+    yield from _of_place(comparison, names, say)
+    yield from _of_cost(comparison, names, say)
+    yield from _cautions(comparison, language)
+
+
+def _cautions(comparison: Comparison, language: str) -> Iterator[str]:
+    say = partial(text, language)
     cautions = comparison.comparability.with_caution
     for field in cautions[:MOST_CAUTIONS]:
         why = WHY.get(field.name) if language == "en" else say(f"why.{field.name}") if field.name in WHY else None
@@ -182,6 +198,30 @@ def _certainty(comparison: Comparison, names: Sequence[str], language: str) -> I
         yield say("summary.more-cautions", count=len(cautions) - MOST_CAUTIONS)
     if comparison.figures and not cautions:
         yield say("summary.no-caution")
+
+
+def _of_place(comparison: Comparison, names: Sequence[str], say: Say) -> Iterator[str]:
+    """Yield the devices and the layout of each side, where the sides differ in them."""
+    for field in comparison.comparability.on_purpose:
+        values = "; ".join(f"{name}: {cell}" for name, cell in zip(names, field.cells, strict=True))
+        if field.name == "devices":
+            yield say("summary.devices", values=values)
+        if field.name == "layout":
+            yield say("summary.layout", values=values)
+
+
+def _of_cost(comparison: Comparison, names: Sequence[str], say: Say) -> Iterator[str]:
+    """Yield the prices, and why a side has no cost."""
+    if not comparison.prices:
+        return
+    chips = [side.first.series.chip for side in comparison.sides]
+    for line in described(comparison.prices, chips):
+        yield say("summary.price", price=line)
+    for figure in comparison.figures:
+        if figure.quantity.column.name == NAME:
+            for name, found in zip(names, figure.sides, strict=True):
+                if found.reason:
+                    yield say("summary.no-cost", name=name, why=found.reason)
 
 
 def _runs(side: ComparedSide, say: Say) -> str:

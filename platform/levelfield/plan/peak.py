@@ -12,6 +12,7 @@ from levelfield.specs.vendor import Chip
 
 OLDEST = timedelta(days=30)
 SPREAD_LIMIT = 0.25
+LEAST_REPEATS = 3  # of the best shape: the median of fewer shows no spread
 LEAST_PART = 0.1  # of a published peak: a large product reaches more than half of it, also beside other programs
 SOONEST = timedelta(minutes=10)  # a machine that was busy so shortly before is taken to be busy still
 
@@ -76,16 +77,27 @@ def why_again(measurement: PeakMeasurement | None, now: datetime) -> str | None:
     age = now - datetime.fromisoformat(measurement.at)
     if not timedelta(0) <= age <= OLDEST:
         return f"it was measured at {measurement.at}, and is kept for {OLDEST.days} days"
-    return doubt(measurement) if age > SOONEST else None
+    return doubt(measurement) if age > SOONEST else _too_few(measurement)
 
 
 def doubt(measurement: PeakMeasurement) -> str | None:
     """Return why a measured peak may be too low, or None."""
+    if few := _too_few(measurement):
+        return few
     if HostUse(measurement.other_cores, measurement.cores).is_noticeable:
         return f"other programs used {measurement.other_cores:.2f} of {measurement.cores} cores beside the probe"
     if measurement.spread is not None and not measurement.spread <= SPREAD_LIMIT:
         return f"the probe's median was {measurement.spread:.0%} below its best"
     return None
+
+
+def _too_few(measurement: PeakMeasurement) -> str | None:
+    """Return that the best shape was timed too seldom, or None. Earlier versions did not keep how often; the median of
+    one product is the best itself."""
+    repeats = 1 if measurement.repeats is None and measurement.spread == 0 else measurement.repeats
+    if repeats is None or repeats >= LEAST_REPEATS:
+        return None
+    return f"the probe timed its best product {repeats} time(s), expected at least {LEAST_REPEATS}"
 
 
 def is_better(new: float, old: float, kept: PeakMeasurement | None, now: datetime) -> bool:
@@ -98,7 +110,8 @@ def conditions(measurement: PeakMeasurement) -> str:
     others, spread = measurement.other_cores, measurement.spread
     use = "unknown use by others" if others is None else f"others used {others:.2f} of {measurement.cores} cores"
     said = use if spread is None else f"{use}, the median was {spread:.0%} below the best"
-    return said + _library(measurement)
+    few = _too_few(measurement)
+    return said + (f", {few}" if few else "") + _library(measurement)
 
 
 def _library(measurement: PeakMeasurement) -> str:

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
+from levelfield.measure.flops import flops_per_token
 from levelfield.measure.utilisation import mfu, peak_range
-from levelfield.publish.reported_runs import RATE, differences
+from levelfield.publish.reported_runs import RATE, above_peak, differences
 from levelfield.report import words
 from levelfield.report.escapes import markdown, table
 from levelfield.report.sheets import padded
@@ -219,7 +220,8 @@ def _utilisation(
     if isinstance(chip, str):
         return None, None, chip
     if precision is None:
-        return None, None, "the log does not print the precision"
+        wrong = above_peak(tokens * flops_per_token("palm", work.model, length), chip, None)
+        return None, None, wrong or "the log does not print the precision"
     found = mfu("palm", work.model, length, tokens, peak_range(precision, chip.peaks))
     if found.high is None:
         return None, None, str(found.reason)

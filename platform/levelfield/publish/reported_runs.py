@@ -2,7 +2,7 @@
 
 Tokens/s of a device is printed, or computed where all that it takes is printed or given. Two ways to it that disagree
 show a unit mixed up (ms for s, a device for all of them, tokens for samples): then there is none. So does the log's
-clock, and a printed FLOP/s that the case's model cannot have.
+clock, a printed FLOP/s that the case's model cannot have, and a speed above the chip's peak.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from statistics import median
 from typing import Any
 
 from levelfield.measure.flops import flops_per_token
+from levelfield.measure.utilisation import peak_range
 from levelfield.publish.foreign_logs import ForeignLog, LoggedStep
 from levelfield.publish.log_files import LogFile
 from levelfield.specs.base import parse
-from levelfield.specs.case import Work
+from levelfield.specs.case import Precision, Work
 from levelfield.specs.reported import FigureName, ReportedFigure, ReportedRow
+from levelfield.specs.vendor import Chip
 
 RATE: FigureName = "tokens_per_second_per_device"
 NOT_PRINTED = "the log prints none"
@@ -28,11 +30,13 @@ _DEGREES = (("data", "DP"), ("tensor", "TP"), ("pipeline", "PP"), ("context", "C
 _WHOLE = ("devices", "micro_batch", "global_batch", "sequence_length")
 
 
-def reported(file: LogFile, given: Mapping[str, Any], work: Work | None = None) -> ReportedRow:
+def reported(
+    file: LogFile, given: Mapping[str, Any], work: Work | None = None, chip: Chip | None = None
+) -> ReportedRow:
     """Return the run of a log. given: fields that the reader states, where the log does not.
 
-    work: that of the case that the reader names. Raises ValueError where the log prints another value than is given,
-    and DocumentError for a value that cannot be.
+    work, chip: of the case and the chip that the reader names. Raises ValueError where the log prints another value
+    than is given, and DocumentError for a value that cannot be.
     """
     log = file.log
     facts = _facts(log)
@@ -53,7 +57,7 @@ def reported(file: LogFile, given: Mapping[str, Any], work: Work | None = None) 
         "given": added,
         "steps": (window[0].step, window[-1].step),
         "lines": len(window),
-        "figures": dict(_figures(log, window, facts, work)),
+        "figures": dict(_figures(log, window, facts, work, chip)),
         "notes": (*log.notes, *_loss_notes(log)),
     }
     return parse(ReportedRow, content, file.name)
@@ -121,12 +125,14 @@ def _median(window: Sequence[LoggedStep], name: str) -> float | None:
 
 
 def _figures(
-    log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], work: Work | None
+    log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], work: Work | None, chip: Chip | None
 ) -> Iterator[tuple[FigureName, ReportedFigure]]:
-    found = {name: _median(window, name) for name in ("samples_per_second", "step_seconds", "flops_per_second")}
-    yield RATE, _rate(log, window, facts, work)
-    for name, value in found.items():
-        yield name, _printed(value)  # type: ignore[misc]
+    yield RATE, _rate(log, window, facts, work, chip)
+    for name in ("samples_per_second", "step_seconds"):
+        yield name, _printed(_median(window, name))
+    flops = _printed(_median(window, "flops_per_second"))
+    wrong = above_peak(flops.value, chip, facts.get("precision")) if flops.value and chip else None
+    yield "flops_per_second", ReportedFigure(value=None, how=wrong) if wrong else flops
     memory = [step.figures["memory_bytes"] for step in log.steps if "memory_bytes" in step.figures]
     is_sound = all(0 < each < float("inf") for each in memory)
     yield "memory_bytes", _printed((max(memory) if is_sound else float("nan")) if memory else None)
@@ -143,7 +149,9 @@ def _printed(value: float | None) -> ReportedFigure:
     return ReportedFigure(value=value, how="printed")
 
 
-def _rate(log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], work: Work | None) -> ReportedFigure:
+def _rate(
+    log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], work: Work | None, chip: Chip | None
+) -> ReportedFigure:
     ways = list(_ways(window, facts))
     if not ways:
         return ReportedFigure(value=None, how=_missing(window, facts))
@@ -155,7 +163,8 @@ def _rate(log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any
         if not abs(other / rate - 1) <= APART:
             said = f"found {rate:,.6g} tokens/s per device ({how}) and {other:,.6g} ({other_how})"
             return ReportedFigure(value=None, how=f"{said}, {_times(rate / other)} apart: a unit is mixed up")
-    for wrong in (*_by_clock(window, facts, rate), *_by_whole(log, window), *_by_model(window, rate, work)):
+    by_log = (*_by_clock(window, facts, rate), *_by_whole(log, window), *_by_model(window, rate, work))
+    for wrong in (*by_log, *_by_peak(facts, rate, work, chip)):
         return ReportedFigure(value=None, how=wrong)
     return ReportedFigure(value=rate, how=how)
 
@@ -199,11 +208,8 @@ def _by_clock(window: Sequence[LoggedStep], facts: Mapping[str, Any], rate: floa
     if len(timed) < 2 or seconds is None:
         return
     (first, last), error = (timed[0], timed[-1]), max(step.resolution for step in timed)
-    total = (last.clock or 0) - (first.clock or 0)
-    if total < 10 * error and seconds * (last.step - first.step) < 10 * error:
-        return
-    ratio = total / (last.step - first.step) / seconds
-    if not _CLOCK[0] <= ratio <= _CLOCK[1]:
+    total, printed = (last.clock or 0) - (first.clock or 0), seconds * (last.step - first.step)
+    if not (_CLOCK[0] * printed <= total + error and total - error <= _CLOCK[1] * printed):
         each = total / (last.step - first.step)
         yield f"found {seconds:.4g} s of a step, and {each:.4g} s by the times of the lines: a unit is mixed up"
 
@@ -224,6 +230,32 @@ def _by_model(window: Sequence[LoggedStep], rate: float, work: Work | None) -> I
     if not _MODEL[0] <= printed / rate / expected <= _MODEL[1]:
         found = f"found {printed / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"
         yield f"{found}: {printed / rate:.3g} FLOP a token, and the case's model needs {expected:.3g}"
+
+
+def _by_peak(facts: Mapping[str, Any], rate: float, work: Work | None, chip: Chip | None) -> Iterator[str]:
+    """Yield what is wrong where the case's model needs more FLOP/s for this speed than the chip can compute."""
+    if work is None or chip is None:
+        return
+    length = facts.get("sequence_length") or work.training.sequence_length
+    flops = rate * flops_per_token("palm", work.model, length)
+    if wrong := above_peak(flops, chip, facts.get("precision")):
+        yield f"found {rate:,.6g} tokens/s per device, {wrong}: the time, the device count or the chip is wrong"
+
+
+def above_peak(flops: float, chip: Chip, precision: Precision | None) -> str | None:
+    """Return why a chip cannot compute so many FLOP/s; None where it can, or no peak is public.
+
+    The peak is that of the precision, else the highest of all.
+    """
+    of_precision = peak_range(precision, chip.peaks) if precision else None
+    highest = max((peak.tflops for peak in chip.peaks.values()), default=None)
+    known = of_precision and (of_precision.fp8 or of_precision.peak)
+    peak, of = (known.tflops, precision) if known else (highest, "highest")
+    if peak is None or flops <= peak * 1e12:
+        return None
+    return (
+        f"{flops / 1e12:,.4g} TFLOP/s of a device, {_times(flops / 1e12 / peak)} {chip.name}'s {of} peak of {peak:,.4g}"
+    )
 
 
 def _loss_notes(log: ForeignLog) -> Iterator[str]:

@@ -209,12 +209,13 @@ def _cores_of_others(before: dict[str, Any] | None, after: dict[str, Any] | None
 
 
 def _details(best: float, answer: dict[str, float]) -> dict[str, float | None]:
-    """Return what the probe measured beside the rate: the best less the median, and the ratio of two libraries'
-    products; None for what a probe does not give."""
-    median, ratio = answer.get("median"), answer.get("onednn_over_mkl")
+    """Return what the probe measured beside the rate: the best less the median, how often it was timed, and the ratio
+    of two libraries' products; None for what a probe does not give."""
+    median, ratio, repeats = (answer.get(name) for name in ("median", "onednn_over_mkl", "repeats"))
     is_ratio = isinstance(ratio, (int, float)) and math.isfinite(ratio) and ratio > 0
     return {
         "spread": 1 - median / best if isinstance(median, (int, float)) and 0 < median <= best else None,
+        "repeats": repeats if isinstance(repeats, int) and repeats >= 1 else None,
         "onednn_over_mkl": ratio if is_ratio else None,
     }
 

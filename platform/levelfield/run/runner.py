@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Watch
+from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Runtime, Watch
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError
 from levelfield.judge.collector import collect
@@ -190,7 +190,7 @@ def _attempt(
         for path, document in documents.items():
             directory.write_atomically(path, dump(document))
         directory.write_status(paths, "environment", "running")
-    runtime, launcher = means(plan)
+    runtime, launcher = _checked_means(plan, paths)
     try:
         with devices_locked(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
             _before_training(plan, vendor, paths, listener, ready, launcher)
@@ -210,6 +210,14 @@ def _attempt(
         return Outcome("environment", (), " ".join(str(error).split()))
     except KeyboardInterrupt:
         return Outcome("interrupted", (), "interrupted before the training started")
+
+
+def _checked_means(plan: Plan, paths: RunPaths) -> tuple[Runtime, Launcher]:
+    """Return the runtime and the launcher. Raises UsageError for what a site cannot run, before anything starts."""
+    runtime, launcher = means(plan)
+    if plan.launch:
+        launcher.request(plan, paths, runtime)
+    return runtime, launcher
 
 
 class PreflightFailed(RunFailed):

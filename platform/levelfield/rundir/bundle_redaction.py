@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import os
@@ -33,7 +32,7 @@ from levelfield.specs.base import dump
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import AlignmentLayer, SealFinding
-from levelfield.user_folders import home_folder
+from levelfield.user_folders import home_folder, user_name
 
 TAIL_BYTES = 2**20  # what is kept of a log; a run's evidence is its last line
 LOGS = ("logs/", "image/build.log")
@@ -130,8 +129,7 @@ def _host(provenance: Any) -> str:
 
 
 def _own_names() -> Iterator[str]:
-    with suppress(KeyError, OSError, ImportError):
-        yield getpass.getuser()
+    yield user_name()
     yield home_folder().name
 
 

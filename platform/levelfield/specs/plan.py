@@ -67,12 +67,14 @@ ABOUT_AS_FAST = 0.9
 class PeakMeasurement(Value):
     """When a peak was measured, in UTC, and beside what. Null: not known.
 
-    spread: the best rate less the median, over the best. other_cores: cores that other programs used, of `cores`.
+    spread: the best rate less the median, over the best. repeats: how often the best shape was timed.
+    other_cores: cores that other programs used, of `cores`.
     onednn_over_mkl: on a processor, the rate of a layer's float32 products by oneDNN, over that by MKL.
     """
 
     at: str
     spread: float | None = None
+    repeats: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
     other_cores: float | None = None
     cores: int | None = None
     onednn_over_mkl: float | None = Field(default=None, gt=0, json_schema_extra=LATER)

@@ -7,14 +7,14 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import Histories
-from levelfield.compare.sides import began, exclusion, repeat_number, repeats_around
+from levelfield.compare.sides import REPEATS, began, exclusion, repeat_number, repeats_around
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.verification import record_of_files
 from levelfield.rundir.directory import finished_run, read_plan, refuse_running, runs_of_pairs
@@ -53,7 +53,8 @@ class FolderRuns:
     def record(self, key: str) -> RunRecord:
         paths = RunPaths(Path(key))
         refuse_running(paths)
-        return record_of_files(paths, self._known)
+        found = record_of_files(paths, self._known)
+        return found.model_copy(update={"result": {**found.result, REPEATS: _repeats_beside(paths, found.series)}})
 
     def series(self) -> list[Series]:
         return [series for series, _ in self._by_series.values()]
@@ -86,6 +87,17 @@ class FolderRuns:
             series = series_of(plan)
             found.setdefault(series.fingerprint(), (series, []))[1].append((root.name[:_STAMP], plan.repeat, root))
         return found
+
+
+def _repeats_beside(paths: RunPaths, own: Series) -> int:
+    """Return how many repeats of the run's command are in its folder. They have the time of its start in their ids."""
+    numbers = set[int]()
+    for path in paths.root.parent.glob(f"{paths.root.name.split('_', 1)[0]}_*/plan.json"):
+        with suppress(LevelfieldError):
+            plan = read_plan(RunPaths(path.parent))
+            if series_of(plan) == own:
+                numbers.add(plan.repeat)
+    return max(1, len(numbers))
 
 
 class KeptRuns:

@@ -44,7 +44,7 @@ smoke:
     global_batch: 32
     precision: fp32
     schedule: {{peak_lr: {rate}, min_lr: {floor}, warmup_steps: 20, decay_steps: 40}}
-  data: {{alphabet: 64}}
+  data: {{alphabet: {small}}}
   window: {{first_step: 11, last_step: 40}}
   acceptance: {{final_loss_below_fraction: 0.6, tail_steps: 5}}
   limits: {{heartbeat_seconds: 30, step_seconds: 120, start_seconds: 300}}
@@ -111,6 +111,7 @@ def document(name: str, config: Path, published: PublishedModel, ignored: Sequen
     training = _TRAINING.format(
         length=length,
         alphabet=min(4096, model.vocab_size),
+        small=min(64, model.vocab_size),
         smoke="".join(f"  {line}\n" for line in _yaml({"model": _small(model)}).splitlines()),
         rate=f"{rate:.1e}",
         floor=f"{rate / 10:.1e}",

@@ -171,3 +171,16 @@ def test_a_command_imports_only_what_it_needs(arguments: list[str], unwanted: se
     found = modules_after(*arguments)
     assert "levelfield" in found
     assert found & (unwanted | {"torch", "pandas", "tokenizers", "safetensors"}) == set()
+
+
+def test_an_unknown_name_says_what_its_own_file_lacks(tmp_path: Path) -> None:
+    (tmp_path / "models/hips").mkdir(parents=True)
+    (tmp_path / "configs/cases").mkdir(parents=True)
+    (tmp_path / "configs/cases/mini.yml").write_text("")
+    registry = Registry([tmp_path])
+    with pytest.raises(UnknownName, match=r"models/hips exists and has no implementation\.yaml, expected one\."):
+        registry.implementation("hips")
+    with pytest.raises(UnknownName, match=r"mini\.yml exists, expected the ending \.yaml: rename it\."):
+        registry.case("mini")
+    with pytest.raises(UnknownName, match="`show` shows all"):
+        registry.case("other")

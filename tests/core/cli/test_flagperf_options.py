@@ -160,6 +160,9 @@ def test_hosts_are_the_nodes_of_the_plan(tmp_path: Path, capsys: pytest.CaptureF
     assert "found 2 hosts, expected 4" in wrong(capsys, "--case", "gpt3_6.7B:paddle:A100:4:8", *hosts, "--dry-run")
     assert "or --dry-run" in wrong(capsys, "--case", "gpt3_6.7B:paddle:A100", *hosts)
     assert "names no chip" in wrong(capsys, "--case", "gpt3_6.7B:paddle", *hosts, "--dry-run")
+    path.write_text('HOSTS = ["-oX", "b"]\n')
+    said = wrong(capsys, "--case", "gpt3_6.7B:paddle:A100", *hosts, "--dry-run")
+    assert f"{path}: key 'hosts.0.name': found '-oX'" in said
 
 
 HOSTS = ("# HOSTS = ['a']", "HOSTS = 'a'", "HOSTS = []", "HOSTS = ['a', 3]", "HOSTS = ['a', 'a']", "HOSTS = open('x')")

@@ -69,6 +69,24 @@ def test_a_bill_has_the_interval_of_the_speed(capsys: pytest.CaptureFixture[str]
     assert json.loads(said(capsys, *mixture, "--json"))["rows"][0]["training_interval"] is None
 
 
+def test_a_chip_whose_maker_has_no_run_in_the_fit_has_no_interval(
+    capsys: pytest.CaptureFixture[str], prices: str
+) -> None:
+    asked = ("llama3_8b", "--chip", "MI300X", "--tokens", "300B", "--top", "2")
+    words = " ".join(said(capsys, *asked).split())
+    assert words.count("no published run on a chip of amd set the rates") == 2 and "90 of 100" not in words
+    row = json.loads(said(capsys, *asked, "--json"))["rows"][0]
+    assert row["tokens_per_second_interval"] is row["training_interval"] is None and row["training"]["seconds"] > 0
+
+
+def test_a_plan_without_a_layout_says_that_it_has_no_cost(capsys: pytest.CaptureFixture[str], prices: str) -> None:
+    asked = ("llama3_405b", "--chip", "H100", "--devices", "8", "--tokens", "1T")
+    words = " ".join(said(capsys, *asked, "--prices", prices).split())
+    assert "no layout fits" in words
+    assert "1,000,000,000,000 tokens has no time and no cost here, as no layout runs it" in words
+    assert "tokens has no time here" in " ".join(said(capsys, *asked).split())
+
+
 @pytest.mark.parametrize(
     ("text", "tokens"), [("1T", 1e12), ("300B", 3e11), ("2e12", 2e12), ("15.6t", 15.6e12), ("7000", 7e3), ("1K", 1e3)]
 )

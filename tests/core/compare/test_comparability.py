@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from compared_records import record, repeats
-from levelfield.compare.comparability import Comparability, comparability
-from levelfield.compare.sides import contradictions, exclusion, side_of
+from levelfield.compare.comparability import NOTHING, Comparability, comparability
+from levelfield.compare.sides import REPEATS, contradictions, exclusion, side_of
 from levelfield.errors import UsageError
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
@@ -282,3 +282,24 @@ def test_base_beside_peak_asks_for_caution_and_the_chosen_fields_are_listed() ->
     assert listed.cells == ("-", "layout (suite x), threads (vendor)")
     both = comparability([side_of("A", [tuned(1)]), side_of("B", [tuned(2)])])
     assert "tuning" not in [field.name for field in both.with_caution]
+
+
+def test_some_of_the_repeats_of_a_command_ask_for_caution() -> None:
+    runs = [
+        each.model_copy(update={"run_id": f"20261122T100001Z_r{n}", "result": {**each.result, REPEATS: 3}})
+        for n, each in enumerate(repeats(1000, 1010, 990))
+    ]
+    others = repeats(400, first=10, framework="paddle")
+
+    def said(*chosen: RunRecord) -> list[tuple[str, ...]]:
+        found = comparability([side_of("A", chosen), side_of("B", others)]).with_caution
+        return [field.cells for field in found if field.name == "repeats"]
+
+    assert said(runs[1]) == [("1 of 3 repeats of its command", NOTHING)]
+    assert said(*runs[:2]) == [("2 of 3 repeats of its command", NOTHING)] and said(*runs) == []
+
+
+def test_other_numbers_of_devices_ask_for_caution() -> None:
+    two = repeats(900, first=10, devices=2, layout=Layout(data=2))
+    found = comparability([side_of("A", repeats(1000)), side_of("B", two)])
+    assert [field.cells for field in found.with_caution if field.name == "devices"] == [("1 x 1", "1 x 2")]

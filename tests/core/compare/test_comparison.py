@@ -12,6 +12,7 @@ from levelfield.compare.sides import side_of
 from levelfield.errors import UsageError
 from levelfield.measure.series import over_repeats
 from levelfield.report.sheets import as_markdown, as_text
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 
 A = (1000.0, 1010.0, 990.0)
@@ -230,3 +231,32 @@ def test_times_to_a_loss_are_compared_at_one_level_only() -> None:
     assert other.ratios[0].value is None and "different values: 2.66, 2.67" in other.ratios[0].reason
     none = figure(of(one, to_loss(repeats(*B, first=10), 2.66, None, None, None)), "seconds_to_loss")
     assert none.ratios[0].standing == "no ratio" and none.sides[1].reason == "x"
+
+
+def test_medians_that_do_not_divide_to_the_ratio_are_told() -> None:
+    """By hand: geometric means 1592.7 and 400.0 give 0.2511, and the medians 400 / 1010 = 0.3960."""
+    text = " ".join(as_text(sheets(of(repeats(1000, 1010, 4000), repeats(*B, first=10)))).split())
+    assert "tokens/s/device: the medians divide to 0.3960; the ratio is of geometric means" in text and "0.2511" in text
+    assert "the medians divide" not in as_text(sheets(of(repeats(*A), repeats(*B, first=10))))
+
+
+def test_a_run_is_not_compared_with_itself() -> None:
+    with pytest.raises(UsageError, match="found run 20261122T100001Z_gpt_torch on sides A and B; expected it once"):
+        of([record(1)], [record(1)])
+
+
+def test_costs_of_a_rent_and_of_an_owned_node_ask_for_caution() -> None:
+    own = {"capital": 100000, "years": 4, "utilisation": 0.5, "power_per_kwh": 0.2, "pue": 1.5}
+    chips = {
+        "X1": {"per": "device", "rent": 2.0},
+        "Y1": {"per": "node", "own": own},
+        "Z1": {"per": "device", "rent": 3},
+    }
+    prices = Prices.model_validate({"currency": "EUR", "chips": chips})
+    rented, owned, other = (repeats(*A, first=9 * i + 1, chip=chip) for i, chip in enumerate(chips))
+    text = " ".join(as_text(sheets(of(rented, owned, prices=prices))).split())
+    assert "cost: the prices include different things" in text
+    assert "rent per device, with all power" in text and "owned, per node, with the power of its chips alone" in text
+    found = of(rented, owned, prices=prices)
+    assert found.figures[-1].ratios[0].value is not None and found.comparability.with_caution[-1].name == "cost"
+    assert "cost" not in [field.name for field in of(rented, other, prices=prices).comparability.with_caution]

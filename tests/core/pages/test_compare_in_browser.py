@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from compared_records import repeats
 from levelfield.catalog.registry import Registry
+from levelfield.compare.comparability import cautions
+from levelfield.compare.sides import side_of
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.results import GivenRuns
 from levelfield.specs.record import RunRecord
@@ -65,3 +67,38 @@ def test_a_link_that_names_one_run_twice_is_kept(browser: Any, tmp_path: Path) -
     run = JAX[-1].run_id
     (first, _, second, _), text = opened(browser, tmp_path, [*TORCH, *JAX], f"#{slug}/{run}/{slug}/{run}")
     assert first == second and "same run" in text
+
+
+BUSY = {"other_use": {"devices": [], "host_in_window": {"value": 40.0}, "host_cores": 64}}
+OF_RESULT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "other programs": (BUSY, {}),
+    "peak of MFU": ({"utilisation": [{"kind": "MFU", "formula": "palm/1", "value": 0.4, "peak_tflops": 50.0}]}, {}),
+    "tuning": ({"tuning": {"word": "peak"}}, {"tuning": {"word": "base"}}),
+    "attention kernel": ({"attention_kernel": {"name": "flash"}}, {"attention_kernel": {"name": "math"}}),
+}
+
+
+def named_cautions(browser: Any, folder: Path, one: RunRecord, two: RunRecord) -> set[str]:
+    """The fields that call for caution on the page, which says `nothing calls for caution` where there is none."""
+    _, text = opened(browser, folder, [one, two])
+    found = {line.split("\t")[0] for line in text.splitlines() if "calls for caution" in line and "\t" in line}
+    assert ("nothing calls for caution" in text) is not found
+    return found
+
+
+def test_what_calls_for_caution_is_what_compare_says(browser: Any, tmp_path: Path) -> None:
+    def pair(here: dict[str, Any], there: dict[str, Any], **changes: Any) -> tuple[RunRecord, RunRecord]:
+        one, two = JAX[0], repeats(1000, first=30, node="node-2", **changes)[0]
+        return tuple(  # type: ignore[return-value]
+            run.model_copy(update={"result": {**run.result, **more}}) for run, more in ((one, here), (two, there))
+        )
+
+    for name, (here, there) in OF_RESULT.items():
+        one, two = pair(here, there)
+        expected = {field.name for field in cautions([side_of("A", [one]), side_of("B", [two])])}
+        assert name in expected and named_cautions(browser, tmp_path / name.replace(" ", "-"), one, two) == expected
+    one, two = pair(BUSY, BUSY, framework="paddle")
+    assert named_cautions(browser, tmp_path / "both", one, two) == {"node", "other programs"}
+    assert "run order" in named_cautions(browser, tmp_path / "turns", JAX[0], TORCH[0])
+    quiet = JAX[0], repeats(1000, first=30, node="node-1", began=JAX[0].began)[0]
+    assert named_cautions(browser, tmp_path / "quiet", *quiet) == set()

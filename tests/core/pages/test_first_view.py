@@ -383,6 +383,44 @@ def test_the_cost_is_a_switch_only_with_prices(tmp_path: Path) -> None:
     assert "acme X1 costs 0.90 times what acme Z9 costs" in page and "EUR/M tokens" in page and "1.111 " in page
 
 
+@pytest.mark.parametrize("priced", [("X1", "Z9"), ("Other",)])
+def test_the_page_of_costs_has_the_prices_and_a_missing_one_is_named(priced: tuple[str, ...], tmp_path: Path) -> None:
+    own = {"capital": 1e5, "years": 4, "utilisation": 0.5, "power_per_kwh": 0.2, "pue": 1.5}
+    chips = dict(zip(priced, ({"per": "device", "rent": 3.6}, {"per": "node", "own": own}), strict=False))
+    build_pages(
+        GivenRuns([*FAST, *SLOW]), tmp_path, Registry(),
+        prices=Prices.model_validate({"currency": "EUR", "chips": chips}),
+    )  # fmt: skip
+    for language in ("", "zh/"):
+        if priced == ("Other",):
+            page = (tmp_path / language / "index.html").read_text()
+            assert "found no price of chip &#39;X1&#39; among Other" in page
+            continue
+        page = (tmp_path / language / "by-cost.html").read_text()
+        assert "X1: rent of 3.6 EUR an hour per device, with power (rent per device, with all power)" in page
+        assert "(owned, per node, with the power of its chips alone)" in page
+        assert ("prices include different things" if not language else "价格所含不同") in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "english", "chinese"),
+    [
+        ({"devices": 2, "layout": Layout(data=2)}, "ran on different numbers of devices", "运行于不同数量的设备"),
+        ({"work": "sha256:" + "9" * 64}, "ran no training that both have", "没有共同的训练"),
+    ],
+)
+def test_a_chip_beside_others_of_another_training_is_not_called_alone(
+    changes: dict[str, Any], english: str, chinese: str, tmp_path: Path
+) -> None:
+    build_pages(GivenRuns([*FAST, *three(900, 7, chip="Z9", **changes)]), tmp_path, Registry())
+    page, zh = ((tmp_path / name).read_text() for name in ("index.html", "zh/index.html"))
+    assert f"acme X1 and acme Z9 {english}" in page and "is alone" not in page
+    assert chinese in zh and "没有可比较的对象</h1>" not in zh
+    build_pages(GivenRuns(FAST), tmp_path / "alone", Registry())
+    assert "acme X1 is alone" in (tmp_path / "alone/index.html").read_text() or "torch is alone" in (
+        tmp_path / "alone/index.html").read_text()  # fmt: skip
+
+
 def test_a_chip_without_a_price_has_no_bar() -> None:
     prices = Prices.model_validate({"currency": "EUR", "chips": {"X1": {"per": "device", "rent": 3.6}}})
     seen = view([*FAST, *SLOW], metrics(prices)[-1])

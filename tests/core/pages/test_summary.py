@@ -12,6 +12,8 @@ from levelfield.compare.sides import side_of
 from levelfield.errors import UsageError
 from levelfield.pages.summary_page import MOST_SIDES, Summary, sides_of_case, summary
 from levelfield.report.sheets import as_markdown
+from levelfield.specs.layout import Layout
+from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
 
 NONE: Histories = {}
@@ -140,3 +142,24 @@ def test_markdown_shows_hostile_names_as_text() -> None:
     found = page(torch(1000, 1010, 990), repeats(400, 404, 396, first=10, framework="<img src=x>|`a`"))
     text = as_markdown(found.sheets())
     assert "<img" not in text and "&lt;img src=x>\\|" in text and "### How sure" in text
+
+
+def test_other_devices_and_layouts_stand_on_the_page() -> None:
+    one, two = repeats(1000, 1010, 990), repeats(900, 909, 891, first=10, devices=2, layout=Layout(data=2), chip="Y1")
+    for language, said in (("en", "Nodes x devices. X1"), ("zh", "节点数 x 每节点设备数：X1")):
+        found = summary(compare([side_of("A", one), side_of("B", two)]), NONE, language=language)
+        text = "\n".join(found.certainty)
+        assert said in text and "1 x 2" in text and "DP2TP1PP1" in text
+    assert "Nodes x devices" not in "\n".join(page(torch(1000, 1010, 990), paddle(400, 404, 396)).certainty)
+
+
+def test_a_page_with_prices_has_the_costs_and_why_one_is_missing() -> None:
+    prices = Prices.model_validate({"currency": "EUR", "chips": {"X1": {"per": "device", "rent": 3.6}}})
+    sides = [side_of("A", torch(1000, 1010, 990)), side_of("B", repeats(500, 505, 495, first=10, chip="Y1"))]
+    found = summary(compare(sides, NONE, prices=prices), NONE)
+    assert (
+        found.header[-2] == "EUR per 1e6 tokens" and found.rows[0][-2].startswith("1.000") and found.rows[1][-2] == "-"
+    )
+    text = "\n".join(found.certainty)
+    assert "Price: X1: rent of 3.6 EUR an hour per device, with power." in text
+    assert "No cost of Y1 with torch: found no price of chip 'Y1' among X1." in text

@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import Link, MachineRates
+from levelfield.specs.constants import SPEED_VENDORS
 from levelfield.specs.layout import parse_layout
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,6 +60,12 @@ def rows(unseen: ModuleType) -> list[Any]:
         *program_fit.timed_runs(unseen.runs_of(unseen.RUNS), unseen.Questions(registry)),
         *program_fit.timed_points(registry),
     ]
+
+
+def test_the_interval_is_of_the_vendors_whose_chips_set_the_rates(unseen: ModuleType, rows: list[Any]) -> None:
+    chips = {row.chip for row in rows if row.fitted}
+    listed = {unseen.LIKE[chip][0] if chip in unseen.LIKE else chip for chip in chips}
+    assert {find_chip(Registry(), chip)[0].name for chip in listed} == set(SPEED_VENDORS) and len(listed) > 3
 
 
 def test_a_program_whose_runs_set_no_rate(rows: list[Any]) -> None:

@@ -10,10 +10,12 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
@@ -408,11 +410,16 @@ def test_a_report_marks_a_reported_run_and_names_its_source(form: str, recorded:
     assert re.search(r"https://example\.org/(<b>|&lt;b>), 2025-11-12", text)
 
 
-def test_a_chip_that_no_vendor_has_keeps_its_name_and_has_no_utilisation(tmp_path: Path) -> None:
+def test_a_chip_that_no_vendor_has_keeps_its_name_and_has_no_utilisation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "configs" / "reported"
     folder.mkdir(parents=True)
     given = ["--case", "llama3_8b", "--chip", "Z9", "--devices", "8", "--output", str(folder / "z.json")]
     assert main(["evidence", "read", str(DATA / "mlperf.txt"), *SOURCE, *given]) == 0
+    assert "against no peak: unknown vendor or chip 'Z9'" in " ".join(capsys.readouterr().out.split())
+    assert main(["evidence", "read", str(DATA / "mlperf.txt"), *SOURCE, "--chip", "H200X"]) == 0
+    assert re.search("unknown vendor or chip 'H200X'; nearest: .*H200", " ".join(capsys.readouterr().out.split()))
     (row,) = reported_rows("llama3_8b", Registry([tmp_path]))
     assert row.hardware == "8x Z9" and row.mfu_high is None and "unknown vendor or chip 'Z9'" in row.mfu_from
 
@@ -426,12 +433,73 @@ def test_a_speed_above_the_chips_peak_has_no_utilisation(tmp_path: Path) -> None
     assert found.mfu_high is None and "the device count or the peak is wrong" in found.mfu_from
 
 
+def megatron_log(tmp_path: Path, milliseconds: float, seconds: float, lines: int = 40) -> Path:
+    """A log of llama3_8b whose steps take `milliseconds` as printed, and `seconds` by the times of its lines."""
+    path, begin = tmp_path / "made.log", datetime(2025, 11, 1)
+    rows = (
+        f" [{begin + timedelta(seconds=int(step * seconds)):%Y-%m-%d %H:%M:%S}] iteration {step:8}/     100 | consumed "
+        f"samples: {64 * step:12} | elapsed time per iteration (ms): {milliseconds:.1f} | learning rate: 8.6E-06 | "
+        "global batch size:    64 | lm loss: 1.8E+00 | loss scale: 1.0 | grad norm: 1.4 | number of skipped "
+        "iterations:   0 | number of nan iterations:   0 |\n"
+        for step in range(1, lines + 1)
+    )
+    path.write_text("".join(rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "options", "message"),
+    [
+        (1000, ["--devices", "8"], "found 65,536 tokens/s per device, 4,002 TFLOP/s of a device"),
+        (1000, ["--devices", "8", "--precision", "bf16"], "times H100-SXM5-80GB's bf16 peak of 989.4"),
+        (2700, ["--devices", "1"], "times H100-SXM5-80GB's highest peak of 1,979"),
+        (2700, ["--devices", "1", "--precision", "fp8"], "times H100-SXM5-80GB's fp8 peak of 1,979"),
+    ],
+)
+def test_a_reported_speed_above_the_chips_peak_is_left_out_with_its_numbers(
+    milliseconds: float, options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = megatron_log(tmp_path, milliseconds, milliseconds / 1000)
+    given = ["--case", "llama3_8b", "--chip", "H100", "--sequence-length", "8192"]
+    assert main(["evidence", "read", str(log), *SOURCE, *given, *options]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "no tokens/s/device: found " in printed and message in printed
+    assert main(["evidence", "read", str(log), *SOURCE, *given, "--devices", "64"]) == 0  # so many can
+    assert re.search(r"speed [\d,.]+ tokens/s/device, computed", " ".join(capsys.readouterr().out.split()))
+
+
+def test_a_printed_rate_of_flops_above_the_chips_peak_is_left_out(tmp_path: Path) -> None:
+    (file,) = read_log_file(DATA / "megatron.log")
+    h100, v100 = (find_chip(Registry([]), name)[1] for name in ("H100", "V100"))
+    assert reported(file, {}, None, h100).figures["flops_per_second"].value == 238.7e12
+    found = reported(file, {}, None, v100).figures["flops_per_second"]
+    assert found.value is None and "times V100" in found.how
+
+
+@pytest.mark.parametrize(("lines", "seconds"), [(4, 2.7), (40, 2.7), (4, 0.4)])
+def test_the_times_of_few_lines_are_held_against_the_printed_steps(lines: int, seconds: float, tmp_path: Path) -> None:
+    given = {"devices": 8, "sequence_length": 8192}
+    found = row_of(megatron_log(tmp_path, 27, 2.7, lines), **given).figures[RATE]
+    assert found.value is None and re.search(r"found 0\.027 s of a step, and [23]\S* s by the times", found.how)
+    assert row_of(megatron_log(tmp_path, 1000 * seconds, seconds, lines), **given).figures[RATE].value
+
+
+def test_an_older_document_without_a_precision_says_that_its_speed_is_above_the_peak(tmp_path: Path) -> None:
+    (tmp_path / "configs" / "reported").mkdir(parents=True)
+    row = row_of(megatron_log(tmp_path, 2700, 2.7), devices=1, case="llama3_8b", chip="H100", sequence_length=8192)
+    made = ReportedSet(name="one", where="https://example.org", date="2025-11-12", rows=(row,))
+    (tmp_path / "configs" / "reported" / "one.json").write_text(dump(made))
+    (found,) = reported_rows("llama3_8b", Registry([tmp_path]))
+    assert found.mfu_high is None and "highest peak of 1,979" in found.mfu_from
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--source", "x", "--date", "2025-11-12"], "key 'where'"),
         (["--source", "https://example.org\x1b[2J", "--date", "2025-11-12"], "expected an address or the title"),
         (["--source", "https://example.org", "--date", "last week"], "expected a day such as 2026-01-31"),
+        (["--source", "https://example.org", "--date", "2929-11-12"], "2929-11-12, which is in the future"),
         (["--source", "https://example.org"], "--date"),
         (["--date", "2025-11-12"], "--source"),
         ([*SOURCE, "--case", "no_such_case"], "unknown case"),

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import RunFailed
 from levelfield.node import device_files
-from levelfield.node.device_files import HELD, DeviceInUse, DeviceLocks
+from levelfield.node.device_files import HELD, DeviceInUse, DeviceLocks, lock_folder
 from levelfield.node.process_identity import own_identity
 from levelfield.run.run_devices import _locked, devices_locked
 from levelfield.specs.plan import Plan
@@ -71,6 +72,14 @@ def test_a_lock_file_is_everybodys(folder: Path) -> None:
     with devices_locked(plan_of("tiny:fake:F1:1:1")):
         assert stat.S_IMODE((folder / "fake-0.lock").stat().st_mode) == 0o666
         assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+
+
+def test_the_locks_are_in_one_place_whatever_the_temporary_folder_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LEVELFIELD_LOCKS", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # as TMPDIR of a job
+    assert lock_folder() == Path("/tmp/levelfield-devices")
 
 
 def test_a_host_that_is_divided_is_not_locked(folder: Path) -> None:

@@ -19,6 +19,7 @@ import yaml
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, Request
 from levelfield.run.launchers.kubernetes import cluster_run, pod_log, pod_watch
+from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -285,6 +286,23 @@ def test_an_object_of_another_run_is_not_deleted(cluster: Cluster) -> None:
     outcome = cluster.execute(plan)
     assert outcome.cause == "launch-error" and "already exists (409)" in str(outcome.evidence)
     assert list(cluster.api.objects) == [taken]
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("Secret", "none"), ("Job", (504, "gateway timeout"))])
+def test_an_object_whose_answer_was_lost_is_deleted_too(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str, answer: Any
+) -> None:
+    create = ClusterApi.create
+
+    def lost(api: ClusterApi, document: dict[str, Any]) -> dict[str, Any]:
+        found = create(api, document)
+        if document["kind"] == kind:
+            raise ClusterSilence("the answer was lost") if answer == "none" else ClusterRefusal(*answer)
+        return found
+
+    monkeypatch.setattr(ClusterApi, "create", lost)
+    assert cluster.execute(cluster.plan()).cause == ("unreachable" if answer == "none" else "launch-error")
+    assert cluster.api.objects == {}
 
 
 def test_a_cluster_that_does_not_answer_is_unreachable(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

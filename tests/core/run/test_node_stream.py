@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.contracts.execution import NodeEnd, NodeWork, ProcessWork
+from levelfield.contracts.execution import NodeEnd, NodeWork, ProcessWork, Submission
 from levelfield.node import file_stream
 from levelfield.node.file_stream import MOST_LINE_BYTES, PART_BYTES, file_frame, frame_line
 from levelfield.node.heartbeat_watch import WatchedTime
@@ -136,6 +136,27 @@ def test_a_file_has_a_limit(stream: NodeStream, monkeypatch: pytest.MonkeyPatch)
         stream.receive(file(at=10))
 
 
+@pytest.mark.parametrize(("size", "missing"), [(30, ()), (31, (f"{NAME} (its end)",))])
+def test_a_file_that_is_cut_is_named_though_the_stream_is_complete(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, missing: tuple[str, ...]
+) -> None:
+    for module in (node_stream, file_stream):
+        monkeypatch.setattr(module, "MOST_FILE_BYTES", 31)  # the longest that counts as whole has one byte less
+    (tmp_path / "there/events").mkdir(parents=True)
+    (tmp_path / "there" / NAME).write_bytes(b"x" * size + b"y" * 9 * (size > 30))
+    found = node_run(root)
+    read, write = os.pipe()
+    sender = file_stream.FileStream(tmp_path / "there", 1, [2], write, lambda: None)
+    sender.start()
+    sender.end(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as frames:
+        found.stream.receive(frames.read())
+    sent = Submission("host1", ("ssh",), stdin="{}")
+    end = ssh_launcher._end_of(root, found, sent)
+    assert found.stream.is_complete() and found.stream.received[NAME] == size and end.missing == missing
+
+
 def test_a_fetch_brings_the_recorded_steps_whole(stream: NodeStream, root: Path, tmp_path: Path) -> None:
     there = tmp_path / "there/profile"
     there.mkdir(parents=True)
@@ -211,7 +232,8 @@ def node_run(root: Path, *lines: object) -> NodeRun:
         time.sleep(0.01)
     found = NodeRun(NodeWork(1, "10.0.0.1", (process,), name="host1"), root, connection, WatchedTime(time.monotonic))
     text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
-    found.stream.receive(frame_line({"file": "nodes/node1.record.jsonl", "at": 0, "data": text}))
+    if text:
+        found.stream.receive(frame_line({"file": "nodes/node1.record.jsonl", "at": 0, "data": text}))
     found.is_open = False
     connection.end()
     return found

@@ -205,6 +205,10 @@ def measured(age: timedelta = timedelta(hours=1), now: datetime = NOW, **beside:
         (measured(other_cores=None), None),  # in a container
         (measured(spread=None), None),
         (measured(spread=0.26), "median was 26% below its best"),
+        (measured(repeats=3), None),
+        (measured(repeats=2), "timed its best product 2 time(s), expected at least 3"),
+        (measured(timedelta(minutes=1), repeats=1), "timed its best product 1 time(s)"),
+        (measured(spread=0.0), "timed its best product 1 time(s)"),  # of an earlier version
     ],
 )
 def test_a_kept_peak_is_doubted_by_age_load_and_spread(made: PeakMeasurement | None, why: str | None) -> None:
@@ -265,6 +269,17 @@ def test_a_peak_has_its_time_and_conditions_in_the_result(plan: Plan) -> None:
     assert f"; measured at {used.measurement.at}: others used " in used.source
     low = MeasuredPeaks({"fp32": 1.0}, "a probe", {"fp32": now(other_cores=1.5)})
     assert peak_of(plan.hardware.chip, plan.work, low).source.endswith("5% below the best; it may be too low")
+
+
+@pytest.mark.parametrize(("repeats", "is_low"), [(1, True), (2, True), (3, False), ("null", False), (0, False)])
+def test_a_peak_of_few_products_says_so_and_the_next_run_measures_again(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, repeats: object, is_low: bool
+) -> None:
+    monkeypatch.setattr(measurement, "_counters", lambda plan: None)  # as of a launcher's nodes
+    monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": 2.0, "median": 1.9, "repeats": {repeats}}}}}')
+    source = with_peak(plan, measure(plan)).peak.source
+    assert source.endswith("it may be too low") is is_low and (f"product {repeats} time(s)" in source) is is_low
+    assert bool(asked(plan)) is is_low
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from levelfield.cli.main import main
 from levelfield.contracts.execution import NodeEnd, Outcome, ProcessEnd, Request
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.run import preflight_run
@@ -19,6 +22,7 @@ from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, PreflightPlan
 from levelfield.specs.preflight_report import PreflightReport
+from plans import PLUGINS
 from preflights import changed, node_values, write_preflight
 
 PlanFor = Callable[..., Plan]
@@ -360,3 +364,26 @@ def test_a_failed_node_is_told_once_and_a_stopped_one_gives_no_reason(of: Callab
     nodes = (NodeEnd(0, "a", "stopped"), NodeEnd(1, "b", "failed", why), NodeEnd(2, "c", "lost"))
     report = of([], planned=2, outcome=Outcome("rank-failed", (), why, nodes=nodes))
     assert (report.word, report.evidence) == ("failed", f"rank-failed; {why}; c: lost")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_the_launcher_of_site_preflight(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    ended: list[str] = []
+
+    def interrupted(*given: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            ended.append("the job was cancelled")
+            raise
+
+    monkeypatch.setattr(preflight_run, "preflight", interrupted)
+    monkeypatch.setenv("FAKE_DEVICES", "1")
+    before = signal.signal(number, lambda *given: None)
+    try:
+        assert main(["site", "preflight", "--plugins", str(PLUGINS), "--case", "tiny:fake:F1:1:1"]) == 130
+    finally:
+        signal.signal(number, before)
+    assert ended == ["the job was cancelled"] and "nothing is kept" in capsys.readouterr().err

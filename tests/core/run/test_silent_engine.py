@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -19,7 +19,10 @@ from typing import Any
 
 import pytest
 from levelfield.contracts.execution import ContainerWork, NodeWork, ProcessWork, Request
+from levelfield.errors import RunFailed
 from levelfield.run.launchers.container_launcher import ContainerLauncher
+from levelfield.run.runtimes.docker import DockerRuntime
+from levelfield.specs.plan import Plan
 from levelfield.specs.vendor import ContainerOptions
 
 
@@ -33,6 +36,7 @@ class Engine(socketserver.ThreadingUnixStreamServer):
         super().__init__(str(socket), Answers)
         self.is_silent = threading.Event()
         self.is_gone = threading.Event()
+        self.complaint: str | None = None
         self.is_closed = threading.Event()
         self.state: dict[str, object] = {"Running": True, "ExitCode": 0, "Pid": 1, "OOMKilled": False}
 
@@ -62,6 +66,8 @@ class Answers(BaseHTTPRequestHandler):
         if self.server.is_silent.is_set():
             self.server.is_closed.wait(120)
             return
+        if self.server.complaint and not path.endswith(("/_ping", "/version")):
+            return self._send({"message": self.server.complaint}, 500)
         if path.endswith("/attach"):
             self.send_response(101)
             self.end_headers()
@@ -70,9 +76,9 @@ class Answers(BaseHTTPRequestHandler):
         container = {"Id": "c0", "Name": "/node0", "State": self.server.state, "Config": {"Tty": True}}
         self._send({**container, "ApiVersion": "1.43", "Warnings": []})
 
-    def _send(self, content: Any) -> None:
+    def _send(self, content: Any, code: int = 200) -> None:
         body = b"" if self.path.partition("?")[0].endswith(("/start", "/logs")) else json.dumps(content).encode()
-        self.send_response(200 if body else 204)
+        self.send_response(code if body else 204)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -98,6 +104,14 @@ def request_of_one(tmp_path: Path) -> Request:
         0, "127.0.0.1", ranks, work, file=str(tmp_path / "nodes" / "node0.json"), ends=str(tmp_path / "ends.json")
     )
     return Request("containers", "docker", (node,), str(tmp_path), 60, 60, 60)
+
+
+def test_an_engine_that_fails_before_the_training_gives_a_result(engine: Engine, plan_for: Callable[..., Plan]) -> None:
+    engine.complaint = "write /var/lib: no space left on device"
+    plan = plan_for("tiny:fake:F1:1:1", assume=True)
+    runtime, failed = DockerRuntime(), pytest.raises(RunFailed, match="the container engine: write /var/lib: no space")
+    with failed, runtime.in_use(plan, print):
+        pytest.fail("it is in use")
 
 
 @pytest.mark.drill

@@ -94,6 +94,18 @@ def test_what_this_user_may_not_see_is_unknown(
     assert of(found, "devices")[0] == of(found, "namespace")[0] == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("version", "word"), [("v0.0.0-master+$Format:%H$", "unknown"), ("", "unknown"), ("v1.31.2", "ok")]
+)
+def test_a_version_that_cannot_be_read_is_unknown(
+    cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str, word: str
+) -> None:
+    cluster.objects["/version"] = {"gitVersion": version}
+    found = checked(capsys, "--site", whole(tmp_path))
+    assert of(found, "cluster")[0] == word
+    assert any("1.26 or newer" in each["do"] for each in found) is (word == "unknown")
+
+
 def test_a_cluster_that_does_not_answer_ends_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,14 +126,14 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "#!/bin/sh\nfor last; do host=$previous; previous=$last; done\ncase $host in\n"
         'good) exec sh -c "$last";;\n'
         'loud) echo "a greeting of the shell"; exec sh -c "$last";;\n'
-        'new) echo "Host key verification failed." >&2; exit 255;;\n'
+        'new) printf "Offending ECDSA key in /etc/known_hosts:3\\nHost key verification failed.\\n" >&2; exit 255;;\n'
         '*) echo "{}";;\nesac\n'
     )
     ssh.chmod(0o755)
     listed = [{"name": name} for name in ("good", "loud", "new", "other")]
     (tmp_path / "hosts.json").write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": listed}))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    site = site_file(tmp_path, ssh={"command": [str(ssh)], "folder": f"{tmp_path}/on-the-node"})
+    site = site_file(tmp_path, ssh={"command": [str(ssh)], "folder": f"{tmp_path}/on-the-node", "config": "/etc/own"})
     return ["--launcher", "ssh", "--hosts", str(tmp_path / "hosts.json"), "--site", site]
 
 
@@ -137,6 +149,9 @@ def test_each_host_is_tried_and_named(
     assert words == "missing" and "its shell prints 'a greeting of the shell', which ends a run" in said
     assert of(found, "new")[0] == "missing" and "its host key is not known" in of(found, "new")[1]
     assert of(found, "other")[0] == "missing"
+    assert of(found, "new")[1].endswith("; the old key is in /etc/known_hosts:3")
+    (new,) = [each for each in found if each["subject"] == "new"]
+    assert new["do"] == f"mend that; `{tmp_path}/ssh -F /etc/own new` shows more"
     assert not (tmp_path / "on-the-node").exists()
 
 
@@ -156,7 +171,7 @@ def test_each_host_is_tried_and_named(
         ({"time": 3600.0}, "unknown", "s off; runs do not need it"),
         ({"time": float("nan")}, "unknown", "s off; runs do not need it"),
         ({"index": None}, "unknown", "it has no pip"),
-        ({"index": "https://me:pass@index.example/simple"}, "ok", "packages come from https(masked)"),
+        ({"index": "https://me:pass@index.example/simple"}, "ok", "packages come from (masked)"),
     ],
 )
 def test_planted_answers_of_a_host(
@@ -200,6 +215,7 @@ def stand_in(folder: Path, name: str, body: str) -> None:
 
 def test_a_whole_slurm_lacks_nothing(slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = tmp_path / "shared"
+    shared.mkdir()
     found = checked(capsys, "--site", site_file(tmp_path, launcher="slurm", shared=str(shared)))
     assert [each["word"] for each in found] == ["ok"] * 6, found
     assert of(found, "shared")[1].endswith(f"sees {shared}") and list(shared.iterdir()) == []
@@ -220,10 +236,26 @@ def test_planted_answers_of_slurm(
     slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     name: str, body: str, subject: str, word: str, said: str,
 ) -> None:  # fmt: skip
+    (tmp_path / "shared").mkdir()
     stand_in(slurm, name, body.replace("{shared}", str(tmp_path / "shared")))
     site = site_file(tmp_path, launcher="slurm", shared=str(tmp_path / "shared"), slurm={"partition": "gpus"})
     found = checked(capsys, "--site", site, code=4 if word == "missing" else 0)
     assert of(found, subject)[0] == word and said in of(found, subject)[1], found
+
+
+def test_a_mistyped_folder_is_not_made_and_options_of_the_platform_are_named(
+    slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"launcher": "slurm", "shared": f"{tmp_path}/sharde", "slurm": {"options": ["--array=1-2", "--mem=1G"]}}
+    found = checked(capsys, "--site", site_file(tmp_path, **given), code=4)
+    assert of(found, "shared") == ("missing", f"{tmp_path}/sharde is no folder on this machine")
+    assert of(found, "options") == ("missing", "--array=1-2 is set by the platform")
+    assert not (tmp_path / "sharde").exists()
+    stand_in(slurm, "sbatch", 'echo "sbatch: error: Memory specification can not be satisfied" >&2; exit 1')
+    for options, said in ((["--mem=9T"], "correct slurm.options in"), ([], "name what it asks for")):
+        site = site_file(tmp_path, launcher="slurm", slurm={"options": options})
+        (job,) = [each for each in checked(capsys, "--site", site, code=4) if each["subject"] == "job"]
+        assert job["do"].startswith(said)
 
 
 def test_the_lines_fit_the_terminal_and_obey_nothing(

@@ -86,6 +86,35 @@ def test_a_folder_that_cannot_be_written_is_named(planted: PlantedSlurm, request
     assert planted.calls("sbatch") == []
 
 
+def test_a_job_that_cannot_be_recorded_is_cancelled(planted: PlantedSlurm, request_: Request, tmp_path: Path) -> None:
+    (tmp_path / "run/nodes/node0.record.jsonl").unlink()
+    (tmp_path / "run/nodes/engine.json").mkdir()  # as a disk that became full after the submission
+    planted.says("sbatch", "12\n")
+    planted.says("squeue", "CANCELLED|None|\n")
+    found = SlurmLauncher().execute(request_, look)
+    assert found.cause == "launch-error" and str(found.evidence).endswith("; Slurm job 12 was cancelled")
+    assert str(tmp_path / "run/nodes/engine.json") in str(found.evidence)
+    assert planted.calls("scancel") == [["12"]]
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        ({"shared": "/elsewhere"}, "a folder below /elsewhere"),
+        ({"slurm": {"options": ["--array=1-2"]}}, "'--array=1-2'"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_a_peak_is_measured(
+    planted: PlantedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    site: dict[str, object], said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "site.json").write_text(json.dumps({"schema": "levelfield.site/1", "launcher": "slurm", **site}))
+    given = ["--plugins", str(PLUGINS), "--site", str(tmp_path / "site.json"), "--runs", str(tmp_path / "runs")]
+    assert main(["--case", "tiny:fake:F1:1:1", *given]) == 2
+    assert said in " ".join(capsys.readouterr().err.split()) and planted.calls("srun") == []
+
+
 def test_attach_says_which_job_it_watches(planted: PlantedSlurm, request_: Request, tmp_path: Path) -> None:
     (tmp_path / "run/nodes/engine.json").write_text('{"job": "12", "cluster": null}')
     planted.says("squeue", DONE)

@@ -83,6 +83,18 @@ def test_the_wheels_of_a_folder_are_archived_and_nothing_else(tmp_path: Path) ->
         assert member is not None and member.read() == path.read_bytes()
 
 
+def test_a_wheel_of_a_long_name_is_archived_and_the_archive_is_the_same_twice(tmp_path: Path) -> None:
+    name = f"charset_normalizer-3.5.3-{'manylinux_' * 10}.whl"
+    assert len(name) > 100  # which older formats of archives cannot have
+    (tmp_path / name).write_text("content")
+    before = bytes(wheels_archive(tmp_path))
+    os.utime(tmp_path / name, (1, 1))
+    assert bytes(wheels_archive(tmp_path)) == before
+    (tmp_path / "wheels.tar").write_bytes(before)
+    node_setup.unpack(tmp_path / "wheels.tar", tmp_path / "node")
+    assert (tmp_path / "node" / name).read_text() == "content"
+
+
 # ---- the commands
 
 

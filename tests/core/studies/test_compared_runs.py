@@ -116,3 +116,14 @@ def test_the_matrix_has_the_newest_repeats_of_each(command: Command) -> None:
     assert code == 0 and [len(cell["runs"]) for cell in row["cells"].values()] == [3, 3]
     other, fake = (row["cells"][f"{name} peak"]["tokens_per_second_per_device"] for name in ("other", "fake"))
     assert other / fake == pytest.approx(1.25, rel=1e-3)
+
+
+def test_one_of_the_repeats_of_a_command_is_told(command: Command, folder: Path) -> None:
+    for number, path in enumerate(sorted(folder.glob("*_fake_fake_*")), start=1):  # the ids of one command
+        new = path.rename(path.with_name(f"20260101T030405Z_{path.name.split('_', 1)[1]}"))
+        _rename(RunPaths(new), "fake", number)
+    for chosen, expected in (("fake_fake_000002", "1 of 3"), ("fake_fake_000001,fake_fake_000003", "2 of 3")):
+        code, text = command("compare", chosen, "other_fake_000001", "--json")
+        field = json.loads(text)["with_caution"].get("repeats", {})
+        assert code == 0 and field["A"] == [f"{expected} repeats of its command"]
+    assert "repeats" not in json.loads(command("compare", "*_fake_fake_*", "*_other_*", "--json")[1])["with_caution"]

@@ -13,11 +13,12 @@ from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.cli.main import main
 from levelfield.errors import UnknownName, UsageError
+from levelfield.specs.architecture import Model
 from levelfield.specs.base import load
 from levelfield.specs.case import Precision
 from levelfield.specs.recorded_runs import LayoutRuns
 from levelfield.testing.findings import Check
-from levelfield.testing.framework_kit import fault_checks, framework_suite, layout_checks
+from levelfield.testing.framework_kit import fault_checks, framework_suite, layout_checks, small_jobs
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, known_curve, recorded_curve
 from levelfield.testing.framework_kit.framework_suite import CHECKS, check_framework, find, write_tested
 from levelfield.testing.framework_kit.layout_checks import OfferedRun, layout_run, offered_runs
@@ -212,6 +213,43 @@ def test_a_wrong_training_differs_from_the_recorded_curve(fault: str, acme: Path
 def test_a_wrong_constant_differs_with_large_weights(line: tuple[str, str, str], acme: Path) -> None:
     status, said = found(plant(acme, *line), "large-weights")
     assert status == "fails" and "gpt with larger weights differs from torch's" in said
+
+
+def test_a_run_with_the_bits_of_fp32_is_not_in_16_bits(acme: Path) -> None:
+    """Paddle's auto_cast does nothing on a processor, and says nothing of it."""
+    plant(acme, "implementation.yaml", "cpu: [fp32]", "cpu: [fp32, bf16]")
+    subject = plant(acme, "refusals.py", 'job.training.precision != "fp32"', "False")
+    finding = find(subject, Check("one-process", lambda each: layout_checks.training(each, True)))
+    assert finding.status == "fails" and finding.says.startswith("2 of 6 trainings differ"), finding.says
+    same = "its losses and grad_norms have the bits of the fp32 run, so it was not computed in bf16"
+    assert finding.says.endswith(same.replace("grad_norms", "gradient norms")), finding.says
+    known, run = known_curve(subject, "gpt").curve, OfferedRun("gpt", "fp16", SINGLE)
+    subject.kept["fp32 curves"] = {("gpt", SINGLE.name): known}
+    losses = tuple(1.00002 * value for value in known.losses)
+    one = dataclasses.replace(known, losses=losses)
+    assert str(layout_checks.precision_fault(subject, run, one)).startswith("its gradient norms have the bits")
+    right = dataclasses.replace(one, grad_norms=losses)
+    assert layout_checks.precision_fault(subject, run, right) is None
+
+
+def test_a_declared_part_that_is_not_computed_is_found(acme: Path) -> None:
+    assert found(subject_of(acme), "parts") == ("ok", "the small models have them all")
+    declare = "  dropout, gelu, sliding_window, head_dim, router_groups]"
+    plant(acme, "implementation.yaml", "  dropout]", declare)
+    subject = plant(acme, "refusals.py", "check_parts(job)  #", "check_parts(job, 'sliding_window', 'head_dim')  #")
+    status, said = found(subject, "parts")
+    assert status == "fails" and said.startswith("3 declared parts differ from torch's, expected"), said
+    assert all(f"{part}: " in said for part in ("gelu", "sliding_window", "head_dim")) and "router" not in said
+    plant(acme, "implementation.yaml", declare, "  dropout, router_groups]")
+    status, said = found(subject_of(acme), "parts")
+    assert status == "warns" and said.startswith("declared, and trained by no check: router_groups;")
+
+
+def test_a_curve_is_recorded_of_each_part_that_the_check_trains() -> None:
+    for part, model in small_jobs.OF_PARTS.items():
+        assert part in Model.model_validate(model).parts
+        job = small_job(small_jobs.with_large_weights(model), SINGLE, "fp32", steps=layout_checks.FEW_STEPS)
+        assert len(recorded_curve(job).curve.losses) == layout_checks.FEW_STEPS
 
 
 @pytest.mark.parametrize("name", ["__init__.py", "numpy.py", "acme.py", "json.py"])

@@ -318,3 +318,12 @@ def test_every_shipped_case_passes() -> None:
     for name in registry.all_cases:
         found = list(check_case(CaseSubject(registry, registry.case(name), HARDWARE)))
         assert all(finding.is_good for finding in found), (name, [f for f in found if not f.is_good])
+
+
+def test_a_model_with_a_small_vocabulary_has_a_case(tmp_path: Path) -> None:
+    rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 50, "layer_norm_epsilon": 1e-5}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", **rates, **sizes}))
+    text = document("small", path, read_config(path), (), is_known=False)
+    assert parse(Case, yaml.safe_load(text), "small").work("smoke").data.alphabet == 50

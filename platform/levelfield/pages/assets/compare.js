@@ -89,6 +89,9 @@
     all.set("node", found.node);
     all.set("training", found.verdict);
     all.set("date", when(columns.time[index], 10));
+    all.set("run order", when(columns.time[index], 19));
+    for (const name of Object.keys(rules.harmless)) if (!all.has(name)) all.set(name, rules.nothing);
+    for (const [name, value] of Object.entries(found.cautions)) all.set(name, value);
     return all;
   }
 
@@ -113,18 +116,22 @@
     levelfield.step.differ(place, a, b);
   }
 
-  /* The fields that differ. A formula that one run lacks is no difference, nor is a date within the limit. */
+  /* The fields that differ, and those that call for caution also where they do not. What one run lacks of a formula or
+     of a kernel is no difference, nor is a date within the limit. Two runs of one node ran one after the other. */
   function differing(rules, a, b) {
     const days = Math.abs(Date.parse(a.get("date")) - Date.parse(b.get("date"))) / 86400000;
     return [...new Set([...a.keys(), ...b.keys()])].filter((name) => {
+      if (name in rules.harmless && [a, b].some((side) => side.get(name) !== rules.harmless[name])) return true;
       if (a.get(name) === b.get(name) || (name === "date" && !(days > rules.days))) return false;
-      return !name.startsWith("formula.") || (a.has(name) && b.has(name));
+      if (name === "run order") return a.get("node") === b.get("node") && !(days > rules.days);
+      return !(name.startsWith("formula.") || name === "attention kernel") || (a.has(name) && b.has(name));
     });
   }
 
   function kind(rules, name, a, b) {
     const isPart = (part) => name === part || name.startsWith(`${part}.`);
     if (rules.must.some(isPart)) return "must";
+    if (name in rules.harmless) return "caution";
     const isOwn = rules.of_a_framework.includes(name) && a.get("series.framework") !== b.get("series.framework");
     if (isOwn || rules.asked.includes(name)) return "asked";
     return rules.caution.some(isPart) ? "caution" : "other";

@@ -24,6 +24,7 @@ from levelfield.specs.variables import is_secret
 
 SCHEMA = "levelfield.node/1"
 SAMPLE_SECONDS = 1.0
+FORMAT = tarfile.GNU_FORMAT  # has names of any length, and no time of its own
 
 
 def request_for_nodes(plan: Plan, paths: RunPaths, launcher: str, runtime: NodeSource) -> Request:
@@ -109,7 +110,7 @@ def code_archive(implementation: Path) -> bytes:
     It has no times, owners or modes of this machine.
     """
     output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    with tarfile.open(fileobj=output, mode="w", format=FORMAT) as archive:
         for name, path in sorted(_members(implementation)):
             _add(archive, name, path)
     return output.getvalue()
@@ -118,7 +119,7 @@ def code_archive(implementation: Path) -> bytes:
 def wheels_archive(folder: Path) -> memoryview:
     """Return the wheels of a folder. They may be gigabytes: they lie in a file without a name."""
     with tempfile.TemporaryFile() as output:
-        with tarfile.open(fileobj=output, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        with tarfile.open(fileobj=output, mode="w", format=FORMAT) as archive:
             for path in sorted(each for each in folder.iterdir() if each.suffix in (".whl", ".gz") and each.is_file()):
                 _add(archive, path.name, path)
         output.flush()

@@ -52,6 +52,10 @@ class NodeStream:
     def is_complete(self) -> bool:
         return self.code is not None
 
+    def cut(self) -> tuple[str, ...]:
+        """Return the files that came up to their limit: what is more stayed on the node."""
+        return tuple(f"{name} (its end)" for name, size in sorted(self.received.items()) if size >= MOST_FILE_BYTES)
+
     def size(self) -> int:
         """Return how many bytes of all files came."""
         return sum(self.received.values())

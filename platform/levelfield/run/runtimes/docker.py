@@ -19,7 +19,17 @@ from levelfield.checkout import checkout
 from levelfield.contracts.execution import ContainerWork, NodeWork
 from levelfield.node.regular_files import read_regular
 from levelfield.run.runtimes import images
-from levelfield.run.runtimes.engine import OWNER_LABEL, RUN_LABEL, EngineError, answers, connect, owner, reap, started
+from levelfield.run.runtimes.engine import (
+    OWNER_LABEL,
+    RUN_LABEL,
+    EngineError,
+    answers,
+    connect,
+    engine_ready,
+    owner,
+    reap,
+    started,
+)
 from levelfield.run.runtimes.process_runtime import packages, rank_work, ranks_of, worker_path
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
@@ -38,7 +48,7 @@ class DockerRuntime:
 
     @contextmanager
     def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[ReadyDocker]:
-        with connect() as client:
+        with engine_ready() as client:
             reap(client, say)
             built = images.ready(client, _container(plan), say)
         yield ReadyDocker(built)
@@ -127,7 +137,7 @@ class ReadyDocker(DockerRuntime):
             listed = self._packages(plan, own_cache() / "images" / f"{self._built.id.rpartition(':')[2]}.json")
         except OSError:
             listed = None
-        with connect() as client:
+        with engine_ready() as client:
             engine = client.version()
         said = {key: engine.get(key) for key in ("Version", "ApiVersion", "Os", "Arch")}
         return {"environment_packages": listed, "image": self._built.to_dict(), "engine": said}

@@ -60,6 +60,16 @@ def answers() -> Iterator[None]:
         raise EngineError(first_line(error)) from None
 
 
+@contextmanager
+def engine_ready() -> Iterator[DockerClient]:
+    """Connect to the engine, where every error of it is RunFailed: a run then ends with a result."""
+    try:
+        with connect() as client, answers():
+            yield client
+    except EngineError as error:
+        raise RunFailed(f"the container engine: {error}") from None
+
+
 def hurry(client: DockerClient, seconds: int = LAST_SECONDS) -> None:
     """Wait for each later answer of the engine only so long: the user has interrupted the command."""
     client.api.timeout = seconds
@@ -75,6 +85,8 @@ def hurry_if_lost(client: DockerClient, error: OSError) -> None:
 
 def first_line(error: Exception) -> str:
     explanation = getattr(error, "explanation", None)
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
     text = str(explanation or (connection_error(error) if isinstance(error, OSError) else error)).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__
 

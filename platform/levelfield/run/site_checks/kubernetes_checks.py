@@ -68,6 +68,9 @@ def _version(said: str, version: str) -> SiteFinding:
     found = re.match(r"v1\.(\d+)", version)
     if found and int(found[1]) < OLDEST:
         return missing("cluster", f"{said}, expected 1.{OLDEST} or newer", "an older one drops what a run's Job needs")
+    if found is None and not re.match(r"v[2-9]\.", version):
+        do = f"see `kubectl version`: a run needs 1.{OLDEST} or newer, and an older cluster refuses it"
+        return unknown("cluster", f"{said}, which says no version that can be compared", do)
     return ok("cluster", said)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from levelfield.contracts.command import completed
 from levelfield.run.launchers.slurm.slurm_commands import environment_of
+from levelfield.run.launchers.slurm.slurm_launcher import OWN_OPTIONS
 from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import Site, SlurmSite
 
@@ -33,12 +34,20 @@ def slurm_findings(site: Site) -> Iterator[SiteFinding]:
         return
     yield ok("controller", _line(said))
     yield _accounting()
+    yield from _own_options(site.slurm)
     submitted = _test_submission(site.slurm)
     yield submitted
     if site.slurm.container == "pyxis":
         yield _pyxis()
     if submitted.word == "ok":
         yield from _job(site)
+
+
+def _own_options(slurm: SlurmSite) -> Iterator[SiteFinding]:
+    """Yield the options that a run refuses, because the platform sets them."""
+    for option in slurm.options:
+        if option.partition("=")[0] in OWN_OPTIONS:
+            yield missing("options", f"{option} is set by the platform", "leave it out of slurm.options")
 
 
 def _accounting() -> SiteFinding:
@@ -58,8 +67,9 @@ def _test_submission(slurm: SlurmSite) -> SiteFinding:
         return unknown("job", f"sbatch: {error}")
     said = _line(done.stderr or done.stdout).replace("sbatch: ", "").replace("error: ", "")
     if done.returncode:
-        named = ", ".join(f"slurm.{name}" for name in _FIELDS if getattr(slurm, name)) or "slurm.partition"
-        return missing("job", f"Slurm refuses a job of one node: {said}", f"correct {named} in the site's file")
+        named = ", ".join(f"slurm.{name}" for name in (*_FIELDS, "gres", "options") if getattr(slurm, name))
+        do = f"correct {named} in the site's file" if named else "name what it asks for, such as slurm.partition"
+        return missing("job", f"Slurm refuses a job of one node: {said}", do)
     return ok("job", f"Slurm takes a job: {said}")
 
 
@@ -81,7 +91,12 @@ def _pyxis() -> SiteFinding:
 
 def _job(site: Site) -> Iterator[SiteFinding]:
     """Yield what a job of a second sees on a node: the Python, the shared folder, and apptainer."""
-    with _shared_file(site) as shared:
+    folder = Path(site.shared or Path.cwd())
+    if not folder.is_dir():
+        do = "correct `shared` in the site's file, or make the folder"
+        yield missing("shared", f"{folder} is no folder on this machine", do)
+        return
+    with _shared_file(folder) as shared:
         python = site.python or "python3"
         version = f'{shlex.quote(python)} -c "import sys; print(sys.version_info >= (3, 8))" || echo'
         script = f'hostname; {version}; cat "$1" || echo; type apptainer || true'
@@ -117,10 +132,8 @@ def _node(site: Site, lines: list[str], python: str, shared: Path) -> Iterator[S
 
 
 @contextmanager
-def _shared_file(site: Site) -> Iterator[Path]:
-    """Write a file into the shared folder, whose content is its name; without `shared` into the current folder."""
-    folder = Path(site.shared or Path.cwd())
-    folder.mkdir(parents=True, exist_ok=True)
+def _shared_file(folder: Path) -> Iterator[Path]:
+    """Write a file into the folder that nodes shall see. Its content is its name."""
     with tempfile.NamedTemporaryFile("w", prefix=".levelfield-check-", dir=folder) as file:
         path = Path(file.name)
         file.write(path.name + "\n")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import re
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +19,7 @@ from levelfield.run.launchers.ssh.ssh_places import ssh_argv
 from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import Host, LaunchPlan
 from levelfield.specs.variables import MASK, SECRET_VALUE
+from levelfield.user_folders import user_name
 
 AT_ONCE = 16
 ANSWER_SECONDS = 40.0  # beside the seconds that the connection may take
@@ -75,7 +76,7 @@ def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
 
 
 def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
-    folder = launch.site.ssh.folder.replace("{user}", host.user or getpass.getuser())
+    folder = launch.site.ssh.folder.replace("{user}", host.user or user_name())
     argv = ssh_argv(launch, host, [host.python, "-c", _PROBE, folder])
     begin = time.time()
     try:
@@ -88,7 +89,7 @@ def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     found = _answer(answer)
     if done.returncode or found is None:
         said = explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
-        return [missing(host.name, said, "correct its entry in the hosts file, then try again")]
+        return [missing(host.name, said + _offending(done.stderr), f"mend that; `{_by_hand(launch, host)}` shows more")]
     if noise:
         return [missing(host.name, f"its shell prints {printable_text(noise, 60)!r}, which ends a run", QUIET)]
     return [
@@ -98,6 +99,19 @@ def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
         _clock(host, found, begin, time.time()),
         _index(host, found),
     ]
+
+
+def _offending(complaint: str) -> str:
+    """Return the file and line of a key that has changed, as ssh prints them."""
+    found = re.search(r"Offending .*key in (\S+:\d+)", complaint)
+    return f"; the old key is in {printable_text(found[1], 200)}" if found else ""
+
+
+def _by_hand(launch: LaunchPlan, host: Host) -> str:
+    """Return the command with which a user tries the same connection."""
+    config = ("-F", launch.site.ssh.config) if launch.site.ssh.config else ()
+    port, user = (("-p", str(host.port)) if host.port else ()), (("-l", host.user) if host.user else ())
+    return shlex.join((*launch.site.ssh.command, *config, *port, *user, host.name))
 
 
 def _answer(line: str) -> Mapping[str, Any] | None:

@@ -22,6 +22,7 @@ CHECKS: tuple[Check[FrameworkSubject], ...] = (
     Check("events", evidence_checks.events),
     Check("one-process", lambda subject: layout_checks.training(subject, only_one_process=True)),
     Check("large-weights", layout_checks.large_weights),
+    Check("parts", layout_checks.parts),
     Check("large-tensors", layout_checks.large_tensors),
     Check("repeats", layout_checks.repeats),
     Check("dropout", layout_checks.dropout),

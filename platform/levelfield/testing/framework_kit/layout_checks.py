@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from levelfield.catalog.code_basis import CodeBasis
+from levelfield.specs.architecture import Model
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference, DifferenceLimits, MatrixRun, key_of
-from levelfield.testing.findings import Fails, NotApplicable
+from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, known_curve
 from levelfield.testing.framework_kit.small_jobs import (
     LONG_STEPS,
+    OF_PARTS,
     SINGLE,
     Variant,
+    has_parts,
     offered,
     small_job,
     with_large_vocabulary,
@@ -97,7 +100,11 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
         if len(curve.losses) != len(known.curve.losses):
             raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(known.curve.losses)}")
         difference = compare(curve, known.curve)
-        failure = routing_fault(model, each.precision, curve, known.curve) or edited_since(imported, began)
+        failure = (
+            precision_fault(subject, each, curve)
+            or routing_fault(model, each.precision, curve, known.curve)
+            or edited_since(imported, began)
+        )
     except Fails as found:
         failure = found.says[-200:]
     difference = None if failure else difference
@@ -125,6 +132,23 @@ def edited_since(imported: Iterable[str], began: float) -> str | None:
     """Return a sentence about a file that was written while the training ran: no digest says which text it ran."""
     edited = [path for path in sorted(imported) if Path(path).stat().st_mtime > began]
     return f"{edited[0]} was changed while it trained; train again" if edited else None
+
+
+def precision_fault(subject: FrameworkSubject, each: OfferedRun, curve: Curve) -> str | None:
+    """Return what shows that a run in 16 bits was computed in another precision: it has the bits of the fp32 run.
+
+    That of the same model and layout, which is trained before. Rounding to 16 bits moves the losses by 1e-5 at least.
+    """
+    wide = subject.kept.setdefault("fp32 curves", {})
+    if each.precision == "fp32":
+        wide[each.family, each.variant.name] = curve
+        return None
+    other = wide.get((each.family, each.variant.name)) or known_curve(subject, each.family).curve
+    same = [name for name in ("losses", "grad_norms") if getattr(curve, name) == getattr(other, name)]
+    if not same:
+        return None
+    named = " and ".join({"losses": "losses", "grad_norms": "gradient norms"}[name] for name in same)
+    return f"its {named} have the bits of the fp32 run, so it was not computed in {each.precision}"
 
 
 def routing_fault(model: dict[str, Any], precision: Precision, curve: Curve, known: Curve) -> str | None:
@@ -167,6 +191,36 @@ def large_weights(subject: FrameworkSubject) -> str:
             raise Fails(why, "compare the constants of activation, norms and positions with section 4")
     losses = ", ".join(f"{family} {_number(each.loss)}" for family, each in found.items())
     return f"losses with larger weights within {SHARP.loss:g} of torch's: {losses}"
+
+
+def parts(subject: FrameworkSubject) -> str:
+    """Check each declared part that the small models lack, in few steps with large weights, and list the others."""
+    declared = set(subject.manifest.architecture)
+    known_parts = {name for model in subject.models.values() for name in Model.model_validate(model).parts}
+    trained, bad = [], []
+    for part in sorted(declared - known_parts - {"dropout"}):
+        model = OF_PARTS.get(part)
+        if model is None or not has_parts(subject.manifest, model):
+            continue
+        job = small_job(with_large_weights(model), SINGLE, "fp32", steps=FEW_STEPS)
+        try:
+            found = compare(subject.train(job), curve_by_torch(subject, job).curve)
+        except Missing:
+            continue  # it is listed
+        except Fails as failed:
+            bad.append(f"{part}: {failed.says}")
+            continue
+        trained.append(part)
+        if not is_sharp(found):
+            bad.append(f"{part}: loss {_number(found.loss)}, gradient norm {_number(found.grad_norm)}")
+    if bad:
+        limits = f"expected {SHARP.loss:g} and {SHARP.grad_norm:g} at most"
+        hint = "compute the part, or remove it from `architecture`; levelfield/specs/architecture.py defines it"
+        raise Fails(f"{len(bad)} declared parts differ from torch's, {limits}: {'; '.join(bad)}", hint)
+    said = f"trained as torch's: {', '.join(trained)}" if trained else "the small models have them all"
+    if left := sorted(declared - known_parts - {"dropout", *trained}):
+        raise Warns(f"declared, and trained by no check: {', '.join(left)}; {said}", "compare these parts yourself")
+    return said
 
 
 def large_tensors(subject: FrameworkSubject) -> str:

@@ -52,6 +52,35 @@ MODELS["mixture"] = {
     },
 }  # fmt: skip
 EVERYWHERE = ("gpt", "llama")  # what every framework trains
+_SHORT = {name: {**MODELS[name], "layers": 2} for name in EVERYWHERE}
+_SCALED = {"original_length": 16, "low_factor": None, "high_factor": None, "beta_fast": None, "beta_slow": None,
+           "magnitude": None, "factor": 4.0}  # fmt: skip
+# One model for each part that not every small model has.
+OF_PARTS: dict[str, dict[str, Any]] = {
+    "gelu": {**_SHORT["gpt"], "activation": "gelu"},
+    "geglu_tanh": {**_SHORT["llama"], "activation": "geglu_tanh"},
+    "tied_embeddings": {**_SHORT["llama"], "tied_embeddings": True},
+    "bias": {**_SHORT["llama"], "bias": True},
+    "head_dim": {**_SHORT["llama"], "head_dim": 12},
+    "qkv_bias": {**_SHORT["llama"], "qkv_bias": True},
+    "query_key_norm": {**_SHORT["llama"], "query_key_norm": True},
+    "sliding_window": {**_SHORT["llama"], "sliding_window": 8},
+    "norm_after": {**_SHORT["llama"], "norm_place": "after"},
+    "embedding_scale": {**_SHORT["llama"], "embedding_scale": 4.0},
+    "rope_linear": {**_SHORT["llama"], "rope_scaling": {**_SCALED, "kind": "linear", "original_length": None}},
+    "rope_llama3": {**_SHORT["llama"], "rope_scaling": MODELS["qwen"]["rope_scaling"]},
+    "rope_yarn": {
+        **_SHORT["llama"],
+        "rope_scaling": {**_SCALED, "kind": "yarn", "beta_fast": 4.0, "beta_slow": 1.0},
+    },
+    "latent_attention": {
+        **_SHORT["llama"],
+        "kv_heads": 4,
+        "latent_attention": {
+            "query_rank": 16, "key_value_rank": 12, "plain_size": 8, "rotary_size": 4, "value_size": 8,
+        },
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

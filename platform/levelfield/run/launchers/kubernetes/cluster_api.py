@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,8 @@ class ClusterApi:
             from kubernetes import client, config
         except ImportError:
             raise UsageError(
-                f"--launcher kubernetes needs the package kubernetes: pip install '{PACKAGE}' into the Python that "
-                "runs Levelfield"
+                "--launcher kubernetes needs the package kubernetes in the Python that runs Levelfield: "
+                f"{sys.executable} -m pip install '{PACKAGE}'"
             ) from None
         settings = client.Configuration()
         try:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,8 @@ class ClusterRun:
         told = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
         faults = {node: log.fault for node, log in self._logs.items() if log.fault}
         nodes, ends = node_ends(self._request, states, _word_of_others(cause, states))
+        cut = {node: log.cut() for node, log in self._logs.items()}
+        nodes = tuple(replace(each, missing=(*each.missing, *cut.get(each.node_rank, ()))) for each in nodes)
         nodes = tuple(replace(each, detail=faults.get(each.node_rank, each.detail)) for each in nodes)
         return Outcome(cause, ends, evidence, killed, told, tuple(left), nodes=nodes)
 
@@ -274,9 +277,14 @@ class ClusterJob:
             api.patch(path_of(document), {"metadata": {"ownerReferences": [reference]}})
 
     def _create(self, api: ClusterApi, document: Fields) -> Fields:
-        answer = api.create(document)
+        """Create an object. It is deleted later unless the cluster refused it: without an answer it may be there."""
         self._created.append(document)
-        return answer
+        try:
+            return api.create(document)
+        except ClusterRefusal as error:
+            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # also one that somebody else has made
+                self._created.pop()
+            raise
 
     def _secret(self) -> Fields:
         """Return the Secret, which no file of the run has."""

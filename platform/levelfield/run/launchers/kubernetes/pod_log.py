@@ -41,6 +41,10 @@ class PodLog:
         """Whether the last frame of the node's part came."""
         return self._stream.code is not None
 
+    def cut(self) -> tuple[str, ...]:
+        """Return the files of the node that came up to their limit."""
+        return self._stream.cut()
+
     def _follow(self) -> None:
         while not (self._ending.is_set() or self.is_complete or self.fault):
             try:

@@ -5,7 +5,6 @@ The job goes on when the platform is killed. `attach` then watches it to the sam
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import re
@@ -42,7 +41,7 @@ from levelfield.run.launchers.slurm.slurm_commands import (
     state_of,
     submit,
 )
-from levelfield.run.launchers.slurm.slurm_watch import JobWatch
+from levelfield.run.launchers.slurm.slurm_watch import INTERRUPTED, JobWatch
 from levelfield.run.runtimes.process_runtime import (
     NodeFolders,
     NodeRuntime,
@@ -53,6 +52,7 @@ from levelfield.run.runtimes.process_runtime import (
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.user_folders import user_name
 
 SCHEMA = "levelfield.engine/1"
 SCRIPT = "nodes/job.sbatch"
@@ -60,7 +60,7 @@ Say = Callable[[str], None]
 AGENT = ("platform", "levelfield", "node", "node_agent.py")
 # What sbatch takes from a name of a file, and what a shell or a list of mounts would read otherwise.
 _PLAIN = re.compile(r"/[A-Za-z0-9_.+=@/-]*")
-_OWN_OPTIONS = (
+OWN_OPTIONS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--requeue", "--no-requeue", "--output", "--error", "--job-name",
     "--chdir", "--array", "--wrap", "--export", "--parsable", "--wait", "--test-only", "--open-mode",
 )  # fmt: skip
@@ -104,28 +104,23 @@ class SlurmLauncher:
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Submit the job and watch it until its end. An interrupt cancels it."""
-        (submission,) = request.submissions
-        root = root_of(request)
         try:
-            for name, text in submission.files.items():
-                (root / name).parent.mkdir(exist_ok=True)
-                write_atomically(root / name, text)
-            job = submit(submission.argv, secret_values(request))
-            _record(root, job)
-        except OSError as error:
-            return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
-        except SubmissionError as error:  # Slurm may have taken the job, and the answer was lost
-            taken = find(submission.name)
-            if taken is None or state_of(taken).is_ended:  # Slurm may keep a job that it refused, as FAILED
-                return Outcome("launch-error", (), str(error))
-            _record(root, taken)
-            return JobWatch(request, taken, watch, self.say).until_end()
+            job = _submitted(request)
         except KeyboardInterrupt:
             if taken := job_of(request):
-                return JobWatch(request, taken, watch, self.say).cancelled()
+                return JobWatch(request, taken, watch, self.say).stopped(INTERRUPTED)
             return Outcome("interrupted", (), "interrupted before Slurm took the job")
+        if isinstance(job, Outcome):
+            return job
+        own = JobWatch(request, job, watch, self.say)
+        try:
+            _record(root_of(request), job)
+        except OSError as error:  # without a record no later command would end the job
+            return own.stopped(("launch-error", f"{_unwritten(error)}; Slurm job {job.number} was cancelled"))
+        except KeyboardInterrupt:
+            return own.stopped(INTERRUPTED)
         self.say(f"Slurm job {job.number} was submitted")
-        return JobWatch(request, job, watch, self.say).until_end()
+        return own.until_end()
 
     def attach(self, request: Request, watch: Watch) -> Outcome:
         """Watch a job that a killed platform left, until its end. Raises UsageError where none is known."""
@@ -171,7 +166,7 @@ def staged_folder(plan: Plan) -> Path | None:
     site = launch_of(plan).site
     if site.slurm.local_folder is None or site.python or not plan.environment.folder or plan.runtime == "docker":
         return None
-    folder = Path(site.slurm.local_folder.replace("{user}", getpass.getuser()))
+    folder = Path(site.slurm.local_folder.replace("{user}", user_name()))
     return folder / f"{plan.environment.name}-{_short(plan)}"
 
 
@@ -207,6 +202,28 @@ def probe_options(plan: Plan) -> Iterator[str]:
     """Return srun's options for a short command on one node of the run's kind, which has to be free soon."""
     yield from ("--nodes=1", "--ntasks=1", f"--immediate={FREE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet")
     yield from ("--chdir=/", "--input=none", "--cpu-bind=none", *_asked_of_slurm(plan))
+
+
+def _submitted(request: Request) -> SlurmJob | Outcome:
+    """Write the files of the job and submit it. Return the job, or how the run ended without one."""
+    (submission,) = request.submissions
+    root = root_of(request)
+    try:
+        for name, text in submission.files.items():
+            (root / name).parent.mkdir(exist_ok=True)
+            write_atomically(root / name, text)
+        return submit(submission.argv, secret_values(request))
+    except OSError as error:
+        return Outcome("launch-error", (), _unwritten(error))
+    except SubmissionError as error:  # Slurm may have taken the job, and the answer was lost
+        taken = find(submission.name)
+        if taken is None or state_of(taken).is_ended:  # Slurm may keep a job that it refused, as FAILED
+            return Outcome("launch-error", (), str(error))
+        return taken
+
+
+def _unwritten(error: OSError) -> str:
+    return f"{error.filename or 'the run directory'}: {error.strerror}"
 
 
 def root_of(request: Request) -> Path:
@@ -286,10 +303,10 @@ def _asked_of_slurm(plan: Plan) -> Iterator[str]:
     elif plan.hardware.is_host and not names & _OF_CORES:  # its devices are shares of its cores
         yield f"--cpus-per-task={plan.hardware.devices_per_node * (plan.tuning.threads or 1)}"
     for option in slurm.options:
-        if option.partition("=")[0] in _OWN_OPTIONS:
+        if option.partition("=")[0] in OWN_OPTIONS:
             raise UsageError(
                 f"site, slurm.options: found '{option}', expected no option that the platform sets: "
-                f"{', '.join(_OWN_OPTIONS)}"
+                f"{', '.join(OWN_OPTIONS)}"
             )
         yield option
 

@@ -221,11 +221,7 @@ class JobWatch:
             intent = self._intent()
         except KeyboardInterrupt:
             intent = INTERRUPTED
-        return self._stopped(intent) if intent else self._outcome(None)
-
-    def cancelled(self) -> Outcome:
-        """Cancel the job for the user, and wait for its end."""
-        return self._stopped(INTERRUPTED)
+        return self.stopped(intent) if intent else self._outcome(None)
 
     def _intent(self) -> Intent | None:
         """Return why the platform has to end the job; None once it has ended by itself."""
@@ -304,7 +300,7 @@ class JobWatch:
         limit = self._request.heartbeat_seconds
         return f"no sign of {', '.join(named)} for {max(silent.values()):.0f} s (limit {limit:g} s)"
 
-    def _stopped(self, intent: Intent) -> Outcome:
+    def stopped(self, intent: Intent) -> Outcome:
         """Cancel the job, and wait until Slurm has ended all of it."""
         deadline, again = time.monotonic() + STOP_SECONDS, 0.0
         over = (*ENDED, FORGOTTEN, *(["COMPLETING"] if intent[0] == "node-lost" else []))  # what is lost cannot end

@@ -183,16 +183,16 @@ def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
     content = json.loads(sent.stdin or "{}")
     records = list(_records(node.stream.ranks, content.get("recorded_steps")))
     if end.word == "unreachable" or (node.stream.is_complete() and not records):
-        return end
+        return replace(end, missing=node.stream.cut())
     rank, received = node.work.node_rank, node.stream.received
     again = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(records, 0)})
     asked = {"root": content["root"], "node_rank": rank, "ranks": again.ranks}
     argv = (*sent.argv[:-1], _PROGRAM.sub("node_agent.py fetch", sent.argv[-1]))
     fetch(Connection(sent.name, argv), json.dumps({**asked, "offsets": again.received}) + "\n", again)
     if again.is_complete():
-        return end
+        return replace(end, missing=again.cut())
     if node.stream.is_complete():
-        return replace(end, missing=("profile",))
+        return replace(end, missing=("profile", *node.stream.cut()))
     received.update(again.received)
     expected = (name.format(node=rank) for name in _EXPECTED)
     absent = [name for name in expected if not received[name]]

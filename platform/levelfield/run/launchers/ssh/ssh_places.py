@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.site import Host, LaunchPlan
+from levelfield.user_folders import user_name
 
 # What every connection has, whatever the user's ssh_config says. Host keys are checked and never written.
 _OPTIONS = (
@@ -59,7 +59,7 @@ def places_of(plan: Plan, node_rank: int) -> NodePlaces:
     """Return the places of a run on one of its nodes. Code and environment are named by their digests."""
     launch = launch_of(plan)
     host = launch.hosts[node_rank]
-    folder = Path(launch.site.ssh.folder.replace("{user}", host.user or getpass.getuser()))
+    folder = Path(launch.site.ssh.folder.replace("{user}", host.user or user_name()))
     is_made = plan.environment.folder and not launch.site.python
     made = folder / "environments" / f"{plan.environment.name}-{_short(plan.environment.digest)}"
     given = plan.environment.python if plan.runtime == "docker" else launch.site.python or plan.environment.python

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork
+from levelfield.node.device_files import LOCKS
 from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes import images
-from levelfield.run.runtimes.engine import RUN_LABEL, answers, connect, reap
+from levelfield.run.runtimes.engine import RUN_LABEL, engine_ready, reap
 from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of, worker_path
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import ContainerPlan, Plan
@@ -27,7 +28,7 @@ from levelfield.specs.plan import ContainerPlan, Plan
 if TYPE_CHECKING:
     from docker import DockerClient
 
-LOCKS = "/tmp/levelfield-devices"  # of the node; the engine would make a missing folder for root alone
+# The engine would make a missing folder of locks for root alone.
 # Only the node knows the numbers of its user. The words that follow are the options, the image and the command.
 _AS_THE_USER = f'mkdir -p -m 1777 {LOCKS} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
 _HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
@@ -165,7 +166,7 @@ def _mounts(plan: Plan, places: NodePlaces) -> dict[str, str]:
 
 def bring_images(plan: Plan, say: Say) -> images.Built:
     """Build the image here if it is missing, and bring it to every node. Return it. Raises NodesNotReady."""
-    with connect() as client, answers():
+    with engine_ready() as client:
         reap(client, say)
         built = images.ready(client, container_of(plan), say)
         client.images.get(built.id).tag(image_of(plan))
@@ -187,13 +188,19 @@ def _bring(client: DockerClient, plan: Plan, node_rank: int, image_id: str, say:
 
 def _found(plan: Plan, node_rank: int) -> str | None:
     """Return the image's id on a node; None where the node does not have it. Raises NodesNotReady without an engine."""
-    done = subprocess.run(
-        _command(plan, node_rank, ["image", "inspect", "--format", "{{json .Id}}", image_of(plan)]),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=QUESTION_SECONDS,
-    )
+    try:
+        done = subprocess.run(
+            _command(plan, node_rank, ["image", "inspect", "--format", "{{json .Id}}", image_of(plan)]),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=QUESTION_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        silent = (
+            f"{places_of(plan, node_rank).host.name}: its container engine gave no answer in {QUESTION_SECONDS:g} s"
+        )
+        raise _failed(plan, node_rank, silent) from None
     if done.returncode == 0:
         return str(json.loads(done.stdout))
     if "o such image" in done.stderr or "o such object" in done.stderr:
