@@ -50,23 +50,17 @@ class DeclaredVendor:
 
         An outer variable chooses first; the other one then counts what it left.
         """
-        names = [name for name in (self.spec.outer_devices_variable, self.spec.visible_devices_variable) if name]
-        values = {name: os.environ.get(name) for name in names}
-        if any(map(hides_all, values.values())):
+        names = self.spec.outer_devices_variable, self.spec.visible_devices_variable
+        outer, inner = (os.environ.get(name) if name else None for name in names)
+        if hides_all(outer) or hides_all(inner):
             return DeviceList()
         found = self._all_devices()
-        left, problem = list(found), found.problem
-        for number, (name, chosen) in enumerate(values.items()):
-            counted = [replace(d, index=place) for place, d in enumerate(left)] if self._counts_anew(number) else left
-            kept = shown(counted, chosen)
-            problem = problem or none_shown(counted, kept, name, chosen)
-            left = [left[counted.index(device)] for device in kept]
-        return DeviceList(left, problem)
-
-    def _counts_anew(self, number: int) -> bool:
-        """Return whether a variable counts what the outer one left."""
-        outer = self.spec.outer_devices_variable
-        return number > 0 and outer is not None and outer in os.environ
+        left = shown(found, outer)
+        counted = left if outer is None else [replace(device, index=place) for place, device in enumerate(left)]
+        kept = shown(counted, inner)
+        problem = found.problem or none_shown(found, left, str(names[0]), outer)
+        problem = problem or none_shown(counted, kept, str(names[1]), inner)
+        return DeviceList([left[counted.index(device)] for device in kept], problem)
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         return container_options(self.spec.container, devices)

@@ -292,7 +292,11 @@ def test_headings_are_those_of_the_reports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "before", "text"), [(None, 1.0, "/"), (89.0, None, "89"), (89.0, 0.0, "89"), (742.4, 717, "742(↑3.5%)")]
+    ("value", "before", "text"),
+    [
+        *((None, 1.0, "/"), (89.0, None, "89"), (89.0, 0.0, "89")),
+        *((742.4, 717, "742(↑3.5%)"), (0.5, 0.4, "0(↑25.0%)")),
+    ],
 )
 def test_changes(value: float | None, before: float | None, text: str) -> None:
     assert changed(value, before) == text
