@@ -77,11 +77,12 @@ def _attention(s: TrainingSetup, question: LayoutQuestion) -> float:
     """Return the time of attention's core in the plan's kernel, without the masked half: its FLOPs are no products of
     the rehearsal. Selective recomputation may keep the core; it is counted once."""
     machine, pace = question.machine, question.constants.pace
-    again = 1 if s.tuning.recompute == "full" else 0
-    passes = 1 + (BACKWARD if s.memory_model.score_bytes else FUSED_ATTENTION_BACKWARD) + again
+    passes = 1 + (BACKWARD if s.memory_model.score_bytes else FUSED_ATTENTION_BACKWARD)
     rate = machine.attention.get(kernel_of(s, machine, pace), machine.matmul_flops_per_second)
-    layers = min(s.layers_of(stage) for stage in range(s.layout.pipeline))
-    return layers * s.micro_batches * passes * layer_forward(s.model, slice_of(s)).attention_flops / rate
+    stages = range(s.layout.pipeline)
+    layers = passes * min(s.layers_of(stage) for stage in stages)
+    layers += min(s.repeated_of(stage)[0] for stage in stages) if s.tuning.recompute == "full" else 0
+    return layers * s.micro_batches * layer_forward(s.model, slice_of(s)).attention_flops / rate
 
 
 def _messages(row: RehearsedRow, machine: MachineRates) -> float:

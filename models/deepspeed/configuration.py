@@ -69,7 +69,7 @@ def precision(training):
 
 def check(job):
     """Raises Unsupported for what this implementation has not. Every rank asks before it joins the others."""
-    check_recompute(job.tuning.recompute)
+    check_recompute(job.tuning)
     check_attention(job.tuning.attention)
     layout, precision = job.layout, job.training.precision
     check_layout(job, "data", "zero1", "zero2", "zero3")

@@ -19,7 +19,7 @@ def open_engine(job, place, initializer, device):
     if job.layout.sharding_stage < 3:
         model.to_empty(device=device)
     fill(model, initializer)
-    recompute_blocks(model, job.tuning.recompute)
+    recompute_blocks(model, job.tuning)
     if job.tuning.compile:
         compile_blocks(model)
     parameters = [(parameter, len(whole_shape(parameter))) for parameter in model.parameters()]

@@ -134,8 +134,10 @@ def arithmetic(job, accelerated):
 
 
 def execution(job):
-    """Layout and recomputation: selective computes the inside of attention again, full each layer from its input."""
-    layout, recompute = job.layout, job.tuning.recompute
+    """Layout and recomputation: selective computes the inside of attention again, full each layer from its input, or
+    the first layers of each model chunk (Megatron's `block`)."""
+    layout, recompute, layers = job.layout, job.tuning.recompute, job.tuning.recompute_layers
+    method = "uniform" if layers is None else "block"
     return {
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
@@ -143,8 +145,8 @@ def execution(job):
         "expert_model_parallel_size": layout.expert,
         "sequence_parallel": layout.sequence_parallel,
         "recompute_granularity": None if recompute == "none" else recompute,
-        "recompute_method": "uniform" if recompute == "full" else None,
-        "recompute_num_layers": 1 if recompute == "full" else None,
+        "recompute_method": method if recompute == "full" else None,
+        "recompute_num_layers": (layers or 1) if recompute == "full" else None,
     }
 
 

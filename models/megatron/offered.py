@@ -17,6 +17,8 @@ def kernels(job):
     tuning = job.tuning
     if tuning.recompute not in ("none", "selective", "full"):
         yield f"recompute '{tuning.recompute}'; this implementation has none, selective and full"
+    if tuning.recompute_layers is not None and (tuning.recompute != "full" or tuning.recompute_layers < 1):
+        yield f"recompute '{tuning.recompute}' of {tuning.recompute_layers} layers; expected 1 or more, with full"
     if tuning.compile:
         yield "compile: Megatron fuses its own operations"
     if tuning.attention == "flash_attn" and job.device != "cuda":

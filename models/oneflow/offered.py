@@ -1,6 +1,6 @@
 """What this implementation cannot do. Without OneFlow, so that a refusal needs no other rank."""
 
-from levelfield.worker import Unsupported, check_layout, check_parts, check_tensor_parallel
+from levelfield.worker import Unsupported, check_layout, check_parts, check_recomputed_layers, check_tensor_parallel
 
 
 def check(job):
@@ -32,3 +32,4 @@ def check_precision(job):
 def check_recompute(job):
     if job.tuning.recompute == "selective":
         raise Unsupported("recompute 'selective'; this implementation has none and full")
+    check_recomputed_layers(job)

@@ -5,7 +5,15 @@ from types import SimpleNamespace
 import paddle
 from decoder import Decoder, describe_pieces
 from layers import Layers
-from levelfield.worker import Initializer, Unsupported, check_layout, check_parts, check_pipeline, check_tensor_parallel
+from levelfield.worker import (
+    Initializer,
+    Unsupported,
+    check_layout,
+    check_parts,
+    check_pipeline,
+    check_recomputed_layers,
+    check_tensor_parallel,
+)
 from optimizer import SLICE, GlobalNorm, adamw
 from paddle.distributed import fleet
 from parameters import as_arrays, fill, held_parts
@@ -59,6 +67,7 @@ def check(job):
     check_parts(job)
     if job.tuning.recompute == "selective":
         raise Unsupported("recompute 'selective'; this implementation has none and full")
+    check_recomputed_layers(job)
     check_pipeline(job)
     check_tensor_parallel(job)
 

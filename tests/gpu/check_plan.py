@@ -42,6 +42,7 @@ class Entry(NamedTuple):
 
 
 MODULES = {"torch": "torch", "megatron": "megatron.core", "deepspeed": "deepspeed", "jax": "jax"}
+FP8 = "transformer_engine.pytorch"
 SEQUENCE = "gpt3_6.7B"
 GATED = "llama3_8b"
 
@@ -56,15 +57,18 @@ def family(name: str, case: str, framework: str, devices: int, *options: str, sh
     return Entry(name, 0.7, arguments, shows, devices, MODULES[framework], verdicts=ALIGNED)
 
 
-def whole(name: str, minutes: float, case: str, devices: int, *options: str, shows: str) -> Entry:
+def whole(
+    name: str, minutes: float, case: str, devices: int, *options: str, shows: str, framework: str = "torch"
+) -> Entry:
     """A run at full scale on a chip, without a training for its certificate before it."""
-    arguments = training(case, "torch", devices, "--no-certificate", *options, scale="full")
-    return Entry(name, minutes, arguments, shows, devices, "torch", chip_only=True)
+    arguments = training(case, framework, devices, "--no-certificate", *options, scale="full")
+    return Entry(name, minutes, arguments, shows, devices, MODULES[framework], chip_only=True)
 
 
-def one_device(name: str, case: str, *options: str, shows: str) -> Entry:
+def one_device(name: str, case: str, *options: str, shows: str, framework: str = "torch") -> Entry:
     """A case of tests/gpu/cases/, which fills one device of 80 GB."""
-    return whole(name, 2.0, case, 1, "--case-file", str(CASES / f"{case}.yaml"), *options, shows=shows)
+    file = str(CASES / f"{case}.yaml")
+    return whole(name, 2.0, case, 1, "--case-file", file, *options, shows=shows, framework=framework)
 
 
 FIRST = (
@@ -148,6 +152,7 @@ FAULTS = (
 OTHERS = (
     Entry("compiled", 1.5, training(GATED, "torch", 1, "--compile"), "torch.compile", 1, "torch", verdicts=ALIGNED),
     family("megatron", SEQUENCE, "megatron", 1, shows="megatron on one device"),
+    family("megatron-llama", GATED, "megatron", 1, shows="megatron on one device"),
     family("megatron-zero1", SEQUENCE, "megatron", 2, "--layout", "DP2SH1", shows="its distributed optimizer"),
     family("megatron-tp-seq", GATED, "megatron", 2, "--layout", "TP2+seq", shows="tensor and sequence parallel"),
     family("megatron-pp", SEQUENCE, "megatron", 2, "--layout", "PP2", shows="pipeline parallel"),
@@ -166,10 +171,20 @@ OTHERS = (
     family("jax-llama", GATED, "jax", 1, shows="jax on one device"),
     one_device("llama-one-device-compiled", "llama_8b_wide", "--compile", shows="compiled, beside llama-one-device"),
     one_device("gpt-one-device-compiled", "gpt_1.3B", "--compile", shows="compiled, beside gpt-one-device"),
+    one_device("llama-one-device-megatron", "llama_8b_wide", framework="megatron", shows="8B's width by megatron"),
+    one_device("llama-one-device-fp8", "llama_8b_wide_fp8", shows="fp8 by transformer-engine")._replace(module=FP8),
+    one_device("llama-one-device-fp8-megatron", "llama_8b_wide_fp8", framework="megatron", shows="fp8 by megatron"),
+    one_device(
+        *("llama-one-device-repeated", "llama_8b_wide", "--micro-batch", "8"),
+        *("--recompute", "full", "--recompute-layers", "5"),
+        shows="the first layers computed again",
+    ),
+    one_device("gpt-one-device-deepspeed", "gpt_1.3B", framework="deepspeed", shows="1.3B parameters by deepspeed"),
+    one_device("gpt-one-device-jax", "gpt_1.3B", framework="jax", shows="1.3B parameters by jax"),
     whole("gpt2-medium", 2.5, "gpt2_medium", 1, shows="one device at full scale"),
     whole("gpt2-small-compiled", 2.0, "gpt2_small", 1, "--compile", shows="compiled, beside gpt2-small"),
     whole(*("fp8", 8.0, "flagperf_llama3_8b_fp8", 8, "--steps", "10"), shows="fp8 by transformer-engine")._replace(
-        module="transformer_engine.pytorch"
+        module=FP8
     ),
     whole("gpt-20-steps-whole-batch", 9.0, SEQUENCE, 8, "--steps", "20", shows="the case's own batch"),
     whole("llama-20-steps-whole-batch", 25.0, GATED, 8, "--steps", "20", shows="the case's own batch"),

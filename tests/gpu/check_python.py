@@ -14,7 +14,7 @@ import importlib.util as u, json, sys
 def has(name):
     try:
         return u.find_spec(name) is not None
-    except ImportError:
+    except Exception:  # its package is imported for the question, and some look for libraries then
         return False
 from importlib.metadata import version, PackageNotFoundError
 def release(name):

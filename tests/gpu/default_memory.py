@@ -90,7 +90,7 @@ def facts_of(plan: Plan, decision: Decision) -> dict[str, str]:
         "layout": str(plan.tuning.layout),
         "micro_batch": str(plan.tuning.micro_batch),
         "virtual_pipeline": str(plan.tuning.virtual_pipeline),
-        "recompute": plan.tuning.recompute,
+        "recompute": plan.tuning.recomputation,
         "tensors_gib": f"{(total - expected.parts['reserve']) / GIB:.2f}",
         "planned_gib": f"{total / GIB:.2f}",
         "device_gib": f"{capacity / GIB:.2f}",

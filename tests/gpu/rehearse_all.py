@@ -141,6 +141,7 @@ def facts_of(entry: dict[str, Any]) -> dict[str, Any]:
         "micro_batch": plan["tuning"]["micro_batch"],
         "virtual_pipeline": plan["tuning"]["virtual_pipeline"],
         "recompute": plan["tuning"]["recompute"],
+        "recompute_layers": plan["tuning"]["recompute_layers"],
         "planned_bytes": planned_bytes(entry),
     }
 
@@ -148,7 +149,7 @@ def facts_of(entry: dict[str, Any]) -> dict[str, Any]:
 def plan_key(row: RehearsedRow | dict[str, Any]) -> tuple[Any, ...]:
     names = ("case", "framework", "chip", "nodes", "devices", "layout", "micro_batch", "virtual_pipeline", "recompute")
     values = row if isinstance(row, dict) else row.model_dump()
-    return tuple(values[name] for name in names)
+    return *(values[name] for name in names), values["recompute_layers"] or 0
 
 
 def figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
 def said(row: RehearsedRow) -> str:
     planned = "-" if row.planned_bytes is None else f"{row.planned_bytes / GIB:.2f}"
     return (
-        f"{row.layout} micro {row.micro_batch} {row.recompute}: planned {planned}, "
+        f"{row.layout} micro {row.micro_batch} {row.tuning.recomputation}: planned {planned}, "
         f"allocated {row.allocated_bytes / GIB:.2f}, reserved {row.reserved_bytes / GIB:.2f} GiB, "
         f"{row.failed_allocations} failed, {row.flushes} flushes, {row.waits} waits"
     )

@@ -50,6 +50,9 @@ FURTHER = (
     Variant("ZeRO 3, DP4", zero(3, 4, 4), micro_batch=1),
     Variant("ZeRO 1, DP2 x TP2 sequence parallel", zero(1, **SEQUENCE)),
     Variant("ZeRO 1, DP2 x PP2, recompute full", zero(1, pipeline=2), recompute="full"),
+    Variant("ZeRO 3, DP2, recompute full of 1 layer", zero(3), recompute="full", recompute_layers=1),
+    Variant("ZeRO 1, DP2 x PP2, recompute full of 1 layer", zero(1, pipeline=2), recompute="full", recompute_layers=1),
+    Variant("EP2, recompute full of 1 layer", {"data": 2, "expert": 2}, recompute="full", recompute_layers=1),
     Variant("DP2 x PP2 interleaved", {"data": 2, "pipeline": 2}, virtual_pipeline=2),
     Variant("TP2 x PP2 interleaved", {"tensor": 2, "pipeline": 2}, virtual_pipeline=2),
     Variant("ZeRO 1, DP2 x PP2 interleaved", zero(1, pipeline=2), virtual_pipeline=2),
@@ -155,7 +158,7 @@ def _features(asked: Asked) -> set[tuple[str, object]]:
     variant, layout = asked.variant, asked.variant.layout
     divided = (name for name in ("data", "tensor", "pipeline", "context", "expert") if layout.get(name, 1) > 1)
     sharding = layout.get("sharding_stage", 0), layout.get("sharding_degree", 1) < layout.get("data", 1)
-    tuning = variant.recompute, variant.micro_batch, variant.virtual_pipeline
+    tuning = variant.recompute, variant.recompute_layers, variant.micro_batch, variant.virtual_pipeline
     others = enumerate((*sharding, layout.get("sequence_parallel", False), *tuning))
     return {(asked.framework, each) for each in (asked.family, *divided, *others)}
 

@@ -49,7 +49,8 @@ def rehearsed_page(registry: Registry) -> str:
 def _row(row: RehearsedRow, fault: str | None) -> str:
     planned = "-" if row.planned_bytes is None else _gib(row.planned_bytes)
     cells = (
-        row.case, row.framework, row.chip, f"{row.nodes} x {row.devices}", row.layout, row.micro_batch, row.recompute,
+        row.case, row.framework, row.chip, f"{row.nodes} x {row.devices}", row.layout, row.micro_batch,
+        row.tuning.recomputation,
         planned, _gib(row.allocated_bytes), _gib(row.reserved_bytes), f"{row.failed_allocations}, {row.flushes}",
         row.waits, fault or "yes",
     )  # fmt: skip

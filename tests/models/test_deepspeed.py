@@ -57,11 +57,13 @@ configuration.zero_optimization = lambda job: {**given(job), **limits}
 """
 
 
-@pytest.mark.parametrize("recompute", ["selective", pytest.param("full", marks=pytest.mark.thorough)])
-def test_zero_3_gathers_parameters_again_while_a_block_is_recomputed(recompute, tmp_path, python, reference):
+@pytest.mark.parametrize(
+    ("recompute", "layers"), [("selective", None), pytest.param("full", None, marks=pytest.mark.thorough), ("full", 2)]
+)
+def test_zero_3_gathers_parameters_again_while_a_block_is_recomputed(recompute, layers, tmp_path, python, reference):
     """As with every model of usual size: a block's second forward pass gathers what its first one did not."""
     script = planted(tmp_path, "deepspeed", SMALL_LIMITS)
-    job = job_of(MODELS["gpt"], Variant("", zero(3), recompute=recompute), 5)
+    job = job_of(MODELS["gpt"], Variant("", zero(3), recompute=recompute, recompute_layers=layers), 5)
     found = compare(train(job, script, python), first_steps(reference("gpt"), 5))
     assert found.within(), found
 

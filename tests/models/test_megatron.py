@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
+import json
 from pathlib import Path
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, compare, events, first_steps, job_of, launch, script_of, train
+from layouts import MODELS, SINGLE, Variant, compare, events, first_steps, job_of, launch, planted, script_of, train
+from levelfield.measure.flops import repeated_layers
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -124,6 +127,38 @@ def test_what_cannot_be_interleaved_is_refused(layout, micro_batch, says, tmp_pa
     ends = launch(job_of(MODELS["gpt"], variant, 2), tmp_path, TRAIN, python)
     assert all(end.returncode for end in ends)
     assert says in next(event for event in events(tmp_path, 0) if event["event"] == "error")["message"]
+
+
+# How often each layer, from 0, runs forward, written by each rank.
+COUNTED = """
+import collections, json, os
+from megatron.core.transformer.transformer_layer import TransformerLayer
+path = os.path.join(os.path.dirname(os.environ["LEVELFIELD_JOB"]), "runs" + os.environ["RANK"])
+forward, runs = TransformerLayer.forward, collections.Counter()
+def counting(self, *args, **options):
+    runs[self.layer_number - 1] += 1
+    with open(path, "w") as file:
+        json.dump(runs, file)
+    return forward(self, *args, **options)
+TransformerLayer.forward = counting
+"""
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "first"), [(2, 2, 1), pytest.param(1, 1, 3, marks=pytest.mark.thorough), (2, 1, None)]
+)
+def test_the_first_layers_of_each_chunk_are_computed_again_as_hfu_counts(stages, chunks, first, tmp_path, python):
+    """Once more than the others: a chunk has two layers of eight, or all."""
+    variant = Variant("", {"pipeline": stages}, 2, "full", virtual_pipeline=chunks, recompute_layers=first)
+    job = job_of({**MODELS["gpt"], "layers": 8}, variant, 2)
+    assert [end.returncode for end in launch(job, tmp_path, planted(tmp_path, "megatron", COUNTED), python)] == [
+        0
+    ] * stages
+    found = collections.Counter[int]()
+    for rank in range(stages):
+        found.update({int(layer): runs for layer, runs in json.loads((tmp_path / f"runs{rank}").read_text()).items()})
+    passes, again = 2 * job["accumulation"], repeated_layers(8, stages, chunks, first or 8)
+    assert found == {layer: passes * (2 if layer in again else 1) for layer in range(8)}
 
 
 def test_the_framework_says_what_it_is(tmp_path, python):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from layouts import MODELS, Variant
 from levelfield.compare.step_difference import step_difference
-from levelfield.specs.step_parts import BUBBLE, WAITING
+from levelfield.specs.step_parts import BUBBLE, WAITING, Place
 from planted_steps import at, explained, part_of, planted_ms
 from step_plants import GARBAGE, LATE, MATH, plants_of
 
@@ -84,6 +84,19 @@ def test_what_recomputation_repeats_has_a_column_of_its_own(mode: str, tmp_path:
         for phase in ("recompute", "forward")
     ]
     assert (core[0] > 0.5 * core[1]) == (mode == "full"), "its kernel runs once"
+
+
+@pytest.mark.thorough
+def test_only_the_first_layers_repeat_where_the_tuning_says_so(tmp_path: Path) -> None:
+    variant = Variant("first", recompute="full", recompute_layers=1)
+    found = explained(tmp_path / "first", variant=variant, sequence_length=128, steps=6)
+    again = {place.where.split(".")[1] for place in found.ranks[0].places if is_of_a_layer(place, "recompute")}
+    forward = {place.where.split(".")[1] for place in found.ranks[0].places if is_of_a_layer(place, "forward")}
+    assert (again, forward) == ({"0"}, {"0", "1"})
+
+
+def is_of_a_layer(place: Place, phase: str) -> bool:
+    return place.phase == phase and place.where.startswith("layers.") and place.ms > 0
 
 
 @pytest.mark.thorough

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from layouts import MODELS
-from levelfield.measure.flops import flops_per_token
+from levelfield.measure.flops import flops_per_token, repeated_layers
 from levelfield.specs.architecture import Model
+from levelfield.worker import Unsupported
 from levelfield.worker.job import namespace
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -40,7 +41,7 @@ def counted(job):
     attend = choose_attention("sdpa", model.attention_dropout, None)
     decoder = Decoder(model, LENGTH, compute_dtype(training.precision), stage_of(model.layers, 1, 0), attend)
     decoder.prepare(torch.device("cpu"))
-    recompute_blocks(decoder, job.tuning.recompute)
+    recompute_blocks(decoder, job.tuning)
     tokens = torch.randint(0, model.vocab_size, (SEQUENCES, LENGTH))
     own = {torch.ops.levelfield.product: linear_flop, torch.ops.aten.addmm_: addmm_flop}
     own |= {torch.ops.aten._grouped_mm: grouped_flop}
@@ -55,7 +56,7 @@ def job(family, recompute, precision, dropout, model=None):
     return SimpleNamespace(
         model=model or plain,
         training=SimpleNamespace(precision=precision),
-        tuning=SimpleNamespace(recompute=recompute, compile=False),
+        tuning=SimpleNamespace(recompute=recompute, recompute_layers=None, compile=False),
         layout=SimpleNamespace(tensor=1),
         device="cpu",
     )
@@ -74,6 +75,47 @@ def test_hfu_counts_what_torch_repeats(family, precision, dropout):
         attention = 2 * model.layers * LENGTH * model.hidden_size if recompute == "full" else 0
         plain, repeated = (flops_per_token("megatron", model, LENGTH, recompute=k) for k in ("none", kind))
         assert counted(with_it) - without == (repeated - plain - attention) * LENGTH * SEQUENCES, recompute
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_hfu_counts_the_layers_that_torch_repeats(precision, layers):
+    """Of two layers the first, or both. A layer more or less than that is a quarter of the step."""
+    from step.recompute import repeats
+
+    with_it = job("llama", "full", precision, 0.0)
+    with_it.tuning.recompute_layers = layers
+    kind, model = repeats(with_it), Model(**vars(with_it.model))
+    some = repeated_layers(model.layers, 1, 1, layers)
+    plain = flops_per_token("megatron", model, LENGTH)
+    repeated = flops_per_token("megatron", model, LENGTH, recompute=kind, repeated=some)
+    attention = 2 * layers * LENGTH * model.hidden_size
+    without = counted(job("llama", "none", precision, 0.0))
+    assert counted(with_it) - without == (repeated - plain - attention) * LENGTH * SEQUENCES
+
+
+def test_the_first_layers_of_each_stage_are_repeated():
+    """The second stage of a pipeline has its own first ones."""
+    from model.attention import choose_attention
+    from model.decoder import Decoder, compute_dtype, stage_of
+    from step.recompute import recompute_blocks
+
+    found = job("gpt", "full", "fp32", 0.0)
+    found.model.layers, found.tuning.recompute_layers = 8, 3
+    for stage, expected in ((0, ["0", "1", "2"]), (1, ["4", "5", "6"])):
+        attend = choose_attention("sdpa", 0.0, None)
+        decoder = Decoder(found.model, LENGTH, compute_dtype("fp32"), stage_of(8, 2, stage), attend)
+        recompute_blocks(decoder, found.tuning)
+        changed = [name for name, block in decoder.layers.items() if "forward" in vars(block)]
+        assert changed == expected
+
+
+@pytest.mark.parametrize(("mode", "layers"), [("selective", 1), ("none", 1), ("full", 0)])
+def test_layers_of_another_mode_are_refused(mode, layers):
+    from step.recompute import check_recompute
+
+    with pytest.raises(Unsupported, match=f"recompute '{mode}' of {layers} layers"):
+        check_recompute(SimpleNamespace(recompute=mode, recompute_layers=layers))
 
 
 def test_without_recomputation_all_products_are_those_of_the_formula():

@@ -17,7 +17,7 @@ def check(job):
     Every rank asks before it joins the others: one that ends while another joins may leave that one waiting.
     """
     check_layout(job, *LAYOUT)
-    check_recompute(job.tuning.recompute)
+    check_recompute(job.tuning)
     check_pipeline(job)
     check_tensor_parallel(job)
     check_context_parallel(job)
@@ -55,7 +55,7 @@ def build(job, grid, coordinates, initializer, device, experts=None, share=None)
         from parallelism.expert_parallel import distribute_experts
 
         distribute_experts(model, experts, grid["tensor"])
-    recompute_blocks(model, job.tuning.recompute)
+    recompute_blocks(model, job.tuning)
     if job.tuning.compile:
         compile_blocks(model)
     sharded = shard_data_parallel(model, grid, job.layout.sharding_stage, experts)

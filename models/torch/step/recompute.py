@@ -21,16 +21,21 @@ _SAVED = [
 ]
 
 
-def check_recompute(mode):
-    """Raises Unsupported for another mode than `recompute_blocks` has."""
+def check_recompute(tuning):
+    """Raises Unsupported for what `recompute_blocks` does not have."""
+    mode, layers = tuning.recompute, tuning.recompute_layers
     if mode not in ("none", "selective", "full"):
         raise Unsupported(f"recompute '{mode}'; this implementation has none, selective and full")
+    if layers is not None and (mode != "full" or layers < 1):
+        raise Unsupported(f"recompute '{mode}' of {layers} layers; this implementation has 1 or more with full")
 
 
-def recompute_blocks(model, mode):
+def recompute_blocks(model, tuning):
     """Keep for the backward pass of each block: everything (none), matrix products and attention (selective),
-    or only its input (full)."""
-    for block in model.layers.values() if mode != "none" else ():
+    or only its input (full). With recompute_layers that is so of the first blocks of this stage, and the others keep
+    everything."""
+    mode = tuning.recompute
+    for block in list(model.layers.values())[: tuning.recompute_layers] if mode != "none" else ():
         block.forward = partial(_run, block.forward, mode, bool(model.model.hidden_dropout))
 
 

@@ -84,7 +84,10 @@ def _question(
             f"diagnose: {paths.root.name} was trained with {own}; choose another framework: --against FRAMEWORK"
         )
     same = {"micro_batch": plan.tuning.micro_batch, "threads": plan.tuning.threads, "layout": "DP1TP1PP1"}
-    mine = {key: getattr(plan.tuning, key) for key in ("recompute", "compile", "attention", "environment")}
+    mine = {
+        key: getattr(plan.tuning, key)
+        for key in ("recompute", "recompute_layers", "compile", "attention", "environment")
+    }
     given = None if plan.environment.folder else plan.environment.python
     terminal, text = Terminal(quiet=options.json), "{}:{}:{}:1:1".format
     return Diagnosis(

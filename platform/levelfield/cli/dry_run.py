@@ -110,7 +110,8 @@ def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledTex
         yield "", "ASSUMED: these devices are not here; this plan cannot run"
     for field in TUNING_FIELDS:
         origin = plan.origins.get(field, "default")
-        yield LABELS.get(field, field), f"{_said(getattr(plan.tuning, field))}  ({origin})"
+        value = plan.tuning.recomputation if field == "recompute" else getattr(plan.tuning, field)
+        yield LABELS.get(field, field), f"{_said(value)}  ({origin})"
     yield "accumulation", str(plan.accumulation)
     yield from _predicted(plan)
     yield "memory", f"{gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
@@ -224,7 +225,7 @@ def _predicted(plan: Plan) -> Iterator[LabelledText]:
         rate = "no rate"
         if row.tokens_per_second is not None:
             rate = padded((f"{row.tokens_per_second:,.0f}", "tokens/s/device"), (-7,), " ")
-        said = f"{rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recompute}{chunks}"
+        said = f"{rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recomputation}{chunks}"
         yield f"next best {number}" if number else "predicted", said
 
 

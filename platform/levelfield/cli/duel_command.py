@@ -44,7 +44,7 @@ Exit code 0 when it ran to its end, also where that decides nothing. 3: a run
 failed. 4: the two are not comparable. 130: interrupted.
 
 --a and --b take the free options of a run for one side, in quotes: --layout,
---micro-batch, --virtual-pipeline, --recompute, --compile, --attention,
+--micro-batch, --virtual-pipeline, --recompute, --recompute-layers, --compile, --attention,
 --threads, --env and --base. So one case can meet itself in two settings.
 
 examples:

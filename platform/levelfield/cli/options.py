@@ -75,6 +75,9 @@ def free_options(parser: Options) -> None:
     parser.add_argument(
         "--recompute", choices=("none", "selective", "full"), help="activations to recompute in the backward pass"
     )
+    parser.add_argument(
+        "--recompute-layers", type=int, metavar="N", help="with --recompute full: only the first N layers of each chunk"
+    )
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model")
     parser.add_argument("--attention", choices=("sdpa", "flash_attn"), help="attention kernel")
     parser.add_argument("--threads", type=int, metavar="N", help="processor threads per process")

@@ -123,6 +123,9 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     asked("--layout", metavar="LAYOUT", help="one layout, such as DP4TP2PP1 or DP8TP2PP1SH1SP8+seq")
     asked("--micro-batch", type=int, metavar="N", help="sequences of a forward pass")
     asked("--recompute", choices=("none", "selective", "full"), help="what is computed again")
+    asked(
+        "--recompute-layers", type=int, metavar="N", help="with --recompute full: only the first N layers of each chunk"
+    )
     asked("--virtual-pipeline", type=int, metavar="N", help="model chunks of a pipeline stage")
     program = parser.add_argument_group("how the training is programmed (default: as models/* does)").add_argument
     program("--calibrate", metavar="RUN", help="set one rate by a run of your own on this chip: " + RUN_NAME)
@@ -218,7 +221,7 @@ def _sweep_lines(pairs: Sequence[PredictedRun]) -> Iterator[str]:
             f"{row.memory.total / GIB:.2f}",
             f"{memory / GIB:.2f}" if memory else NONE,
         )
-        predicted = (row.layout, row.tuning.micro_batch, row.tuning.recompute, f"{row.tokens_per_second:,.0f}")
+        predicted = (row.layout, row.tuning.micro_batch, row.tuning.recomputation, f"{row.tokens_per_second:,.0f}")
         yield padded((*predicted, *measured), widths, " ")
     for pair in pairs:
         if pair.result and pair.result.status.word != "valid":
@@ -231,6 +234,7 @@ def _sweep_content(pair: PredictedRun) -> dict[str, object]:
         "layout": str(row.layout),
         "micro_batch": row.tuning.micro_batch,
         "recompute": row.tuning.recompute,
+        "recompute_layers": row.tuning.recompute_layers,
         "virtual_pipeline": row.tuning.virtual_pipeline,
         "predicted_tokens_per_second_per_device": row.tokens_per_second,
         "measured_tokens_per_second_per_device": pair.measured_rate,

@@ -14,7 +14,7 @@ from levelfield.cli.options import finished_run, prices_of, registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.predict import machines, questions
-from levelfield.predict.layout_rules import divisors, require
+from levelfield.predict.layout_rules import divisors, require, require_layers
 from levelfield.predict.layout_search import (
     RECOMPUTATIONS,
     LayoutEstimate,
@@ -28,6 +28,7 @@ from levelfield.predict.machines import UnknownLink, with_assumed_rates
 from levelfield.specs.base import MOST_RANKS
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.constants import Constants
+from levelfield.specs.implementation import FIRST_LAYERS, Refusable
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.prices import Prices
 from levelfield.specs.selector import Selector, labelled, parse_selector
@@ -199,7 +200,7 @@ def _place(options: argparse.Namespace, chip: Chip) -> tuple[int, int, float | N
     """Return nodes, devices per node, a node's network in bytes per second, and sentences about assumed ones.
 
     Raises UsageError for counts that do not divide into nodes."""
-    for name in ("nodes", "devices", "top", "micro_batch", "virtual_pipeline"):
+    for name in ("nodes", "devices", "top", "micro_batch", "virtual_pipeline", "recompute_layers"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')}: found {value}, expected 1 or more")
@@ -293,22 +294,41 @@ def _asked(question: LayoutQuestion, options: argparse.Namespace, nodes: int) ->
     offer = question.offer
     if options.program:
         stages = {"uneven", "interleaved"} if "pipeline" in offer.parallelism else set()
-        offer = replace(offer, parallelism=offer.parallelism | stages, recompute=RECOMPUTATIONS, refuses=())
+        some: tuple[Refusable, ...] = () if offer.repeats_some else (FIRST_LAYERS,)
+        offer = replace(offer, parallelism=offer.parallelism | stages, recompute=RECOMPUTATIONS, refuses=some)
     if options.recompute and options.recompute not in offer.recompute:
         raise UsageError(
             f"--recompute {options.recompute}: framework {question.constants.framework} offers "
             f"{', '.join(offer.recompute)}"
         )
+    if options.recompute_layers:
+        _require_some(question, options)
     wanted = Wanted(
         layout=parse_layout(options.layout).layout if options.layout else None,
         micro_batch=options.micro_batch,
         recompute=options.recompute,
+        recompute_layers=options.recompute_layers,
         virtual_pipeline=_chunks(options),
     )
     layout, batch, chunks = wanted.layout, wanted.micro_batch or 1, wanted.virtual_pipeline or 1
     if layout is not None:
         require(question.work, layout, batch, nodes, question.devices // nodes, chunks, uneven_stages=True)
+        require_layers(question.work, layout, chunks, wanted.recompute_layers)
     return replace(question, wanted=wanted, offer=offer, constants=_constants(question.constants, options))
+
+
+def _require_some(question: LayoutQuestion, options: argparse.Namespace) -> None:
+    """Raises UsageError for recomputation of some layers beside another kind than full, of more layers than the model
+    has, or where the framework refuses it."""
+    named, layers = f"--recompute-layers {options.recompute_layers}", question.work.model.layers
+    if options.recompute != "full":
+        raise UsageError(f"{named}: found --recompute {options.recompute or 'left out'}, expected --recompute full")
+    if options.recompute_layers > layers:
+        raise UsageError(f"{named}: {options.case} has {layers} layers; expected 1 to {layers}")
+    if not question.offer.repeats_some:
+        raise UsageError(
+            f"{named}: framework {question.constants.framework} computes all layers again or none; leave it out"
+        )
 
 
 def _calibrated(

@@ -75,7 +75,8 @@ def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
     yield from _not_offered(plan)
     yield wrapped(
         f"{len(found.rows):,} of {found.considered:,} layouts fit. GiB of the fullest device; again: what is "
-        f"recomputed; chunks: per pipeline stage. {_legend(plan, dtype)}. --explain ROW shows the arithmetic",
+        f"recomputed, with a number only of so many first layers of each chunk; chunks: per pipeline stage. "
+        f"{_legend(plan, dtype)}. --explain ROW shows the arithmetic",
         0,
     )
 
@@ -104,7 +105,7 @@ def _cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[object, ...]:
     tuning, speed = row.tuning, _speed(plan, row)
     rate = f"{speed:.0%}" if plan.assumes_rates else f"{speed:,.0f}"
     memory = f"{row.memory.total / GIB:.1f}"
-    return row.layout, tuning.micro_batch, tuning.virtual_pipeline, tuning.recompute, memory, rate
+    return row.layout, tuning.micro_batch, tuning.virtual_pipeline, tuning.recomputation, memory, rate
 
 
 def _speed(plan: AnsweredPlan, row: LayoutEstimate) -> float:
@@ -355,6 +356,7 @@ def _choices(row: LayoutEstimate) -> dict[str, object]:
         "micro_batch": row.tuning.micro_batch,
         "virtual_pipeline": row.tuning.virtual_pipeline,
         "recompute": row.tuning.recompute,
+        "recompute_layers": row.tuning.recompute_layers,
     }
 
 
@@ -376,7 +378,7 @@ def print_explained(plan: AnsweredPlan, options: argparse.Namespace) -> None:
 
 def explained(question: LayoutQuestion, row: LayoutEstimate, assumed: bool = False) -> Iterator[str]:
     """Return each part of memory and time with its numbers and the source of its formula. assumed: so are the rates."""
-    yield f"{row.layout}, micro-batch {row.tuning.micro_batch}, recomputed: {row.tuning.recompute}"
+    yield f"{row.layout}, micro-batch {row.tuning.micro_batch}, recomputed: {row.tuning.recomputation}"
     yield f"\nmemory of the fullest device: {row.memory.total / GIB:.2f} GiB\n"
     yield from _term_lines(memory_terms(question, row), GIB, "GiB")
     speed = "by the assumed rates" if assumed else f"so {row.tokens_per_second:,.1f} tokens/s on each device"
@@ -426,7 +428,10 @@ def _rehearse(rehearser: Rehearser, rows: Sequence[LayoutEstimate], done: list[_
     with interrupted_once():
         for number, row in enumerate(rows, 1):
             which = f"row {number} of {len(rows)}"
-            say(which, f"rehearsing {row.layout}, micro-batch {row.tuning.micro_batch}, {row.tuning.recompute} again")
+            say(
+                which,
+                f"rehearsing {row.layout}, micro-batch {row.tuning.micro_batch}, {row.tuning.recomputation} again",
+            )
             found = rehearser.rehearse(row, partial(say, which))
             say(which, f"{'failed' if found.why else 'done'} after {found.seconds:.0f} s")
             done.append((number, row, found))

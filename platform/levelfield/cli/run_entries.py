@@ -35,7 +35,10 @@ from levelfield.studies.compared_runs import FolderRuns
 
 _MISALIGNED = ("diverged", "different")
 _FORM = "expected numbers of nodes with commas between them, such as 1,2,4"
-_CHOICES = ("layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads")
+_CHOICES = (
+    *("layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers"),
+    *("compile", "attention", "threads"),
+)
 Certify = Callable[[Job], CertificateAttempt]
 
 

@@ -167,7 +167,7 @@ _CHOSEN: dict[str, Reader] = {
     "layout": lambda r: r.series.layout,
     "micro-batch": lambda r: r.series.micro_batch,
     "virtual pipeline": lambda r: r.series.virtual_pipeline,
-    "recompute": lambda r: r.series.recompute,
+    "recompute": lambda r: r.series.recomputation,
     "compile": lambda r: r.series.compile,
     "attention": lambda r: r.series.attention,
     "threads": lambda r: r.series.threads,

@@ -14,7 +14,7 @@ from levelfield.judge.node_figures import device_load, energy, memory, other_use
 from levelfield.judge.outlying_steps import disturbance, disturbed
 from levelfield.judge.status import judge, missing_warnings, node_results
 from levelfield.judge.verdict import Redaction, judged, seal_warnings, under_seal, under_status, unless_tampered
-from levelfield.measure.flops import FORMULAS, Recomputation
+from levelfield.measure.flops import FORMULAS, Recomputation, repeated_layers
 from levelfield.measure.loss_time import LossCrossing, crossing, level_of, level_step
 from levelfield.measure.parameter_counts import parameters
 from levelfield.measure.routing import auxiliary_curve, expert_load, routing_of, routing_reasons
@@ -103,6 +103,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         virtual_pipeline=plan.tuning.virtual_pipeline,
         accumulation=plan.accumulation,
         recompute=plan.tuning.recompute,
+        recompute_layers=plan.tuning.recompute_layers,
         repeated=recompute,
         compile=plan.tuning.compile,
         tuning=TuningFound(word="peak" if chosen else "base", chosen=chosen),
@@ -180,9 +181,11 @@ def _utilisation(plan: Plan, throughput: Throughput | None, recompute: Recomputa
     model, length = plan.work.model, plan.work.training.sequence_length
     rate, peaks = throughput.tokens_per_second_per_device, _peaks(plan)
     counting = [f for f in FORMULAS if f == "megatron-2021" or recompute != "none"]
+    layout, chunks, first = plan.tuning.layout, plan.tuning.virtual_pipeline, plan.tuning.recompute_layers
+    layers = None if first is None else repeated_layers(model.layers, layout.pipeline, chunks, first)
     return (
         *(mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"),
-        *(hfu(f, model, length, rate, peaks, recompute) for f in counting),
+        *(hfu(f, model, length, rate, peaks, recompute, repeated=layers) for f in counting),
     )
 
 

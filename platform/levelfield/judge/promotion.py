@@ -119,7 +119,7 @@ def changed(plan: Plan, result: Result) -> str:
     words = [f"{result.framework} {result.framework_version}", str(result.layout), f"micro-batch {result.micro_batch}"]
     words += [f"virtual pipeline {result.virtual_pipeline}"] if result.virtual_pipeline > 1 else []
     words += [f"{plan.tuning.threads} threads"] if plan.tuning.threads else []
-    words += [f"recompute {result.recompute}"] if result.recompute != "none" else []
+    words += [f"recompute {result.recomputation}"] if result.recompute != "none" else []
     return ", ".join(words + (["compiled"] if result.compile else []))
 
 

@@ -15,9 +15,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Literal, get_args
 
-from levelfield.measure.parameter_counts import active_weights, layer_matrices, parameters
+from levelfield.measure.parameter_counts import active_parameters, active_weights, layer_matrices, parameters
 from levelfield.specs.architecture import Model
 
 Recomputation = Literal["none", "selective", "selective-attention", "full", "full-except-down"]
@@ -42,6 +43,7 @@ def flops_per_token(
     sequence_length: int,
     parameters_override: float | None = None,
     recompute: Recomputation = "none",
+    repeated: Collection[int] | None = None,
 ) -> float:
     """Return training FLOPs per token: forward, backward (twice the forward) and the recomputed part of the forward.
 
@@ -49,16 +51,30 @@ def flops_per_token(
     which no formula counts. `selective-attention` repeats the core of attention, as Megatron does (Korthikanti et
     al., 2022, section 5). `full-except-down` repeats every layer without its last product, mlp.down, whose output no
     backward pass needs. Embeddings and logits are never repeated. parameters_override: N of `palm` and `6n`.
+    repeated: the layers that are repeated, from 0, as `repeated_layers` returns them; None: all.
     `megatron-2021` counts whole layers for both kinds of full recomputation, as its published tables do.
     Raises FormulaError.
     """
+    layers = range(model.layers) if repeated is None else repeated
     if formula == "megatron-2021":
-        return _narayanan(model, sequence_length, recompute)
+        return _narayanan(model, sequence_length, recompute, len(layers))
     if formula == "megatron":
-        return 3 * _forward_matmuls(model, sequence_length) + _repeated_matmuls(model, sequence_length, recompute)
+        again = _repeated_matmuls(model, sequence_length, recompute, layers)
+        return 3 * _forward_matmuls(model, sequence_length) + again
     attention = 0.0 if formula == "6n" else 12.0 * model.layers * core_width(model) * sequence_length
     count = _parameters(model, sequence_length, parameters_override)
-    return 6.0 * count + attention + _repeated_parameters(formula, model, sequence_length, count, recompute)
+    return 6.0 * count + attention + _repeated_parameters(formula, model, sequence_length, count, recompute, layers)
+
+
+def repeated_layers(layers: int, stages: int, chunks: int, first: int) -> tuple[int, ...]:
+    """Return which layers are computed again where each of a stage's model chunks repeats its `first` ones.
+
+    Chunk c of stage s is part c x stages + s of the model. Where the parts do not divide the layers, the first parts
+    have one more.
+    """
+    whole, more = divmod(layers, stages * chunks)
+    parts = ((part * whole + min(part, more), whole + (part < more)) for part in range(stages * chunks))
+    return tuple(begin + layer for begin, size in parts for layer in range(min(first, size)))
 
 
 def _parameters(model: Model, sequence_length: int, override: float | None) -> float:
@@ -69,46 +85,59 @@ def _parameters(model: Model, sequence_length: int, override: float | None) -> f
 
 
 def _repeated_parameters(
-    formula: FormulaId, model: Model, sequence_length: int, count: float, recompute: Recomputation
+    formula: FormulaId,
+    model: Model,
+    sequence_length: int,
+    count: float,
+    recompute: Recomputation,
+    layers: Collection[int],
 ) -> float:
-    core = 0.0 if formula == "6n" else 4.0 * model.layers * core_width(model) * sequence_length
+    core = 0.0 if formula == "6n" else 4.0 * len(layers) * core_width(model) * sequence_length
     if recompute in FULL:
         exact = parameters(model, sequence_length)
         outside = exact.total - exact.in_layers
-        return 2.0 * (count - outside) + core - _unrepeated(model, recompute)
+        share = 1.0 if len(layers) == model.layers else _share(model, layers)
+        return 2.0 * (count - outside) * share + core - _unrepeated(model, recompute, len(layers))
     if recompute == "selective-attention" and formula == "6n":
         raise FormulaError("6n has no attention term, so it cannot count attention that is recomputed")
     return core if recompute == "selective-attention" else 0.0
 
 
+def _share(model: Model, layers: Collection[int]) -> float:
+    """Return the parameters of these layers that a token uses, over those of all layers."""
+    whole = sum(active_parameters(model, layer) for layer in range(model.layers))
+    return sum(active_parameters(model, layer) for layer in layers) / whole
+
+
 def _forward_matmuls(model: Model, sequence_length: int) -> float:
     logits = 2.0 * model.hidden_size * model.vocab_size
-    return _layers_forward(model, sequence_length) + logits
+    return _layers_forward(model, sequence_length, range(model.layers)) + logits
 
 
-def _repeated_matmuls(model: Model, sequence_length: int, recompute: Recomputation) -> float:
+def _repeated_matmuls(model: Model, sequence_length: int, recompute: Recomputation, layers: Collection[int]) -> float:
     if recompute in FULL:
-        return _layers_forward(model, sequence_length) - _unrepeated(model, recompute)
-    return _core_forward(model, sequence_length) if recompute == "selective-attention" else 0.0
+        return _layers_forward(model, sequence_length, layers) - _unrepeated(model, recompute, len(layers))
+    return _core_forward(model, sequence_length, len(layers)) if recompute == "selective-attention" else 0.0
 
 
-def _unrepeated(model: Model, recompute: Recomputation) -> float:
-    """Return the FLOPs of mlp.down in every layer where it is not repeated."""
+def _unrepeated(model: Model, recompute: Recomputation, layers: int) -> float:
+    """Return the FLOPs of mlp.down in each of so many layers where it is not repeated."""
     if recompute != "full-except-down":
         return 0.0
     if model.experts is not None:
         raise FormulaError("full-except-down is not defined for a mixture of experts")
-    return 2.0 * model.layers * math.prod(layer_matrices(model)["mlp.down"])
+    return 2.0 * layers * math.prod(layer_matrices(model)["mlp.down"])
 
 
-def _layers_forward(model: Model, sequence_length: int) -> float:
-    weights = sum(active_weights(model, layer) for layer in range(model.layers))
-    return 2.0 * weights + _core_forward(model, sequence_length)
+def _layers_forward(model: Model, sequence_length: int, layers: Collection[int]) -> float:
+    weights = sum(active_weights(model, layer) for layer in layers)
+    return 2.0 * weights + _core_forward(model, sequence_length, len(layers))
 
 
-def _core_forward(model: Model, sequence_length: int) -> float:
-    """Return FLOPs of queries x keys and weights x values: 2 x 2 x width for each key that a token attends to."""
-    return 4.0 * model.layers * core_width(model) * attended_keys(model, sequence_length)
+def _core_forward(model: Model, sequence_length: int, layers: int) -> float:
+    """Return FLOPs of queries x keys and weights x values of so many layers: 2 x 2 x width for each key that a token
+    attends to."""
+    return 4.0 * layers * core_width(model) * attended_keys(model, sequence_length)
 
 
 def attended_keys(model: Model, sequence_length: int) -> float:
@@ -127,10 +156,14 @@ def core_width(model: Model) -> float:
     return model.heads * model.head_size
 
 
-def _narayanan(model: Model, sequence_length: int, recompute: Recomputation) -> float:
+def _narayanan(model: Model, sequence_length: int, recompute: Recomputation, repeated: int) -> float:
     """Return `megatron-2021`. 96 is 72 for forward and backward plus 24 for the layers' second forward."""
     if recompute not in FULL:
         raise FormulaError(f"megatron-2021 counts full recomputation; this run recomputes: {recompute}")
+    if repeated < model.layers:
+        raise FormulaError(
+            f"megatron-2021 counts full recomputation of all {model.layers} layers; this run recomputes {repeated}"
+        )
     if _is_beyond_narayanan(model):
         raise FormulaError(
             "megatron-2021 is derived for an MLP of 4 x hidden_size without a gate and as many key as query heads"

@@ -52,11 +52,22 @@ def parameters(model: Model, sequence_length: int) -> ParameterCount:
 
 def unused_by_a_token(model: Model) -> int:
     """Return the parameters of the routed experts that a token does not choose, in all layers."""
+    return model.mixture_layers * _unchosen(model)
+
+
+def _unchosen(model: Model) -> int:
+    """Return the parameters of one layer's routed experts that a token does not choose."""
     if model.experts is None:
         return 0
     routed = {name: shape for name, shape in expert_matrices(model).items() if name.startswith("mlp.experts.")}
     each = sum(math.prod(shape[1:]) + (shape[1] if model.bias else 0) for shape in routed.values())
-    return model.mixture_layers * (model.experts.count - model.experts.chosen) * each
+    return (model.experts.count - model.experts.chosen) * each
+
+
+def active_parameters(model: Model, layer: int) -> int:
+    """Return the parameters of a layer that one token uses."""
+    every = sum(map(math.prod, layer_shapes(model, layer).values()))
+    return every - (_unchosen(model) if model.is_mixture(layer) else 0)
 
 
 def parameter_shapes(model: Model, sequence_length: int) -> Shapes:

@@ -7,7 +7,7 @@ with recomputation. Without a peak there is no utilisation: None with the reason
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,9 +63,11 @@ def hfu(
     peaks: PeakRange,
     recompute: Recomputation,
     parameters_override: float | None = None,
+    repeated: Collection[int] | None = None,
 ) -> Utilisation:
-    """Return hardware FLOPs utilisation, with the forward FLOPs that `recompute` repeats."""
-    flops = _flops_or_reason(formula, model, sequence_length, parameters_override, recompute)
+    """Return hardware FLOPs utilisation, with the forward FLOPs that `recompute` repeats. repeated: in which layers;
+    None: in all."""
+    flops = _flops_or_reason(formula, model, sequence_length, parameters_override, recompute, repeated)
     found = _utilisation("HFU", formula, flops, tokens_per_second_per_device, peaks)
     return found.model_copy(update={"parameters": _counted(formula, model, sequence_length, parameters_override)})
 
@@ -80,10 +82,15 @@ def _counted(formula: FormulaId, model: Model, sequence_length: int, override: f
 
 
 def _flops_or_reason(
-    formula: FormulaId, model: Model, sequence_length: int, override: float | None, recompute: Recomputation
+    formula: FormulaId,
+    model: Model,
+    sequence_length: int,
+    override: float | None,
+    recompute: Recomputation,
+    repeated: Collection[int] | None = None,
 ) -> float | str:
     try:
-        return flops_per_token(formula, model, sequence_length, override, recompute)
+        return flops_per_token(formula, model, sequence_length, override, recompute, repeated)
     except FormulaError as error:
         return str(error)
 

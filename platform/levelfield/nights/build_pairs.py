@@ -76,6 +76,7 @@ def case_arguments(plan: Plan) -> tuple[str, ...]:
         *("--case", plan.asked, "--scale", plan.scale, "--repeat", "1", "--no-certificate"),
         *("--layout", str(tuning.layout), "--micro-batch", str(tuning.micro_batch)),
         *("--virtual-pipeline", str(tuning.virtual_pipeline), "--recompute", tuning.recompute),
+        *(("--recompute-layers", str(tuning.recompute_layers)) if tuning.recompute_layers else ()),
         *("--attention", tuning.attention, "--compile" if tuning.compile else "--no-compile"),
         *(("--threads", str(tuning.threads)) if tuning.threads else ()),
         *(("--runtime", plan.runtime) if plan.runtime != "process" else ()),

@@ -330,6 +330,9 @@ class PlannedIntensity:
     ridge: float | None
 
 
+_TUNED = ("layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers")
+
+
 def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity | None:
     """Return the arithmetic intensity of a run; None where the planner does not know its work or its framework."""
     series, found = record.series, palm(record)
@@ -338,7 +341,7 @@ def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity
     work = _work_of(series, registry)
     if not work or not constants or not rate or not isinstance(achieved, float) or not 0 < achieved < math.inf:
         return None
-    chosen = {name: getattr(series, name) for name in ("layout", "micro_batch", "virtual_pipeline", "recompute")}
+    chosen = {name: getattr(series, name) for name in _TUNED}
     on_host = series.device_is == HOST_SHARE
     setup = setup_of(work, Tuning(**chosen), on_host, constants.keeping)
     flops = achieved * 1e12 / rate * setup.tokens / setup.layout.tensor

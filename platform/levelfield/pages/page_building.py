@@ -78,6 +78,7 @@ RULES = {
     "asked": (
         *("series.vendor", "series.chip", "series.framework", "series.layout"),
         *("series.micro_batch", "series.accumulation", "series.virtual_pipeline", "series.recompute"),
+        "series.recompute_layers",
         *("series.compile", "series.attention", "series.threads", "series.runtime", "series.further_version"),
     ),
     # What every framework has its own of: between two frameworks it is no reason for caution.

@@ -142,6 +142,8 @@ def command(series: Series) -> str:
     words = ["python", "run_benchmarks.py", "--case", ":".join(target), "--scale", series.scale]
     words += ["--layout", str(series.layout), "--micro-batch", str(series.micro_batch)]
     words += ["--recompute", series.recompute, "--attention", series.attention]
+    if series.recompute_layers is not None:
+        words += ["--recompute-layers", str(series.recompute_layers)]
     words += ["--compile" if series.compile else "--no-compile"]
     if series.virtual_pipeline > 1:
         words += ["--virtual-pipeline", str(series.virtual_pipeline)]

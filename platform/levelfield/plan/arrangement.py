@@ -16,6 +16,7 @@ from levelfield.specs.implementation import ImplementationFile, refused
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
+LAYERS = "recompute_layers"
 MEANING = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}
 
 
@@ -47,7 +48,10 @@ class _Choice:
     def with_defaults(self, default: DefaultLayout) -> _Choice:
         """Return the choice with the fields of a default layout. Its origins replace those of the case."""
         fields = TuningChoice.model_validate({**self.fields.model_dump(exclude_none=True), **default.fields})
-        return _Choice(fields, {**self.origins, **default.origins})
+        origins = {**self.origins, **default.origins}
+        if fields.recompute_layers is None:
+            origins.pop(LAYERS, None)
+        return _Choice(fields, origins)
 
 
 def arrange(decision: Decision, scale: Scale) -> Arrangement:
@@ -86,6 +90,9 @@ def _chosen(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
     merged: dict[str, object] = {}
     origins: dict[str, str] = {}
     for origin, choice in sources:
+        if choice.recompute is not None:  # of all layers, unless the choice itself says of how many
+            merged.pop(LAYERS, None)
+            origins.pop(LAYERS, None)
         for key, value in choice.model_dump(exclude_none=True).items():
             merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
             origins[key] = origin

@@ -17,7 +17,7 @@ from levelfield.specs.tuning import Tuning, TuningChoice
 
 NEXT_BEST = 3
 MOST_DEVICES = 1024
-SEARCHED = ("micro_batch", "recompute", "virtual_pipeline")
+SEARCHED = ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,8 @@ def _require(decision: Decision, arrangement: Arrangement) -> None:
     if arrangement.layout_is_default:
         layout_rules.require_any(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven)
     layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven)
+    if arrangement.scale == "full":
+        layout_rules.require_layers(work, tuning.layout, chunks, tuning.recompute_layers)
 
 
 def _at_full(decision: Decision, arrangement: Arrangement) -> str | None:
@@ -195,6 +197,7 @@ def _predicted(decision: Decision, arrangement: Arrangement) -> tuple[PredictedL
             micro_batch=row.tuning.micro_batch,
             virtual_pipeline=row.tuning.virtual_pipeline,
             recompute=row.tuning.recompute,
+            recompute_layers=row.tuning.recompute_layers,
             memory_bytes=row.memory.total,
             tokens_per_second=None if assumed else row.tokens_per_second,
         )

@@ -19,7 +19,8 @@ MASK = 1  # bytes of a dropout mask's element
 @dataclass(frozen=True)
 class LayerBytes:
     """The bytes of one layer for one micro-batch: all, and those that wait for the backward pass. They do not depend on
-    stages, chunks and sharded states. mixture: the same of a layer with experts."""
+    stages, chunks and sharded states. stored: of a layer that is computed again, where only some are. mixture: the same
+    of a layer with experts."""
 
     whole: int
     stored: int
@@ -27,11 +28,24 @@ class LayerBytes:
 
     def of_stage(self, s: TrainingSetup, stage: int) -> int:
         """Return the bytes that wait of one micro-batch in all layers of a stage."""
-        layers = s.layers_of(stage)
+        layers, mixtures = s.layers_of(stage), s.mixtures_of(stage)
+        if s.tuning.recompute_layers is None:
+            return self._stored_in(layers, mixtures)
+        again, mixtures_again = s.repeated_of(stage)
+        whole = self._whole_in(layers - again, mixtures - mixtures_again)
+        return self._stored_in(again, mixtures_again) + whole
+
+    def _stored_in(self, layers: int, mixtures: int) -> int:
+        """Return the bytes that wait in so many layers, mixtures among them."""
         if self.mixture is None:
             return layers * self.stored
-        mixtures = s.mixtures_of(stage)
         return mixtures * self.mixture.stored + (layers - mixtures) * self.stored
+
+    def _whole_in(self, layers: int, mixtures: int) -> int:
+        """Return all bytes of so many layers, mixtures among them."""
+        if self.mixture is None:
+            return layers * self.whole
+        return mixtures * self.mixture.whole + (layers - mixtures) * self.whole
 
 
 def layer_bytes(s: TrainingSetup) -> LayerBytes:
@@ -55,15 +69,19 @@ def _recomputed(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
     of what a mixture's backward pass needs beside it to weigh the experts' outputs."""
     working_sets = s.memory_model.pipeline_working_sets if s.layout.pipeline > 1 else 1
     if layer.mixture is None:
-        return working_sets * _again(s, layer)
+        return working_sets * _again(s, stage, layer)
     mixtures = s.mixtures_of(stage)
-    dense = _again(s, layer) if mixtures < s.layers_of(stage) else 0
+    dense = _again(s, stage, layer) if mixtures < s.layers_of(stage) else 0
     weighing = int(s.memory_model.gated_bytes * s.routed_tokens * s.model.hidden_size)
-    return working_sets * max(dense, _again(s, layer.mixture) + weighing if mixtures else 0)
+    return working_sets * max(dense, _again(s, stage, layer.mixture) + weighing if mixtures else 0)
 
 
-def _again(s: TrainingSetup, layer: LayerBytes) -> int:
-    return layer.whole if s.tuning.recompute == "full" else layer.whole - layer.stored
+def _again(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
+    """Return the bytes that a layer's recomputation brings. Before the first one of a chunk its last layers, which are
+    not computed again, have given back as much."""
+    if s.tuning.recompute == "full":
+        return layer.whole if s.repeats_whole(stage) else 0
+    return layer.whole - layer.stored
 
 
 def passes(s: TrainingSetup, stage: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from levelfield.predict.activations import layer_bytes, passes
+from levelfield.predict.activations import LayerBytes, layer_bytes, passes
 from levelfield.predict.footprint import (
     HeldCount,
     context_buffers,
@@ -31,6 +31,7 @@ from levelfield.specs.constants import Pace
 ZERO = "Rajbhandari et al., 2020, section 5"
 ACTIVATIONS = "Korthikanti et al., 2022, section 4"
 PIPELINE = "Narayanan et al., 2021, section 2.2"
+ALL = "everything that the backward pass reads"
 
 
 @dataclass(frozen=True)
@@ -217,18 +218,37 @@ def _activations(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
     layer, flight = layer_bytes(s), passes(s, stage)
     chunks = s.tuning.virtual_pipeline
     waiting = flight * layer.of_stage(s, stage) // chunks
-    kept = {"none": "everything that the backward pass reads", "full": "its input", "selective": "a part"}
-    again = "" if s.tuning.recompute == "none" else f", and at most {layer.whole:,} bytes for a recomputed layer"
+    kept = {
+        "none": f"each layer keeps {ALL}",
+        "full": "each layer keeps its input",
+        "selective": "each layer keeps a part",
+    }
+    first = s.tuning.recompute_layers
+    some = f"the first {first} layers of each chunk keep their input, the others {ALL}"
+    whole = s.tuning.recompute == "none" or not s.repeats_whole(stage)
+    again = "" if whole else f", and at most {layer.whole:,} bytes for a recomputed layer"
     words = (
         f"{flight} micro-batch(es) in flight x {s.layers_of(stage)} layers / {s.tuning.virtual_pipeline} chunk(s); "
-        f"each layer keeps {kept[s.tuning.recompute]}; then the embedding{again}"
+        f"{some if first else kept[s.tuning.recompute]}; then the embedding{again}"
     )
     mixtures = s.mixtures_of(stage)
-    layers = f"{s.layers_of(stage) - mixtures} * {layer.stored}"
-    if mixtures and layer.mixture is not None:
-        layers = f"({layers} + {mixtures} * {layer.mixture.stored})"
+    if mixtures:
         words += "; of a mixture also the tokens of its experts"
-    return f"{flight} * {layers} / {chunks} + {value - waiting}", words
+    return f"{flight} * {_stored(s, stage, layer)} / {chunks} + {value - waiting}", words
+
+
+def _stored(s: TrainingSetup, stage: int, layer: LayerBytes) -> str:
+    """Return the bytes that wait in a stage's layers, as arithmetic: of dense layers and mixtures, each with what is
+    computed again and, where only some are, the others."""
+    layers, mixtures = s.layers_of(stage), s.mixtures_of(stage)
+    again, mixtures_again = (layers, mixtures) if s.tuning.recompute_layers is None else s.repeated_of(stage)
+    kept, mixtures_kept = layers - again, mixtures - mixtures_again
+    terms = [f"{again - mixtures_again} * {layer.stored}"]
+    terms += [f"{kept - mixtures_kept} * {layer.whole}"] if kept else []
+    if mixtures and layer.mixture is not None:
+        terms.append(f"{mixtures_again} * {layer.mixture.stored}")
+        terms += [f"{mixtures_kept} * {layer.mixture.whole}"] if kept else []
+    return f"({' + '.join(terms)})" if len(terms) > 1 else terms[0]
 
 
 def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:

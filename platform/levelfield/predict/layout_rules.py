@@ -100,6 +100,16 @@ def require(
     raise LayoutError(f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {listed};\n  {offer}")
 
 
+def require_layers(work: Work, layout: Layout, virtual_pipeline: int, recompute_layers: int | None) -> None:
+    """Raises LayoutError for more recomputed layers than the longest model chunk has."""
+    longest = math.ceil(work.model.layers / (layout.pipeline * virtual_pipeline))
+    if recompute_layers is not None and recompute_layers > longest:
+        raise LayoutError(
+            f"recompute_layers {recompute_layers}: a chunk of {layout} with virtual pipeline {virtual_pipeline} has "
+            f"{longest} of the {work.model.layers} layers; give 1 to {longest}, or leave it out for all layers"
+        )
+
+
 def require_any(
     work: Work,
     layout: Layout,

@@ -7,14 +7,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import TypeVar, overload
 
 from levelfield.predict.activations import LayerBytes, layer_bytes
 from levelfield.predict.footprint import Footprint, expected_memory, fullest_bytes, gaps, held_bytes, passing_bytes
 from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
 from levelfield.predict.machines import MachineRates
-from levelfield.predict.pass_timing import PassSeconds, pass_seconds, work_of
+from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, work_of
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import (
     PredictedStep,
@@ -26,16 +26,20 @@ from levelfield.predict.timing import (
 )
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
-from levelfield.specs.implementation import Refusable, refused
+from levelfield.specs.implementation import FIRST_LAYERS, Refusable, refused
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Recompute, Tuning
 
 T = TypeVar("T")
 Pass = tuple[int, int, int, bool, int, Recompute]
-Fields = tuple[int, Recompute, int]  # micro-batch, recomputation, model chunks
+# Micro-batch, recomputation, model chunks, and the layers of each chunk that full recomputation repeats (None: all).
+Fields = tuple[int, Recompute, int, int | None]
 # A row before anybody reads it: tokens/s, negative, and bytes, which give its order; its number, layout and fields.
 Found = tuple[float, int, int, Layout, Fields]
 BEYOND = 20  # rows that do not fit to remember
+# Recomputation repeats a forward pass beside one and a backward pass; of messages, two calls beside four.
+MOST_GAIN = 1.5
+FIRST_ROWS = 20  # rows that recompute the first layers only; of more, slower ones are left out
 # Of a sequence on a context rank. Published runs have 4,096 and more; the rates here are not made for a few tokens.
 LEAST_TOKENS = 1024
 PARTIAL: Refusable = "partial sharding"
@@ -51,6 +55,11 @@ class SupportedParallelism:
     recompute: tuple[Recompute, ...]
     refuses: tuple[Refusable, ...] = ()
 
+    @property
+    def repeats_some(self) -> bool:
+        """Whether full recomputation may be of the first layers only."""
+        return "full" in self.recompute and FIRST_LAYERS not in self.refuses
+
     def lacks(self, tuning: Tuning, layers: int) -> tuple[str, ...]:
         """Return the kinds of parallelism that the fields need, with so many layers, and the framework does not offer;
         `hybrid` for sharded states over a part of the ranks."""
@@ -63,11 +72,12 @@ class SupportedParallelism:
 @dataclass(frozen=True)
 class Wanted:
     """What the user asks for; None: every value. A wanted layout may have stages of unequal length, and replicated
-    shards, whether the framework runs them or not."""
+    shards, whether the framework runs them or not. recompute_layers: of a wanted `full`; None: all layers."""
 
     layout: Layout | None = None
     micro_batch: int | None = None
     recompute: Recompute | None = None
+    recompute_layers: int | None = None
     virtual_pipeline: int | None = None
 
 
@@ -142,7 +152,7 @@ class LayoutRanking:
 def answer(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
-    rows = search.fastest(_layouts(question))
+    rows = search.with_first_layers(search.fastest(_layouts(question)))
     beyond = search.beyond()
     return LayoutRanking(rows, None if rows or not beyond else beyond[0], search.considered, search.pruned, beyond)
 
@@ -174,11 +184,11 @@ Sizes = list[tuple[int, list[int]]]  # micro-batches, for each number of model c
 @dataclass
 class _Shared:
     """The figures that the rows of a layout are sums of, and share with those of others: the bytes that come and go on
-    its stages by fields, and the passes of a step by micro-batch and recomputation."""
+    its stages by fields, and the passes of a step by the fields that change them."""
 
     layout: Layout
     passing: dict[Fields, tuple[int, ...]]
-    steps: dict[tuple[int, Recompute], StepPasses]
+    steps: dict[Fields, StepPasses]
     states: _States
 
 
@@ -206,7 +216,7 @@ class _Search:
         self._bytes: dict[Pass, LayerBytes] = {}
         self._seconds: dict[Pass, PassSeconds] = {}
         self._passing: dict[tuple[int, ...], dict[Fields, tuple[int, ...]]] = {}
-        self._steps: dict[tuple[int, ...], dict[tuple[int, Recompute], StepPasses]] = {}
+        self._steps: dict[tuple[int, ...], dict[Fields, StepPasses]] = {}
         self._states: dict[tuple[int, ...], _States] = {}
 
     def fastest(self, layouts: Iterable[Layout]) -> RankedRows:
@@ -234,7 +244,7 @@ class _Search:
         rows: list[Found] = []
         for recompute in self._recomputations:
             for n, micro_batch in enumerate(micro_batches):
-                fields = micro_batch, recompute, chunks
+                fields = micro_batch, recompute, chunks, self.question.wanted.recompute_layers
                 self.considered += 1
                 total = self._total_bytes(shared, fields)
                 if not _fits(self.question, total):
@@ -243,9 +253,58 @@ class _Search:
                     if n == 0 and self._has_enough_left():
                         return rows
                     break
-                speed = self._tokens / self._time(shared, fields).total / self.question.devices
-                rows.append((-speed, total, self.considered, layout, fields))
+                rows.append((-self._speed(shared, fields), total, self.considered, layout, fields))
         return rows
+
+    def with_first_layers(self, rows: RankedRows) -> RankedRows:
+        """Return the rows with further ones, in which the first layers only are computed again.
+
+        A row whose layers are all computed again may have room to keep some of them. Its further row has the least
+        layers that leave the planner's margin free. It is no faster than without recomputation, so that bound ends
+        the search.
+        """
+        asked, offer = self.question.wanted.recompute, self.question.offer
+        if asked is not None or not offer.repeats_some or self.question.capacity_bytes is None:
+            return rows
+        found: list[Found] = []
+        roomy = (-row[0] for row in rows.found if not is_tight(self.question, row[1]))
+        fastest = list(islice(roomy, FIRST_ROWS))
+        for speed, total, _, layout, fields in rows.found:
+            least = fastest[-1] if len(fastest) == FIRST_ROWS else 0.0
+            if -speed * MOST_GAIN < least:
+                break
+            if fields[1] != "full" or is_tight(self.question, total):
+                continue
+            shared = self._shared(layout)
+            if (
+                self._speed(shared, _without(fields)) <= least
+                or (more := self._with_least_layers(shared, fields)) is None
+            ):
+                continue
+            found.append(more)
+            fastest = sorted((*fastest, -more[0]), reverse=True)[:FIRST_ROWS]
+        return RankedRows(self.question, sorted((*rows.found, *found))) if found else rows
+
+    def _with_least_layers(self, shared: _Shared, fields: Fields) -> Found | None:
+        """Return the row with the least layers that leaves the margin free; None where that is none, or all."""
+        micro_batch, recompute, chunks, _ = fields
+        parts = shared.layout.pipeline * chunks
+        longest = math.ceil(self.question.work.model.layers / parts)
+
+        def is_roomy(layers: int) -> bool:
+            tried = (micro_batch, recompute, chunks, layers) if layers else _without(fields)
+            return not is_tight(self.question, self._total_bytes(shared, tried))
+
+        layers = bisect_left(range(longest), True, key=is_roomy)
+        if layers in (0, longest):
+            return None
+        self.considered += 1
+        more: Fields = micro_batch, recompute, chunks, layers
+        total = self._total_bytes(shared, more)
+        return -self._speed(shared, more), total, self.considered, shared.layout, more
+
+    def _speed(self, shared: _Shared, fields: Fields) -> float:
+        return self._tokens / self._time(shared, fields).total / self.question.devices
 
     def _has_enough_left(self) -> bool:
         """Return whether there are rows enough for `beyond`. Until then rows that cannot fit are computed as well."""
@@ -291,14 +350,22 @@ class _Search:
         return fullest_bytes(shared.states.held, passing, self._gaps)
 
     def _time(self, shared: _Shared, fields: Fields) -> PredictedStep:
-        micro_batch, recompute, chunks = fields
-        passes, exchange = shared.steps.get((micro_batch, recompute)), shared.states.exchange
+        micro_batch, recompute, chunks, layers = fields
+        key = fields if layers else (micro_batch, recompute, 1, None)  # where all layers are alike, chunks are too
+        passes, exchange = shared.steps.get(key), shared.states.exchange
         if passes is None or exchange is None:
-            work = work_of(_setup(self.question, shared.layout, fields), self.question.machine, self._pace)
-            each = _once(self._seconds, work.setup, lambda _: pass_seconds(work))
-            passes = shared.steps[micro_batch, recompute] = passes or step_passes(work, each)
+            work = self._work(shared, fields)
+            each = self._pass_seconds(work)
+            plain = self._pass_seconds(self._work(shared, _without(fields))) if layers else None
+            passes = shared.steps[key] = passes or step_passes(work, each, plain)
             exchange = shared.states.exchange = exchange or exchange_of(work)
         return exchange.added_to(passes, chunks)
+
+    def _work(self, shared: _Shared, fields: Fields) -> RankWork:
+        return work_of(_setup(self.question, shared.layout, fields), self.question.machine, self._pace)
+
+    def _pass_seconds(self, work: RankWork) -> PassSeconds:
+        return _once(self._seconds, work.setup, lambda _: pass_seconds(work))
 
 
 def _once(known: dict[Pass, T], setup: TrainingSetup, figure: Callable[[TrainingSetup], T]) -> T:
@@ -314,8 +381,20 @@ def _setup(question: LayoutQuestion, layout: Layout, fields: Fields) -> Training
 
 
 def _tuning(layout: Layout, fields: Fields) -> Tuning:
-    micro_batch, recompute, chunks = fields
-    return Tuning(layout=layout, micro_batch=micro_batch, recompute=recompute, virtual_pipeline=chunks)
+    micro_batch, recompute, chunks, layers = fields
+    return Tuning(
+        layout=layout,
+        micro_batch=micro_batch,
+        recompute=recompute,
+        recompute_layers=layers,
+        virtual_pipeline=chunks,
+    )
+
+
+def _without(fields: Fields) -> Fields:
+    """Return the same fields without recomputation."""
+    micro_batch, _, chunks, _ = fields
+    return micro_batch, "none", chunks, None
 
 
 def _plain(layout: Layout, micro_batch: int) -> Tuning:

@@ -116,7 +116,7 @@ def _mixture_seconds(s: RankWork, costs: ForwardCosts) -> float:
 
 
 def _in_both_directions(s: RankWork, layer: Cost) -> Cost:
-    """Return the cost of a part of a layer in both directions, with what is computed again."""
+    """Return the cost of a part of a layer in both directions, with what is computed again in it."""
     attention = Cost(attention_flops=layer.attention_flops)
     cost = layer * (1 + BACKWARD)
     if _fused_attention_rate(s):
@@ -159,12 +159,12 @@ def moved_bytes(setup: TrainingSetup, pace: Pace) -> float:
     """Return the bytes that a device's memory moves for one micro-batch, over all stages, without the update."""
     model, costs = setup.model, forward_costs(setup.model, slice_of(setup, pace.unfused))
     mixtures = model.mixture_layers if model.experts else 0
-    layers = costs.dense * (model.layers - mixtures)
+    again, mixtures_again = setup.repeated_in_all() if setup.tuning.recompute == "full" else (0, 0)
+    layers = costs.dense * ((1 + BACKWARD) * (model.layers - mixtures) + again - mixtures_again)
     if mixtures:
-        layers += (costs.mixture + costs.experts) * mixtures
-    again = 1 if setup.tuning.recompute == "full" else 0
+        layers += (costs.mixture + costs.experts) * ((1 + BACKWARD) * mixtures + mixtures_again)
     ends = costs.embedding + costs.head
-    return traffic_bytes(layers * (1 + BACKWARD + again) + ends * (1 + BACKWARD))
+    return traffic_bytes(layers + ends * (1 + BACKWARD))
 
 
 def _attention_seconds(s: RankWork, cost: Cost, product_rate: float) -> float:

@@ -52,6 +52,27 @@ class TrainingSetup:
             return 0
         return _compositions(self.model.layers, self.layout.pipeline, experts.first_layer, experts.every)[stage][1]
 
+    def repeated_of(self, stage: int) -> tuple[int, int]:
+        """Return the layers of a stage that full recomputation repeats, and the mixtures among them. Model chunks are
+        counted as parts of one run of layers."""
+        return self._repeated()[stage]
+
+    def repeated_in_all(self) -> tuple[int, int]:
+        """Return the same of all stages together."""
+        count, mixtures = zip(*self._repeated(), strict=True)
+        return sum(count), sum(mixtures)
+
+    def _repeated(self) -> tuple[tuple[int, int], ...]:
+        experts, model, tuning = self.model.experts, self.model, self.tuning
+        first_mixture, every = (experts.first_layer, experts.every) if experts else (model.layers, 1)
+        first = model.layers if tuning.recompute_layers is None else tuning.recompute_layers
+        return _repetitions(model.layers, self.layout.pipeline, tuning.virtual_pipeline, first, first_mixture, every)
+
+    def repeats_whole(self, stage: int) -> bool:
+        """Return whether a model chunk of the stage has no layer beside the repeated ones."""
+        first, smallest = self.tuning.recompute_layers, self.layers_of(stage) // self.tuning.virtual_pipeline
+        return self.tuning.recompute == "full" and (first is None or first >= smallest)
+
     @property
     def end_stages(self) -> tuple[int, ...]:
         """The stages of which one needs most: the first and the last; where layers are of two kinds also the first one
@@ -100,8 +121,31 @@ def _compositions(layers: int, stages: int, first_mixture: int, every: int) -> t
     """Return the layers of each stage, and the mixtures among them."""
     whole, more = divmod(layers, stages)
     begins = [whole * stage + min(stage, more) for stage in range(stages + 1)]
-    mixtures = [max(0, -(-(layer - first_mixture) // every)) for layer in begins]
+    mixtures = [mixtures_below(layer, first_mixture, every) for layer in begins]
     return tuple((begins[n + 1] - begins[n], mixtures[n + 1] - mixtures[n]) for n in range(stages))
+
+
+@lru_cache(maxsize=1024)
+def _repetitions(
+    layers: int, stages: int, chunks: int, first: int, first_mixture: int, every: int
+) -> tuple[tuple[int, int], ...]:
+    """Return the first layers of each stage's chunks, and the mixtures among them."""
+    found, begin = [], 0
+    for size, _ in _compositions(layers, stages, first_mixture, every):
+        count = mixtures = 0
+        for chunk in range(chunks):
+            start = begin + size * chunk // chunks
+            end = min(start + first, begin + size * (chunk + 1) // chunks)
+            count += end - start
+            mixtures += mixtures_below(end, first_mixture, every) - mixtures_below(start, first_mixture, every)
+        found.append((count, mixtures))
+        begin += size
+    return tuple(found)
+
+
+def mixtures_below(layer: int, first_mixture: int, every: int) -> int:
+    """Return how many layers before this one are mixtures of experts."""
+    return max(0, -(-(layer - first_mixture) // every))
 
 
 @lru_cache(maxsize=1024)

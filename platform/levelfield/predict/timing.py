@@ -8,8 +8,8 @@ The framework's stated overlap hides a part of the communication between stages 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from levelfield.measure.parameter_counts import ParameterCount, parameters
@@ -58,7 +58,16 @@ class PredictedStep(NamedTuple):
 def step_time(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PredictedStep:
     """Return the time of one step, by part. Raises UnknownLink."""
     s = work_of(setup, machine, pace)
-    return exchange_of(s).added_to(step_passes(s, pass_seconds(s)), setup.tuning.virtual_pipeline)
+    plain = (
+        pass_seconds(work_of(without_recomputation(setup), machine, pace)) if setup.tuning.recompute_layers else None
+    )
+    return exchange_of(s).added_to(step_passes(s, pass_seconds(s), plain), setup.tuning.virtual_pipeline)
+
+
+def without_recomputation(setup: TrainingSetup) -> TrainingSetup:
+    """Return the same setup with everything kept, as it is for layers beside the first ones that are repeated."""
+    kept = setup.tuning.model_copy(update={"recompute": "none", "recompute_layers": None})
+    return replace(setup, tuning=kept)
 
 
 class StepPasses(NamedTuple):
@@ -78,18 +87,18 @@ class StepPasses(NamedTuple):
     bubble_share: float
 
 
-def step_passes(s: RankWork, each: PassSeconds) -> StepPasses:
-    """Return the passes of a step, whatever its chunks. each: the parts of a micro-batch. Raises UnknownLink."""
+def step_passes(s: RankWork, each: PassSeconds, plain: PassSeconds | None = None) -> StepPasses:
+    """Return the passes of a step, whatever its chunks where all layers are alike. each: the parts of a micro-batch.
+    plain: those of layers that are not computed again, where only the first ones are. Raises UnknownLink."""
     setup, batches = s.setup, s.setup.micro_batches
-    layout = setup.layout
-    whole, slowest = _whole_and_slowest(setup, each)
-    average, layers = whole / layout.pipeline, setup.model.layers / layout.pipeline
-    tensor, context, pipeline = each.tensor * layers, each.context * layers, _pipeline_seconds(s)
-    expert = each.expert * setup.model.mixture_layers / layout.pipeline if each.expert else 0.0
+    stages = setup.layout.pipeline
+    whole, slowest = _whole_and_slowest(setup, each, plain)
+    average, pipeline = whole / stages, _pipeline_seconds(s)
+    tensor, context, expert = (seconds / stages for seconds in _messages_in_layers(setup, each, plain))
     return StepPasses(
         compute=batches * average,
         imbalance=batches * (slowest - average),
-        filling=whole - slowest + (layout.pipeline - 1) * (tensor + context + pipeline + expert),
+        filling=whole - slowest + (stages - 1) * (tensor + context + pipeline + expert),
         tensor=batches * tensor,
         context=batches * context,
         pipeline=batches * pipeline,
@@ -100,19 +109,45 @@ def step_passes(s: RankWork, each: PassSeconds) -> StepPasses:
     )
 
 
-def _whole_and_slowest(setup: TrainingSetup, each: PassSeconds) -> tuple[float, float]:
+def _messages_in_layers(
+    setup: TrainingSetup, each: PassSeconds, plain: PassSeconds | None
+) -> tuple[float, float, float]:
+    """Return the seconds of the messages of one micro-batch in all layers: tensor, context and expert."""
+    layers, mixtures = setup.model.layers, setup.model.mixture_layers if each.expert else 0
+    if plain is None:
+        return each.tensor * layers, each.context * layers, each.expert * mixtures
+    again, mixtures_again = setup.repeated_in_all()
+    kept, mixtures_kept = layers - again, mixtures - mixtures_again
+    return (
+        each.tensor * again + plain.tensor * kept,
+        each.context * again + plain.context * kept,
+        each.expert * mixtures_again + plain.expert * mixtures_kept,
+    )
+
+
+def _whole_and_slowest(setup: TrainingSetup, each: PassSeconds, plain: PassSeconds | None) -> tuple[float, float]:
     """Return the compute seconds of one micro-batch on all stages and on the slowest, forward and backward.
 
     The first stage has the embedding and the most layers, the last has the head. None between takes longer, unless
     only some layers are mixtures of experts.
     """
     mixtures = setup.model.mixture_layers if setup.model.experts else 0
-    whole = each.of_layers(setup.model.layers, mixtures) + each.embedding + each.head
+
+    def of_layers(count: int, mixtures: int, repeated: Callable[[], tuple[int, int]]) -> float:
+        if plain is None:
+            return each.of_layers(count, mixtures)
+        again, mixtures_again = repeated()
+        return each.of_layers(again, mixtures_again) + plain.of_layers(count - again, mixtures - mixtures_again)
+
+    whole = of_layers(setup.model.layers, mixtures, setup.repeated_in_all) + each.embedding + each.head
     last = setup.layout.pipeline - 1
     if last == 0:
         return whole, whole
     ends = {0: each.embedding, last: each.head}
-    stages = (each.of_layers(setup.layers_of(n), setup.mixtures_of(n)) + ends.get(n, 0) for n in setup.end_stages)
+    stages = (
+        of_layers(setup.layers_of(n), setup.mixtures_of(n), partial(setup.repeated_of, n)) + ends.get(n, 0)
+        for n in setup.end_stages
+    )
     return whole, max(stages)
 
 

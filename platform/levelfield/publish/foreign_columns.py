@@ -109,6 +109,8 @@ def _strategy(run: ReportedRun) -> str:
     layout, recompute = run.result.layout, run.result.recompute
     said = ["flash_attention=True"] if run.plan.tuning.attention == "flash_attn" else []
     said.append(f"recompute={_RECOMPUTE.get(recompute, recompute)}")
+    if run.result.recompute_layers is not None:
+        said.append(f"recompute_num_layers={run.result.recompute_layers}")
     if layout.sharding_stage:
         said += [f'sharding="stage{layout.sharding_stage}"', f"sharding_degree={layout.sharding_degree}"]
     degrees = {"tensor": layout.tensor, "pipline": layout.pipeline}

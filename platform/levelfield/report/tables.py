@@ -248,7 +248,7 @@ def _second_cells(plan: Plan) -> Cells:
         f"  {hardware.nodes}x{hardware.devices_per_node} {hardware.chip.name}",
         str(tuning.layout),
         f"{tuning.micro_batch} x {plan.accumulation}",
-        tuning.recompute,
+        tuning.recomputation,
         f"{_short_gib(memory.total_bytes)} of {_short_gib(memory.available_bytes)}",
     )
 

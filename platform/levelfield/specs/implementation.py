@@ -34,6 +34,7 @@ Refusable = Literal[
     "compile",
     "flash_attn",
     "compile under zero3",
+    "recomputation of some layers",
     "partial sharding",
     "zero2 or zero3 in a pipeline",
     "fewer micro-batches than stages",
@@ -50,6 +51,8 @@ Refusable = Literal[
     "latent attention with tensor parallel",
     "latent attention with rope scaling",
 ]
+
+FIRST_LAYERS: Refusable = "recomputation of some layers"  # of the first ones of each stage's chunk
 
 
 class Launch(Value):
@@ -203,6 +206,7 @@ def refused(names: Iterable[Refusable], work: Work, tuning: Tuning) -> list[Refu
         "compile": tuning.compile,
         "flash_attn": tuning.attention == "flash_attn",
         "compile under zero3": tuning.compile and layout.sharding_stage == 3,
+        FIRST_LAYERS: tuning.recompute_layers is not None,
         "partial sharding": layout.shards_a_part,
         "zero2 or zero3 in a pipeline": layout.sharding_stage > 1 < layout.pipeline,
         "fewer micro-batches than stages": layout.pipeline > 1 and micro_batches < layout.pipeline,

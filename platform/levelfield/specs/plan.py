@@ -18,7 +18,7 @@ from levelfield.specs.requirements import BuildStep
 from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.site import BmcSite, LaunchPlan, NodePowerPlan
 from levelfield.specs.suite import EntryUsed
-from levelfield.specs.tuning import Recompute, Tuning
+from levelfield.specs.tuning import Recompute, Tuning, recomputation
 from levelfield.specs.variables import masked
 from levelfield.specs.vendor import HOST_KIND, Chip, ContainerOptions, FrameworkAccess, Image
 
@@ -211,8 +211,14 @@ class PredictedLayout(Value):
     micro_batch: int
     virtual_pipeline: int
     recompute: Recompute
+    recompute_layers: int | None = Field(default=None, json_schema_extra=LATER)
     memory_bytes: int
     tokens_per_second: float | None
+
+    @property
+    def recomputation(self) -> str:
+        """What is computed again, such as `full`, or `full 12` for the first 12 layers of each chunk."""
+        return recomputation(self.recompute, self.recompute_layers)
 
 
 class PreflightPlan(Value):
@@ -313,6 +319,8 @@ def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
     """Return the content of job.json for the worker. It holds nothing about vendors, plans or hosts."""
     work = plan.work.model_dump(mode="json")
     tuning = plan.tuning.model_dump(mode="json", exclude={"layout", "environment"})
+    if plan.tuning.recompute_layers is None:  # as jobs of earlier versions, which bundles have
+        del tuning["recompute_layers"]
     return {
         "schema": "levelfield.job/1",
         "run_id": plan.run_id,

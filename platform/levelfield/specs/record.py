@@ -28,6 +28,7 @@ from levelfield.specs.step_parts import (
     StepTimeline,
     WaitedFor,
 )
+from levelfield.specs.tuning import recomputation
 
 Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b", "null-a", "null-b"]
 OF_TREND: tuple[Purpose, ...] = ("manual", "nightly")
@@ -149,11 +150,17 @@ class Series(Value):
     accumulation: int
     virtual_pipeline: int
     recompute: str
+    recompute_layers: int | None = Field(default=None, json_schema_extra=LATER)
     compile: bool
     attention: str
     threads: int | None
     runtime: str
     further_version: str | None = Field(default=None, json_schema_extra=LATER)
+
+    @property
+    def recomputation(self) -> str:
+        """What is computed again, such as `full`, or `full 12` for the first 12 layers of each chunk."""
+        return recomputation(self.recompute, self.recompute_layers)
 
     @property
     def framework_label(self) -> str:

@@ -292,6 +292,7 @@ class RehearsedRow(Value):
     layout: str = Field(min_length=1)
     micro_batch: int = Field(ge=1)
     recompute: Literal["none", "selective", "full"]
+    recompute_layers: int | None = Field(default=None, ge=1)
     planned_bytes: int | None = Field(default=None, ge=1)
     allocated_bytes: int = Field(ge=1)
     reserved_bytes: int = Field(ge=1)
@@ -325,6 +326,7 @@ class RehearsedRow(Value):
             layout=parse_layout(self.layout).layout,
             micro_batch=self.micro_batch,
             recompute=self.recompute,
+            recompute_layers=self.recompute_layers,
             virtual_pipeline=self.virtual_pipeline,
         )
 

@@ -13,6 +13,7 @@ from levelfield.specs.base import LATER, Document, Value, since
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.suite import EntryUsed
+from levelfield.specs.tuning import recomputation
 
 Word = Literal[
     "valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only", "unsealed",
@@ -498,7 +499,7 @@ class AttentionKernelFound(Value):
 
 # Grows with each field that is added to the result or to a part of it. The field is marked since(REVISION), so that a
 # bundle of before still follows, and one of after cannot leave the field out.
-REVISION = 5
+REVISION = 6
 # The layers of an alignment that came later, with the revision that they came with.
 LATER_LAYERS = {"norms": 2}
 
@@ -507,6 +508,11 @@ class Result(Document):
     """What a run came to: result.json."""
 
     KIND: ClassVar[str] = "result"
+
+    @property
+    def recomputation(self) -> str:
+        """What was computed again, such as `full`, or `full 12` for the first 12 layers of each chunk."""
+        return recomputation(self.recompute, self.recompute_layers)
 
     run_id: str = Field(description="Name of the run and of its directory: time, case, framework, vendor, random part.")
     case: str = Field(description="Name of the case.")
@@ -528,6 +534,11 @@ class Result(Document):
     )
     accumulation: Count[int] = Field(description="Micro-batches of one data-parallel rank in one step.")
     recompute: str = Field(description="Which activations were computed again: `none`, `selective` or `full`.")
+    recompute_layers: Count[int | None] = Field(
+        default=None,
+        description="Of `full`: how many layers of each stage's chunk, the first ones. Null: all of them.",
+        json_schema_extra=since(6),
+    )
     repeated: str | None = Field(
         default=None,
         description="What that repeats: `none`, `selective`, `selective-attention`, `full` or `full-except-down` "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_serializer, model_validator
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, MOST_LAYERS, Document, Value
 from levelfield.specs.layout import Layout
 from levelfield.specs.variables import TuningVariables, masked
 
@@ -23,6 +23,8 @@ class Tuning(Value):
     micro_batch: sequences per forward pass of one data-parallel rank.
     virtual_pipeline: model chunks of each pipeline stage; above 1 it is the interleaved schedule of Narayanan et al.,
     2021 (section 2.2).
+    recompute_layers: of each stage's chunk the first so many layers are computed again, and the others keep everything
+    (None: all layers are; Megatron's recompute_method `block`). Only with `recompute: full`.
     threads: CPU threads per process (None: a rank's share of its cores).
     environment: variables for the training process; they are recorded, and --dry-run shows them.
     """
@@ -31,6 +33,7 @@ class Tuning(Value):
     micro_batch: int = Field(default=1, ge=1)
     virtual_pipeline: int = Field(default=1, ge=1)
     recompute: Recompute = "none"
+    recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
     compile: bool = False
     attention: Attention = "sdpa"
     threads: int | None = Field(default=None, ge=1)
@@ -52,6 +55,16 @@ class Tuning(Value):
         }
         return tuple(name for name, used in needed.items() if used)
 
+    @property
+    def recomputation(self) -> str:
+        """What is computed again, such as `full`, or `full 12` for the first 12 layers of each chunk."""
+        return recomputation(self.recompute, self.recompute_layers)
+
+    @model_validator(mode="after")
+    def _layers_of_full_only(self) -> Tuning:
+        _require_full(self.recompute, self.recompute_layers)
+        return self
+
     @field_serializer("environment")
     def _without_secrets(self, variables: dict[str, str]) -> dict[str, str]:
         """The value in memory is whole; no dump of it, and so no file, holds what looks like a secret."""
@@ -59,12 +72,16 @@ class Tuning(Value):
 
 
 class TuningChoice(Value):
-    """The values of some free fields. None keeps the value of the previous choice."""
+    """The values of some free fields. None keeps the value of the previous choice.
+
+    recompute_layers belongs to the `recompute: full` beside it: without it, that is of all layers.
+    """
 
     layout: str | None = None
     micro_batch: int | None = Field(default=None, ge=1)
     virtual_pipeline: int | None = Field(default=None, ge=1)
     recompute: Recompute | None = None
+    recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
     compile: bool | None = None
     attention: Attention | None = None
     threads: int | None = Field(default=None, ge=1)
@@ -76,6 +93,11 @@ class TuningChoice(Value):
         if isinstance(content, dict):
             refuse_locked(map(str, content), cls.model_fields)
         return content
+
+    @model_validator(mode="after")
+    def _layers_of_full_only(self) -> TuningChoice:
+        _require_full(self.recompute, self.recompute_layers)
+        return self
 
 
 class TuningRow(Value):
@@ -178,6 +200,19 @@ LOCKED = (
         "who is measured does not choose what is measured, nor when a run counts as right or as hung",
     ),
 )  # fmt: skip
+
+
+def recomputation(recompute: str, layers: int | None) -> str:
+    """Return what is computed again in words."""
+    return recompute if layers is None else f"{recompute} {layers}"
+
+
+def _require_full(recompute: Recompute | None, layers: int | None) -> None:
+    if layers is not None and recompute != "full":
+        raise ValueError(
+            f"recompute_layers: found {layers} beside recompute {recompute or '(not given)'}, expected full beside it: "
+            "it says of how many layers; give both"
+        )
 
 
 def chosen_by(origin: str) -> str | None:

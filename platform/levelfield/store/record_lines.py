@@ -34,7 +34,8 @@ Line = RunRecord | Statement
 _FIRST = ("run_id", "began", "purpose", "night", "entry", "evidence", "word", "failure", "reason", "verdict")
 _SERIES = (
     *("case", "scale", "framework", "vendor", "chip", "device_is", "nodes", "devices", "precision", "layout"),
-    *("micro_batch", "accumulation", "virtual_pipeline", "recompute", "compile", "attention", "threads", "runtime"),
+    *("micro_batch", "accumulation", "virtual_pipeline", "recompute", "recompute_layers"),
+    *("compile", "attention", "threads", "runtime"),
 )
 _SUBJECT = ("framework_version", "commit", "is_dirty", "platform_version")
 

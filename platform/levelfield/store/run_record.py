@@ -130,7 +130,10 @@ def series_of(plan: Plan) -> Series:
         further_version=plan.implementation.version if plan.implementation.is_further else None,
         **{
             name: getattr(tuning, name)
-            for name in ("layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads")
+            for name in (
+                *("layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers"),
+                *("compile", "attention", "threads"),
+            )
         },
     )
 

@@ -86,6 +86,7 @@ def options_of(row: LayoutEstimate) -> list[str]:
     tuning = row.tuning
     options = ["--scale", "full", "--layout", str(row.layout), "--micro-batch", str(tuning.micro_batch)]
     options += ["--recompute", tuning.recompute]
+    options += ["--recompute-layers", str(tuning.recompute_layers)] if tuning.recompute_layers else []
     return options + (["--virtual-pipeline", str(tuning.virtual_pipeline)] if tuning.virtual_pipeline > 1 else [])
 
 

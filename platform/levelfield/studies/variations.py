@@ -49,7 +49,7 @@ def entries_of(
     text = f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
     entries = []
     for row in rows:
-        names = ("micro_batch", "recompute", "virtual_pipeline")
+        names = ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")
         choice = TuningChoice(layout=str(row.layout), **{name: getattr(row.tuning, name) for name in names})
         entries.append(Entry(text, replace(request, scale=scale, choice=choice)))
     return entries

@@ -98,7 +98,7 @@ def _described(plan: Plan) -> str:
         return f"does not fit; the least is {size} with {plan.tuning.layout}"
     known = plan.predicted[0].tokens_per_second if plan.predicted else None
     rate = "" if known is None else f", {known:,.0f} tokens/s/device predicted"
-    chosen = f"{plan.tuning.layout}, micro-batch {plan.tuning.micro_batch}, recompute {plan.tuning.recompute}"
+    chosen = f"{plan.tuning.layout}, micro-batch {plan.tuning.micro_batch}, recompute {plan.tuning.recomputation}"
     return f"{chosen}, {size}{rate}"
 
 

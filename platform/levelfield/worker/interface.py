@@ -13,7 +13,7 @@ from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported,
 from .init import Initializer
 from .job import coordinates, load_job
 from .loop import train_steps
-from .offers import check_layout, check_parts
+from .offers import check_layout, check_parts, check_recomputed_layers
 from .own_work import OwnWork
 from .parameters import ParameterSpec
 from .peak_memory import process_memory
@@ -42,6 +42,7 @@ __all__ = [
     "check_layout",
     "check_parts",
     "check_pipeline",
+    "check_recomputed_layers",
     "check_tensor_parallel",
     "checksum_slice",
     "coordinates",

@@ -12,9 +12,10 @@ from .architecture import UNUSED
 from .faults import JobError
 
 SCHEMA = "levelfield.job/1"
-# What a job does not say: one model chunk for each stage, each sequence and all experts on one rank, no later part.
+# What a job does not say: one model chunk for each stage, all layers computed again where any is, each sequence and all
+# experts on one rank, no later part.
 _LEFT_OUT: dict[str, dict[str, Any]] = {
-    "tuning": {"virtual_pipeline": 1},
+    "tuning": {"virtual_pipeline": 1, "recompute_layers": None},
     "layout": {"context": 1, "expert": 1},
     "model": UNUSED,
 }

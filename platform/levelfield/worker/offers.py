@@ -37,6 +37,14 @@ def _kinds(job: SimpleNamespace) -> dict[str, bool]:
     }
 
 
+def check_recomputed_layers(job: SimpleNamespace) -> None:
+    """Raise Unsupported for recomputation of the first layers only, where an implementation has it of all or none."""
+    if job.tuning.recompute_layers is not None:
+        raise Unsupported(
+            f"recompute of the first {job.tuning.recompute_layers} layers: this implementation has it of all layers"
+        )
+
+
 def check_parts(job: SimpleNamespace, *offered: str) -> None:
     """Raise Unsupported for a later part of the model that is not `offered`, by its name in specs/case.py:Model.
 

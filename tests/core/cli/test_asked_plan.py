@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+from levelfield.predict import questions
+from levelfield.specs.implementation import FIRST_LAYERS
 from test_plan_command import refused, said
 
 CASE = ("llama3_8b", "--chip", "H100")
+FIRST = ("--recompute", "full", "--recompute-layers")
 
 
 def test_one_layout_that_fits_has_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,6 +19,35 @@ def test_one_layout_that_fits_has_its_parts(capsys: pytest.CaptureFixture[str]) 
     rows = [line.split() for line in text.splitlines() if line.startswith("  1 ")]
     assert [row[1:5] for row in rows] == [["DP8TP1PP1SH3SP8", "2", "1", "selective"]]
     assert "GiB: weights" in text and "seconds of a step of" in text and "1 of 1 layouts fit" in text
+
+
+def test_the_first_layers_of_each_chunk_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (*CASE, "--layout", "DP2PP4SH1", "--micro-batch", "1")
+    text = said(capsys, *asked, *FIRST, "4")
+    rows = [line.split() for line in text.splitlines() if line.startswith("  1 ")]
+    assert [row[1:6] for row in rows] == [["DP2TP1PP4SH1SP2", "1", "1", "full", "4"]]
+    assert max(map(len, text.splitlines())) <= 80
+    found = json.loads(said(capsys, *asked, *FIRST, "4", "--json"))["rows"][0]
+    assert (found["recompute"], found["recompute_layers"]) == ("full", 4)
+    explained = " ".join(said(capsys, *asked, *FIRST, "4", "--explain", "1").split())
+    assert (
+        "recomputed: full 4" in explained
+        and "the first 4 layers of each chunk keep their input, the others" in explained
+    )
+
+
+def test_a_program_has_rows_with_first_layers_where_its_framework_has_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def numbers() -> set[object]:
+        arguments = ("gpt3_6.7B", "--chip", "A100-SXM4-40GB", "--framework", "megatron", "--top", "400", "--json")
+        rows = json.loads(said(capsys, *arguments, "--program", "aleph_alpha_flash2"))["rows"]
+        return {row["recompute_layers"] for row in rows}
+
+    assert len(numbers()) > 2
+    offered = questions.offer_of
+    monkeypatch.setattr(questions, "offer_of", lambda *of: replace(offered(*of), refuses=(FIRST_LAYERS,)))
+    assert numbers() == {None}
 
 
 def test_one_layout_that_does_not_fit_says_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +171,18 @@ def test_a_precision_that_a_run_may_not_choose_can_be_planned(capsys: pytest.Cap
         ((*CASE, "--layout", "DP8", "--micro-batch", "3"), "512 is not a multiple of 24"),
         ((*CASE, "--layout", "TP64", "--devices", "64"), "32 attention heads cannot be cut over tensor 64"),
         ((*CASE, "--framework", "paddle", "--recompute", "selective"), "paddle offers none, full"),
+        (
+            (*CASE, "--recompute-layers", "3"),
+            "--recompute-layers 3: found --recompute left out, expected --recompute full",
+        ),
+        (
+            (*CASE, "--recompute", "none", "--recompute-layers", "3"),
+            "found --recompute none, expected --recompute full",
+        ),
+        ((*CASE, "--recompute", "full", "--recompute-layers", "0"), "--recompute-layers: found 0, expected 1 or more"),
+        ((*CASE, "--recompute", "full", "--recompute-layers", "33"), "llama3_8b has 32 layers; expected 1 to 32"),
+        ((*CASE, "--layout", "DP4PP2", *FIRST, "17"), "has 16 of the 32 layers; give 1 to 16"),
+        ((*CASE, "--framework", "paddle", *FIRST, "3"), "framework paddle computes all layers again or none"),
         ((*CASE, "--program", "ours"), "known: llm_foundry"),
         ((*CASE, "--program", "torchtitn"), "nearest: torchtitan; known: llm_foundry"),
         ((*CASE, "--overlap", "1.5"), "expected a share from 0 to 1"),

@@ -39,17 +39,36 @@ def test_without_the_event_the_choice_counts() -> None:
     assert repeated("full", None) == "full"
 
 
-def recompute_fully(run: RunPaths, kind: str | None) -> Plan:
-    """Let the recorded run have recomputed fully; rank 0 reports `kind`."""
+def recompute_fully(run: RunPaths, kind: str | None, layers: int | None = None) -> Plan:
+    """Let the recorded run have recomputed fully, or so many layers; rank 0 reports `kind`."""
 
     def report(events: list[Event]) -> list[Event]:
         return [{**e, "details": {"repeats": kind}} if e["event"] == "framework" else e for e in events]
 
     plan = read_plan(run)
-    plan = plan.model_copy(update={"tuning": plan.tuning.model_copy(update={"recompute": "full"})})
+    chosen = {"recompute": "full", "recompute_layers": layers}
+    plan = plan.model_copy(update={"tuning": plan.tuning.model_copy(update=chosen)})
     run.plan.write_text(dump(plan))
     edit(run.events / "rank0.jsonl", report)
     return plan
+
+
+def test_hfu_counts_the_layers_that_were_repeated(run: RunPaths) -> None:
+    layers = read_plan(run).work.model.layers
+    plan = recompute_fully(run, None, layers - 1)
+    result = collect(run)
+    assert (result.recompute, result.recompute_layers, result.recomputation) == (
+        "full",
+        layers - 1,
+        f"full {layers - 1}",
+    )
+    found = {u.formula: u for u in result.utilisation if u.kind == "HFU"}
+    length = plan.work.training.sequence_length
+    none, full = (flops_per_token("palm", plan.work.model, length, recompute=how) for how in ("none", "full"))
+    expected = none + (full - none) * (layers - 1) / layers
+    assert found["palm/1"].flops_per_token == pytest.approx(expected, rel=1e-12) and full > expected > none
+    assert f"this run recomputes {layers - 1}" in str(found["megatron-2021/1"].reason)
+    assert f"recomputation full {layers - 1}" in run_report(result, plan)
 
 
 @pytest.mark.parametrize(("kind", "counted"), [("full-except-down", "full-except-down"), (None, "full")])

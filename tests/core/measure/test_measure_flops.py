@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.measure.flops import FORMULAS, FormulaError, flops_per_token, versioned
+from levelfield.measure.flops import FORMULAS, FormulaError, Recomputation, flops_per_token, repeated_layers, versioned
 from levelfield.measure.parameter_counts import parameter_shapes, parameters
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.specs.architecture import Model
@@ -181,6 +181,51 @@ def test_a_product_that_is_not_repeated_is_not_counted(name: str) -> None:
             for kind in ("full", "full-except-down")
         )
         assert full - less == down
+
+
+def test_the_first_layers_of_each_chunk_are_those_that_lie_there() -> None:
+    assert repeated_layers(8, 1, 1, 3) == (0, 1, 2)
+    assert repeated_layers(8, 2, 1, 3) == (0, 1, 2, 4, 5, 6)
+    assert repeated_layers(8, 2, 2, 1) == (0, 2, 4, 6)
+    assert repeated_layers(7, 3, 1, 2) == (0, 1, 3, 4, 5, 6), "the first part has a layer more"
+    assert repeated_layers(4, 2, 1, 9) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "gpt3_6.7B"])
+@pytest.mark.parametrize("kind", ["full", "full-except-down"])
+def test_of_equal_layers_the_share_that_is_repeated_counts(name: str, kind: Recomputation) -> None:
+    found = model(name)
+    for formula in ("megatron", "palm", "6n"):
+        none, some, full = (
+            flops_per_token(formula, found, 2048, recompute=how, repeated=layers)  # type: ignore[arg-type]
+            for how, layers in (("none", None), (kind, repeated_layers(found.layers, 2, 1, 4)), (kind, None))
+        )
+        assert some - none == pytest.approx((full - none) * 8 / found.layers, rel=1e-12)
+
+
+def test_of_a_mixture_each_repeated_layer_counts_what_it_has() -> None:
+    """DeepSeek-V3's first three layers are dense: here they are half as wide as what a token uses of a mixture."""
+    found = model("deepseek_v3", ffn_hidden_size=9216)
+    for formula in ("megatron", "palm", "6n"):
+
+        def more(*layers: int, formula: Any = formula) -> float:
+            plain = flops_per_token(formula, found, 4096)
+            return flops_per_token(formula, found, 4096, recompute="full", repeated=layers) - plain
+
+        dense, mixture, every = more(0), more(10), more(*range(found.layers))
+        assert abs(dense / mixture - 1) > 0.01, formula
+        assert more(0, 1, 10) == pytest.approx(2 * dense + mixture, rel=1e-9)
+        assert 3 * dense + (found.layers - 3) * mixture == pytest.approx(every, rel=1e-9)
+        assert more() == 0
+
+
+def test_the_published_formula_refuses_recomputation_of_some_layers() -> None:
+    shape = gpt(ONEFLOW[0])
+    whole = flops_per_token("megatron-2021", shape, 2048, recompute="full")
+    everything = tuple(range(shape.layers))
+    assert flops_per_token("megatron-2021", shape, 2048, recompute="full", repeated=everything) == whole
+    with pytest.raises(FormulaError, match=f"of all {shape.layers} layers; this run recomputes 2"):
+        flops_per_token("megatron-2021", shape, 2048, recompute="full", repeated=(0, 1))
 
 
 def test_the_published_formula_counts_whole_layers_for_both_kinds() -> None:

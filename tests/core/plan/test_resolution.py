@@ -182,6 +182,51 @@ def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp
     assert job_of(plan, RunPaths(tmp_path))["tuning"]["virtual_pipeline"] == 2
 
 
+def test_recomputation_of_some_layers_is_given_to_the_training(plan_for: Make, tmp_path: Path) -> None:
+    given = {"scale": "smoke", "recompute": "full", "recompute_layers": 1}
+    plan = plan_for("gpt3_6.7B:torch:cpu:1:1", **given)
+    assert plan.origins["recompute_layers"] == plan.origins["recompute"] == "command line"
+    told = job_of(plan, RunPaths(tmp_path))["tuning"]
+    assert (told["recompute"], told["recompute_layers"]) == ("full", 1)
+    with pytest.raises(UsageError, match=r"paddle does not offer: recomputation of some layers \(not written"):
+        plan_for("gpt3_6.7B:paddle:cpu:1:1", **given)
+
+
+def test_more_layers_than_a_chunk_has_are_refused_at_full_scale_only(plan_for: Make) -> None:
+    given = {"recompute": "full", "layout": "DP4PP2", "micro_batch": 1, "assume": True}
+    text = "gpt3_6.7B:torch:H100:1:8"
+    with pytest.raises(LayoutError, match="DP4TP1PP2 with virtual pipeline 1 has 16 of the 32 layers; give 1 to 16"):
+        plan_for(text, scale="full", recompute_layers=17, **given)
+    assert plan_for(text, scale="full", recompute_layers=16, **given).tuning.recompute_layers == 16
+    assert plan_for(text, scale="smoke", recompute_layers=17, **given).tuning.recomputation == "full 17"
+
+
+def test_a_later_choice_of_recomputation_is_of_all_layers(tmp_path: Path) -> None:
+    """The number of layers belongs to the choice that has it."""
+    folder = tmp_path / "configs" / "cases"
+    folder.mkdir(parents=True)
+    content = yaml.safe_load((ROOT / "configs/cases/gpt3_6.7B.yaml").read_text())
+    content["name"] = "some"
+    content["tuning"]["smoke"] = {**content["tuning"].get("smoke", {}), "recompute": "full", "recompute_layers": 2}
+    (folder / "some.yaml").write_text(yaml.safe_dump(content))
+    registry = Registry([tmp_path])
+    plan = make_plan(registry, "some:torch:cpu:1:1", scale="smoke")
+    assert plan.tuning.recomputation == "full 2" and plan.origins["recompute_layers"] == "case some"
+    plan = make_plan(registry, "some:torch:cpu:1:1", scale="smoke", recompute="full")
+    assert plan.tuning.recomputation == "full" and "recompute_layers" not in plan.origins
+    plan = make_plan(registry, "some:torch:cpu:1:1", scale="smoke", recompute="none")
+    assert plan.tuning.recomputation == "none"
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", None])
+def test_a_number_of_layers_needs_full_beside_it(recompute: str | None) -> None:
+    found = recompute or r"\(not given\)"
+    with pytest.raises(
+        ValueError, match=f"recompute_layers: found 3 beside recompute {found}, expected full beside it"
+    ):
+        TuningChoice.model_validate({"recompute": recompute, "recompute_layers": 3})
+
+
 @pytest.mark.parametrize(
     ("text", "layout", "says"),
     [

@@ -75,6 +75,27 @@ def test_recomputation_keeps_less() -> None:
     assert full == (32 * 2 + 34 + 3) * unit
 
 
+def test_the_first_layers_keep_their_input_and_the_others_all() -> None:
+    """2 and 34 s b h; nothing for the layer at hand, as the last layers have given back as much before it."""
+    unit = 2048 * 4096
+    for layers in (1, 12, 31):
+        found = footprint("gpt3_6.7B", recompute="full", recompute_layers=layers).activations
+        assert found == (layers * 2 + (32 - layers) * 34 + 3) * unit
+    whole = footprint("gpt3_6.7B", recompute="full")
+    assert footprint("gpt3_6.7B", recompute="full", recompute_layers=32) == whole
+
+
+def test_each_chunk_of_a_stage_has_first_layers() -> None:
+    """Of four layers of a stage two chunks repeat one each: 5 passes of 4 wait on the first stage, and 7 embeddings."""
+    unit = 2048 * 4096
+    plan = {"recompute": "full", "recompute_layers": 1, "virtual_pipeline": 2, "micro_batch": 1}
+    found = footprint("gpt3_6.7B", "PP8", **plan).activations
+    passes = 8 + 15  # of half a stage: the second chunk's, and the first one's
+    assert found == (passes * (2 * 2 + 2 * 34) // 2 + 15 * 3) * unit
+    uneven = footprint("gpt3_6.7B", "PP5", recompute="full", recompute_layers=5, micro_batch=1).activations
+    assert uneven == 5 * (5 * 2 + 2 * 34 + 3) * unit, "the first two stages have seven layers"
+
+
 def test_scores_are_kept_only_on_the_host_with_dropout() -> None:
     host, chip = (footprint("gpt3_6.7B", kind=kind).activations for kind in ("cpu", "nvidia"))
     assert host - chip == 32 * 5 * 32 * 2048**2

@@ -17,6 +17,7 @@ from levelfield.predict.layout_search import (
     LayoutQuestion,
     LayoutRanking,
     SupportedParallelism,
+    Wanted,
     answer,
     is_tight,
     predict,
@@ -35,6 +36,7 @@ from levelfield.predict.operations import head_forward, layer_forward
 from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import setup_of
 from levelfield.specs.constants import MemoryModel, Pace
+from levelfield.specs.implementation import FIRST_LAYERS
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
 
@@ -44,6 +46,7 @@ ALL = SupportedParallelism(
     frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "context", "zero1", "zero2", "zero3"}),
     ("none", "selective", "full"),
 )
+REFUSES = replace(ALL, refuses=(FIRST_LAYERS,))
 
 
 def machine(**changes: object) -> MachineRates:
@@ -245,6 +248,92 @@ def test_a_search_by_shared_figures_finds_what_whole_rows_have(case: str, framew
     assert tight == sorted(tight) and sorted(roomy) == rows.found and any(tight) == (case == "mixtral_8x7b")
 
 
+# ---- recomputation of the first layers only
+
+
+@pytest.mark.parametrize("layout", ["DP8SH3", "TP2PP2DP2SH1+seq", "DP2CP2TP2", "PP8"])
+def test_time_grows_with_the_layers_that_are_computed_again(layout: str) -> None:
+    asked = question("llama3_8b", capacity_gib=None)
+    parts = 32 // parse_layout(layout).layout.pipeline
+    none, full = (predict(asked, tuning(layout, recompute=again)).time for again in ("none", "full"))
+    for layers in (1, parts - 1, parts):
+        found = predict(asked, tuning(layout, recompute="full", recompute_layers=layers)).time
+        for part in ("compute", "tensor", "context", "bubble"):
+            less, more = none.parts()[part], full.parts()[part]
+            assert found.parts()[part] == pytest.approx(less + (more - less) * layers / parts), (part, layers)
+        assert (found.data, found.optimizer, found.pipeline) == (full.data, full.optimizer, full.pipeline)
+
+
+def test_the_layers_of_a_mixture_are_counted_by_kind() -> None:
+    """DeepSeek-V3's dense layers are the first three, and exchange no tokens."""
+    offer = replace(ALL, parallelism=ALL.parallelism | {"expert"})
+    asked = question("deepseek_v3", 16, None, offer=offer)
+    none, *found = (
+        predict(asked, tuning("DP16EP16", recompute="full" if layers else "none", recompute_layers=layers)).time
+        for layers in (None, 1, 3, 4, 13)
+    )
+    one, three, four, more = ((time.compute - none.compute, time.expert - none.expert) for time in found)
+    assert three[0] == pytest.approx(3 * one[0]) and one[1] == three[1] == 0
+    assert four[1] > 0 and more[1] == pytest.approx(10 * four[1])
+    assert more[0] - three[0] == pytest.approx(10 * (four[0] - three[0]))
+
+
+@pytest.mark.parametrize(
+    ("case", "devices", "capacity"), [("llama3_8b", 8, 40), ("gpt3_6.7B", 4, 60), ("mixtral_8x7b", 16, 80)]
+)
+def test_rows_with_first_layers_have_the_least_that_fit(case: str, devices: int, capacity: float) -> None:
+    asked = question(case, devices, capacity, offer=replace(ALL, parallelism=ALL.parallelism | {"expert"}))
+    found = answer(asked)
+    some = [row for row in found.rows if row.tuning.recompute_layers is not None]
+    assert some and found.rows.found == sorted(found.rows.found)
+    for row in some:
+        chosen, layers = row.tuning, row.tuning.recompute_layers or 0
+        full, less = (
+            predict(asked, chosen.model_copy(update=change))
+            for change in (
+                {"recompute_layers": None},
+                {"recompute_layers": layers - 1} if layers > 1 else {"recompute": "none", "recompute_layers": None},
+            )
+        )
+        assert not is_tight(asked, row.memory.total) and is_tight(asked, less.memory.total), chosen
+        assert full.tokens_per_second < row.tokens_per_second < less.tokens_per_second, chosen
+    everything = {row.layout: row.tuning for row in found.rows if row.tuning.recompute == "full"}
+    assert len(some) < len(everything) + len(found.rows) / 2
+
+
+@pytest.mark.parametrize(
+    ("case", "devices", "capacity"), [("llama3_8b", 8, 28), ("gpt3_6.7B", 8, 24), ("gpt3_6.7B", 4, 40)]
+)
+def test_no_faster_row_with_first_layers_is_missed(case: str, devices: int, capacity: float) -> None:
+    """Against every row that recomputes all its layers, and every number of them."""
+    asked = question(case, devices, capacity)
+    rows = answer(asked).rows
+    every = []
+    for row in answer(replace(asked, wanted=Wanted(recompute="full"))).rows:
+        longest = 32 // (row.layout.pipeline * row.tuning.virtual_pipeline)
+        tried = (row.tuning.model_copy(update={"recompute_layers": layers}) for layers in range(1, longest))
+        fitting = (predict(asked, each) for each in tried)
+        every += [each for each in fitting if not is_tight(asked, each.memory.total)]
+    best = max(each.tokens_per_second for each in every)
+    without = answer(replace(asked, offer=REFUSES)).rows.roomy_first()[0]
+    assert rows.roomy_first()[0].tokens_per_second == best > without.tokens_per_second
+
+
+def test_who_refuses_it_or_asks_for_another_kind_gets_no_such_row() -> None:
+    asked = question("llama3_8b", 8, 40)
+    assert any(row.tuning.recompute_layers for row in answer(asked).rows)
+    for changed in (
+        replace(asked, offer=REFUSES),
+        replace(asked, offer=replace(ALL, recompute=("none", "selective"))),
+        replace(asked, wanted=Wanted(recompute="full")),
+        replace(asked, wanted=Wanted(recompute="none")),
+        replace(asked, capacity_bytes=None),
+    ):
+        assert not any(row.tuning.recompute_layers for row in answer(changed).rows)
+    given = answer(replace(asked, wanted=Wanted(recompute="full", recompute_layers=5))).rows
+    assert {(row.tuning.recompute, row.tuning.recompute_layers) for row in given} == {("full", 5)}
+
+
 def test_where_nothing_fits_the_smallest_is_named() -> None:
     found = answer(question(capacity_gib=1))
     assert not found.rows and found.nearest is not None
@@ -263,6 +352,8 @@ def test_where_nothing_fits_the_smallest_is_named() -> None:
         ("DP8SH3SP4", {}),
         ("DP2CP4SH1", {"recompute": "full"}),
         ("PP5", {}),
+        ("PP5", {"recompute": "full", "recompute_layers": 3}),
+        ("PP4", {"recompute": "full", "recompute_layers": 1, "virtual_pipeline": 2}),
     ],
 )
 @pytest.mark.parametrize(

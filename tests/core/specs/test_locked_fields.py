@@ -96,7 +96,9 @@ def test_other_names_of_locked_fields_are_known(plugins: Path, name: str, why: s
     assert f"'{name}' is locked, the case fixes it: {why}" in refusal(plugins)
 
 
-@pytest.mark.parametrize(("name", "near"), [("micro_bach", "micro_batch"), ("recomputation", "recompute")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("micro_bach", "micro_batch"), ("recomputation", "recompute, recompute_layers")]
+)
 def test_a_typing_error_is_no_locked_field(plugins: Path, name: str, near: str) -> None:
     path = planted(plugins, {"set": {name: 1}, "why": "faster"})
     message = refusal(plugins)

@@ -21,6 +21,11 @@ def test_a_pipeline_stage_is_one_chunk_unless_the_job_says_more(tmp_path):
     assert make_job(tmp_path, tuning=dict(virtual_pipeline=2)).tuning.virtual_pipeline == 2
 
 
+def test_all_layers_are_computed_again_unless_the_job_says_how_many(tmp_path):
+    assert make_job(tmp_path).tuning.recompute_layers is None
+    assert make_job(tmp_path, tuning=dict(recompute="full", recompute_layers=2)).tuning.recompute_layers == 2
+
+
 def test_without_a_launcher_there_is_one_rank(tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)

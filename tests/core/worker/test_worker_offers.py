@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from levelfield.worker import Unsupported, check_layout, check_parts
+from levelfield.worker import Unsupported, check_layout, check_parts, check_recomputed_layers
 
 ONE = {"data": 1, "tensor": 1, "pipeline": 1, "context": 1, "expert": 1, "sharding_stage": 0}
 USES: dict[str, dict[str, Any]] = {
@@ -41,6 +41,12 @@ def test_model_chunks_and_one_process() -> None:
         Unsupported, match="parallelism interleaved: this implementation does not have it; it trains in one process"
     ):
         check_layout(job(chunks=2))
+
+
+def test_recomputation_of_some_layers_is_refused_where_it_is_of_all() -> None:
+    check_recomputed_layers(SimpleNamespace(tuning=SimpleNamespace(recompute_layers=None)))
+    with pytest.raises(Unsupported, match="recompute of the first 3 layers: this implementation has it of all layers"):
+        check_recomputed_layers(SimpleNamespace(tuning=SimpleNamespace(recompute_layers=3)))
 
 
 def test_a_later_part_of_a_model_is_refused_unless_it_is_named() -> None:

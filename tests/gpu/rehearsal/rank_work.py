@@ -6,7 +6,7 @@ All of it is computed from shapes, and nothing of it by the code that is rehears
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from levelfield.measure.flops import core_width
@@ -94,22 +94,35 @@ class RankWork:
 
         core: whether attention's core is products of whole sequences too, as in no fused kernel.
         """
-        layers = sum(active_weights(self.model, layer) / self.tensor for layer in self.layers)
-        layers += len(self.mixtures) * (self.model.experts.count * self.model.hidden_size if self.model.experts else 0)
-        layers += len(self.layers) * 2 * core_width(self.model) / self.tensor * self._keys() if core else 0
         head = self.model.hidden_size * self.model.vocab_size / self.tensor if self.is_last else 0
-        repeated = layers - self._unrepeated() if self.tuning["recompute"] == "full" else 0
-        return 2 * self.tokens * self.count * (3 * (layers + head) + repeated)
+        again = self._repeated()
+        repeated = self._in_layers(again, core) - self._unrepeated(again)
+        return 2 * self.tokens * self.count * (3 * (self._in_layers(self.layers, core) + head) + repeated)
+
+    def _in_layers(self, layers: Sequence[int], core: bool) -> float:
+        """Multiplications of the forward pass of a token in these layers."""
+        found = sum(active_weights(self.model, layer) / self.tensor for layer in layers)
+        routed = sum(self.model.is_mixture(layer) for layer in layers)
+        found += routed * (self.model.experts.count * self.model.hidden_size if self.model.experts else 0)
+        return found + (len(layers) * 2 * core_width(self.model) / self.tensor * self._keys() if core else 0)
+
+    def _repeated(self) -> Sequence[int]:
+        """The layers that `full` recomputes: all, or the first ones of each model chunk."""
+        if self.tuning["recompute"] != "full":
+            return ()
+        chunks, first = self.tuning["virtual_pipeline"], self.tuning.get("recompute_layers") or len(self.layers)
+        size = len(self.layers) // chunks
+        return [layer for n, layer in enumerate(self.layers) if n % size < first]
 
     def _keys(self) -> float:
         """The keys that a query meets: those up to the end of its piece, of the two that a rank has of a sequence."""
         length: int = self.job["training"]["sequence_length"]
         return length if self.context == 1 else length * (2 * self.context + 1) / (4 * self.context)
 
-    def _unrepeated(self) -> float:
+    def _unrepeated(self, layers: Sequence[int]) -> float:
         if self.model.experts or (self.model.hidden_dropout and not self.tuning["compile"]):
             return 0
-        return sum(math.prod(layer_matrices(self.model, layer)["mlp.down"]) / self.tensor for layer in self.layers)
+        return sum(math.prod(layer_matrices(self.model, layer)["mlp.down"]) / self.tensor for layer in layers)
 
     def most_waits(self) -> int:
         """How often torch's training may wait in a step: for the numbers of tokens that each mixture exchanges, which

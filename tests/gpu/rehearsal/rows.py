@@ -78,4 +78,17 @@ FAMILIES = (
     ),
     laid_out("llama3_70b:megatron:H100:8:8", "DP2CP2TP4PP4SH1+seq", "--micro-batch", "1", "--recompute", "none"),
 )
-ROWS = (*DEFAULTS, *FAMILIES)
+# the first layers of each chunk computed again
+FIRST_LAYERS = tuple(
+    laid_out(case, layout, "--micro-batch", batch, "--recompute", "full", "--recompute-layers", layers, *more)
+    for case, layout, batch, layers, *more in (
+        ("llama3_8b:torch:A100-SXM4-40GB:1:8", "DP8SH3", "2", "28"),
+        ("llama3_8b:torch:A100-SXM4-40GB:1:8", "DP4TP2SH2+seq", "1", "17"),
+        ("llama3_8b:torch:H100:1:8", "DP4PP2SH1", "1", "6"),
+        ("mixtral_8x7b:torch:H100:2:8", "DP8EP8PP2SH1", "1", "9"),
+        ("gpt3_6.7B:deepspeed:H100:1:8", "DP8SH1", "4", "16"),
+        ("llama3_8b:megatron:A100-SXM4-40GB:1:8", "DP2TP2PP2SH1+seq", "1", "14"),
+        ("gpt3_6.7B:megatron:H100:1:8", "DP4PP2SH1", "4", "3", "--virtual-pipeline", "2"),
+    )
+)
+ROWS = (*DEFAULTS, *FAMILIES, *FIRST_LAYERS)

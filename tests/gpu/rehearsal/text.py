@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from levelfield.specs.tuning import recomputation
+
 GIB = 2**30
 ENGINES = "transformer-engine's cudnn"  # how the stand-in counts its kernels (standin/attention.c)
 
@@ -18,9 +20,10 @@ def lines_of(entry: dict[str, Any], planned: int | None, reports: list[dict[str,
     """The table of memory and the last step's work of each rank."""
     tuning = entry["plan"]["tuning"]
     layout = ", ".join(f"{key} {value}" for key, value in tuning["layout"].items() if value not in (1, False))
+    again = recomputation(tuning["recompute"], tuning["recompute_layers"])
     head = [
         f"{entry['plan']['asked']}, pretended devices",
-        f"  {layout or 'one device'}; micro-batch {tuning['micro_batch']}, recompute {tuning['recompute']}",
+        f"  {layout or 'one device'}; micro-batch {tuning['micro_batch']}, recompute {again}",
         f"  planned without the reserve: {gib(planned)} GiB",
     ]
     return head + [line for report in reports for line in rank_lines(report)]

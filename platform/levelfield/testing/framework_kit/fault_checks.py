@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from levelfield.specs.implementation import FIRST_LAYERS
 from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, known_curve
 from levelfield.testing.framework_kit.layout_checks import is_sharp, offered_runs
@@ -53,9 +54,8 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
     for precision in ("fp32", "bf16", "fp16"):
         if precision not in manifest.offered_precisions(kind):
             yield precision, small_job(model, SINGLE, precision)
-    for recompute in ("none", "selective", "full"):
-        if recompute not in manifest.recompute:
-            yield f"recompute {recompute}", small_job(model, replace(SINGLE, recompute=recompute), "fp32")
+    for variant in _recomputations_refused(subject):
+        yield variant.name, small_job(model, variant, "fp32")
     lacking = next((name for name, each in MODELS.items() if not has_parts(manifest, each)), None)
     if lacking:
         yield f"the model {lacking}", small_job(MODELS[lacking], SINGLE, "fp32")
@@ -64,6 +64,15 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
         job = small_job(model, variant, "fp32")
         if parallelism not in offered and refusal(manifest, kind, job):
             yield variant.name, job
+
+
+def _recomputations_refused(subject: FrameworkSubject) -> Iterator[Variant]:
+    manifest = subject.manifest
+    for recompute in ("none", "selective", "full"):
+        if recompute not in manifest.recompute:
+            yield replace(SINGLE, name=f"recompute {recompute}", recompute=recompute)
+    if "full" in manifest.recompute and FIRST_LAYERS in manifest.refusals(subject.kind):
+        yield replace(SINGLE, name="recompute full of 1 layer", recompute="full", recompute_layers=1)
 
 
 def _one_kind_each() -> dict[str, Variant]:

@@ -93,6 +93,7 @@ class Variant:
     recompute: str = "none"
     compile: bool = False
     virtual_pipeline: int = 1
+    recompute_layers: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -118,7 +119,7 @@ def job_of(model: dict[str, Any], variant: Variant, steps: int = LONG_STEPS, **c
         "data": {"seed": 7, "shuffle": True, "split": [1.0, 0.0, 0.0], "alphabet": 32, "branching": 4},
         "tuning": {"micro_batch": variant.micro_batch, "recompute": variant.recompute, "compile": variant.compile,
                    "attention": "sdpa", "threads": 1, "environment": {},
-                   "virtual_pipeline": variant.virtual_pipeline},
+                   "virtual_pipeline": variant.virtual_pipeline, "recompute_layers": variant.recompute_layers},
         "accumulation": training["global_batch"] // (variant.micro_batch * layout["data"]),
         "device": "cpu", "backend": "gloo", "preload": [],
         "gradient_steps": [1, 2, 10], "capture": None, "save_weights_dir": None,
@@ -159,6 +160,7 @@ TRIED: tuple[Variant, ...] = (
     Variant("accumulation 1", micro_batch=8),
     Variant("recompute selective", recompute="selective"),
     Variant("recompute full", recompute="full"),
+    Variant("recompute full of 1 layer", recompute="full", recompute_layers=1),
     Variant("compile", compile=True),
     Variant("DP2", {"data": 2}),
     Variant("ZeRO 1, DP2", zero(1)),
