@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 
 import pytest
+from levelfield.measure.parameter_counts import layer_matrices
 from rehearsal.judgement import collectives, findings
 from rehearsal.rank_work import RankWork
 
@@ -47,6 +49,14 @@ def test_products_of_one_percent_more_or_less(recorded, factor):
         return
     (said,) = judged(recorded)
     assert "matrix products of" in said and f"({factor - 1:+.2%})" in said
+
+
+def test_of_a_layer_that_runs_again_megatron_also_repeats_the_last_product():
+    recorded = RECORDED["DP4 SH3, recompute full"]
+    torch, megatron = (RankWork(recorded["entry"]["job"], each, 0) for each in ("torch", "megatron"))
+    down = math.prod(layer_matrices(torch.model, 0)["mlp.down"])
+    more = 2 * torch.tokens * torch.count * len(torch.layers) * down
+    assert megatron.product_flops(False) - torch.product_flops(False) == pytest.approx(more)
 
 
 def test_every_kind_of_collective_that_a_layout_needs_is_missed(recorded):
