@@ -23,7 +23,7 @@ def train(job, recorder):
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     device = open_device(job)
     name, details = describe(device)
-    details = {**details, "torch": torch.__version__, "repeats": repeats(job)}
+    details = {**details, "torch": torch.__version__, "repeats": repeated(job)}
     details["attention_kernel"] = attention_kernel(job, device)
     recorder.framework("deepspeed", deepspeed.__version__, name, details)
     check(job)
@@ -32,6 +32,12 @@ def train(job, recorder):
         trainer = ZeroTrainer(job, coordinates(job), device)
         recorder.weights(trainer.weights())
         train_steps(job, recorder, trainer)
+
+
+def repeated(job):
+    """What the backward pass repeats. ZeRO 3 takes the outputs of each module up, so that no second pass ends early."""
+    whole = job.layout.sharding_stage == 3 and job.tuning.recompute == "full"
+    return "full" if whole else repeats(job)
 
 
 class ZeroTrainer:

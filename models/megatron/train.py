@@ -12,6 +12,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "torch"))
 
 def main(job, recorder):
     check(job)
+    if job.device == "cuda":
+        from own_cudnn import load_own_cudnn
+
+        load_own_cudnn()
     # imported here, so that a missing package is an event with a class of its own and preloads come first
     from training import train
 

@@ -1,13 +1,13 @@
 """fp8 by transformer-engine (Micikevicius et al., 2022): the blocks' products in 8 bits, all else as in bf16.
 
-Not yet run on the chip: written from transformer-engine's documentation, for NVIDIA devices of compute
-capability 8.9 or newer.
+For NVIDIA devices of compute capability 8.9 or newer. No whole training in fp8 has run on a chip yet.
 """
 
 import contextlib
 
 import torch
 from levelfield.worker import Unsupported
+from own_cudnn import load_own_cudnn
 from torch import nn
 
 
@@ -60,6 +60,7 @@ def _in_fp8(engine, forward):
 
 def _engine():
     try:
+        load_own_cudnn()
         with contextlib.redirect_stdout(None):
             import transformer_engine.pytorch as engine
     except (ImportError, OSError) as error:

@@ -90,7 +90,8 @@ class RankWork:
     def product_flops(self, core: bool) -> float:
         """By the platform's count (`megatron` of measure/flops.py), and the router's, which that formula leaves out.
         Of the forward pass, twice that for the backward pass, and once more what is recomputed: of `full` all layers,
-        though without mlp.down where torch needs no output of it (Megatron's layers run whole); of `selective` none.
+        though without mlp.down where torch needs no output of it (Megatron's layers and those of DeepSpeed's ZeRO 3
+        run whole); of `selective` none.
 
         core: whether attention's core is products of whole sequences too, as in no fused kernel.
         """
@@ -121,7 +122,7 @@ class RankWork:
 
     def _unrepeated(self, layers: Sequence[int]) -> float:
         needed = self.model.experts or (self.model.hidden_dropout and not self.tuning["compile"])
-        if needed or self.framework == "megatron":
+        if needed or self.framework == "megatron" or (self.framework == "deepspeed" and self.zero == 3):
             return 0
         return sum(math.prod(layer_matrices(self.model, layer)["mlp.down"]) / self.tensor for layer in layers)
 
