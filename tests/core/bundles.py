@@ -36,7 +36,7 @@ def enrich(run: RunPaths) -> None:
         "machine": {"name": HOST, "os": "Linux", "kernel": "6.1", "processor": "a processor", "network": []},
         "environment_packages": {"numpy": "2.4"},
         "vendor_software": {"driver": "1.0"},
-        "inherited": {"LD_LIBRARY_PATH": f"/home/{USER}/lib:/usr/lib", "OMP_NUM_THREADS": "2"},
+        "inherited": {"LD_LIBRARY_PATH": f"/home/{USER}/lib:/usr/lib", "OMP_NUM_THREADS": "2", "SITE": "blue-whale"},
     }
     run.provenance.write_text(json.dumps(provenance))
     log = (

@@ -5,7 +5,9 @@ With LEVELFIELD_CUDA_PYTHON two small rehearsals are repeated, and compared with
 
 from __future__ import annotations
 
+import json
 import os
+import zipfile
 from pathlib import Path
 
 import chip_page
@@ -13,6 +15,7 @@ import pytest
 import rehearse_all
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import Rehearsals
+from levelfield.cli.main import main
 from rehearsal.plans import make_plan, telling_ranks, world_size
 from rehearsal.rows import ROWS
 from rehearsal.start import rehearse
@@ -80,3 +83,18 @@ def test_the_page_of_the_chip_is_of_the_results_beside_it():
     assert chip_page.page(text, found) == text, "run `python tests/gpu/chip_page.py`"
     changed = {**found["gpt2-small"], "micro_batch": 31}
     assert chip_page.page(text, {**found, "gpt2-small": changed}) != text
+
+
+def test_the_bundle_of_the_chip_follows_and_has_the_results_beside_it(capsys):
+    """Its raw files are an H100's: every figure and verdict is computed again."""
+    bundle = chip_page.FOLDER / "h100" / "2026-11-28.zip"
+    assert main(["evidence", "verify", str(bundle), "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {(run["word"], run["seal"]["word"]) for run in runs} == {("follows", "sealed")}
+    with zipfile.ZipFile(bundle) as archive:
+        bundled = {run["run"]: json.loads(archive.read(f"runs/{run['run']}/result.json")) for run in runs}
+    beside = [found for found in chip_page.results().values() if found["run_id"] in bundled]
+    assert len(beside) == 10
+    for found in beside:
+        for part in ("throughput", "memory", "utilisation", "energy", "alignment", "loss"):
+            assert found[part] == bundled[found["run_id"]][part], (found["run_id"], part)

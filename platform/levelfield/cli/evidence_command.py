@@ -64,10 +64,11 @@ Write runs into one archive: raw files, and the results that follow from them.
 `evidence verify` computes every figure again, on any machine, without a GPU.
 
 Secrets, and the names of users, hosts, folders and devices, are replaced
-by placeholders; the manifest lists them. Read the archive before you
-publish it: no list of forms is complete. Captured tensors and weights are
-left out, and long logs keep their last part. --sign adds a signature by a
-key of ssh. RUN is a path, a run id, a part of an id, or `latest`.
+by placeholders. So are the values of the shell's variables, but for those
+that trainings are known to read. The manifest lists them. Read the archive
+before you publish it: no list of forms is complete. Captured tensors and
+weights are left out, and long logs keep their last part. --sign adds a
+signature by a key of ssh. RUN is a path, a run id, a part of an id, or `latest`.
 
 examples:
   run_benchmarks.py evidence bundle latest --output run.zip

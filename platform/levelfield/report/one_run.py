@@ -60,8 +60,22 @@ def _rows(result: Result) -> Iterator[LabelledText]:
     yield "verdict", f"{result.alignment.verdict}: {words.reason_without_limits(result.alignment)}"
     if result.alignment.limits:
         yield "limits", result.alignment.limits
-    if result.alignment.verdict == "different":
-        yield "", f"next: `align diagnose {result.run_id}` names the first step and tensor that differ"
+    if after := _next(result):
+        yield "", f"next: {after}"
+
+
+def _next(result: Result) -> str | None:
+    """Return what a reader does next of a run that is not as expected; None of others."""
+    verdict = result.alignment
+    if verdict.verdict == "different":
+        return f"`align diagnose {result.run_id}` names the first step and tensor that differ"
+    if verdict.verdict == "not comparable" and "initial_weights" in verdict.reason:
+        return (
+            f"`framework check {result.framework}` tells whether the training begins with the weights that it is given"
+        )
+    if result.status.word == "failed" and result.status.failure in ("error", "environment"):
+        return "logs/ of the run has all that each rank printed, such as the place in the code"
+    return None
 
 
 def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 
 from levelfield.rundir.event_lines import listed, mapping
 from levelfield.rundir.seal import DEVICE, VARIABLES
-from levelfield.specs.variables import MASK, SECRET_VALUE, is_secret, masked
+from levelfield.specs.variables import MASK, SECRET_VALUE, is_known, is_secret, masked
 
+LEFT_OUT = "(left out)"
 PREFIX = "/redacted"  # of every placeholder for a path
 # Folders that every machine has; what is below them names nobody.
 _COMMON = "redacted|usr|bin|sbin|lib|lib64|etc|proc|sys|dev"
@@ -88,23 +89,25 @@ class Placeholders:
         """Return the text of a log, in which the value of `NAME=value` may be a secret too."""
         return self.text(_ASSIGNED.sub(self._assigned, text))
 
-    def value(self, value: Any, is_variables: bool = False) -> Any:
-        """Return a JSON value with placeholders in its texts. is_variables: it holds environment variables by name."""
+    def value(self, value: Any, key: str = "") -> Any:
+        """Return a JSON value with placeholders in its texts. key: its own, which tells environment variables."""
         if isinstance(value, str):
             return self._whole(value)
         if isinstance(value, list):
             return [self.value(each) for each in value]
         if not isinstance(value, dict):
             return value
-        if is_variables and all(isinstance(text, str) for text in value.values()):
-            value = self._variables(value)
-        return {self.text(name): self.value(each, name in VARIABLES) for name, each in value.items()}
+        if key in VARIABLES and all(isinstance(text, str) for text in value.values()):
+            value = self._variables(value, key == "inherited")
+        return {self.text(name): self.value(each, name) for name, each in value.items()}
 
-    def _variables(self, variables: dict[str, str]) -> dict[str, str]:
+    def _variables(self, variables: dict[str, str], inherited: bool) -> dict[str, str]:
+        """Return them without secrets; of what a shell had, without values that no training is known to read."""
         hidden = masked(variables)
         if count := sum(hidden[name] != text for name, text in variables.items()):
             self.counts["secret", MASK] += count
-        return hidden
+        foreign = {name for name, text in hidden.items() if inherited and text != MASK and not is_known(name)}
+        return {name: self._counted("variable", LEFT_OUT) if name in foreign else hidden[name] for name in hidden}
 
     def _whole(self, text: str) -> str:
         """Return a text that may be one name as a whole, however short, or one path, with blanks in it."""

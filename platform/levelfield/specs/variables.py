@@ -157,10 +157,14 @@ def known_to_matter(variables: Mapping[str, str]) -> dict[str, str]:
     return {k: text for k, text in variables.items() if k.startswith(KNOWN_TO_MATTER) and not k.startswith(own)}
 
 
+def is_known(name: str) -> bool:
+    """Return whether the name is known to matter, or is one of a maker of chips."""
+    return name.startswith((*KNOWN_TO_MATTER, *_OF_MAKERS))
+
+
 def shown(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a reader is shown: those that are known to change trainings. Long values are cut."""
-    known = known_to_matter(inherited)
-    found = {k: text for k, text in inherited.items() if k in known or k.startswith(_OF_MAKERS)}
+    found = {k: text for k, text in inherited.items() if is_known(k) and not k.startswith("LEVELFIELD_")}
     return {
         k: text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
         for k, text in found.items()

@@ -101,6 +101,15 @@ def without(kind: str) -> Plant:
     return lambda run: edit(run.events / "rank1.jsonl", lambda events: [e for e in events if e["event"] != kind])
 
 
+def saying(**values: str) -> Plant:
+    """Change what rank 1 says of its framework."""
+
+    def change(events: list[Event]) -> list[Event]:
+        return [{**event, **values} if event["event"] == "framework" else event for event in events]
+
+    return lambda run: edit(run.events / "rank1.jsonl", change)
+
+
 def broken_line(run: RunPaths) -> None:
     path = run.events / "rank1.jsonl"
     lines = path.read_text().splitlines()
@@ -145,6 +154,8 @@ INVALID: dict[str, tuple[Plant, str]] = {
     "final weights of one rank": (without("final_weights"), "final weights: rank 1 reports no weights"),
     "no weights": (without("weights"), "weights: rank 1 reports no weights"),
     "broken line": (broken_line, "raw files: rank1.jsonl line 6: not an event"),
+    "another framework": (saying(name="torch"), "framework: rank 1 reports 'torch', the plan has 'fake'"),
+    "another version": (saying(version="1.2.4"), "framework: ranks 0 and 1 report versions 1.2.3 and 1.2.4"),
     "no end": (without("end"), "rank 1 did not write its end"),
     "torn end": (torn_end, "rank 1 did not write its end"),
     "silent rank": (lambda run: (run.events / "rank1.jsonl").unlink(), "rank 1 did not write its end"),

@@ -104,12 +104,25 @@ def test_the_same_run_gives_the_same_bytes_in_any_folder(recorded: Path, tmp_pat
 def test_nothing_that_names_people_or_places_leaves(honest: Path, recorded: Path) -> None:
     members = members_of(honest)
     text = b"\n".join(members.values()).decode()
-    for name in (HOST, USER, SECRET, "s3cr3tvalue", "abcdef\n", "12345678-1234", "/data/of", "/home/", str(recorded)):
+    for name in (
+        HOST,
+        USER,
+        SECRET,
+        "blue-whale",
+        "s3cr3tvalue",
+        "abcdef\n",
+        "12345678-1234",
+        "/data/of",
+        "/home/",
+        str(recorded),
+    ):
         assert name not in text, name
     log = members[f"{only_run(members)}logs/rank0.log"].decode()
     assert log.startswith("user-1@host-1:/redacted/path-") and "GPU-device-1" in log and "API_KEY=(masked)" in log
     kinds = {each["kind"] for each in json.loads(members[MANIFEST])["replacements"]}
-    assert kinds == {"device", "folder", "host", "path", "secret", "user"}
+    assert kinds == {"device", "folder", "host", "path", "secret", "user", "variable"}
+    inherited = json.loads(members[f"{only_run(members)}provenance.json"])["inherited"]
+    assert (inherited["SITE"], inherited["OMP_NUM_THREADS"]) == ("(left out)", "2")
 
 
 def test_a_user_named_like_a_word_of_the_run_changes_no_document(run: RunPaths, tmp_path: Path, monkeypatch) -> None:

@@ -85,11 +85,26 @@ def test_a_rate_above_the_peak_is_named_and_does_not_count(run: RunPaths) -> Non
     assert said in run_report(found, plan) and "%" not in as_text([found]).split("MFU")[1].split("GiB")[0]
 
 
-@pytest.mark.parametrize("verdict", ["aligned", "different"])
-def test_a_training_that_differs_says_what_to_do(verdict: str, valid: Result) -> None:
-    found = valid.model_copy(update={"alignment": valid.alignment.model_copy(update={"verdict": verdict})})
-    said = f"next: `align diagnose {valid.run_id}`" in " ".join("\n".join(result_lines(found)).split())
-    assert said == (verdict == "different")
+@pytest.mark.parametrize(
+    ("alignment", "status", "says"),
+    [
+        ({"verdict": "aligned"}, {}, None),
+        ({"verdict": "different"}, {}, "`align diagnose {}` names the first step"),
+        ({"verdict": "not comparable", "reason": "these differ: initial_weights"}, {}, "`framework check fake` tells"),
+        ({"verdict": "not comparable", "reason": "these differ: tokens"}, {}, None),
+        ({"verdict": "unchecked"}, {"word": "failed", "failure": "error"}, "logs/ of the run has all that each rank"),
+        ({"verdict": "unchecked"}, {"word": "failed", "failure": "killed"}, None),
+    ],
+)
+def test_a_training_that_is_not_as_expected_says_what_to_do(
+    alignment: dict[str, str], status: dict[str, str], says: str | None, valid: Result
+) -> None:
+    parts = {
+        "alignment": valid.alignment.model_copy(update=alignment),
+        "status": valid.status.model_copy(update=status),
+    }
+    text = " ".join("\n".join(result_lines(valid.model_copy(update=parts))).split())
+    assert (f"next: {says.format(valid.run_id)}" in text) if says else ("next:" not in text)
 
 
 def test_memory_of_the_whole_machine_is_never_a_runs(valid: Result) -> None:

@@ -20,7 +20,7 @@ def lines_of(entry: dict[str, Any], planned: int | None, reports: list[dict[str,
     """The table of memory and the last step's work of each rank."""
     tuning = entry["plan"]["tuning"]
     layout = ", ".join(f"{key} {value}" for key, value in tuning["layout"].items() if value not in (1, False))
-    again = recomputation(tuning["recompute"], tuning["recompute_layers"])
+    again = recomputation(tuning["recompute"], tuning.get("recompute_layers"))
     head = [
         f"{entry['plan']['asked']}, pretended devices",
         f"  {layout or 'one device'}; micro-batch {tuning['micro_batch']}, recompute {again}",
