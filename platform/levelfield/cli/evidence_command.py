@@ -68,7 +68,9 @@ by placeholders. So are the values of the shell's variables, but for those
 that trainings are known to read. The manifest lists them. Read the archive
 before you publish it: no list of forms is complete. Captured tensors and
 weights are left out, and long logs keep their last part. --sign adds a
-signature by a key of ssh. RUN is a path, a run id, a part of an id, or `latest`.
+signature by a key of ssh.
+
+RUN is a path, a run id, a part of an id, or `latest`.
 
 examples:
   run_benchmarks.py evidence bundle latest --output run.zip

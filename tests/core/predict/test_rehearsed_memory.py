@@ -20,7 +20,7 @@ COUNTING = [row for row, fault in Rehearsals(REGISTRY).faults.items() if fault i
 HALF_FULL = 2**35  # where a device is emptier, a layer more or less is some per cent, and no plan depends on it
 MORE, LESS, RESERVED = 0.03, 0.05, 0.05  # than planned, of what is allocated; either way, of what is reserved
 SPARED = 0.08  # megatron's mixtures: planned above, so that none runs out of memory for it
-ROUGH = 0.05  # torch's mixtures under ZeRO 2 and 3
+ROUGH = 0.05  # torch's mixtures under ZeRO 2 and 3, less than planned; SPARED where each rank has all experts
 GAPS = 0.07  # below what deepspeed's ZeRO 3 reserves: whole parameters come and go, and leave gaps of many sizes
 
 
@@ -54,7 +54,8 @@ def test_planned_memory_is_near_that_of_a_rehearsal(row: RehearsedRow) -> None:
     asked = question(row)
     allocated, reserved = distance(row, planned(row, asked), asked.constants.keeping.reserve_bytes)
     rough = row.framework == "torch" and "EP" in row.layout and ("SH2" in row.layout or "SH3" in row.layout)
-    assert -(ROUGH if rough else MORE) <= allocated <= LESS
+    whole = asked.work.model.experts is not None and row.framework == "torch" and "SH3" in row.layout and not rough
+    assert -(ROUGH if rough else MORE) <= allocated <= (SPARED if whole else LESS)
     most = SPARED if row.framework == "megatron" and "EP" in row.layout else RESERVED
     least = GAPS if row.framework == "deepspeed" and "SH3" in row.layout else RESERVED
     assert -least <= reserved <= most

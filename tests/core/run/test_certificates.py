@@ -695,5 +695,5 @@ def test_the_smallest_layout_has_the_same_kinds(text: str, least: str):
 
 def test_a_new_free_field_has_to_be_placed():
     """It is in the path because it takes other code, or it is listed here: kinds, sizes, a digest of variables."""
-    listed = {"layout", "micro_batch", "threads", "environment", "virtual_pipeline"}
+    listed = {"layout", "micro_batch", "threads", "environment", "virtual_pipeline", "recompute_layers"}
     assert set(Tuning.model_fields) - listed <= set(type(code_path(Tuning())).model_fields)
