@@ -16,7 +16,7 @@ from pathlib import Path
 from levelfield.contracts.execution import Outcome
 from levelfield.corpus.facts import paths_of
 from levelfield.errors import CorpusError
-from levelfield.node.code_digest import code_digest, shared_folders
+from levelfield.node.code_digest import code_digest, shared_folders, sources
 from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.node_records import last_fields
 from levelfield.run.runtimes.process_runtime import imports_file
@@ -25,6 +25,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import CorpusUsed, Plan
 
 Mark = tuple[int, int, int, int]
+_MOST_NAMED = 3  # files
 
 
 class InputWatch:
@@ -113,6 +114,7 @@ class CodeWatch:
     def __init__(self, plan: Plan, paths: RunPaths) -> None:
         self._plan, self._paths = plan, paths
         self._is_here = plan.launch is None and plan.implementation.rests_on is not None
+        self._marks = self._files() if self._is_here else {}
         self._start = self._digest() if self._is_here else None
 
     def refusal(self) -> Outcome | None:
@@ -131,7 +133,27 @@ class CodeWatch:
         if not self._is_here:
             return replace(outcome, code=dict(self._of_nodes()))
         code = {"at its start": str(self._start), "at its end": self._digest()}
+        if code["at its end"] != self._start:
+            outcome = replace(outcome, warnings=(*outcome.warnings, self._changes()))
         return replace(outcome, code=code, elsewhere=self._elsewhere() if outcome.cause == "exited" else None)
+
+    def _changes(self) -> str:
+        """Return which files have changed since the start; of many the first ones."""
+        before, now = self._marks, self._files()
+        names = [str(path) for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        told = ", ".join(names[:_MOST_NAMED]) or "a part of the platform"
+        return f"the code changed during the run: {told}{more}. What a training writes belongs outside its folder"
+
+    def _files(self) -> dict[Path, tuple[int, int]]:
+        """Return size and time of each file that the digest of the code covers; none of those that are going away."""
+        found: dict[Path, tuple[int, int]] = {}
+        folder = Path(self._plan.implementation.folder)
+        with suppress(OSError):
+            for path in (path for each in (folder, *shared_folders(folder)) for path in sources(each)):
+                status = path.stat()
+                found[path] = (status.st_size, status.st_mtime_ns)
+        return found
 
     def _digest(self) -> str:
         try:

@@ -553,6 +553,7 @@ def test_code_that_changes_during_the_run_makes_it_invalid(
         ("not-run", "code"),
     ]
     assert first["status"]["reasons"][-1].startswith("code: it changed after the plan was made: at its end sha256:")
+    assert f"the code changed during the run: {own_plugins / 'table.txt'}. What a" in str(first["warnings"])
     assert first["throughput"] is None and second["steps_done"] == 0
     assert f"{own_plugins}, a folder that it uses, or the worker has changed" in second["status"]["evidence"]
 
