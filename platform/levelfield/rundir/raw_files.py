@@ -27,6 +27,7 @@ from levelfield.rundir.system_facts import system_of
 from levelfield.rundir.telemetry_files import (
     NodePowerTrace,
     NodeTelemetry,
+    number,
     number_or_none,
     read_lines,
     read_node_power,
@@ -190,7 +191,7 @@ def _weights(rank: int, event: Event) -> list[WeightSlice]:
 
 def _final(rank: int, event: Event) -> list[FinalSlice]:
     return [
-        FinalSlice(*_slice(rank, *where), (float(square), *map(float, projections)))
+        FinalSlice(*_slice(rank, *where), (number(square), *map(number, projections)))
         for *where, (square, *projections) in event["parameters"]
     ]
 
@@ -200,7 +201,9 @@ def _slice(rank: int, name: str, shape: Any, slices: Any) -> tuple[int, str, tup
 
 
 def _gradients(rank: int, event: Event) -> list[GradientShare]:
-    return [GradientShare(rank, whole(event["step"]), name, float(square)) for name, square in event["squares"].items()]
+    return [
+        GradientShare(rank, whole(event["step"]), name, number(square)) for name, square in event["squares"].items()
+    ]
 
 
 def _experts(rank: int, event: Event) -> list[ExpertShare]:
@@ -212,7 +215,7 @@ def _experts(rank: int, event: Event) -> list[ExpertShare]:
 
 def _compared(rank: int, event: Event) -> ComparedChoices:
     step, layer, choices, changed = (count(event[name]) for name in ("step", "layer", "choices", "changed"))
-    return ComparedChoices(rank, step, layer, choices, changed, float(event["margin"]), float(event["gates"]))
+    return ComparedChoices(rank, step, layer, choices, changed, number(event["margin"]), number(event["gates"]))
 
 
 def _chosen(rank: int, event: Event) -> ChosenExperts:

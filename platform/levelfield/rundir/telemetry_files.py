@@ -6,6 +6,7 @@ two machines read at the same nanosecond again and again, so a file that does is
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ T = TypeVar("T")
 _OF_NODE = re.compile(r"node(0|[1-9][0-9]{0,5})\.jsonl", re.ASCII)
 _RAW = ".raw.jsonl"  # what the tools printed on a node; the other file is made from it
 _COPIED = 0.5  # of the lines of a file
+_LARGEST = 1e100
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def _power(line: Event) -> list[PowerReading]:
         return []
     stamp, period = line.get("stamp"), number_or_none(line.get("period_seconds"))
     times = whole(line["time_ns"]), whole(line["wall_ns"])
-    return [PowerReading(*times, float(line["watts"]), None if stamp is None else str(stamp), period)]
+    return [PowerReading(*times, number(line["watts"]), None if stamp is None else str(stamp), period)]
 
 
 def _node_files(paths: RunPaths, broken: list[str]) -> list[tuple[int, Path]]:
@@ -150,7 +152,7 @@ def _host_reading(line: Event) -> list[HostReading]:
     if (host := line.get("host")) is None:
         return []
     own, is_before = number_or_none(host["own_seconds"]), bool(line.get("before"))
-    return [HostReading(whole(host["time_ns"]), float(host["busy_seconds"]), own, whole(host["cores"]), is_before)]
+    return [HostReading(whole(host["time_ns"]), number(host["busy_seconds"]), own, whole(host["cores"]), is_before)]
 
 
 def _wall_clock(line: Event) -> list[tuple[int, int]]:
@@ -173,7 +175,13 @@ def _reading(time_ns: int, sample: Event, is_before: bool) -> Reading:
 
 def number_or_none(value: Any) -> float | None:
     """Return a number. Events hold values that JSON lacks as words: "nan", "inf", "-inf"."""
-    return None if value is None else float(value)
+    return None if value is None else number(value)
+
+
+def number(value: Any) -> float:
+    """Return a number; infinite beyond _LARGEST: no figure of a training is so large, and sums of such overflow."""
+    found = float(value)
+    return math.copysign(math.inf, found) if abs(found) > _LARGEST else found
 
 
 def whole_or_none(value: Any) -> int | None:

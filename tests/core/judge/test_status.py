@@ -132,6 +132,7 @@ INVALID: dict[str, tuple[Plant, str]] = {
     "nan loss": (at(7, loss="nan"), "finite: step 7, rank 1: loss is nan"),
     "nan loss without quotes": (at(7, loss=float("nan")), "finite: step 7, rank 1: loss is nan"),
     "another learning rate": (at(7, learning_rate=0.0), "schedule: step 7, rank 1: learning rate 0, expected 0.00"),
+    "losses whose sum overflows": (everywhere(loss=1e308), "finite: step 1, rank 0: loss is inf"),
     "inf gradient norm": (at(7, grad_norm="inf"), "finite: step 7, rank 1: gradient norm is inf"),
     "ranks disagree": (at(7, loss=1.9), "loss: step 7: ranks disagree"),
     "the same tokens": (everywhere(tokens_checksum=5), "data: step 1: two data ranks read"),
