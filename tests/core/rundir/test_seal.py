@@ -174,6 +174,17 @@ def test_a_name_that_is_no_text_is_sealed_too(run: RunPaths) -> None:
     assert seal_finding(run).word == "sealed"
 
 
+@pytest.mark.parametrize("levels", [400, 900])
+def test_a_deep_document_is_sealed_too(levels: int, run: RunPaths) -> None:
+    """JSON of some hundred levels is read, and what walks through it has fewer at hand."""
+    deep = run.logs / "rank0.imported.json"
+    deep.write_text('{"files": ' + "[" * levels + "]" * levels + "}")
+    seal_again(run)
+    assert seal_finding(run).word == "sealed"
+    deep.write_text('{"files": ' + "[" * levels + " ]" * levels + "}")
+    assert seal_finding(run).word == "tampered"
+
+
 def test_another_word_keeps_its_reasons_and_gets_a_warning(run: RunPaths) -> None:
     break_off(run, 7)
     assert collect(run).warnings == ()
