@@ -12,7 +12,7 @@ from levelfield.judge.certification import certificate_finding, warning_elsewher
 from levelfield.judge.implausibility import unless_implausible
 from levelfield.judge.node_figures import device_load, energy, memory, other_use
 from levelfield.judge.outlying_steps import disturbance, disturbed
-from levelfield.judge.status import judge, missing_warnings, node_results
+from levelfield.judge.status import judge, missing_warnings, name_warnings, node_results
 from levelfield.judge.verdict import Redaction, judged, seal_warnings, under_seal, under_status, unless_tampered
 from levelfield.measure.flops import FORMULAS, Recomputation, repeated_layers
 from levelfield.measure.loss_time import LossCrossing, crossing, level_of, level_step
@@ -136,6 +136,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         warnings=(
             *plan.notices,
             *raw.warnings,
+            *name_warnings(plan, raw),
             *of_others,
             *_loaded(raw),
             *warning_elsewhere(raw.outcome),

@@ -98,7 +98,7 @@ def _without_outcome(raw: RawRecords) -> Status:
 def _validity(plan: Plan, raw: RawRecords) -> Status:
     chips = ", ".join(sorted(set(raw.pretended.values())))
     reasons = [f"{PRETENDED}: a stand-in for {chips} computed nothing"] if chips else []
-    reasons += [f"framework: {r}" for r in _framework_reasons(plan, raw)]
+    reasons += [f"framework: {r}" for r in _version_reasons(raw)]
     reasons += [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
     reasons += [f"clock: {r}" for r in _between_nodes(plan, raw)]
@@ -117,15 +117,19 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     return Status(word="invalid", failure=failure, reasons=tuple(reasons)) if reasons else Status(word="valid")
 
 
-def _framework_reasons(plan: Plan, raw: RawRecords) -> list[str]:
-    """Return where another framework trained than the planned one, or ranks had different versions of it."""
-    planned = plan.implementation.framework
-    names = {rank: event.get("name", planned) for rank, event in sorted(raw.frameworks.items())}
+def _version_reasons(raw: RawRecords) -> list[str]:
+    """Return where ranks had different versions of the framework."""
     versions = {rank: event.get("version") for rank, event in sorted(raw.frameworks.items())}
-    if other := [rank for rank, name in names.items() if name != planned]:
-        return [f"rank {other[0]} reports '{names[other[0]]}', the plan has '{planned}'"]
     first = next(iter(versions.values()), None)
     return [f"ranks 0 and {rank} report versions {first} and {of}" for rank, of in versions.items() if of != first][:1]
+
+
+def name_warnings(plan: Plan, raw: RawRecords) -> Iterator[str]:
+    """Yield that the training reported another name than its folder has: a copy, or a wrong label."""
+    planned = plan.implementation.framework
+    names = {str(event["name"]) for event in raw.frameworks.values() if event.get("name")} - {planned}
+    if names:
+        yield f"the training reports the framework {', '.join(sorted(names))}; this run is called {planned}"
 
 
 def _choice_reasons(plan: Plan, raw: RawRecords) -> list[str]:

@@ -155,7 +155,6 @@ INVALID: dict[str, tuple[Plant, str]] = {
     "final weights of one rank": (without("final_weights"), "final weights: rank 1 reports no weights"),
     "no weights": (without("weights"), "weights: rank 1 reports no weights"),
     "broken line": (broken_line, "raw files: rank1.jsonl line 6: not an event"),
-    "another framework": (saying(name="torch"), "framework: rank 1 reports 'torch', the plan has 'fake'"),
     "another version": (saying(version="1.2.4"), "framework: ranks 0 and 1 report versions 1.2.3 and 1.2.4"),
     "no end": (without("end"), "rank 1 did not write its end"),
     "torn end": (torn_end, "rank 1 did not write its end"),
@@ -173,6 +172,14 @@ def test_a_run_that_is_not_right_is_invalid_and_has_no_speed(run: RunPaths, name
     assert any(reason.startswith(says) for reason in found.status.reasons), found.status.reasons
     assert found.throughput is None and found.utilisation == ()
     assert found.energy.joules.reason == "the run is invalid"
+
+
+def test_another_name_of_the_framework_is_told(run: RunPaths) -> None:
+    assert collect(run).warnings == ()
+    saying(name="torch")(run)
+    found = collect(run)
+    assert found.status.word == "valid"
+    assert "the training reports the framework torch; this run is called fake" in found.warnings
 
 
 # -- runs that did not end well
