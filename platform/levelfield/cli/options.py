@@ -188,7 +188,7 @@ def intake(options: argparse.Namespace) -> Callable[[RunPaths], None]:
 def size_in_bytes(text: str) -> int:
     """Return the bytes of a size in the engines' notation: 512M, 8G, or bytes. Raises ArgumentTypeError."""
     match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
-    if match is None:
+    if match is None or not int(match[1]):  # 0 is no limit to an engine
         raise argparse.ArgumentTypeError(f"found '{text}', expected a size in bytes such as 512M or 8G")
     return int(match[1]) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[match[2]]
 

@@ -230,7 +230,7 @@ def test_sizes_are_read_as_engines_write_them(size: str) -> None:
     assert size_in_bytes(size) == {"8": 8, "8k": 8 * 2**10, "8M": 8 * 2**20, "8gb": 8 * 2**30}[size]
 
 
-@pytest.mark.parametrize("size", ["", "G", "-8G", "8T", "8.5G", "8 G B"])
+@pytest.mark.parametrize("size", ["", "G", "-8G", "8T", "8.5G", "8 G B", "0", "0G"])
 def test_other_sizes_are_refused(size: str) -> None:
     with pytest.raises(ArgumentTypeError, match="expected a size in bytes such as 512M or 8G"):
         size_in_bytes(size)
