@@ -26,9 +26,10 @@ BEATING = (
     "import pathlib, time\nwhile True:\n    pathlib.Path('events/rank{rank}.alive').touch()\n    time.sleep(0.05)\n"
 )
 PARENT = (
-    "import subprocess, sys\n"
+    "import os, subprocess, sys\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-    "open('ready{rank}', 'w').write(str(child.pid))\n"
+    "open('pid{rank}', 'w').write(str(child.pid))\n"
+    "os.rename('pid{rank}', 'ready{rank}')\n"  # it is whole once it has this name
 )
 
 
