@@ -121,6 +121,7 @@ def arithmetic(job, accelerated):
         "bf16": precision in ("bf16", "fp8"),
         "fp16": precision == "fp16",
         "fp8": "hybrid" if precision == "fp8" else None,
+        "fp8_recipe": "tensorwise",  # the delayed scales lose the first steps' gradients, see ../torch/step/fp8.py
         "activation_func": forms[activation],
         "bias_activation_fusion": fused,
         "bias_dropout_fusion": accelerated,

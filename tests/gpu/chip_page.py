@@ -13,11 +13,14 @@ from check_summary import gib, markdown, rate
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "verified"
 PAGE = FOLDER / "chip.md"
 BEGIN, END = "<!-- begin: {} -->\n", "<!-- end: {} -->\n"
+CHIPS = ("H100", "H200")
 LAYERS = ("first step", "gradients", "curve", "norms", "final weights")
 
 
-def results(folder: Path = FOLDER / "h100") -> dict[str, Any]:
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+def results() -> dict[str, Any]:
+    """Return the results by chip and entry, such as `H100 gpt-fp32`."""
+    return {f"{chip} {path.stem}": json.loads(path.read_text(encoding="utf-8"))
+            for chip in CHIPS for path in sorted((FOLDER / chip.lower()).glob("*.json"))}  # fmt: skip
 
 
 def aligned(found: dict[str, Any]) -> Iterator[str]:
@@ -27,9 +30,9 @@ def aligned(found: dict[str, Any]) -> Iterator[str]:
         layers = {each["name"]: each for each in (run["alignment"] or {}).get("layers", ())}
         if run["status"]["word"] == "valid" and layers:
             shown = (f"{layers[each]['value']:.1e}" if each in layers else "-" for each in LAYERS)
-            rows.append((name, f"{run['framework']} {run['framework_version']}", run["precision"], *shown,
+            rows.append((*name.split(), f"{run['framework']} {run['framework_version']}", run["precision"], *shown,
                          run["alignment"]["verdict"]))  # fmt: skip
-    yield from markdown(("entry", "framework", "precision", *LAYERS, "verdict of the day"), rows)
+    yield from markdown(("chip", "entry", "framework", "precision", *LAYERS, "verdict of the day"), rows)
 
 
 def full(found: dict[str, Any]) -> Iterator[str]:
@@ -40,18 +43,28 @@ def full(found: dict[str, Any]) -> Iterator[str]:
             memory, energy = run["memory"], run["energy"]
             mfu = next(each for each in run["utilisation"] if each["formula"] == "megatron/1")
             peaks = (gib(memory[f"{each}_peak"]["value"]) for each in ("allocated", "reserved", "device_used"))
-            rows.append((name, run["precision"], str(run["micro_batch"]),
+            rows.append((*name.split(), run["precision"], str(run["micro_batch"]),
                          rate(run["throughput"]["tokens_per_second_per_device"]), f"{mfu['value']:.1%}",
                          gib(memory["expected_bytes"]), *peaks, f"{energy['mean_watts']['value']:.0f}"))  # fmt: skip
-    head = ("entry", "precision", "micro-batch", "tokens/s", "MFU, megatron/1", "planned GiB", "allocated", "reserved")
+    head = (
+        "chip",
+        "entry",
+        "precision",
+        "micro-batch",
+        "tokens/s",
+        "MFU, megatron/1",
+        "planned GiB",
+        "allocated",
+        "reserved",
+    )
     yield from markdown((*head, "device used", "W"), rows)
 
 
 def ended(found: dict[str, Any]) -> Iterator[str]:
     """Every run that was made to end otherwise."""
-    rows = [(name, each["status"]["word"], str(each["status"]["evidence"]).replace("|", "\\|")[:100])
-            for name, each in found.items() if each["status"]["word"] != "valid"]  # fmt: skip
-    yield from markdown(("entry", "word", "evidence"), rows)
+    rows = [(*name.split(), each["status"]["word"], str(each["status"]["evidence"]).replace("|", "\\|")[:100])
+            for name, each in found.items() if each["status"]["evidence"]]  # fmt: skip
+    yield from markdown(("chip", "entry", "word", "evidence"), rows)
 
 
 def page(text: str, found: dict[str, Any]) -> str:

@@ -81,20 +81,34 @@ def test_the_page_of_the_chip_is_of_the_results_beside_it():
     found = chip_page.results()
     text = chip_page.PAGE.read_text()
     assert chip_page.page(text, found) == text, "run `python tests/gpu/chip_page.py`"
-    changed = {**found["gpt2-small"], "micro_batch": 31}
-    assert chip_page.page(text, {**found, "gpt2-small": changed}) != text
+    changed = {**found["H100 gpt2-small"], "micro_batch": 31}
+    assert chip_page.page(text, {**found, "H100 gpt2-small": changed}) != text
 
 
-def test_the_bundle_of_the_chip_follows_and_has_the_results_beside_it(capsys):
-    """Its raw files are an H100's: every figure and verdict is computed again."""
-    bundle = chip_page.FOLDER / "h100" / "2026-11-28.zip"
+@pytest.mark.parametrize(("chip", "bundled", "beside"), [("H100", 12, 10), ("H200", 21, 14)])
+def test_the_bundle_of_a_chip_follows_and_has_the_results_beside_it(chip, bundled, beside, capsys):
+    """Its raw files are a chip's: every figure and verdict is computed again."""
+    bundle = chip_page.FOLDER / chip.lower() / "2026-11-28.zip"
     assert main(["evidence", "verify", str(bundle), "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
-    assert {(run["word"], run["seal"]["word"]) for run in runs} == {("follows", "sealed")}
+    assert {(run["word"], run["seal"]["word"]) for run in runs} == {("follows", "sealed")} and len(runs) == bundled
     with zipfile.ZipFile(bundle) as archive:
-        bundled = {run["run"]: json.loads(archive.read(f"runs/{run['run']}/result.json")) for run in runs}
-    beside = [found for found in chip_page.results().values() if found["run_id"] in bundled]
-    assert len(beside) == 10
-    for found in beside:
-        for part in ("throughput", "memory", "utilisation", "energy", "alignment", "loss"):
-            assert found[part] == bundled[found["run_id"]][part], (found["run_id"], part)
+        results = {run["run"]: json.loads(archive.read(f"runs/{run['run']}/result.json")) for run in runs}
+    found = [result for result in chip_page.results().values() if result["run_id"] in results]
+    assert len(found) == beside
+    for result in found:
+        for part in ("status", "throughput", "memory", "utilisation", "energy", "alignment", "loss"):
+            assert result[part] == results[result["run_id"]][part], (result["run_id"], part)
+
+
+def test_a_chip_that_lost_gradients_in_fp8_is_invalid():
+    """By delayed scales; at smoke scale no gradient was lost whole."""
+    lost = {name: run["status"] for name, run in chip_page.results().items() if run["precision"] == "fp8"}
+    words = {name: status["word"] for name, status in lost.items()}
+    assert words == {
+        "H200 llama-fp8": "valid",
+        "H200 megatron-llama-fp8": "valid",
+        "H200 llama-one-device-fp8": "invalid",
+        "H200 llama-one-device-fp8-megatron": "invalid",
+    }
+    assert "54 of 57 parameters are exactly 0" in lost["H200 llama-one-device-fp8"]["reasons"][0]

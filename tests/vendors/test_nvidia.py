@@ -15,12 +15,16 @@ from adapters import load_adapter, load_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.contracts.command import CommandOutput
+from levelfield.contracts.readings import memory_fault
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.specs.vendor import VendorFile
 
 MIB = 2**20
 RECORDED = (Path(__file__).with_name("recorded") / "nvidia_smi_a100_40g.csv").read_text()
-H100 = json.loads((Path(__file__).with_name("recorded") / "nvml_h100.json").read_text())
+HOPPERS = {
+    name: json.loads((Path(__file__).with_name("recorded") / f"nvml_{name}.json").read_text())
+    for name in ("h100", "h200")
+}
 NVIDIA: ModuleType = load_adapter("nvidia")
 FIELDS = {"power_watts", "energy_joules", "memory_used_bytes", "utilisation", "temperature_celsius"}
 
@@ -238,12 +242,12 @@ class Replay:
 A100S = ["NVIDIA A100-SXM4-40GB"] * 2
 
 
-class OnH100(Replay):
-    """What NVML answered on an H100, at one of the moments of recorded/nvml_h100.json."""
+class OnHopper(Replay):
+    """What NVML answered on an H100 or H200, at one of the moments of recorded/nvml_*.json."""
 
-    def __init__(self, moment: str) -> None:
-        super().__init__([H100["static"]["name"]])
-        self.live = H100["live"][moment]
+    def __init__(self, name: str, moment: str) -> None:
+        self.static, self.live = HOPPERS[name]["static"], HOPPERS[name]["live"][moment]
+        super().__init__([self.static["name"]])
 
     def __getattr__(self, name: str) -> Any:
         answers = {
@@ -252,22 +256,29 @@ class OnH100(Replay):
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(**self.live["memory"]),
             "nvmlDeviceGetUtilizationRates": SimpleNamespace(**self.live["util"]),
             "nvmlDeviceGetTemperature": self.live["temp"],
-            "nvmlDeviceGetMigMode": H100["static"]["mig"],
-            "nvmlSystemGetDriverVersion": H100["static"]["driver"],
+            "nvmlDeviceGetMigMode": self.static["mig"],
+            "nvmlSystemGetDriverVersion": self.static["driver"],
         }
         return (lambda *_: answers[name]) if name in answers else super().__getattr__(name)
 
 
 @pytest.mark.parametrize(
-    ("moment", "watts", "joules", "used", "load", "degrees"),
-    [("idle", 72.92, 2834.219, 503316480, 0.0, 35.0), ("training", 719.691, 79257.699, 79558410240, 1.0, 59.0)],
+    ("name", "moment", "watts", "joules", "used", "load", "degrees"),
+    [
+        ("h100", "idle", 72.92, 2834.219, 503316480, 0.0, 35.0),
+        ("h100", "training", 719.691, 79257.699, 79558410240, 1.0, 59.0),
+        ("h200", "idle", 80.475, 88521.452, 644939776, 0.0, 43.0),
+        ("h200", "training", 705.657, 127776.597, 126781095936, 1.0, 61.0),
+    ],
 )
-def test_the_answers_of_an_h100(
-    moment: str, watts: float, joules: float, used: int, load: float, degrees: float, spec: VendorFile
+def test_the_answers_of_a_hopper(
+    name: str, moment: str, watts: float, joules: float, used: int, load: float, degrees: float, spec: VendorFile
 ) -> None:
-    vendor = adapter(spec, OnH100(moment))
+    vendor = adapter(spec, OnHopper(name, moment))
     (device,) = vendor.devices()
-    assert (device.chip, device.memory_bytes) == ("H100-SXM5-80GB", 85520809984)
+    expected = {"h100": ("H100-SXM5-80GB", 85520809984), "h200": ("H200-SXM-141GB", 150754820096)}
+    assert (device.chip, device.memory_bytes) == expected[name]
+    assert memory_fault(device, spec.chip(str(device.chip))) is None
     (found,) = vendor.sample([device])
     assert (found.power_watts, found.energy_joules, found.memory_used_bytes) == (watts, joules, used)
     assert (found.utilisation, found.temperature_celsius, found.reasons) == (load, degrees, {})

@@ -1,6 +1,9 @@
 """fp8 by transformer-engine (Micikevicius et al., 2022): the blocks' products in 8 bits, all else as in bf16.
 
-For NVIDIA devices of compute capability 8.9 or newer. No whole training in fp8 has run on a chip yet.
+For NVIDIA devices of compute capability 8.9 or newer. Each tensor's scale is that of its largest value now. With
+transformer-engine's default, the scale of steps before and 1 in the first, an H200 trained llama3_8b's width with
+gradients of exactly 0 in all blocks: those of 65,536 tokens are below 2^-16, the least value of E5M2
+(docs/verified/chip.md).
 """
 
 import contextlib
@@ -51,8 +54,12 @@ def _in_half(forward):
 
 
 def _in_fp8(engine, forward):
+    from transformer_engine.common.recipe import Float8CurrentScaling
+
+    recipe = Float8CurrentScaling()
+
     def run(*inputs):
-        with engine.fp8_autocast(enabled=True):
+        with engine.fp8_autocast(enabled=True, fp8_recipe=recipe):
             return forward(*inputs)
 
     return run

@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from levelfield.errors import GateFailed, UsageError
-from levelfield.judge.noise import KEY_BIAS, NO_LIMIT, choice_limits, limits_from, noise_of, rows_that_count
+from levelfield.judge.noise import NO_LIMIT, choice_limits, limits_from, noise_of, rows_that_count
 from levelfield.judge.verdict import training_of_reference
 from levelfield.measure.alignment import AlignmentLimits, Limit, Place, TrainingCurve, align
 from levelfield.measure.calibration import Noise, Places
+from levelfield.measure.weights import KEY_BIAS
 from levelfield.specs.case import Precision
 from levelfield.specs.reference import NoiseRow, Reference
 from levelfield.specs.result import Result

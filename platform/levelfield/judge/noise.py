@@ -8,15 +8,12 @@ from dataclasses import replace
 from levelfield.measure.alignment import AlignmentLimits, Limit
 from levelfield.measure.calibration import Noise, Places, limits_of, merged
 from levelfield.measure.routing import IN_FLOAT32, ChoiceLimits
+from levelfield.measure.weights import KEY_BIAS
 from levelfield.rundir.directory import utc_now
 from levelfield.specs.reference import NoiseRow, Reference
 from levelfield.user_folders import user_name
 
 _DIGITS = 3  # of a stored difference
-# A key's bias shifts all scores of a query alike, so its gradient is rounding alone. Adam makes steps of full size from
-# rounding above its eps, as on an H100, and hardly any from less, as on a processor. So rows of one device say nothing
-# of another: a right run's final norm was 12 times the reference's. With rotary positions its gradient is a real one.
-KEY_BIAS = "attention.key.bias"
 NO_LIMIT = 1e300
 _AS_LARGE = 1.0  # relative to the value itself
 

@@ -24,6 +24,10 @@ REPLICAS_AGREE = 1e-3
 Figures = tuple[float, ...]
 # The framework computes the whole gradient's norm in its own order and precision.
 AGREEMENT = 1e-3
+# A key's bias shifts all scores of a query alike, so its gradient is rounding alone. Adam makes steps of full size from
+# rounding above its eps, as on an H100, and hardly any from less, as on a processor. So rows of one device say nothing
+# of another: a right run's final norm was 12 times the reference's. With rotary positions its gradient is a real one.
+KEY_BIAS = "attention.key.bias"
 Norms = dict[int, dict[str, float]]
 
 
@@ -213,7 +217,18 @@ def _step_reasons(step: int, found: Mapping[str, float], expected: set[str], who
     total, said = _root([norm * norm for norm in found.values()]), whole.get(step)
     if said is not None and not abs(total - said) <= AGREEMENT * said:
         return [f"step {step}: the parameters' norms make up {total:.6g}, the gradient's norm is {said:.6g}"]
+    lost = [name for name, norm in found.items() if norm == 0 and _always_has_gradient(name)]
+    if lost:
+        return [
+            f"step {step}: the gradients of {len(lost)} of {len(found)} parameters are exactly 0, as that of {lost[0]}: "
+            "they were lost, or are too small for a format between, such as fp8's"
+        ]
     return []
+
+
+def _always_has_gradient(name: str) -> bool:
+    """Not an expert that no token chose, nor a router that chooses it, nor a key's bias, which softmax cancels."""
+    return not (".mlp.experts." in name or ".mlp.router." in name or name.endswith(KEY_BIAS))
 
 
 def _root(squares: Sequence[float]) -> float:

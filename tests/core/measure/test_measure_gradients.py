@@ -46,3 +46,31 @@ def test_a_gradient_step_that_is_missing_is_named_with_what_was_found_and_expect
     assert gradient_reasons(shares(recorded), records(skipped), WORK) == [
         f"step {step}: no norms by parameter; found those of steps {has}, expected 1, 2, 10" for step in absent
     ]
+
+
+@pytest.mark.parametrize(
+    ("zero", "found"),
+    [
+        ((), None),
+        (("layers.0.attention.key.bias", "layers.1.attention.key.bias"), None),
+        (("layers.1.mlp.up.weight",), "1 of 68 parameters are exactly 0, as that of layers.1.mlp.up.weight"),
+        (NAMES, "64 of 68 parameters are exactly 0, as that of embedding.weight"),
+    ],
+)
+def test_a_gradient_of_exactly_0_was_lost(zero: tuple[str, ...], found: str | None) -> None:
+    """As an H200 lost those of all blocks in fp8 (docs/verified/chip.md). Only a key's bias may have none."""
+    kept = len(set(NAMES) - set(zero))
+    some = [GradientShare(0, 1, name, 0.0 if name in zero else 1 / kept) for name in NAMES]
+    reasons = gradient_reasons(some, [StepRecord(0, 1, 1, grad_norm=1.0 if kept else 0.0)], WORK)
+    lost = [reason for reason in reasons if "exactly 0" in reason]
+    assert len(lost) == (found is not None) and all(str(found) in reason for reason in lost)
+
+
+def test_an_expert_that_no_token_chose_has_no_gradient() -> None:
+    case = Path(__file__).resolve().parents[3] / "configs/cases/mixtral_8x7b.yaml"
+    work: Work = load(Case, case).work("smoke")
+    names = tuple(gradient_names(work))
+    some = [GradientShare(0, 1, name, float("[3]" not in name)) for name in names]
+    norm = sum(share.square for share in some) ** 0.5
+    found = gradient_reasons(some, [StepRecord(0, 1, 1, grad_norm=norm)], work)
+    assert len([name for name in names if "[3]" in name]) > 3 and not any("exactly 0" in reason for reason in found)
