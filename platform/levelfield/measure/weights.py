@@ -220,8 +220,8 @@ def _step_reasons(step: int, found: Mapping[str, float], expected: set[str], who
     lost = [name for name, norm in found.items() if norm == 0 and _always_has_gradient(name)]
     if lost:
         return [
-            f"step {step}: the gradients of {len(lost)} of {len(found)} parameters are exactly 0, as that of {lost[0]}: "
-            "they were lost, or are too small for a format between, such as fp8's"
+            f"step {step}: the gradients of {len(lost)} of {len(found)} parameters are exactly 0, as that of "
+            f"{lost[0]}: they were lost, or are too small for a format between, such as fp8's"
         ]
     return []
 
