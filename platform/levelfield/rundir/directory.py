@@ -229,7 +229,7 @@ def state_words(paths: RunPaths) -> str:
     status = _status(paths)
     if "phase" not in status or "state" not in status:
         return "unreadable status.json"
-    if (platform := _platform_of(status)) and is_alive(platform) is False:
+    if (platform := _platform_of(status)) and _was_killed(paths, platform):
         how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
         return f"{status['phase']}: the platform was killed; {how}"
     from levelfield.rundir.seal import seal_finding
@@ -247,7 +247,7 @@ def settle(runs: Path) -> None:
     for path in found[-NEWEST:]:
         paths = RunPaths(path.parent)
         platform = _platform_of(_status(paths))
-        if platform and is_alive(platform) is False:
+        if platform and _was_killed(paths, platform):
             with suppress(OSError):  # another user's run, or a full disk
                 _write_end(paths)
 
@@ -277,8 +277,18 @@ def _write_end(paths: RunPaths) -> None:
 def _goes_on(paths: RunPaths, platform: ProcessIdentity) -> bool:
     """Return whether the platform lives. One of another machine is not visible; its run's files change every second."""
     alive = is_alive(platform)
-    if alive is not None:
-        return alive
+    return not _was_killed(paths, platform) if alive is False else alive or _changes(paths)
+
+
+def _was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
+    """Return whether the platform is known to have ended. A machine of this one's name that was started at another time
+    may be this one before, or another one, whose files change."""
+    own = own_identity()
+    same_start = own is not None and own.boot == platform.boot
+    return is_alive(platform) is False and (same_start or not _changes(paths))
+
+
+def _changes(paths: RunPaths) -> bool:
     before = _times(paths)
     time.sleep(LOOK_SECONDS)
     return _times(paths) != before

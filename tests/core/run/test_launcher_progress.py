@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from levelfield.contracts.execution import Request
+from levelfield.contracts.execution import NodeWork, ProcessWork, Request
 from levelfield.node.heartbeat_watch import LONGEST_LOOK
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.worker.heartbeat import _touch
@@ -142,3 +142,29 @@ def test_any_ranks_step_counts(watched: Watched) -> None:
     assert watched.until(9, 0, 1) is None
     watched.write("step", rank=1)
     assert watched.until(18, 0, 1) is None
+
+
+def test_ranks_that_never_met_are_told_with_the_address_that_they_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("levelfield.run.launchers.liveness.time", clock)
+
+    def verdict(name: str, event: str = "", nodes: int = 2, address: str = "10.0.0.9") -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "rank0.jsonl").write_text('{"event":"framework"}\n' + event)
+        given = {"MASTER_ADDR": address, "MASTER_PORT": "23456"}
+        rank = ProcessWork(rank=0, argv=(), environment=given, log="")
+        work = tuple(NodeWork(node, address, (rank,), name=f"gpu{node + 1}") for node in range(nodes))
+        limits = {"start_seconds": 100.0, "step_seconds": 10.0, "heartbeat_seconds": 5.0}
+        liveness = Liveness(Request("ssh", "process", work, str(folder), **limits))
+        while not (found := liveness.hang([])):
+            clock.passed += 1
+        return found.partition("(limit 100 s)")[2]
+
+    group = "; no process group came up: every rank was given {} of the first node, gpu1"
+    assert verdict("alone") == group.format("10.0.0.9, port 23456")
+    assert verdict("slurm", address="{first_node}") == group.format("port 23456")
+    assert verdict("met", '{"event":"weights"}\n') == verdict("one", nodes=1) == ""
+    assert verdict("preflight", '{"event":"measured","name":"joined"}\n') == ""

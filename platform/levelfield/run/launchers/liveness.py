@@ -44,16 +44,28 @@ class Liveness:
         if sum(sizes.values()) != self._written:
             self._written = sum(sizes.values())
             self._last_progress = self._watched
-            self._started = self._started or self._has_steps(sizes)
+            self._started = self._started or self._has(sizes, b'"event":"step"')
         limit = self._request.step_seconds if self._started else self._request.start_seconds
         waited = self._watched - self._last_progress
         if waited <= limit:
             return None
         what = "step" if self._started else "first step"
-        return f"no {what} was finished for {waited:.0f} s (limit {limit:g} s)"
+        return f"no {what} was finished for {waited:.0f} s (limit {limit:g} s){self._group_missing(sizes)}"
 
-    def _has_steps(self, names: Iterable[str]) -> bool:
-        return any(b'"event":"step"' in read_regular(self._events / name, MOST_BYTES) for name in names)
+    def _has(self, names: Iterable[str], *marks: bytes) -> bool:
+        contents = (read_regular(self._events / name, MOST_BYTES) for name in names)
+        return any(mark in content for content in contents for mark in marks)
+
+    def _group_missing(self, names: Iterable[str]) -> str:
+        """Return where the ranks of several nodes sought each other, if none recorded what follows on their group."""
+        nodes = self._request.nodes
+        if self._started or len(nodes) < 2 or self._has(names, b'"event":"weights"', b'"name":"joined"'):
+            return ""
+        given = nodes[0].processes[0].environment
+        place = (given.get("MASTER_ADDR", ""), f"port {given.get('MASTER_PORT', '')}")
+        known = ", ".join(part for part in place if part and "{" not in part)  # Slurm's nodes fill in the address
+        first = nodes[0].name or "node0"
+        return f"; no process group came up: every rank was given {known} of the first node, {first}" if known else ""
 
 
 class NodePulse:

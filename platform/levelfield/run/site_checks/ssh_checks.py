@@ -1,19 +1,22 @@
-"""What a hosts file says, against the hosts: reached, Python, interface, folder, room, clock, index. All at once."""
+"""What a hosts file says, against the hosts: reached, Python, interface, folder, room, clock, index, and whether each
+reaches the first one at its address. All hosts at once.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import secrets
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from levelfield.contracts.command import completed
-from levelfield.run.launchers.ssh.connection import explained, printable_text
+from levelfield.run.launchers.ssh.connection import Connection, explained, last_line, printable_text, wait_for_output
 from levelfield.run.launchers.ssh.mpirun_job import mpirun_argv, mpirun_variables, one_line
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
 from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
@@ -54,6 +57,60 @@ except Exception:
     found["index"] = None
 print(json.dumps(found))
 """
+# Run on the first host, as the rendezvous of a run: it listens on a port, prints it, and gives its word to each caller.
+# It ends when its standard input does.
+_LISTEN = r"""
+import random, select, socket, sys, time
+word, first, last, end = sys.argv[1].encode(), int(sys.argv[2]), int(sys.argv[3]), time.time() + float(sys.argv[4])
+def listening(port):
+    for family, place in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
+        try:
+            found = socket.socket(family)
+            if family == socket.AF_INET6:
+                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            found.bind((place, port)); found.listen(64)
+            return found
+        except OSError:
+            continue
+server = None
+for port in random.sample(range(first, last + 1), min(50, last + 1 - first)):
+    server = server or listening(port)
+if server is None:
+    sys.exit("none of 50 ports of %d to %d is free" % (first, last))
+print(server.getsockname()[1]); sys.stdout.flush()
+while time.time() < end:
+    ready = select.select([server, sys.stdin], [], [], 1)[0]
+    if sys.stdin in ready:
+        break
+    if ready:
+        caller = server.accept()[0]
+        try:
+            caller.sendall(word)
+        except OSError:
+            pass
+        caller.close()
+"""
+# Runs on every host: it calls the address that a run's ranks are given.
+_CALL = r"""
+import json, socket, sys
+address, port, word, seconds = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode(), float(sys.argv[4])
+found = {"at": [], "why": ""}
+try:
+    found["at"] = sorted({each[4][0] for each in socket.getaddrinfo(address, port, 0, socket.SOCK_STREAM)})
+    call, said = socket.create_connection((address, port), seconds), b""
+    while len(said) < len(word):
+        part = call.recv(len(word) - len(said))
+        if not part:
+            break
+        said += part
+    call.close()
+    if said != word:
+        found["why"] = "another program answers there"
+except OSError as error:
+    found["why"] = error.strerror or str(error) or "no answer"
+print(json.dumps(found))
+"""
+CALL_SECONDS, LISTEN_SECONDS = 10.0, 600.0
 SUBJECT = "mpirun"
 VERSION_SECONDS, START_SECONDS = 20.0, 90.0
 # Not `true`: Open MPI 5.0.11 waits for ever for a process that ends before its daemon has recorded the start.
@@ -68,9 +125,14 @@ def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     if not launch.hosts:
         yield missing("hosts", "found no hosts", "give --hosts hosts.yaml, or `hosts` in the site's file")
         return
+    reached: list[Host] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for findings in pool.map(lambda host: _of_host(launch, host), launch.hosts):
+        tried = pool.map(lambda host: _of_host(launch, host), launch.hosts)
+        for host, findings in zip(launch.hosts, tried, strict=True):
             yield from findings
+            reached += [host] if findings[0].word == "ok" else []
+    if len(reached) > 1 and reached[0] == launch.hosts[0]:
+        yield from _rendezvous(launch, reached)
     if launch.site.ssh.engine == "mpirun":
         yield from _mpirun(launch)
 
@@ -86,7 +148,7 @@ def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     except OSError as error:
         return [missing(host.name, f"{argv[0]}: {error.strerror}", "install OpenSSH's client, or correct ssh.command")]
     noise, _, answer = done.stdout.strip().rpartition("\n")
-    found = _answer(answer)
+    found = _answer(answer, "time", (int, float))
     if done.returncode or found is None:
         said = explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
         return [missing(host.name, said + _offending(done.stderr), f"mend that; `{_by_hand(launch, host)}` shows more")]
@@ -114,13 +176,13 @@ def _by_hand(launch: LaunchPlan, host: Host) -> str:
     return shlex.join((*launch.site.ssh.command, *config, *port, *user, host.name))
 
 
-def _answer(line: str) -> Mapping[str, Any] | None:
-    """Return the host's answer, which is its last line; None where it is none."""
+def _answer(line: str, key: str, kind: type | tuple[type, ...]) -> Mapping[str, Any] | None:
+    """Return the host's answer, which is its last line; None where it is none. key: one of it, of this kind."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("time"), (int, float)) else None
+    return found if isinstance(found, dict) and isinstance(found.get(key), kind) else None
 
 
 def _python(host: Host, found: Mapping[str, Any]) -> list[SiteFinding]:
@@ -175,6 +237,64 @@ def _index(host: Host, found: Mapping[str, Any]) -> SiteFinding:
     if not isinstance(index, str):
         return unknown(host.name, "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here")
     return ok(host.name, f"packages come from {SECRET_VALUE.sub(MASK, index)[:200]}")
+
+
+def _rendezvous(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:
+    """Let the first host listen as a run's first node does, and every host call its address. No process is left."""
+    first, word = hosts[0], secrets.token_hex(8)
+    given = (word, *map(str, launch.site.ports), str(LISTEN_SECONDS))
+    listener = Connection(first.name, ssh_argv(launch, first, [first.python, "-c", _LISTEN, *given]))
+    try:
+        port = _first_line(listener, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
+        if not port.isdecimal():
+            why = last_line(listener.complaint) or port or "it told no port"
+            says = f"it does not listen for the others: {printable_text(why, 200)}"
+            return [missing(first.name, says, "name other `ports` in the site's file, or look at the machine")]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(lambda host: _called(launch, host, first, port, word), hosts))
+    finally:
+        listener.close_input()
+        _until(listener, listener.has_ended, CALL_SECONDS)
+        listener.end()
+
+
+def _first_line(connection: Connection, seconds: float) -> str:
+    """Return the first line that a command prints; an empty one where it ends or is silent."""
+    parts: list[bytes] = []
+
+    def is_whole() -> bool:
+        parts.append(connection.read() or b"")
+        return b"\n" in parts[-1] or connection.is_at_end
+
+    _until(connection, is_whole, seconds)
+    return b"".join(parts).partition(b"\n")[0].decode(errors="replace").strip()
+
+
+def _until(connection: Connection, condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        wait_for_output([connection], 0.1)
+
+
+def _called(launch: LaunchPlan, host: Host, first: Host, port: str, word: str) -> SiteFinding:
+    """Return whether a host reaches the first one at the address that a run gives to every rank."""
+    argv = ssh_argv(launch, host, [host.python, "-c", _CALL, first.reached_at, port, word, str(CALL_SECONDS)])
+    whom = "itself" if host == first else first.name
+    try:
+        done = completed(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return unknown(host.name, f"whether it reaches {whom} at {first.reached_at} is not known: no answer")
+    found = _answer(done.stdout.strip().rpartition("\n")[2], "why", str)
+    if found is None:
+        said = explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
+        return unknown(host.name, f"whether it reaches {whom} at {first.reached_at} is not known: {said}")
+    at = ", ".join(str(each) for each in found.get("at") or ())[:100]
+    place = f"{first.reached_at}{f' ({at})' if at and at != first.reached_at else ''}, port {port}"
+    if not found["why"]:
+        return ok(host.name, f"it reaches {whom} at {place}")
+    low, high = launch.site.ports
+    do = f"correct `address` of {first.name} in the hosts file, or let the nodes reach its ports {low} to {high}"
+    return missing(host.name, f"it cannot reach {whom} at {place}: {printable_text(found['why'], 200)}", do)
 
 
 def _mpirun(launch: LaunchPlan) -> Iterator[SiteFinding]:
