@@ -64,7 +64,7 @@ def execute(options: argparse.Namespace) -> int:
     if is_dossier == bool(options.side):
         wrong = "found runs beside a dossier, which names its own" if is_dossier else "found no RUN, expected some"
         raise UsageError(f"evidence acceptance {name}: {wrong}")
-    with RunPlaces(runs_of(options), options.store) as places:
+    with RunPlaces(runs_of(options), options.store, registry_of(options)) as places:
         if is_dossier:
             found = parse(Dossier, content, name)
             refuse_expired(name, found.expires, day)

@@ -73,7 +73,7 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.studies.compared_runs import RunPlaces
 
     _refuse_together(options)
-    with RunPlaces(runs_of(options), options.store) as places:
+    with RunPlaces(runs_of(options), options.store, registry_of(options)) as places:
         sheets, values, is_compared = (_matrix if options.matrix else _compared)(options, places)
     if options.format == "json":
         print(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False))

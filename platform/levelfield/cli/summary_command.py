@@ -57,7 +57,7 @@ def _execute(options: argparse.Namespace) -> int:
     if options.case and options.repeats:
         raise UsageError("report summary: found --repeats with --case, which takes all runs of the newest builds")
     prices = prices_of(options)
-    with RunPlaces(runs_of(options), options.store) as places:
+    with RunPlaces(runs_of(options), options.store, registry_of(options)) as places:
         if options.case:
             case = registry_of(options).spelled(options.case)
             sides, left_out = sides_of_case(places.newest_builds(case))

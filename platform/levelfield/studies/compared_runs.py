@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import Histories
 from levelfield.compare.sides import REPEATS, began, exclusion, repeat_number, repeats_around
@@ -204,6 +205,17 @@ def _fits(series: Series, label: str) -> bool:
     return named and set(words) <= set(series.label.split()[1:])
 
 
+def _with_chip_name(registry: Registry, label: str) -> str:
+    """Return the label with the chip's name in place of its alias; any other text as it is."""
+    target, *words = label.split() or [""]
+    parts = target.split(":")
+    if len(parts) < 3:
+        return label
+    with suppress(UnknownName, UsageError):  # a vendor's name, or a chip that only the runs have
+        parts[2] = find_chip(registry, parts[2])[1].name
+    return " ".join((":".join(parts), *words))
+
+
 def _of_newest_build(source: RunSource, series: Series) -> Iterator[RunRecord]:
     """Yield the newest runs of a series as long as build and conditions of those that count stay the same.
 
@@ -227,11 +239,11 @@ def _of_newest_build(source: RunSource, series: Series) -> Iterator[RunRecord]:
 class RunPlaces:
     """A folder of runs and a store, which is opened when it is first needed. Use it in a `with` block.
 
-    url: of the only place to look in; None for the folder and the default store.
+    url: of the only place to look in; None for the folder and the default store. registry: has the chips' aliases.
     """
 
-    def __init__(self, folder: Path, url: str | None) -> None:
-        self._folder, self._url, self._open = FolderRuns(folder), url, ExitStack()
+    def __init__(self, folder: Path, url: str | None, registry: Registry) -> None:
+        self._folder, self._url, self._open, self._registry = FolderRuns(folder), url, ExitStack(), registry
 
     def __enter__(self) -> RunPlaces:
         return self
@@ -241,6 +253,7 @@ class RunPlaces:
 
     def runs(self, text: str, with_repeats: bool = False) -> list[RunRecord]:
         """Return the runs of a side. Raises the error of the folder where neither place has such a run."""
+        text = ",".join(_with_chip_name(self._registry, name) for name in text.split(","))
         if self._url is None:
             try:
                 return named_runs(self._folder, text, with_repeats)

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from levelfield.catalog.lookup import FALLBACK_VENDOR, reference_of
 from levelfield.catalog.registry import Registry
-from levelfield.errors import NotHere, UsageError
+from levelfield.errors import LayoutError, NotHere, UsageError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.specs.case import Case, Scale
+from levelfield.predict.layout_rules import broken
+from levelfield.specs.case import SCALES, Case, Scale
+from levelfield.specs.derivation import split_name
+from levelfield.specs.layout import parse_layout
 from levelfield.specs.plan import Plan
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import NamedHardware
+from levelfield.specs.tuning import TuningChoice
 from levelfield.testing.findings import CheckFinding, Fails, Missing, NotApplicable, found
 from levelfield.testing.plan_checks import elsewhere, planned
 
@@ -35,6 +39,9 @@ def check_case(subject: CaseSubject) -> Iterator[CheckFinding]:
     yield found("digests", lambda: _digests(subject.case))
     yield found("parameters", lambda: _parameters(subject.case))
     yield found("smoke", lambda: _smoke(subject.case))
+    yield found("values", lambda: _values(subject))
+    if any(_unreadable(choice.layout) for choice in subject.case.tuning.values()):
+        return  # each framework would be refused by the same words
     plans: dict[str, Plan] = {}
     for framework in sorted(subject.registry.frameworks):
         yield found(framework, lambda name=framework: _framework(subject, name, plans))  # type: ignore[misc]
@@ -43,8 +50,7 @@ def check_case(subject: CaseSubject) -> Iterator[CheckFinding]:
 
 
 def _digests(case: Case) -> str:
-    scales: tuple[Scale, ...] = ("full", "smoke")
-    return "; ".join(f"{scale} {case.work(scale).fingerprint().removeprefix('sha256:')[:16]}" for scale in scales)
+    return "; ".join(f"{scale} {case.work(scale).fingerprint().removeprefix('sha256:')[:16]}" for scale in SCALES)
 
 
 def _parameters(case: Case) -> str:
@@ -69,6 +75,70 @@ def _smoke(case: Case) -> str:
         )
     size = f"{count:,} parameters, {training.steps} steps of {training.tokens_per_step:,} tokens, {training.precision}"
     return size if training.precision == "fp32" else f"{size}: not every processor and framework trains in it"
+
+
+def _values(subject: CaseSubject) -> str:
+    """Check what the schema leaves open: the values of `tuning`, of `evidence` and of the corpus's split."""
+    wrong = [problem for scale in SCALES for problem in _wrong_values(subject, scale)]
+    if wrong:
+        raise Fails("; ".join(dict.fromkeys(wrong)), "correct the named keys")
+    return "tuning divides the global batch; evidence and split can be used"
+
+
+def _wrong_values(subject: CaseSubject, scale: Scale) -> Iterator[str]:
+    """Yield for each wrong value of a scale the file, the key, what was found and what was expected."""
+    work, choice = subject.case.work(scale), subject.case.tuning.get(scale, TuningChoice())
+    split, recorded = work.data.split, work.evidence.gradient_steps
+    if not (split[0] > 0 and min(split) >= 0):
+        key = _place(subject, scale, "data", "split")
+        yield f"{key}: found {list(split)}, expected three parts from 0 on, the first of them, for training, above 0"
+    if list(recorded) != sorted(set(recorded)):
+        key = _place(subject, scale, "evidence", "gradient_steps")
+        yield f"{key}: found {list(recorded)}, expected {sorted(set(recorded))}: each step once, in order"
+    data = 1
+    if choice.layout is not None:
+        key = _place(subject, scale, "tuning", "layout")
+        if said := _unreadable(choice.layout):
+            yield f"{key}: {said}"
+        else:
+            layout = parse_layout(choice.layout).layout
+            data = layout.data
+            if rules := broken(work, layout, 1, 1, layout.world_size, uneven_stages=True):
+                yield f"{key}: found {choice.layout}, expected a layout that the work allows: {', '.join(rules)}"
+    batch, size = work.training.global_batch, choice.micro_batch
+    if size is not None and batch % data == 0 and batch // data % size:
+        shared = f"global_batch {batch}" if data == 1 else f"global_batch {batch} / {data} data-parallel ranks"
+        key = _place(subject, scale, "tuning", "micro_batch")
+        yield f"{key}: found {size}, expected a divisor of {shared}; a run takes the nearest one in its place"
+
+
+def _unreadable(layout: str | None) -> str | None:
+    """Return what is wrong with the text of a layout; None for a layout and for none."""
+    try:
+        if layout is not None:
+            parse_layout(layout)
+    except LayoutError as error:
+        return str(error)
+    return None
+
+
+def _place(subject: CaseSubject, scale: Scale, part: str, key: str) -> str:
+    """Return the file and the key that have a value: those of the extended case where this one does not change it."""
+    registry, name = subject.registry, split_name(subject.case.name)[0]
+    while extension := registry.extension(name):
+        if key in (extension.tuning.get(scale, {}) if part == "tuning" else extension.changes.get(part, {})):
+            break
+        if scale == "smoke" and key in extension.smoke.get(part, {}):
+            break
+        name = registry.spelled(extension.extends)
+    own = extension or registry.case(name)
+    if part == "tuning":
+        path = f"tuning.{scale}.{key}"
+    elif scale == "smoke" and key in own.smoke.get(part, {}):
+        path = f"smoke.{part}.{key}"
+    else:
+        path = f"changes.{part}.{key}" if extension else f"{part}.{key}"
+    return f"{registry.all_cases[name]}: key '{path}'"
 
 
 def _framework(subject: CaseSubject, framework: str, plans: dict[str, Plan]) -> str:

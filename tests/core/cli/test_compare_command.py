@@ -56,6 +56,16 @@ def test_two_versions_of_a_framework_are_two_series_of_the_store(
     assert [each["label"].split(" ")[0] for each in json.loads(capsys.readouterr().out)] == ["gpt:torch_2.11.0:X1:1:1"]
 
 
+def test_a_chip_of_a_series_has_its_aliases(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
+    chips = {"H100": "H100-SXM5-80GB", "mi300x": "MI300X"}
+    runs = [run for i, chip in enumerate(chips.values()) for run in repeats(1000, 1010, 990, first=10 * i, chip=chip)]
+    assert compared(runs, "gpt:torch:H100", "gpt:torch:mi300x smoke") == 0
+    text = capsys.readouterr().out
+    assert all(f"gpt:torch:{chip}:1:1" in text for chip in chips.values())
+    assert main(["compare", "gpt:torch:H200", "gpt:torch:H100"]) == 2
+    assert "unknown series 'gpt:torch:H200-SXM-141GB'" in " ".join(capsys.readouterr().err.split())
+
+
 def test_json_is_one_object(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(BOTH, "*_torch", "*_paddle", "--json") == 0
     values = json.loads(capsys.readouterr().out)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.errors import UnknownName, UsageError
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import PAIRS, write_json
@@ -99,7 +100,7 @@ def test_a_run_of_a_pair_is_not_the_newest_of_its_series(folder: Path, kept: str
         store.add([older])
         (series,) = KeptRuns(store).series()
         assert [record.run_id for record in KeptRuns(store).newest(series)] == IDS[::-1]
-    with RunPlaces(folder / "none", kept) as places:
+    with RunPlaces(folder / "none", kept, Registry()) as places:
         assert [record.run_id for record in places.latest()] == IDS[::-1]
         assert [record.run_id for record in places.runs("tiny:fake")] == IDS[::-1]
         assert [record.run_id for record in places.runs("pair")] == ["pair"]
@@ -123,13 +124,13 @@ class TestPlaces:
             raise AssertionError("a store was opened")
 
         monkeypatch.setattr(Store, "open", refuse)
-        with RunPlaces(folder, None) as places:
+        with RunPlaces(folder, None, Registry()) as places:
             assert [record.run_id for record in places.runs(IDS[0])] == IDS[:1]
             assert [record.run_id for record in places.runs(IDS[1], with_repeats=True)] == IDS
 
     def test_the_store_has_what_no_folder_has(self, tmp_path: Path, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LEVELFIELD_STORE", kept)
-        with RunPlaces(tmp_path / "no-runs", None) as places:
+        with RunPlaces(tmp_path / "no-runs", None, Registry()) as places:
             assert [record.run_id for record in places.runs("tiny:fake")] == IDS[::-1]
             assert [record.run_id for record in places.latest()] == IDS[::-1]
             with pytest.raises(UnknownName):
@@ -138,7 +139,7 @@ class TestPlaces:
     def test_a_named_store_is_the_only_place(self, folder: Path, tmp_path: Path) -> None:
         with Store.open(str(tmp_path / "empty.sqlite")):
             pass
-        with RunPlaces(folder, str(tmp_path / "empty.sqlite")) as places, pytest.raises(UnknownName):
+        with RunPlaces(folder, str(tmp_path / "empty.sqlite"), Registry()) as places, pytest.raises(UnknownName):
             places.runs(IDS[0])
 
     @pytest.mark.parametrize("value", ["none", "missing"])
@@ -146,11 +147,11 @@ class TestPlaces:
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
     ) -> None:
         monkeypatch.setenv("LEVELFIELD_STORE", "none" if value == "none" else str(tmp_path / "missing.sqlite"))
-        with RunPlaces(folder, None) as places:
+        with RunPlaces(folder, None, Registry()) as places:
             with pytest.raises(UnknownName, match="unknown run 'nothing'"):
                 places.runs("nothing")
             assert places.histories([]) == {} and not (tmp_path / "missing.sqlite").exists()
 
     def test_a_named_store_that_is_not_there_is_said(self, folder: Path, tmp_path: Path) -> None:
-        with RunPlaces(folder, str(tmp_path / "missing.sqlite")) as places, pytest.raises(UsageError):
+        with RunPlaces(folder, str(tmp_path / "missing.sqlite"), Registry()) as places, pytest.raises(UsageError):
             places.runs(IDS[0])

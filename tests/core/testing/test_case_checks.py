@@ -1,0 +1,82 @@
+"""`case check` names each value that a case's schema leaves open and no run can use, by its file and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from changed_documents import written
+from levelfield.catalog.registry import Registry
+from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
+from levelfield.testing.findings import CheckFinding
+from plans import PLUGINS, make_plan
+
+# The changes to the case `tiny`, whose global batch is 8, and what `case check` says behind the file.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tuning.smoke.micro_batch": 5}, "key 'tuning.smoke.micro_batch': found 5, expected a divisor of global_batch 8"),
+    ({"tuning.full.micro_batch": 3}, "key 'tuning.full.micro_batch': found 3, expected a divisor of global_batch 8"),
+    (
+        {"tuning.full.micro_batch": 8, "tuning.full.layout": "DP2"},
+        "key 'tuning.full.micro_batch': found 8, expected a divisor of global_batch 8 / 2 data-parallel ranks",
+    ),
+    ({"tuning.smoke.layout": "DP3QX"}, "key 'tuning.smoke.layout': layout 'DP3QX' has an unknown notation; write"),
+    (
+        {"tuning.full.layout": "TP3"},
+        "key 'tuning.full.layout': found TP3, expected a layout that the work allows: ",
+    ),
+    ({"evidence.gradient_steps": [2, 1, 1]}, "key 'evidence.gradient_steps': found [2, 1, 1], expected [1, 2]: each"),
+    (
+        {"smoke.evidence.gradient_steps": [2, 1]},
+        "key 'smoke.evidence.gradient_steps': found [2, 1], expected [1, 2]: each step once, in order",
+    ),
+    ({"data.split": [0, 0, 100]}, "key 'data.split': found [0.0, 0.0, 100.0], expected three parts from 0 on"),
+    ({"data.split": [90, -1, 11]}, "key 'data.split': found [90.0, -1.0, 11.0], expected three parts from 0 on"),
+]
+
+
+def values(registry: Registry, name: str) -> CheckFinding:
+    return next(f for f in check_case(CaseSubject(registry, registry.case(name), HARDWARE)) if f.check == "values")
+
+
+@pytest.mark.parametrize(("change", "says"), WRONG)
+def test_a_value_that_no_run_can_use_is_named_by_file_and_key(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    path = written(tmp_path, {"name": "case", **change})
+    found = values(Registry([PLUGINS], case_files=[path]), "case")
+    assert found.status == "fails" and found.says.startswith(f"{path}: {says}")
+    assert found.says.count(str(path)) == 1
+
+
+def test_an_unreadable_layout_is_said_once(tmp_path: Path) -> None:
+    path = written(tmp_path, {"name": "case", "tuning.smoke.layout": "DP3QX"})
+    registry = Registry([PLUGINS], case_files=[path])
+    found = list(check_case(CaseSubject(registry, registry.case("case"), HARDWARE)))
+    assert sum("DP3QX" in finding.says for finding in found) == 1
+    assert [finding.check for finding in found if not finding.is_good] == ["values"]
+
+
+def test_a_run_takes_the_nearest_micro_batch_in_place_of_one_that_does_not_divide(tmp_path: Path) -> None:
+    path = written(tmp_path, {"name": "case", "tuning.smoke.micro_batch": 5})
+    plan = make_plan(Registry([PLUGINS], case_files=[path]), "case:fake:F1:1:1", scale="smoke", assume=True)
+    assert plan.tuning.micro_batch == 4 and "nearest to 5" in plan.origins["micro_batch"]
+
+
+def test_an_extended_case_names_the_file_that_has_the_value(tmp_path: Path) -> None:
+    base = written(tmp_path, {"name": "case", "tuning.smoke.micro_batch": 5, "evidence.gradient_steps": [1, 1]})
+    child = {"schema": "levelfield.case/1", "name": "child", "title": "A child", "source": "tests", "extends": "case"}
+    child |= {"changes": {"evidence": {"gradient_steps": [2, 1]}}, "tuning": {"full": {"micro_batch": 3}}}
+    path = tmp_path / "child.yaml"
+    path.write_text(yaml.safe_dump(child))
+    says = values(Registry([PLUGINS], case_files=[base, path]), "child").says
+    assert f"{path}: key 'changes.evidence.gradient_steps': found [2, 1]" in says
+    assert f"{path}: key 'tuning.full.micro_batch': found 3" in says
+    assert f"{base}: key 'tuning.smoke.micro_batch': found 5" in says
+
+
+@pytest.mark.parametrize("change", [{}, {"tuning.full.layout": "DP2TP2"}, {"evidence.gradient_steps": [1, 2]}])
+def test_values_that_a_run_can_use_pass(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = written(tmp_path, {"name": "case", **change})
+    assert values(Registry([PLUGINS], case_files=[path]), "case").status == "ok"
