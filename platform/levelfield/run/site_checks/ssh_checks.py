@@ -257,9 +257,8 @@ def _interface(host: Host, of_site: str | None, found: Mapping[str, Any]) -> lis
 
 
 def _folder(host: Host, folder: str, found: Mapping[str, Any]) -> SiteFinding:
-    own = found.get("own")
-    is_told = isinstance(own, list) and len(own) == 3 and all(isinstance(each, int) for each in own)
-    if is_told and (foreign := not_own(*own)):
+    own = [each for each in found.get("own") or () if isinstance(each, int)]
+    if len(own) == 3 and (foreign := not_own(*own)):
         do = f"correct its rights (`chmod 0700 {folder}`), or name another folder as ssh.folder"
         return missing(host.name, f"{folder}: {foreign}", do)
     if found.get("writable") is not True:
