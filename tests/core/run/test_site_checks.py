@@ -167,6 +167,8 @@ def test_each_host_is_tried_and_named(
         ({"old": True, "python": "3.6.8"}, "missing", "Python 3.6.8, expected 3.8 or newer"),
         ({"venv": False}, "missing", "its Python makes no environments"),
         ({"writable": False, "why": "/x: Read-only file system"}, "missing", "Read-only file system"),
+        ({"own": [0o040777, 7, 7]}, "missing", "found mode 0777, with which others can write"),
+        ({"own": [-1, 2**99, "x"]}, "ok", "can be written, 1024 GiB free"),
         ({"free": 2**29}, "missing", "0.5 GiB free, expected at least 1"),
         ({"free": 2**32}, "unknown", "4.0 GiB free; an environment"),
         ({"free": float("nan")}, "unknown", "its free space is not known"),

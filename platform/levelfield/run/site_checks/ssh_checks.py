@@ -257,7 +257,8 @@ def _interface(host: Host, of_site: str | None, found: Mapping[str, Any]) -> lis
 
 
 def _folder(host: Host, folder: str, found: Mapping[str, Any]) -> SiteFinding:
-    own = [each for each in found.get("own") or () if isinstance(each, int)]
+    told = found.get("own") if isinstance(found.get("own"), list) else []
+    own = [each for each in told or () if isinstance(each, int) and 0 <= each < 2**32]
     if len(own) == 3 and (foreign := not_own(*own)):
         do = f"correct its rights (`chmod 0700 {folder}`), or name another folder as ssh.folder"
         return missing(host.name, f"{folder}: {foreign}", do)
