@@ -43,6 +43,13 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "levelfield.plugins"
 T = TypeVar("T")
+_MANIFESTS = {"framework": ("models", "implementation.yaml"), "vendor": ("vendors", "vendor.yaml")}
+_PARTS = ("vendors", "models", "configs", "launchers")
+_DOCUMENTS = (
+    *(f"{folder}/*/{file}" for folder, file in _MANIFESTS.values()),
+    *(f"configs/{kind}/*.yaml" for kind in ("cases", "suites", "published", "planner")),
+    "launchers/*/launcher.py",
+)
 _PUNCTUATION = str.maketrans("", "", "-_ ")
 
 
@@ -74,8 +81,7 @@ class Registry:
         self._vendors: dict[str, Vendor] = {}
         self.machine = Machine(lambda name: self.vendor(name))
         for folder in self._extra:
-            if not folder.is_dir():
-                raise UsageError(f"--plugins {folder}: no such folder; expected one with vendors/, models/ or configs/")
+            _check_plugins(folder)
 
     @cached_property
     def roots(self) -> tuple[Path, ...]:
@@ -302,14 +308,20 @@ class Registry:
     def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
         if name not in known:
             row = self._row_of(name) if kind == "case" else None
-            raise UnknownName(kind, name, known, hint=row or self._unfinished(kind, name) or "`show` shows all.")
+            raise UnknownName(kind, name, known, hint=row or self.absence(kind, name, "`show` shows all."))
         return known[name]
 
+    def absence(self, kind: str, name: str, otherwise: str) -> str:
+        """Return what a folder or a file of this name lacks to be a plugin, or the searched folders and `otherwise`."""
+        searched = ", ".join(str(root) for root in self.roots)
+        return self._unfinished(kind, name) or f"Searched: {searched}; --plugins DIR adds a folder. {otherwise}"
+
     def _unfinished(self, kind: str, name: str) -> str | None:
-        """Return what a folder or a file of this name lacks to be a plugin; None without one."""
+        if not name or Path(name).name != name:
+            return None
         for root in self.roots:
-            if kind == "framework" and (folder := root / "models" / name).is_dir():
-                return f"{folder} exists and has no implementation.yaml, expected one."
+            if kind in _MANIFESTS and (folder := root / _MANIFESTS[kind][0] / name).is_dir():
+                return f"{folder} exists and has no {_MANIFESTS[kind][1]}, expected one."
             if kind == "case" and (file := root / "configs" / "cases" / f"{name}.yml").is_file():
                 return f"{file} exists, expected the ending .yaml: rename it."
         return None
@@ -330,6 +342,31 @@ class Registry:
                     raise UsageError(f"two plugins claim the {kind} '{name}': {found[name]} and {path}; remove one")
                 found[name] = path
         return found
+
+
+def _check_plugins(folder: Path) -> None:
+    """Raises UsageError for a folder that holds other things than plugins, or a document with the ending .yml.
+
+    An empty folder is right: a command may write its first document.
+    """
+    expected = "expected one with vendors/, models/, configs/ or launchers/"
+    if not folder.is_dir():
+        raise UsageError(f"--plugins {folder}: no such folder; {expected}")
+    try:
+        has_none = any(folder.iterdir()) and not any((folder / part).is_dir() for part in _PARTS)
+    except OSError as error:
+        raise UsageError(f"--plugins {folder}: cannot be read: {error.strerror}; {expected}") from None
+    if has_none:
+        around = (root for root in folder.absolute().parents[:2] for each in _DOCUMENTS if next(root.glob(each), None))
+        within = (
+            path.parents[2] for deep in ("*", "*/*") for each in _DOCUMENTS for path in folder.glob(f"{deep}/{each}")
+        )
+        meant = next((root for root in (*around, *within) if root.resolve() != checkout().resolve()), None)
+        do = f"; give --plugins {meant}, or install the package by pip" if meant else ""
+        raise UsageError(f"--plugins {folder}: found a folder with none of these parts; {expected}{do}")
+    for pattern in (each.removesuffix(".yaml") for each in _DOCUMENTS if each.endswith(".yaml")):
+        if misnamed := next(folder.glob(f"{pattern}.yml"), None):
+            raise UsageError(f"--plugins {folder}: found {misnamed}, expected the ending .yaml: rename it")
 
 
 def _named(document: T, inside: str, outside: str, path: Path) -> T:

@@ -41,7 +41,8 @@ class VendorSubject:
         self.given = Registry(plugins).options  # as the user wrote them
         self.registry = Registry(self.plugins)
         if name not in self.registry.vendors:
-            raise UnknownName("vendor", name, self.registry.vendors, hint=_location_hint(name, self.plugins))
+            hint = self.registry.absence("vendor", name, "`vendor new NAME` creates one.")
+            raise UnknownName("vendor", name, self.registry.vendors, hint=hint)
         self.file = self.registry.vendors[name]
         self.folder = self.file.parent
         self.stage = Stage()
@@ -162,18 +163,6 @@ class VendorSubject:
             )
             fake_nodes(root, discovery.device_nodes, [device.index for device in seen._all_devices()])
         return root
-
-
-def _location_hint(name: str, plugins: Sequence[Path]) -> str:
-    """Return a hint for a vendor that is not found. It may be deeper than --plugins, as in a package."""
-    places = ("*/vendors", "*/*/vendors", ".")  # the last: --plugins is the folder `vendors` itself
-    plain = [path.parents[2] for path in (folder / "vendor.yaml" for folder in plugins) if path.is_file()]
-    found = (path for folder in plugins for place in places for path in folder.glob(f"{place}/{name}/vendor.yaml"))
-    deeper = (path.parents[2] for path in found if path.parents[1].name == "vendors")
-    root = next((folder for folder in (*plain, *deeper) if (folder / "vendors" / name).is_dir()), None)
-    if root is None:
-        return "`vendor new NAME` creates one."
-    return f"--plugins is the folder that holds vendors/: give --plugins {root}, or install the package by pip."
 
 
 def _answer(content: bytes) -> CommandOutput:

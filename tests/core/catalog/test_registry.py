@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, UnknownName, UsageError
+from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from plans import PLUGINS, ROOT
 
 
@@ -62,8 +63,39 @@ def test_a_name_claimed_twice_names_both_owners(plugins: Path, kind: str, attrib
 
 
 def test_a_plugins_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="absent: no such folder; expected one with vendors/, models/ or configs/"):
+    with pytest.raises(UsageError, match="absent: no such folder; expected one with vendors/, models/, configs/ or"):
         Registry([tmp_path / "absent"])
+
+
+def test_a_folder_without_plugins_is_refused_and_the_one_that_is_meant_is_told(tmp_path: Path) -> None:
+    shutil.copytree(PLUGINS, tmp_path / "package/inner")
+    for given in (".", "package", "package/inner/models", "package/inner/models/fake", "package/inner/configs/cases"):
+        with pytest.raises(UsageError) as caught:
+            Registry([tmp_path / given])
+        assert str(caught.value).startswith(f"--plugins {tmp_path / given}: found a folder with none of these parts; ")
+        assert f"; give --plugins {tmp_path / 'package/inner'}, or install" in str(caught.value), given
+    (tmp_path / "other/deep/notes").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"none of these parts; expected one with vendors/, .* or launchers/$"):
+        Registry([tmp_path / "other/deep"])
+
+
+def test_a_folder_that_is_still_empty_or_has_launchers_only_is_taken(tmp_path: Path) -> None:
+    registry = Registry([tmp_path])
+    with pytest.raises(UnknownName, match=rf"Searched: {ROOT}, {tmp_path}.*; --plugins DIR adds a folder"):
+        registry.case("mini")
+    (tmp_path / "launchers/pbs").mkdir(parents=True)
+    (tmp_path / "launchers/pbs/launcher.py").touch()
+    assert tmp_path in Registry([tmp_path]).roots
+
+
+@pytest.mark.parametrize(
+    "path", ["configs/cases/tiny", "configs/suites/pair", "models/fake/implementation", "vendors/fake/vendor"]
+)
+def test_a_document_with_the_ending_yml_is_refused(plugins: Path, path: str) -> None:
+    (plugins / f"{path}.yaml").rename(plugins / f"{path}.yml")
+    with pytest.raises(UsageError) as caught:
+        Registry([plugins])
+    assert f"found {plugins / path}.yml, expected the ending .yaml: rename it" in str(caught.value)
 
 
 def test_an_installed_package_brings_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugins: Path) -> None:
@@ -173,14 +205,23 @@ def test_a_command_imports_only_what_it_needs(arguments: list[str], unwanted: se
     assert found & (unwanted | {"torch", "pandas", "tokenizers", "safetensors"}) == set()
 
 
-def test_an_unknown_name_says_what_its_own_file_lacks(tmp_path: Path) -> None:
-    (tmp_path / "models/hips").mkdir(parents=True)
-    (tmp_path / "configs/cases").mkdir(parents=True)
-    (tmp_path / "configs/cases/mini.yml").write_text("")
+def test_an_unknown_name_says_what_its_own_folder_lacks_or_what_was_searched(tmp_path: Path) -> None:
+    for folder in ("models/hips", "vendors/acme"):
+        (tmp_path / folder).mkdir(parents=True)
     registry = Registry([tmp_path])
     with pytest.raises(UnknownName, match=r"models/hips exists and has no implementation\.yaml, expected one\."):
         registry.implementation("hips")
-    with pytest.raises(UnknownName, match=r"mini\.yml exists, expected the ending \.yaml: rename it\."):
-        registry.case("mini")
-    with pytest.raises(UnknownName, match="`show` shows all"):
-        registry.case("other")
+    with pytest.raises(UnknownName, match=r"models/hips exists and has no implementation\.yaml, expected one\."):
+        FrameworkSubject("hips", [tmp_path])
+    with pytest.raises(UnknownName, match=r"vendors/acme exists and has no vendor\.yaml, expected one\."):
+        registry.vendor("acme")
+    for look_up in (registry.case, registry.implementation, registry.suite):
+        with pytest.raises(UnknownName, match=rf"Searched: {ROOT}, {tmp_path}; --plugins DIR adds .*`show` shows all"):
+            look_up("other")
+
+
+def test_an_installed_case_with_the_ending_yml_is_named(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (plugins / "configs/cases/tiny.yaml").rename(plugins / "configs/cases/tiny.yml")
+    monkeypatch.setattr("levelfield.catalog.registry._installed", lambda path: (plugins,))
+    with pytest.raises(UnknownName, match=r"tiny\.yml exists, expected the ending \.yaml: rename it\."):
+        Registry().case("tiny")

@@ -58,7 +58,8 @@ class FrameworkSubject:
         self.registry = Registry(tuple(folder.absolute() for folder in plugins))
         self.name, self.version = (name, None) if name in self.registry.frameworks else split_label(name)
         if self.name not in self.registry.frameworks:
-            raise UnknownName("framework", name, self.registry.frameworks, hint="`framework new NAME` begins one.")
+            hint = self.registry.absence("framework", self.name, "`framework new NAME` begins one.")
+            raise UnknownName("framework", name, self.registry.frameworks, hint=hint)
         self.file = self.registry.frameworks[self.name]
         self.folder = self.file.parent.absolute()
         self.kept: dict[str, Any] = {}  # what one check leaves for others
