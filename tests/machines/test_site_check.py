@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,50 @@ def test_an_address_at_which_the_others_do_not_reach_the_first_host_is_named(
             assert f"correct `address` of {first} in the hosts file" in each["do"]
         assert sum("it reaches" in each["says"] for each in found) == 2 - len(who), found
     assert wait_until(lambda: not [line for _, line in running() if "server.accept()" in line])
+
+
+def test_a_folder_of_others_is_told_as_the_run_refuses_it(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    link, foreign, open_to_all = (tmp_path / name for name in ("link", "foreign", "open"))
+    link.symlink_to(elsewhere)
+    foreign.mkdir(mode=0o755)
+    os.chown(foreign, 1234, -1)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    for folder, said in (
+        (link, "found a link, expected a folder itself"),
+        (foreign, f"found a folder of user 1234 with mode 0755, expected one of user {os.geteuid()} with mode 0700"),
+        (open_to_all, "found mode 0777, with which others can write, expected 0700"),
+    ):
+        fleet.write(folder=str(folder))
+        assert main(["site", "check", "--site", str(tmp_path / "site.json"), "--json"]) == 4, folder
+        found = json.loads(capsys.readouterr().out)["findings"]
+        lacking = [each for each in found if each["word"] == "missing"]
+        assert [each["subject"] for each in lacking] == list(fleet.cluster.hosts)
+        assert all(each["says"].startswith(f"{folder}: {said}") for each in lacking), lacking
+    done = fleet.run(*fleet.command())
+    assert done.returncode == 3 and f"{folder}: {said}" in " ".join(done.stderr.split()), done.stderr
+
+
+def test_a_python_that_is_absent_on_a_node_is_named(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = fleet.cluster.own(fleet.cluster.hosts[0], "/var/tmp/only-here")
+    own.symlink_to(sys.executable)
+    try:
+        site = json.loads((tmp_path / "site.json").read_text())
+        (tmp_path / "site.json").write_text(json.dumps({**site, "python": "/var/tmp/only-here"}))
+        assert main(["site", "check", "--site", str(tmp_path / "site.json"), "--json"]) == 4
+    finally:
+        own.unlink()
+    found = json.loads(capsys.readouterr().out)["findings"]
+    (lacking,) = [each for each in found if each["word"] == "missing"]
+    assert lacking["subject"] == fleet.cluster.hosts[1]
+    assert "/var/tmp/only-here, does not serve: No such file or directory" in lacking["says"]
+    assert any("the site's `python` is Python 3." in each["says"] for each in found)
 
 
 def test_the_partition_and_the_shared_folder_are_tried(

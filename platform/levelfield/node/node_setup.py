@@ -69,9 +69,21 @@ def own_folder(path: Path) -> Path:
     """Make the folder for this user alone. Raises SetupError for one that others could change."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = os.lstat(str(path))
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise SetupError(f"{path}: found a link, or a folder that others own or can write; correct the site's file")
+    if foreign := not_own(found.st_mode, found.st_uid, os.geteuid()):
+        raise SetupError(f"{path}: {foreign}; correct its rights, or name another folder in the site's file")
     return path
+
+
+def not_own(mode: int, owner: int, user: int) -> str | None:
+    """Return why a place is no folder of the user's alone, by its own mode and owner; None where it is one."""
+    if stat.S_ISLNK(mode):
+        return "found a link, expected a folder itself: others may lead it elsewhere"
+    if not stat.S_ISDIR(mode):
+        return "found a file, expected a folder"
+    rights = stat.S_IMODE(mode)
+    if owner != user:
+        return f"found a folder of user {owner} with mode {rights:04o}, expected one of user {user} with mode 0700"
+    return f"found mode {rights:04o}, with which others can write, expected 0700" if mode & 0o022 else None
 
 
 def bring(folder: Path, archive: Mapping[str, Any]) -> None:

@@ -83,7 +83,7 @@ def test_an_archive_that_was_cut_between_two_members_leaves_nothing(archive: Pat
 def test_a_folder_of_others_is_refused(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local").chmod(0o777)
-    with pytest.raises(SetupError, match="others own or can write"):
+    with pytest.raises(SetupError, match="found mode 0777, with which others can write"):
         stage(archive, tmp_path / "local" / "a", DIGEST, silent)
 
 

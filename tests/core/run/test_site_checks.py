@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
+from levelfield.errors import UsageError
+from levelfield.run.launchers.node_content import wheels_archive
 from levelfield.run.site_checks import ssh_checks
 from simulated_cluster import SimulatedCluster, served
 
@@ -165,6 +167,8 @@ def test_each_host_is_tried_and_named(
         ({"old": True, "python": "3.6.8"}, "missing", "Python 3.6.8, expected 3.8 or newer"),
         ({"venv": False}, "missing", "its Python makes no environments"),
         ({"writable": False, "why": "/x: Read-only file system"}, "missing", "Read-only file system"),
+        ({"own": [0o040777, 7, 7]}, "missing", "found mode 0777, with which others can write"),
+        ({"own": [-1, 2**99, "x"]}, "ok", "can be written, 1024 GiB free"),
         ({"free": 2**29}, "missing", "0.5 GiB free, expected at least 1"),
         ({"free": 2**32}, "unknown", "4.0 GiB free; an environment"),
         ({"free": float("nan")}, "unknown", "its free space is not known"),
@@ -192,6 +196,20 @@ def test_planted_answers_of_a_host(
     given = ("--launcher", "ssh", "--site", site)
     found = checked(capsys, *given, code=4 if word == "missing" else 0)
     assert [each["word"] for each in found if said in each["says"]] == [word], found
+
+
+def test_a_folder_of_wheels_without_any_is_named(
+    hosts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("LEVELFIELD_WHEELS", str(folder))
+    word, said = of(checked(capsys, *hosts, code=4), "wheels")
+    assert word == "missing" and f"LEVELFIELD_WHEELS={folder}: found no wheel there" in said
+    with pytest.raises(UsageError, match=r"found no wheel there\. Make them with network: `environment wheels fetch"):
+        wheels_archive(folder)  # as a run brings them
+    (folder / "a-1.whl").write_bytes(b"wheel")
+    assert of(checked(capsys, *hosts, code=4), "wheels") == ("ok", f"1 file(s) of {folder} are brought to each host")
 
 
 @pytest.fixture

@@ -267,7 +267,10 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
     assert "found a link" in Setup(header(tmp_path / "link", announced("code", CODE)), {}).error
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    assert "others own or can write" in Setup(header(tmp_path / "open", announced("code", CODE)), {}).error
+    assert (
+        "found mode 0777, with which others can write, expected 0700"
+        in Setup(header(tmp_path / "open", announced("code", CODE)), {}).error
+    )
     (tmp_path / "file").write_text("x")
     assert "File exists" in Setup(header(tmp_path / "file", announced("code", CODE)), {}).error
     assert list((tmp_path / "victim").iterdir()) == []

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import levelfield
+from levelfield import installer
 from levelfield.contracts.execution import NodeSource, NodeWork, ProcessWork, Request
+from levelfield.errors import UsageError
 from levelfield.node.code_digest import shared_folders, sources
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.launched_ranks import request_of, with_port
@@ -120,10 +122,21 @@ def wheels_archive(folder: Path) -> memoryview:
     """Return the wheels of a folder. They may be gigabytes: they lie in a file without a name."""
     with tempfile.TemporaryFile() as output:
         with tarfile.open(fileobj=output, mode="w", format=FORMAT) as archive:
-            for path in sorted(each for each in folder.iterdir() if each.suffix in (".whl", ".gz") and each.is_file()):
+            for path in wheel_files(folder):
                 _add(archive, path.name, path)
         output.flush()
         return memoryview(mmap.mmap(output.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def wheel_files(folder: Path) -> list[Path]:
+    """Return what pip may install of a folder. Raises UsageError for a folder without any, and OSError."""
+    found = sorted(each for each in folder.iterdir() if each.suffix in (".whl", ".gz") and each.is_file())
+    if not found:
+        raise UsageError(
+            f"{installer.WHEELS}={folder}: found no wheel there. Make them with network: `environment wheels fetch "
+            f"{folder}`"
+        )
+    return found
 
 
 def _add(archive: tarfile.TarFile, name: str, path: Path) -> None:

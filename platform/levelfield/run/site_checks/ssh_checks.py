@@ -15,7 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from levelfield import installer
 from levelfield.contracts.command import completed
+from levelfield.errors import UsageError
+from levelfield.node.node_setup import not_own
+from levelfield.run.launchers.node_content import wheel_files
 from levelfield.run.launchers.ssh.connection import Connection, explained, last_line, printable_text, wait_for_output
 from levelfield.run.launchers.ssh.mpirun_job import mpirun_argv, mpirun_variables, one_line
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
@@ -42,6 +46,22 @@ try:
     handle, name = tempfile.mkstemp(dir=place); os.close(handle); os.unlink(name); found["writable"] = True
 except OSError as error:
     found["writable"] = False; found["why"] = "%s: %s" % (place, error.strerror)
+try:
+    own = os.lstat(folder)
+    found["own"] = [own.st_mode, own.st_uid, os.geteuid()]
+except OSError:
+    found["own"] = None
+if sys.argv[2]:
+    try:
+        code = "import sys; print('%d.%d.%d' % sys.version_info[:3]); sys.exit(sys.version_info < (3, 8))"
+        done = subprocess.run([sys.argv[2], "-I", "-c", code], timeout=20, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        found["given"] = done.stdout.decode().strip() if done.returncode == 0 else None
+        found["given_why"] = done.stdout.decode().strip() or "exit code %d" % done.returncode
+    except OSError as error:
+        found["given"] = None; found["given_why"] = error.strerror
+    except subprocess.TimeoutExpired:
+        found["given"] = None; found["given_why"] = "it did not end within 20 s"
 found["interfaces"] = sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else None
 found["free"] = shutil.disk_usage(place).free
 found["venv"] = True
@@ -121,10 +141,12 @@ WAY_BACK = "each host needs the same Open MPI at the same path, and a way back t
 
 
 def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
-    """Try every host, in the order of the hosts file."""
+    """Try every host, in the order of the hosts file, and the wheels that would be brought to them."""
     if not launch.hosts:
         yield missing("hosts", "found no hosts", "give --hosts hosts.yaml, or `hosts` in the site's file")
         return
+    if not launch.site.python:
+        yield from _wheels()
     reached: list[Host] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         tried = pool.map(lambda host: _of_host(launch, host), launch.hosts)
@@ -137,9 +159,18 @@ def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
         yield from _mpirun(launch)
 
 
+def _wheels() -> Iterator[SiteFinding]:
+    """Yield whether the folder of LEVELFIELD_WHEELS has wheels, where one is named."""
+    try:
+        if folder := installer.wheels_folder():
+            yield ok("wheels", f"{len(wheel_files(folder))} file(s) of {folder} are brought to each host")
+    except (UsageError, OSError) as error:
+        yield missing("wheels", str(error), f"name another folder, or unset {installer.WHEELS}")
+
+
 def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     folder = launch.site.ssh.folder.replace("{user}", host.user or user_name())
-    argv = ssh_argv(launch, host, [host.python, "-c", _PROBE, folder])
+    argv = ssh_argv(launch, host, [host.python, "-c", _PROBE, folder, launch.site.python or ""])
     begin = time.time()
     try:
         done = completed(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
@@ -156,6 +187,7 @@ def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
         return [missing(host.name, f"its shell prints {printable_text(noise, 60)!r}, which ends a run", QUIET)]
     return [
         *_python(host, found),
+        *_given_python(host, launch.site.python, found),
         *_interface(host, launch.site.interface, found),
         _folder(host, folder, found),
         _clock(host, found, begin, time.time()),
@@ -195,6 +227,21 @@ def _python(host: Host, found: Mapping[str, Any]) -> list[SiteFinding]:
     return [ok(host.name, f"reached, Python {version}")]
 
 
+def _given_python(host: Host, python: str | None, found: Mapping[str, Any]) -> list[SiteFinding]:
+    """Return a finding where the site's file names the Python of all nodes: then no environment is made."""
+    if python is None:
+        return []
+    version, why = (printable_text(str(found.get(key)), 200) for key in ("given", "given_why"))
+    if not found.get("given"):
+        do = "correct `python` in the site's file, or bring that interpreter to the host"
+        return [
+            missing(
+                host.name, f"the site's `python`, {python}, does not serve: {why}, expected Python 3.8 or newer", do
+            )
+        ]
+    return [ok(host.name, f"the site's `python` is Python {version}")]
+
+
 def _interface(host: Host, of_site: str | None, found: Mapping[str, Any]) -> list[SiteFinding]:
     """Return a finding where the host or the site names an interface for the collectives."""
     name, known = host.interface or of_site, found.get("interfaces")
@@ -210,6 +257,11 @@ def _interface(host: Host, of_site: str | None, found: Mapping[str, Any]) -> lis
 
 
 def _folder(host: Host, folder: str, found: Mapping[str, Any]) -> SiteFinding:
+    told = found.get("own") if isinstance(found.get("own"), list) else []
+    own = [each for each in told or () if isinstance(each, int) and 0 <= each < 2**32]
+    if len(own) == 3 and (foreign := not_own(*own)):
+        do = f"correct its rights (`chmod 0700 {folder}`), or name another folder as ssh.folder"
+        return missing(host.name, f"{folder}: {foreign}", do)
     if found.get("writable") is not True:
         return missing(host.name, f"{folder} cannot be written: {found.get('why')}", "correct ssh.folder or its rights")
     free = found.get("free")
