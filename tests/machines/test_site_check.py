@@ -112,3 +112,29 @@ def test_the_partition_and_the_shared_folder_are_tried(
     assert found["controller"] == found["job"] == found["node"] == found["shared"] == ["ok"], found
     (tmp_path / "site.json").write_text(json.dumps({**site, "slurm": {"partition": "nothing"}}))
     assert words(capsys, "--site", str(tmp_path / "site.json"))["job"] == ["missing"]
+
+
+def test_what_a_node_of_slurm_lacks_is_named(
+    slurm: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    site = {"schema": "levelfield.site/1", "launcher": "slurm", "shared": str(tmp_path)}
+    wrong = {
+        "interface": "ib0",
+        "modules": ["no-such-module"],
+        "slurm": {"local_folder": str(tmp_path / "open"), "partition": "short", "minutes": 5},
+    }
+    right = {"interface": "eth0", "slurm": {"local_folder": "/var/tmp/not-there", "partition": "short", "minutes": 1}}
+    for more, code in ((wrong, 4), (right, 0)):
+        (tmp_path / "site.json").write_text(json.dumps({**site, **more}))
+        assert main(["site", "check", "--site", str(tmp_path / "site.json"), "--json"]) == code
+        found = {each["subject"].partition(" of ")[0]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+        for subject, said in (
+            ("interface", "found no interface ib0; it has " if code else "it has the interface eth0"),
+            ("local folder", "open: found mode 0777" if code else "/var/tmp/not-there can be written"),
+            ("minutes", "is 5, and the partition allows: short 1" if code else "1 minutes are within the limit"),
+            *([("modules", "does not load no-such-module: ")] if code else []),
+        ):
+            assert said in found[subject]["says"] and (found[subject]["word"] == "missing") is bool(code), found
+    assert not slurm.own(slurm.hosts[0], "/var/tmp/not-there").exists()

@@ -26,6 +26,7 @@ A SIDE is one of these, or several joined by commas:
   repeats of its command
   a pattern of run ids in quotes, such as '20261122*_torch_cpu_*'
   a series, CASE:FRAMEWORK[:CHIP[:NODES[:DEVICES]]]: runs of its newest build
+  a bundle, FILE.zip, or FILE.zip:NAME, where NAME is a run, pattern or series
 Runs are looked for in the folder of runs, then in the store.
 
 Exit code 4 where the sides are not comparable; then no ratio is printed.
@@ -34,6 +35,7 @@ examples:
   run_benchmarks.py compare RUN1 RUN2
   run_benchmarks.py compare --repeats RUN1 RUN2 RUN3 --format markdown
   run_benchmarks.py compare gpt3_6.7B:torch gpt3_6.7B:paddle
+  run_benchmarks.py compare h100.zip:gpt3_6.7B:torch h200.zip:gpt3_6.7B:torch
   run_benchmarks.py compare --scaling RUN1 RUN2 RUN3
   run_benchmarks.py compare --matrix framework --case gpt3_6.7B
 """

@@ -222,15 +222,13 @@ class _ImportSource:
                     self.statements.append(document)
 
     def _of_bundle(self, path: Path) -> Iterator[RunRecord]:
-        from levelfield.judge.verification import verified
-        from levelfield.rundir.bundle_reader import read_bundle
-        from levelfield.studies.results_repository import recorded
+        from levelfield.studies.results_repository import bundled
 
-        bundle = read_bundle(path)
-        for run, found in zip(bundle.runs, verified(bundle, self._registry), strict=True):
+        for found in bundled(path, self._registry):
             with self._kept_problem(f"{path}: "):
-                record = recorded(run)[1]
-                yield record.reported(found.contradictions[0].text) if found.contradictions else record
+                if isinstance(found, LevelfieldError):
+                    raise found
+                yield found
 
     def _of_runs(self, path: Path) -> Iterator[RunRecord]:
         """Yield the run of a name, or all runs of a folder. Raises UsageError for a folder without runs."""

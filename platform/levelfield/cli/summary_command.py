@@ -15,10 +15,10 @@ Write one page for a decision: a sentence that says which side is faster, by
 how much and how surely, or why that is not known; the figures of each side
 with their intervals; and what asks for caution.
 
-SIDE is what `compare` takes: a run, a pattern of run ids in quotes, or a
-series. --case takes the newest runs of each chip and framework instead, from
-the folder of runs or else from the store: those that did the work of the
-fastest one, at most 6.
+SIDE is what `compare` takes: a run, a bundle, a pattern of run ids in quotes,
+or a series. --case takes the newest runs of each chip and framework instead,
+from the folder of runs or else from the store: those that did the work of
+the fastest one, at most 6.
 
 The HTML has no script and prints to one sheet of A4. Exit code 4 where the
 sides are not comparable; the page then says why.

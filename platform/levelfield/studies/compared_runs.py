@@ -1,4 +1,4 @@
-"""Where a comparison finds its runs, in a folder or the store, and which of them a side of it stands for."""
+"""Where a comparison finds its runs, in a folder, the store or a bundle, and which of them a side of it stands for."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series, first_future_date
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
 from levelfield.store.run_record import series_of
+from levelfield.studies.results_repository import bundled
 
 if TYPE_CHECKING:
     from levelfield.store.database import Store  # a second of imports that a folder of runs does not need
 
 _STAMP = len("20261122T030405Z")  # the beginning of a run id
 _Placed = tuple[str, int, Path]  # stamp, repeat and folder of a run
+_BUNDLE = re.compile(r"(.+\.zip)(?::(.*))?")  # of a side: a file, and which of its runs
 MOST = 30  # runs of one build that a series label stands for
 
 
@@ -131,7 +133,40 @@ class KeptRuns:
         return self._store.points(digests)
 
 
-RunSource = FolderRuns | KeptRuns
+class BundleRuns:
+    """The runs of a bundle, by the same names, computed again from their raw files. Raises DocumentError for what is no
+    bundle, and the error of a run that cannot be computed."""
+
+    def __init__(self, path: Path, known: Registry) -> None:
+        self._path, self._records = path, dict[str, RunRecord]()
+        for found in bundled(path, known):
+            if isinstance(found, LevelfieldError):
+                raise UsageError(f"{path}: {found}")
+            self._records[found.run_id] = found
+
+    def find(self, name: str) -> str:
+        matching = [run_id for run_id in self._records if name in run_id]
+        if len(matching) > 1 and name not in matching:
+            raise UsageError(f"{self._path}: run '{name}': found {len(matching)} runs; give more of the id")
+        if not matching:
+            raise UnknownName(f"run of {self._path}", name, list(self._records))
+        return name if name in matching else matching[0]
+
+    def matching(self, pattern: str) -> list[str]:
+        return fnmatch.filter(self._records, pattern)
+
+    def record(self, key: str) -> RunRecord:
+        return self._records[key]
+
+    def series(self) -> list[Series]:
+        return list({record.series.fingerprint(): record.series for record in self._records.values()}.values())
+
+    def newest(self, series: Series) -> Iterator[RunRecord]:
+        own = [record for record in self._records.values() if record.series == series]
+        yield from sorted(own, key=lambda record: record.began, reverse=True)
+
+
+RunSource = FolderRuns | KeptRuns | BundleRuns
 
 
 def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list[RunRecord]:
@@ -244,6 +279,7 @@ class RunPlaces:
 
     def __init__(self, folder: Path, url: str | None, registry: Registry) -> None:
         self._folder, self._url, self._open, self._registry = FolderRuns(folder), url, ExitStack(), registry
+        self._bundles: dict[str, BundleRuns] = {}
 
     def __enter__(self) -> RunPlaces:
         return self
@@ -253,7 +289,18 @@ class RunPlaces:
 
     def runs(self, text: str, with_repeats: bool = False) -> list[RunRecord]:
         """Return the runs of a side. Raises the error of the folder where neither place has such a run."""
-        text = ",".join(_with_chip_name(self._registry, name) for name in text.split(","))
+        names = [name.strip() for name in text.split(",")]
+        of_bundles = {name: part for name in names if (part := _BUNDLE.fullmatch(name)) and Path(part[1]).is_file()}
+        found = [run for part in of_bundles.values() for run in self._bundled(part[1], part[2] or "*", with_repeats)]
+        others = ",".join(_with_chip_name(self._registry, name) for name in names if name not in of_bundles)
+        return [*found, *self._here(others, with_repeats)] if others else found
+
+    def _bundled(self, file: str, name: str, with_repeats: bool) -> list[RunRecord]:
+        if file not in self._bundles:
+            self._bundles[file] = BundleRuns(Path(file), self._registry)
+        return named_runs(self._bundles[file], _with_chip_name(self._registry, name), with_repeats)
+
+    def _here(self, text: str, with_repeats: bool) -> list[RunRecord]:
         if self._url is None:
             try:
                 return named_runs(self._folder, text, with_repeats)

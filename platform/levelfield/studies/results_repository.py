@@ -18,7 +18,7 @@ from levelfield.judge.verdict import Redaction
 from levelfield.judge.verification import verified
 from levelfield.report.escapes import markdown
 from levelfield.report.tables import as_markdown
-from levelfield.rundir.bundle_reader import Bundle, RunInBundle, bundle_of, written
+from levelfield.rundir.bundle_reader import Bundle, RunInBundle, bundle_of, read_bundle, written
 from levelfield.rundir.event_lines import DAMAGED
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.record import RunRecord
@@ -177,6 +177,19 @@ def recorded(run: RunInBundle) -> tuple[Result, RunRecord]:
         result = collect(paths, raw, redaction)
         record = record_of(paths, result=result, raw=raw)
     return result, storable(record, record.run_id)
+
+
+def bundled(path: Path, known: Registry) -> Iterator[RunRecord | LevelfieldError]:
+    """Yield the record of each run of a bundle, computed from its raw files, or why there is none. One whose facts
+    contradict each other is *reported*. Raises DocumentError for what is no bundle."""
+    bundle = read_bundle(path)
+    for run, found in zip(bundle.runs, verified(bundle, known), strict=True):
+        try:
+            record = recorded(run)[1]
+        except LevelfieldError as error:
+            yield error
+        else:
+            yield record.reported(found.contradictions[0].text) if found.contradictions else record
 
 
 def comment(found: Contribution, version: str) -> str:

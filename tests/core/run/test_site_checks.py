@@ -221,7 +221,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         stand_in(folder, name, "exit 0")
     stand_in(folder, "scontrol", 'echo "Slurmctld(primary) at head is UP"')
     stand_in(folder, "sbatch", 'echo "sbatch: Job 7 to start at noon on node1" >&2')
-    stand_in(folder, "srun", 'while [ "$1" != sh ]; do shift; done; exec "$@"')
+    stand_in(folder, "srun", 'while [ "$1" != bash ]; do shift; done; exec "$@"')
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return folder
 
@@ -274,6 +274,31 @@ def test_a_mistyped_folder_is_not_made_and_options_of_the_platform_are_named(
         site = site_file(tmp_path, launcher="slurm", slurm={"options": options})
         (job,) = [each for each in checked(capsys, "--site", site, code=4) if each["subject"] == "job"]
         assert job["do"].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("limits", "given", "word"),
+    [
+        ({"a": "1-12:00:00"}, {"partition": "a", "minutes": 2160}, "ok"),
+        ({"a": "1-12:00:00"}, {"partition": "a", "minutes": 2161}, "missing"),
+        ({"a": "00:01:00", "b": "UNLIMITED"}, {"partition": "a,b", "minutes": 90}, "ok"),
+        ({"a": "00:01:00", "b": "UNLIMITED"}, {"minutes": 90}, "missing"),  # the first is the default
+        ({"a": "00:01:00"}, {"minutes": 90, "qos": "long"}, "unknown"),
+        ({"a": "00:01:00"}, {"partition": "other", "minutes": 90}, ""),
+        ({"a": "00:01:00"}, {}, ""),
+    ],
+)
+def test_minutes_are_compared_with_the_limit_of_the_partition(
+    slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: dict[str, str],
+    given: dict[str, Any], word: str,
+) -> None:  # fmt: skip
+    lines = [f"PartitionName={name} Default={'NO' if at else 'YES'} MaxTime={limit}"
+             for at, (name, limit) in enumerate(limits.items())]  # fmt: skip
+    shown = "\\n".join(lines)
+    stand_in(slurm, "scontrol", f'case "$*" in ping) echo "at head is UP";; *) printf "{shown}\\n";; esac')
+    found = checked(capsys, "--site", site_file(tmp_path, launcher="slurm", shared=str(tmp_path), slurm=given),
+                    code=4 if word == "missing" else 0)  # fmt: skip
+    assert of(found, "minutes")[0] == word
 
 
 def test_the_lines_fit_the_terminal_and_obey_nothing(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.errors import UnknownName, UsageError
+from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import PAIRS, write_json
 from levelfield.specs.paths import RunPaths
@@ -155,3 +156,36 @@ class TestPlaces:
     def test_a_named_store_that_is_not_there_is_said(self, folder: Path, tmp_path: Path) -> None:
         with RunPlaces(folder, str(tmp_path / "missing.sqlite"), Registry()) as places, pytest.raises(UsageError):
             places.runs(IDS[0])
+
+
+VERIFIED = Path(__file__).resolve().parents[3] / "docs" / "verified"
+BUNDLES = {chip: VERIFIED / chip.lower() / "2026-11-28.zip" for chip in ("H100", "H200")}
+
+
+def test_a_side_may_be_of_a_bundle(tmp_path: Path) -> None:
+    """Here two chips' own bundles: by series, with an alias, by a part of an id, and by a pattern."""
+    with RunPlaces(tmp_path, None, Registry()) as places:
+        for chip, file in BUNDLES.items():
+            (run,) = places.runs(f"{file}:llama_8b_wide:torch:{chip}" if chip == "H100" else f"{file}:772e3c")
+            assert run.series.chip.startswith(chip) and run.evidence == "sealed"
+        mixed = places.runs(f"{BUNDLES['H100']}:*_llama_8b_wide_torch*, {BUNDLES['H200']}:*_llama_8b_wide_torch*")
+        assert [run.series.chip[:4] for run in mixed] == ["H100", "H200", "H200"]
+        assert len(places.runs(str(BUNDLES["H200"]))) == 21
+        with pytest.raises(UnknownName, match=r"unknown run of .*2026-11-28\.zip 'nothing'"):
+            places.runs(f"{BUNDLES['H100']}:nothing")
+        with pytest.raises(UsageError, match="run 'llama': found 6 runs; give more of the id"):
+            places.runs(f"{BUNDLES['H100']}:llama")
+        (tmp_path / "not.zip").write_text("{}")
+        with pytest.raises(LevelfieldError, match=r"not\.zip: not a bundle"):
+            places.runs(str(tmp_path / "not.zip"))
+        with pytest.raises(UnknownName, match=r"absent\.zip"):
+            places.runs(str(tmp_path / "absent.zip"))
+
+
+def test_a_changed_bundle_is_no_side(tmp_path: Path) -> None:
+    changed = tmp_path / "changed.zip"
+    with zipfile.ZipFile(BUNDLES["H100"]) as before, zipfile.ZipFile(changed, "w") as after:
+        for member in before.infolist():
+            after.writestr(member, before.read(member).replace(b'"loss":12.5', b'"loss":12.4'))
+    with RunPlaces(tmp_path, None, Registry()) as places, pytest.raises(GateFailed, match="differs from its digest"):
+        places.runs(f"{changed}:772e3c")

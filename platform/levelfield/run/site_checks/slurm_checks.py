@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,7 +15,9 @@ from levelfield.contracts.command import completed
 from levelfield.run.launchers.slurm.slurm_commands import environment_of
 from levelfield.run.launchers.slurm.slurm_launcher import OWN_OPTIONS
 from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
+from levelfield.run.site_checks.ssh_checks import PROBE, answer_of, folder_finding, interface_findings
 from levelfield.specs.site import Site, SlurmSite
+from levelfield.user_folders import user_name
 
 ANSWER_SECONDS = 30.0
 JOB_SECONDS = 90.0
@@ -35,6 +38,7 @@ def slurm_findings(site: Site) -> Iterator[SiteFinding]:
     yield ok("controller", _line(said))
     yield _accounting()
     yield from _own_options(site.slurm)
+    yield from _minutes(site.slurm)
     submitted = _test_submission(site.slurm)
     yield submitted
     if site.slurm.container == "pyxis":
@@ -48,6 +52,34 @@ def _own_options(slurm: SlurmSite) -> Iterator[SiteFinding]:
     for option in slurm.options:
         if option.partition("=")[0] in OWN_OPTIONS:
             yield missing("options", f"{option} is set by the platform", "leave it out of slurm.options")
+
+
+def _minutes(slurm: SlurmSite) -> Iterator[SiteFinding]:
+    """Yield whether the partition allows the site's minutes: Slurm keeps a job that wants more waiting for ever."""
+    said = _output("scontrol", "--oneliner", "show", "partition") if slurm.minutes else None
+    partitions = [dict(word.partition("=")[::2] for word in line.split()) for line in (said or "").splitlines()]
+    named = (slurm.partition or "").split(",")
+    limits = {
+        each["PartitionName"]: _minutes_of(each.get("MaxTime", ""))
+        for each in partitions
+        if each.get("PartitionName") in named or (not slurm.partition and each.get("Default") == "YES")
+    }
+    if slurm.minutes is None or not limits:
+        return
+    if any(limit is None or slurm.minutes <= limit for limit in limits.values()):
+        yield ok("minutes", f"{slurm.minutes} minutes are within the limit of partition {', '.join(limits)}")
+        return
+    shown = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
+    says, do = f"slurm.minutes is {slurm.minutes}, and the partition allows: {shown}", "lower it, or name another one"
+    # a qos may raise the partition's limit
+    yield unknown("minutes", says, do) if slurm.qos else missing("minutes", says, do)
+
+
+def _minutes_of(limit: str) -> float | None:
+    """Return a limit such as 1-12:00:00 in minutes; None for UNLIMITED."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
+    return (days * 24 + hours) * 60 + minutes + seconds / 60 if found else None
 
 
 def _accounting() -> SiteFinding:
@@ -90,7 +122,7 @@ def _pyxis() -> SiteFinding:
 
 
 def _job(site: Site) -> Iterator[SiteFinding]:
-    """Yield what a job of a second sees on a node: the Python, the shared folder, and apptainer."""
+    """Yield what a job of a second sees on a node: modules, Python, shared and local folder, interface, apptainer."""
     folder = Path(site.shared or Path.cwd())
     if not folder.is_dir():
         do = "correct `shared` in the site's file, or make the folder"
@@ -99,16 +131,20 @@ def _job(site: Site) -> Iterator[SiteFinding]:
     with _shared_file(folder) as shared:
         python = site.python or "python3"
         version = f'{shlex.quote(python)} -c "import sys; print(sys.version_info >= (3, 8))" || echo'
-        script = f'hostname; {version}; cat "$1" || echo; type apptainer || true'
+        script = f'hostname; {_loading(site.modules)}{version}; cat "$1" || echo; type apptainer; echo "modules $said"'
+        local = (site.slurm.local_folder or "").replace("{user}", user_name())
+        if local or site.interface:
+            script += f"; {shlex.join((python, '-c', PROBE, local or str(folder), ''))} || true"
         argv = ["srun", *_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
         try:
-            done = completed([*argv, "sh", "-c", script, "sh", str(shared)], JOB_SECONDS, environment_of({}))
+            done = completed([*argv, "bash", "-c", script, "bash", str(shared)], JOB_SECONDS, environment_of({}))
         except (OSError, subprocess.SubprocessError):
             yield unknown("node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`")
             return
         lines = done.stdout.splitlines()
         if len(lines) >= 3:
             yield from _node(site, lines, python, shared)
+            yield from _named(site, lines, local)
         else:
             said = _line(done.stderr or "a job of a second printed nothing")
             yield unknown("node", said, "look at `squeue` and `sinfo`")
@@ -127,8 +163,34 @@ def _node(site: Site, lines: list[str], python: str, shared: Path) -> Iterator[S
     else:
         do = "give `shared` in the site's file: a folder that every node sees at the same path"
         yield missing("shared", f"{host} does not see {folder}", do)
-    if site.slurm.container == "apptainer" and not any("apptainer" in line for line in lines[3:]):
+    if site.slurm.container == "apptainer" and not any(line.startswith("apptainer") for line in lines[3:]):
         yield missing("container", f"{host} has no apptainer", "install it, or load its module with `modules`")
+
+
+def _loading(modules: tuple[str, ...]) -> str:
+    """Return shell words that load the modules as a run does. They set `said`: empty, or why it failed."""
+    if not modules:
+        return ""
+    load = shlex.join(("module", "load", *modules))
+    return (
+        "type module >/dev/null 2>&1 || . /etc/profile >/dev/null 2>&1; said=; "
+        f"{load} >/dev/null 2>&1 || said=$({load} 2>&1 | tr '\\n' ' '); "
+    )
+
+
+def _named(site: Site, lines: list[str], local: str) -> Iterator[SiteFinding]:
+    """Yield what the node has of the modules, the interface and the folder that the site's file names."""
+    host = lines[0][:64]
+    said = [line for line in lines[3:] if line.startswith("modules ")]
+    if site.modules and said:
+        names, why = " ".join(site.modules), _line(said[0].removeprefix("modules "))
+        failed = missing("modules", f"{host} does not load {names}: {why}", "correct `modules` in the site's file")
+        yield failed if why else ok("modules", f"{host} loads {names}")
+    found = answer_of(lines[-1], "time", (int, float)) or {}
+    if found:
+        yield from interface_findings(f"interface of {host}", site.interface, found)
+    if found and local:
+        yield folder_finding(f"local folder of {host}", local, "slurm.local_folder", found)
 
 
 @contextmanager

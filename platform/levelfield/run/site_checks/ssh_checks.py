@@ -34,7 +34,7 @@ LEAST_BYTES = 2**30  # for code, events and logs
 ENVIRONMENT_BYTES = 10 * 2**30  # that an environment with torch for GPUs needs
 MOST_SECONDS_APART = 60.0  # certificates and file servers begin to fail; Levelfield compares no two clocks
 # Runs on the host, with any Python 3. It leaves nothing behind.
-_PROBE = r"""
+PROBE = r"""
 import json, os, shutil, subprocess, sys, tempfile, time
 folder = os.path.expanduser(sys.argv[1])
 found = {"python": "%d.%d.%d" % sys.version_info[:3], "time": time.time(), "host": os.uname()[1]}
@@ -170,7 +170,7 @@ def _wheels() -> Iterator[SiteFinding]:
 
 def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     folder = launch.site.ssh.folder.replace("{user}", host.user or user_name())
-    argv = ssh_argv(launch, host, [host.python, "-c", _PROBE, folder, launch.site.python or ""])
+    argv = ssh_argv(launch, host, [host.python, "-c", PROBE, folder, launch.site.python or ""])
     begin = time.time()
     try:
         done = completed(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
@@ -179,7 +179,7 @@ def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     except OSError as error:
         return [missing(host.name, f"{argv[0]}: {error.strerror}", "install OpenSSH's client, or correct ssh.command")]
     noise, _, answer = done.stdout.strip().rpartition("\n")
-    found = _answer(answer, "time", (int, float))
+    found = answer_of(answer, "time", (int, float))
     if done.returncode or found is None:
         said = explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
         return [missing(host.name, said + _offending(done.stderr), f"mend that; `{_by_hand(launch, host)}` shows more")]
@@ -188,8 +188,8 @@ def _of_host(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     return [
         *_python(host, found),
         *_given_python(host, launch.site.python, found),
-        *_interface(host, launch.site.interface, found),
-        _folder(host, folder, found),
+        *interface_findings(host.name, host.interface or launch.site.interface, found),
+        folder_finding(host.name, folder, "ssh.folder", found),
         _clock(host, found, begin, time.time()),
         _index(host, found),
     ]
@@ -208,7 +208,7 @@ def _by_hand(launch: LaunchPlan, host: Host) -> str:
     return shlex.join((*launch.site.ssh.command, *config, *port, *user, host.name))
 
 
-def _answer(line: str, key: str, kind: type | tuple[type, ...]) -> Mapping[str, Any] | None:
+def answer_of(line: str, key: str, kind: type | tuple[type, ...]) -> Mapping[str, Any] | None:
     """Return the host's answer, which is its last line; None where it is none. key: one of it, of this kind."""
     try:
         found = json.loads(line)
@@ -242,38 +242,39 @@ def _given_python(host: Host, python: str | None, found: Mapping[str, Any]) -> l
     return [ok(host.name, f"the site's `python` is Python {version}")]
 
 
-def _interface(host: Host, of_site: str | None, found: Mapping[str, Any]) -> list[SiteFinding]:
-    """Return a finding where the host or the site names an interface for the collectives."""
-    name, known = host.interface or of_site, found.get("interfaces")
+def interface_findings(subject: str, name: str | None, found: Mapping[str, Any]) -> list[SiteFinding]:
+    """Return a finding where the host or the site names an interface for the collectives. found: a host's answer."""
+    known = found.get("interfaces")
     if name is None:
         return []
     if not isinstance(known, list):
-        return [unknown(host.name, f"whether it has the interface {name} cannot be seen")]
+        return [unknown(subject, f"whether it has the interface {name} cannot be seen")]
     if name not in known:
         has = ", ".join(map(str, known))[:200]
         do = "correct `interface` of the host or of the site"
-        return [missing(host.name, f"found no interface {name}; it has {has}", do)]
-    return [ok(host.name, f"it has the interface {name}")]
+        return [missing(subject, f"found no interface {name}; it has {has}", do)]
+    return [ok(subject, f"it has the interface {name}")]
 
 
-def _folder(host: Host, folder: str, found: Mapping[str, Any]) -> SiteFinding:
+def folder_finding(subject: str, folder: str, key: str, found: Mapping[str, Any]) -> SiteFinding:
+    """Return whether a run may keep its files in the folder that a key of the site names. found: a host's answer."""
     told = found.get("own") if isinstance(found.get("own"), list) else []
     own = [each for each in told or () if isinstance(each, int) and 0 <= each < 2**32]
     if len(own) == 3 and (foreign := not_own(*own)):
-        do = f"correct its rights (`chmod 0700 {folder}`), or name another folder as ssh.folder"
-        return missing(host.name, f"{folder}: {foreign}", do)
+        do = f"correct its rights (`chmod 0700 {folder}`), or name another folder as {key}"
+        return missing(subject, f"{folder}: {foreign}", do)
     if found.get("writable") is not True:
-        return missing(host.name, f"{folder} cannot be written: {found.get('why')}", "correct ssh.folder or its rights")
+        return missing(subject, f"{folder} cannot be written: {found.get('why')}", f"correct {key} or its rights")
     free = found.get("free")
     if not isinstance(free, int):
-        return unknown(host.name, f"{folder} can be written; its free space is not known")
+        return unknown(subject, f"{folder} can be written; its free space is not known")
     if not free >= LEAST_BYTES:
-        do = "free some, or name another folder as ssh.folder"
-        return missing(host.name, f"{folder} has {free / 2**30:.1f} GiB free, expected at least 1", do)
+        do = f"free some, or name another folder as {key}"
+        return missing(subject, f"{folder} has {free / 2**30:.1f} GiB free, expected at least 1", do)
     if not free >= ENVIRONMENT_BYTES:
         says = f"{folder} has {free / 2**30:.1f} GiB free; an environment with torch for GPUs needs about 10"
-        return unknown(host.name, says)
-    return ok(host.name, f"{folder} can be written, {free / 2**30:.0f} GiB free")
+        return unknown(subject, says)
+    return ok(subject, f"{folder} can be written, {free / 2**30:.0f} GiB free")
 
 
 def _clock(host: Host, found: Mapping[str, Any], begin: float, end: float) -> SiteFinding:
@@ -336,7 +337,7 @@ def _called(launch: LaunchPlan, host: Host, first: Host, port: str, word: str) -
         done = completed(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return unknown(host.name, f"whether it reaches {whom} at {first.reached_at} is not known: no answer")
-    found = _answer(done.stdout.strip().rpartition("\n")[2], "why", str)
+    found = answer_of(done.stdout.strip().rpartition("\n")[2], "why", str)
     if found is None:
         said = explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
         return unknown(host.name, f"whether it reaches {whom} at {first.reached_at} is not known: {said}")
