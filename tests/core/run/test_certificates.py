@@ -367,6 +367,7 @@ def only_in_bf16(plugins: Path) -> None:
     source = yaml.safe_load((PLUGINS / "models" / "fake" / "implementation.yaml").read_text())
     source |= {"framework": "sixteen", "precisions": {"fake": ["bf16"]}}
     (models / "implementation.yaml").write_text(yaml.safe_dump(source))
+    shutil.copy(PLUGINS / "models" / "fake" / "train.py", models)
     shutil.copy(PLUGINS / "vendors" / "fake" / "adapter.py", vendor)
     spec = yaml.safe_load((PLUGINS / "vendors" / "fake" / "vendor.yaml").read_text())
     spec |= {"name": "maker", "chips": [{**spec["chips"][0], "aliases": []}]}
