@@ -24,6 +24,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.result import INTERRUPTED, PRETENDED, NodeResult, Status, Word
 
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
+_MODULE = re.compile(r"No module named '(\w+)")
 _END_OF_LOG = 2**20  # bytes in which the last line is looked for
 _WORDS_OF_CLASSES: dict[str, Word] = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 # Ends of a run that do not depend on its training: word, class of failure, reason.
@@ -184,15 +185,26 @@ def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
 
 
 def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
-    """Return what to do about what an import lacks: a library of the system, or a package of its own environment."""
+    """Return what to do about what an import lacks: a library of the system, its own module, or a package."""
     if failure != "environment":
         return ()
     advice = []
     if library := _LIBRARY.search(message):
         advice.append(f"install the system's package that has {library[1]}; on Debian libgomp1 has libgomp.so.1")
+    code, module = plan.implementation, _MODULE.search(message)
+    if code.folder in message:
+        return (*advice, f"correct the file of {code.framework} that the message names")
+    if module and not any(package.startswith(module[1]) for package in _packages(plan)):
+        advice.append(f"if {module[1]} is a module of {code.framework} itself, put it back: {code.folder} lacks it")
     if folder := plan.environment.folder:
         advice.append(f"if {folder} has lost a package, remove that folder: the next run makes it again")
     return tuple(advice)
+
+
+def _packages(plan: Plan) -> Iterator[str]:
+    """Yield what the environment was made of, in the spelling of modules: a package may have a longer name."""
+    built = (text for step in plan.environment.builds for text in step.packages)
+    return (text.lower().replace("-", "_") for text in (*plan.environment.requirements, *built))
 
 
 def _killed(end: dict[str, int], plan: Plan, raw: RawRecords) -> Status:

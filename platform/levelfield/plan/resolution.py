@@ -10,7 +10,7 @@ import levelfield
 from levelfield.catalog.lookup import access_of
 from levelfield.contracts.vendor import Vendor, recorded_commands
 from levelfield.corpus.facts import CorpusFacts
-from levelfield.errors import CorpusError, LayoutError, NotHere
+from levelfield.errors import CorpusError, DocumentError, LayoutError, NotHere
 from levelfield.measure.parameter_counts import parameters
 from levelfield.node import code_digest as node_code
 from levelfield.node.code_digest import folder_digest, shared_folders
@@ -295,6 +295,14 @@ def preflight_of(request: UserRequest, nodes: int) -> PreflightPlan | None:
 
 
 def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> ImplementationUsed:
+    """Return what a plan records of an implementation. Raises DocumentError where its program is not there."""
+    for text in file.launch.argv:
+        program = Path(text.replace("{folder}", str(folder)))
+        if text.startswith("{folder}/") and "{" not in text[1:] and not program.is_file():
+            raise DocumentError(
+                f"{folder / 'implementation.yaml'}: key 'launch.argv': found '{text}', and there is no file {program}; "
+                "expected the program of the training: write it, or correct its name"
+            )
     return ImplementationUsed(
         framework=file.framework,
         version=file.version,

@@ -144,14 +144,15 @@ def _check_schema(cls: type[Document], found: Any, origin: str) -> None:
 
 def _explain(error: ValidationError, origin: str, cls: type[Value]) -> str:
     details = error.errors(include_url=False)
-    return "\n".join(f"{origin}: {_key(e['loc'])}: {_description(e, cls)}" for e in details)
+    return "\n".join(f"{origin}: {_key(e['loc'])}: {description(e, cls)}" for e in details)
 
 
 def _key(location: tuple[int | str, ...]) -> str:
     return f"key '{'.'.join(str(part) for part in location)}'" if location else "document"
 
 
-def _description(detail: Any, cls: type[Value]) -> str:
+def description(detail: Any, cls: type[Value]) -> str:
+    """Return what was found and expected, by a fault of pydantic in a document of type `cls`."""
     if detail["type"] == "missing":
         return "missing; it is required"
     if detail["type"] == "extra_forbidden":

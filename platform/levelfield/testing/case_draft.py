@@ -31,7 +31,7 @@ training:
   schedule: {{style: cosine, peak_lr: 3.0e-4, min_lr: 3.0e-5, warmup_steps: 20, decay_steps: 300}}
   gradient_clip: 1.0
   seed: 1234
-data: {{seed: 1234, shuffle: true, split: [100, 0, 0], alphabet: {alphabet}, branching: 8}}
+data: {{seed: 1234, shuffle: true, split: [100, 0, 0], alphabet: {alphabet}, branching: {branching}}}
 window: {{first_step: 21, last_step: 300}}
 acceptance: {{final_loss_below_fraction: 0.8, tail_steps: 20}}
 evidence: {{gradient_steps: [1, 2, 10]}}
@@ -112,6 +112,7 @@ def document(name: str, config: Path, published: PublishedModel, ignored: Sequen
         length=length,
         alphabet=min(4096, model.vocab_size),
         small=min(64, model.vocab_size),
+        branching=min(8, model.vocab_size // 2),
         smoke="".join(f"  {line}\n" for line in _yaml({"model": _small(model)}).splitlines()),
         rate=f"{rate:.1e}",
         floor=f"{rate / 10:.1e}",

@@ -13,10 +13,12 @@ from pydantic import ValidationError
 
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.architecture import Model
+from levelfield.specs.base import MOST_SIZE, description
 from levelfield.specs.bounded_reading import read_mapping
 
 Fields = dict[str, Any]
 NUMBER = (int, float)
+LEAST_VOCABULARY = 4  # of a case's synthetic corpus: two tokens may follow each token
 _ROTARY = {
     "head_dim": None,
     "rope_theta": 10000.0,
@@ -76,6 +78,7 @@ class ConfigKeys:
         self._above = above
         self._read: set[str] = set()
         self.problems: list[str] = []
+        self.may_ignore = False  # whether --ignore helps against one of the problems
         self.assumed: dict[str, Any] = {}
 
     def take(self, key: str, kind: type | tuple[type, ...], says: str = "") -> Any:
@@ -85,9 +88,8 @@ class ConfigKeys:
             if key in self.defaults:
                 self.assumed[key] = self.defaults[key]
                 return self.defaults[key]
-            self.problem(
-                key, says or "missing; transformers' own default has changed between releases, or there is none"
-            )
+            missing = "missing; transformers' own default has changed between releases, or there is none"
+            self.needed(key, says or missing)
             return None
         value = self._content[key]
         wanted = kind if isinstance(kind, tuple) else (kind,)
@@ -95,7 +97,10 @@ class ConfigKeys:
         if (is_truth and bool in wanted) or (not is_truth and isinstance(value, wanted)):
             return value
         names = " or ".join("null" if each is type(None) else each.__name__ for each in wanted)
-        self.problem(key, f"found {_short(value)}, expected {names}")
+        if self.is_ignored(key) and key in self.defaults:
+            self.assumed[key] = self.defaults[key]
+            return self.defaults[key]
+        self.needed(key, f"found {_short(value)}, expected {names}")
         return None
 
     def must(self, key: str, allowed: tuple[Any, ...], why: str) -> None:
@@ -110,8 +115,22 @@ class ConfigKeys:
         self._read.update(keys)
 
     def problem(self, key: str, says: str) -> None:
+        """Add a problem, unless the user leaves the key out."""
         if not self.is_ignored(key.split(".")[0]):
-            self.problems.append(f"key '{self._above}{key}': {says}")
+            self.may_ignore = True
+            self.needed(key, says)
+
+    def needed(self, key: str, says: str) -> None:
+        """Add a problem of a key that no model is without: it cannot be left out."""
+        self.problems.append(f"key '{self._above}{key}': {says}")
+
+    def written_as(self, field: str) -> str | None:
+        """Return the key here that gives a field of a case's model, such as n_layer; None without one."""
+        return next((key for key in _KEYS_OF.get(field, (field,)) if key.partition(".")[0] in self._content), None)
+
+    def value(self, key: str, otherwise: Any) -> Any:
+        """Return the value of a key, as it is written; `otherwise` for an inner one."""
+        return self._content.get(key, otherwise)
 
     def is_ignored(self, key: str) -> bool:
         return key in self._ignored
@@ -165,12 +184,17 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     keys = ConfigKeys(content, defaults, ignored)
     remarks: list[str] = []
     fields = read(keys, remarks)
-    length = keys.take("n_positions" if kind == "gpt2" else "max_position_embeddings", int)
+    positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
+    length = keys.take(positions, int)
+    if length is not None and not 2 <= length <= MOST_SIZE:
+        keys.needed(positions, f"found {length}, expected 2 to {MOST_SIZE:,}")
+    if fields["vocab_size"] in range(1, LEAST_VOCABULARY):
+        keys.needed("vocab_size", f"found {fields['vocab_size']}, expected at least {LEAST_VOCABULARY}")
     keys.finish()
     if keys.problems:
-        raise UsageError(_refused(path, keys.problems))
+        raise UsageError(_refused(path, keys))
     return PublishedModel(
-        kind, _model(path, kind, fields), length, tuple(keys.left_out()), keys.assumed, tuple(remarks)
+        kind, _model(path, kind, fields, keys), length, tuple(keys.left_out()), keys.assumed, tuple(remarks)
     )
 
 
@@ -181,21 +205,30 @@ def _unknown(kind: object) -> str:
     return f"{found}; expected one of {known}. For another one write the case by hand: docs/writing-a-case.md"
 
 
-def _refused(path: Path, problems: list[str]) -> str:
-    lines = "".join(f"\n  {problem}" for problem in problems)
+def _refused(path: Path, keys: ConfigKeys) -> str:
+    lines = "".join(f"\n  {problem}" for problem in keys.problems)
+    if not keys.may_ignore:
+        return f"{path}: gives no model:{lines}"
     return (
         f"{path}: a case cannot say all of it:{lines}\nOf a key that changes nothing in this model, --ignore KEY "
         "leaves it out, and the case's source says so"
     )
 
 
-def _model(path: Path, kind: str, fields: Fields) -> Model:
+def _model(path: Path, kind: str, fields: Fields, keys: ConfigKeys) -> Model:
+    """Return the model. Raises UsageError with the key of config.json that has the first wrong value."""
     try:
         return Model.model_validate({"family": kind, **fields})
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "model"
-        raise UsageError(f"{path}: gives no model: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+    field = ".".join(map(str, first["loc"]))
+    if key := keys.written_as(field):
+        said = description({**first, "input": keys.value(key, first.get("input"))}, Model)
+        raise UsageError(f"{path}: key '{key}': {said}")
+    said = description(first, Model)
+    named = ((name.removeprefix(f"{field}."), keys.written_as(name)) for name in _KEYS_OF)
+    others = ", ".join(f"{name} is {key}" for name, key in named if key != name and key and name in said.split())
+    raise UsageError(f"{path}: gives no model: {field or 'model'}: {said}{f'; {others}' if others else ''}")
 
 
 def _gpt2(keys: ConfigKeys, _: list[str]) -> Fields:
@@ -379,7 +412,11 @@ def _rope(keys: ConfigKeys) -> tuple[float | None, Fields | None]:
 def _scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
     kinds = [content.pop(key) for key in ("rope_type", "type") if key in content]
     kind = kinds[0] if kinds else "default"
-    if kind == "default" and not content:
+    if kind == "default":
+        if content:
+            found = "found default" if kinds else "missing"
+            beside = f"{found} beside {', '.join(sorted(map(str, content)))}"
+            keys.problem(f"{name}.rope_type", f"{beside}; expected {', '.join(_SCALINGS)}, or no such keys")
         return None
     if not isinstance(kind, str) or kind not in _SCALINGS:
         keys.problem(f"{name}.rope_type", f"found {kind!r}, expected default, {', '.join(_SCALINGS)}")
@@ -391,6 +428,7 @@ def _scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
         scaling["original_length"] = keys.take("max_position_embeddings", int)
     inner.finish()
     keys.problems += [] if keys.is_ignored(name) else inner.problems
+    keys.may_ignore |= inner.may_ignore
     given = {ours: value for ours, value in scaling.items() if value is not None}
     if "original_length" in given:
         given["original_length"] = int(given["original_length"])
@@ -414,6 +452,31 @@ _SCALINGS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
         },
         {"original_max_position_embeddings": None, "beta_fast": 32, "beta_slow": 1, "attention_factor": None},
     ),
+}
+# The keys of config.json that give a field of a case's model, by the field; each file has one of them at most.
+_KEYS_OF: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden_size": ("hidden_size", "n_embd"),
+    "ffn_hidden_size": ("intermediate_size", "n_inner"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads",),
+    "vocab_size": ("vocab_size",),
+    "rope_base": ("rope_theta", "rope_parameters.rope_theta"),
+    "norm_eps": ("rms_norm_eps", "layer_norm_epsilon"),
+    "hidden_dropout": ("resid_pdrop",),
+    "attention_dropout": ("attention_dropout", "attn_pdrop"),
+    "init_std": ("initializer_range",),
+    "experts.count": ("num_local_experts", "num_experts"),
+    "experts.chosen": ("num_experts_per_tok",),
+    "experts.ffn_hidden_size": ("moe_intermediate_size", "intermediate_size"),
+    "experts.first_layer": ("mlp_only_layers",),
+    "experts.every": ("decoder_sparse_step",),
+    "experts.router.auxiliary_loss": ("router_aux_loss_coef",),
+    **{
+        f"rope_scaling.{ours}": (f"rope_scaling.{theirs}", f"rope_parameters.{theirs}")
+        for wanted, _ in _SCALINGS.values()
+        for theirs, ours in wanted.items()
+    },
 }
 _Reader = Callable[[ConfigKeys, list[str]], Fields]
 _WIDE = {key: value for key, value in _ROTARY.items() if key != "head_dim"}  # theirs is not hidden_size / heads

@@ -14,6 +14,7 @@ from levelfield.rundir import directory
 from levelfield.rundir.directory import write_json
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.requirements import BuildStep
 from levelfield.specs.result import PRETENDED, Result, Status
 from levelfield.store.run_record import record_of, storable
 from recorded_runs import Event, break_off, change_steps, edit, fail
@@ -226,6 +227,35 @@ def test_a_framework_that_lost_a_package_says_how_its_environment_is_made_again(
     assert found.reasons[1:] == (
         "if /somewhere/.venvs/fake-cpu has lost a package, remove that folder: the next run makes it again",
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("No module named 'network'", "if network is a module of fake itself, put it back: {folder} lacks it"),
+        ("No module named 'network.layers'; 'network' is not a package", "if network is a module of fake itself, put"),
+        (
+            "cannot import name 'Net' from 'network' ({folder}/network.py)",
+            "correct the file of fake that the message names",
+        ),
+    ],
+)
+def test_a_module_of_the_frameworks_own_folder_is_no_lost_package(run: RunPaths, message: str, says: str) -> None:
+    plan = directory.read_plan(run)
+    folder = plan.implementation.folder
+    builds = (BuildStep(packages=("transformer-engine[pytorch]==2.1",)),)
+    environment = plan.environment.model_copy(update={"folder": "/somewhere/.venvs/fake-cpu", "builds": builds})
+    run.plan.write_text(dump(plan.model_copy(update={"environment": environment})))
+    said = message.format(folder=folder)
+    break_off(run, 7, {"class": "environment", "message": said, "type": "ImportError"})
+    fail(run)
+    assert status(run).reasons[1].startswith(says.format(folder=folder))
+    assert any("remove that folder" in reason for reason in status(run).reasons) == (folder not in said)
+    error = {"class": "environment", "message": "No module named 'transformer_engine'", "type": "ImportError"}
+    break_off(run, 7, error)
+    assert [reason.split(", ")[0] for reason in status(run).reasons[1:]] == [
+        "if /somewhere/.venvs/fake-cpu has lost a package"
+    ]
 
 
 def test_an_import_that_lacks_a_library_of_the_system_names_it(run: RunPaths) -> None:

@@ -49,6 +49,17 @@ def two_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- scale
 
 
+def test_a_framework_without_its_program_is_told_by_the_plan(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(PLUGINS, tmp_path / "plugins")) / "models/fake"
+    (folder / "train.py").unlink()
+    with pytest.raises(DocumentError) as caught:
+        make_plan(Registry([tmp_path / "plugins"]), "tiny:fake:F1:1:1", scale="smoke", assume=True)
+    said = (
+        f"{folder}/implementation.yaml: key 'launch.argv': found '{{folder}}/train.py', and there is no file {folder}/"
+    )
+    assert str(caught.value).startswith(f"{said}train.py; expected")
+
+
 def test_without_an_accelerator_auto_is_smoke_and_says_so(plan_for: Make) -> None:
     plan = plan_for("tiny:torch:cpu")
     assert (plan.scale, plan.scale_reason) == ("smoke", "there is no accelerator here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from changed_documents import written
 from levelfield.catalog.registry import Registry
+from levelfield.cli.main import main
 from levelfield.testing.case_checks import HARDWARE, CaseSubject, check_case
 from levelfield.testing.findings import CheckFinding
 from plans import PLUGINS, make_plan
@@ -80,3 +82,23 @@ def test_an_extended_case_names_the_file_that_has_the_value(tmp_path: Path) -> N
 def test_values_that_a_run_can_use_pass(tmp_path: Path, change: dict[str, Any]) -> None:
     path = written(tmp_path, {"name": "case", **change})
     assert values(Registry([PLUGINS], case_files=[path]), "case").status == "ok"
+
+
+def test_a_smoke_scale_with_dropout_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = yaml.safe_load((PLUGINS / "configs/cases/tiny.yaml").read_text())
+    content["name"] = "wrong"
+    content["smoke"].setdefault("model", {})["hidden_dropout"] = 0.1
+    path = tmp_path / "wrong.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert main(["case", "check", "wrong", "--case-file", str(path), "--json"]) == 4
+    report = json.loads(capsys.readouterr().out)
+    assert [c["check"] for c in report["checks"] if c["status"] == "fails"] == ["smoke"] and not report["passes"]
+    assert main(["case", "check", "wrong", "--case-file", str(path), "--hardware", "8 of them"]) == 2
+    assert "--hardware: found '8 of them'" in capsys.readouterr().err
+
+
+def test_every_shipped_case_passes() -> None:
+    registry = Registry()
+    for name in registry.all_cases:
+        found = list(check_case(CaseSubject(registry, registry.case(name), HARDWARE)))
+        assert all(finding.is_good for finding in found), (name, [f for f in found if not f.is_good])
