@@ -410,6 +410,18 @@ def runs_from(stage: Stage, box: Box) -> subprocess.Popen[bytes]:
     return process
 
 
+def named_from(stage: Stage, box: Box) -> subprocess.Popen[bytes]:
+    """A process that another user started by the environment's Python, which only that user can start."""
+    argv = [str(box.venv / "bin/python"), "-c", "print(flush=True); import time; time.sleep(30)"]
+    process = subprocess.Popen(argv, executable=sys.executable, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    return process
+
+
+def lock_is_there(stage: Stage, box: Box) -> None:
+    (box.checkout / ".venv.lock").touch()
+
+
 def old_is_left(box: Box) -> list[str]:
     old = box.own.with_name("levelfield-000000000000")
     return made(box) if (old / "bin/python").exists() else ["an environment in use was removed"]
@@ -436,6 +448,9 @@ def _beside() -> Iterator[Row]:
         in_use = Row("outdated, and a command runs from it", 2, uses, prepare=(outdated,))
         yield replace(in_use, beside=(holds(".venv/pyvenv.cfg", 1, 30),)).by(user)
     yield replace(in_use, name="outdated, and an earlier version runs", beside=(runs_from,))
+    others = Row("another user's, bin/python is gone, and a command runs from it", 2, "has to be made again: ")
+    gone = (python_to("/no/such/python"), lock_is_there)
+    yield replace(others, prepare=gone, beside=(named_from,)).by(ORDINARY, "root")
     old = holds(".venvs/levelfield-000000000000/pyvenv.cfg", 1, 30)
     yield Row("outdated link in use", 0, READY, prepare=(outdated_link,), beside=(old,), writes=MADE, check=old_is_left)
     yield Row("outdated link not in use", 0, READY, prepare=(outdated_link,), writes=MADE, check=old_is_removed)

@@ -214,8 +214,11 @@ def _complete(places: Places, say: Say) -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    """Raises UsageError for an environment that has to be replaced and that a process runs from."""
-    if folder.is_dir() and (user := environment_folder.user_of(folder)):
+    """Raises UsageError for an environment that has to be replaced and that a process runs from.
+
+    Of one that this user cannot write the process is not the cause: the next write says what is.
+    """
+    if folder.is_dir() and os.access(folder, os.W_OK) and (user := environment_folder.user_of(folder)):
         raise UsageError(
             f"{folder} has to be made again, and {user} uses it: its packages would change under it. Wait for its "
             f"end, then start again; or {WITHOUT}"

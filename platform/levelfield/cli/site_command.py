@@ -70,10 +70,11 @@ examples:
 """
 CHECK = """\
 Try what a site's file says, and print what is missing and what to do, line by
-line. ssh: every host, its Python, folder, room, clock and package index.
-slurm: its commands, a test submission, and a job of one second that looks for
-the shared folder. kubernetes: rights, kind, queue, claim and devices; nothing
-is created. bmc: one reading of each node's BMC (docs/node-power.md).
+line. ssh: every host, its Python, folder, room, clock and package index, and
+whether it reaches the first host. slurm: its commands, a test submission, and
+a job of one second that looks for modules and folders. kubernetes: rights,
+kind, queue, claim and devices; nothing is created. bmc: one reading of each
+node's BMC (docs/node-power.md).
 
 Exit code 4 when something is missing without which a run fails.
 
