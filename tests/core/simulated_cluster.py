@@ -251,6 +251,7 @@ class Kubelet:
     def __init__(self, folder: Path, mark: str) -> None:
         self.folder, self.mark = folder, mark
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.is_over = False
 
     def play(self, cluster: SimulatedCluster) -> None:
         """Run every pod of the cluster's Job until its end."""
@@ -266,6 +267,7 @@ class Kubelet:
 
     def end(self) -> None:
         """End all pods as the kubelet does: SIGTERM, and SIGKILL after the grace."""
+        self.is_over = True
         for process in self.processes:
             process.terminate()
         deadline = time.monotonic() + 20
@@ -295,6 +297,9 @@ class Kubelet:
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=own, start_new_session=True
             )
         self.processes.append(process)
+        if self.is_over:  # the Job was deleted while this pod began
+            self.end()
+            return
         name = f"{cluster.main()['metadata']['name']}-{index}-abcde"
         cluster.logs[name] = lambda: _followed(log, process)
         cluster.pod(index, {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]})

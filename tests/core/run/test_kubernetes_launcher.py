@@ -50,7 +50,8 @@ class Cluster:
         launch = LaunchPlan(launcher="kubernetes", site=Site(kubernetes=KubernetesSite(**given)))
         environment = {"DRILL_FAULT": fault, "DRILL_TOKEN": SECRET}
         plan = make_plan(registry, f"drill:drill:drill:{nodes}:1", scale="smoke", environment=environment, assume=True)
-        return plan.model_copy(update={"launch": launch})
+        own = f"run-{self.mark[:8]}"  # the port follows from it, and tests at the same time are on one machine
+        return plan.model_copy(update={"launch": launch, "run_id": own})
 
     def request(self, plan: Plan) -> Request:
         launcher = KubernetesLauncher()
