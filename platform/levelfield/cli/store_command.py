@@ -195,11 +195,11 @@ class _ImportSource:
                     yield record
 
     @contextmanager
-    def _kept_problem(self, before: str = "") -> Iterator[None]:
+    def _kept_problem(self) -> Iterator[None]:
         try:
             yield
         except LevelfieldError as error:
-            self.problems.append(f"{before}{error}")
+            self.problems.append(str(error))
 
     def _of_file(self, path: Path) -> Iterator[RunRecord]:
         from levelfield.specs.record import RunRecord
@@ -225,9 +225,9 @@ class _ImportSource:
         from levelfield.studies.results_repository import bundled
 
         for found in bundled(path, self._registry):
-            with self._kept_problem(f"{path}: "):
-                if isinstance(found, LevelfieldError):
-                    raise found
+            if isinstance(found, LevelfieldError):
+                self.problems.append(f"{path}: {found}")
+            else:
                 yield found
 
     def _of_runs(self, path: Path) -> Iterator[RunRecord]:
