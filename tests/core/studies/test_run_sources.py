@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
+from levelfield.cli.main import main
+from levelfield.errors import DocumentError, GateFailed, LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
+from levelfield.rundir.bundle_reader import RunInBundle
 from levelfield.rundir.directory import PAIRS, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
-from levelfield.studies.compared_runs import FolderRuns, KeptRuns, RunPlaces
+from levelfield.studies import results_repository
+from levelfield.studies.compared_runs import BundleRuns, FolderRuns, KeptRuns, RunPlaces
 from recorded_runs import rename
 
 IDS = ["20260102T030405Z_tiny_fake_fake_00000a", "20260102T030406Z_tiny_fake_fake_00000b"]
@@ -189,3 +192,28 @@ def test_a_changed_bundle_is_no_side(tmp_path: Path) -> None:
             after.writestr(member, before.read(member).replace(b'"loss":12.5', b'"loss":12.4'))
     with RunPlaces(tmp_path, None, Registry()) as places, pytest.raises(GateFailed, match="differs from its digest"):
         places.runs(f"{changed}:772e3c")
+
+
+def test_the_newest_run_of_a_bundle_s_series_comes_first() -> None:
+    runs = BundleRuns(BUNDLES["H200"], Registry())
+    newest = list(runs.newest(runs.record(runs.find("e3451f")).series))
+    assert [run.run_id[-6:] for run in newest] == ["772e3c", "e3451f"]
+
+
+def test_a_run_of_a_bundle_that_cannot_be_computed_is_named_and_the_others_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = results_repository.recorded
+
+    def recorded(run: RunInBundle) -> object:
+        if run.name.endswith("5a07ac"):
+            raise DocumentError("no date")
+        return own(run)
+
+    monkeypatch.setattr(results_repository, "recorded", recorded)
+    bundle = str(BUNDLES["H100"])
+    assert main(["store", "import", bundle, "--store", str(tmp_path / "s.sqlite")]) == 2
+    said = capsys.readouterr()
+    assert "11 new, 0 known" in said.out and f"{bundle}: no date" in " ".join(said.err.split())
+    with RunPlaces(tmp_path, None, Registry()) as places, pytest.raises(UsageError, match="no date"):
+        places.runs(f"{bundle}:2931ac")
