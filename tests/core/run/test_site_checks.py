@@ -170,7 +170,7 @@ def test_each_host_is_tried_and_named(
         ({"own": [0o040777, 7, 7]}, "missing", "found mode 0777, with which others can write"),
         ({"own": [-1, 2**99, "x"]}, "ok", "can be written, 1024 GiB free"),
         ({"free": 2**29}, "missing", "0.5 GiB free, expected at least 1"),
-        ({"free": 2**32}, "unknown", "4.0 GiB free; an environment"),
+        ({"free": 2**32}, "unknown", "can be written, 4.0 GiB free; an environment"),
         ({"free": float("nan")}, "unknown", "its free space is not known"),
         ({"time": 3600.0}, "unknown", "s off; runs do not need it"),
         ({"time": float("nan")}, "unknown", "s off; runs do not need it"),

@@ -272,8 +272,8 @@ def folder_finding(subject: str, folder: str, key: str, found: Mapping[str, Any]
         do = f"free some, or name another folder as {key}"
         return missing(subject, f"{folder} has {free / 2**30:.1f} GiB free, expected at least 1", do)
     if not free >= ENVIRONMENT_BYTES:
-        says = f"{folder} has {free / 2**30:.1f} GiB free; an environment with torch for GPUs needs about 10"
-        return unknown(subject, says)
+        needs = "an environment with torch for GPUs needs about 10"
+        return unknown(subject, f"{folder} can be written, {free / 2**30:.1f} GiB free; {needs}")
     return ok(subject, f"{folder} can be written, {free / 2**30:.0f} GiB free")
 
 
