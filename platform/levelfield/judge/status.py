@@ -25,6 +25,11 @@ from levelfield.specs.result import INTERRUPTED, PRETENDED, NodeResult, Status, 
 
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
 _MODULE = re.compile(r"No module named '(\w+)")
+# What gloo, NCCL, HCCL and torch's store say of a peer that has ended. The cause is that peer's.
+_LOST_PEER = re.compile(
+    r"closed by (remote )?peer|reset by peer|broken pipe|remote process exit|connection was likely closed", re.I
+)
+_FOLLOWS = 2  # how likely that an error follows from another rank's
 _END_OF_LOG = 2**20  # bytes in which the last line is looked for
 _WORDS_OF_CLASSES: dict[str, Word] = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 # Ends of a run that do not depend on its training: word, class of failure, reason.
@@ -169,19 +174,45 @@ def _between_nodes(plan: Plan, raw: RawRecords) -> list[str]:
 
 
 def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
-    """Return the first cause: a rank killed from outside, else a worker's first error, else the end of a log."""
-    killed = [e for e in raw.outcome.get("ends", ()) if e.get("signal") and not e.get("stopped_by_us")]
-    if killed:
-        return _killed(killed[0], plan, raw)
-    if raw.errors:
-        # Class `error` comes last: a rank has it when its peer is lost.
-        rank, error = min(raw.errors.items(), key=lambda each: (each[1].get("class") in ("error", None), each[0]))
-        failure, message = str(error.get("class")), str(error.get("message"))
-        evidence = f"{rank_named(plan, raw, rank)}: {error.get('type')}: {message}; {_steps_done(raw)}"
-        reasons = (message, *_advice(failure, message, plan))
-        word = _WORDS_OF_CLASSES.get(failure, "failed")
-        return Status(word=word, failure=failure, reasons=reasons, evidence=evidence)
-    return _from_log(plan, raw, paths)
+    """Return the first cause: a rank killed from outside, else a worker's first error, else the end of a log.
+
+    Of what follows from it nothing counts while there is more: gloo, NCCL, paddle and OneFlow end a rank that has lost
+    its peer by an error or by SIGABRT.
+    """
+    killed = [end for end in raw.outcome.get("ends", ()) if end.get("signal") and not end.get("stopped_by_us")]
+    end = min(killed, key=lambda each: each["signal"] == signal.SIGABRT, default=None)
+    if end and end["signal"] != signal.SIGABRT:
+        return _killed(end, plan, raw)
+    likely, rank = min(((_follows(error), rank) for rank, error in raw.errors.items()), default=(_FOLLOWS, None))
+    silent = _silent(raw)
+    if likely == _FOLLOWS and silent:
+        return _from_log(plan, raw, paths, silent)
+    if end and likely == _FOLLOWS:
+        return _killed(end, plan, raw)
+    return _from_log(plan, raw, paths, None) if rank is None else _own_error(plan, raw, rank)
+
+
+def _own_error(plan: Plan, raw: RawRecords, rank: int) -> Status:
+    error = raw.errors[rank]
+    failure, message = str(error.get("class")), str(error.get("message"))
+    if error.get("type") == "SystemExit":  # its message is a number, or nothing
+        message = f"the training code ended itself by sys.exit({message})"
+    evidence = f"{rank_named(plan, raw, rank)}: {error.get('type')}: {message}; {_steps_done(raw)}"
+    reasons = (message, *_advice(failure, message, plan))
+    return Status(word=_WORDS_OF_CLASSES.get(failure, "failed"), failure=failure, reasons=reasons, evidence=evidence)
+
+
+def _follows(error: Mapping[str, Any]) -> int:
+    """Return how likely an error follows from another rank's: 0 where its class names a cause, 2 for a lost peer."""
+    if error.get("class") not in ("error", None):
+        return 0
+    return _FOLLOWS if _LOST_PEER.search(str(error.get("message"))) else 1
+
+
+def _silent(raw: RawRecords) -> Mapping[str, Any] | None:
+    """Return the end of the first rank that ended with an error and recorded none."""
+    ends = (end for end in raw.outcome.get("ends", ()) if end.get("exit_code") and not end.get("stopped_by_us"))
+    return next((end for end in ends if end["rank"] not in raw.errors), None)
 
 
 def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
@@ -216,15 +247,16 @@ def _killed(end: dict[str, int], plan: Plan, raw: RawRecords) -> Status:
     return Status(word="failed", failure="killed", reasons=("a rank was killed",), evidence=evidence)
 
 
-def _from_log(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
+def _from_log(plan: Plan, raw: RawRecords, paths: RunPaths, end: Mapping[str, Any] | None) -> Status:
     """Return the status of a rank that ended without an error event. Its log's last line is the evidence."""
-    rank = next((e["rank"] for e in raw.outcome.get("ends", ()) if e.get("exit_code")), 0)
+    rank = end["rank"] if end else 0
     line = last_line(paths.logs / f"rank{rank}.log")
     said = str(raw.outcome.get("evidence"))
     failure = "environment" if line and line.startswith(("ModuleNotFoundError", "ImportError")) else "error"
     if DISK_IS_FULL in said:  # the rank could not write why it ended
         failure, line = "storage", "; ".join(filter(None, (line, said)))
-    evidence = f"{rank_named(plan, raw, rank)}: {line or said}"
+    ended = f" ended with exit code {end['exit_code']}; its log ends with" if end and line else ""
+    evidence = f"{rank_named(plan, raw, rank)}{ended}: {line or said}"
     reasons = ("a rank ended with an error", *_advice(failure, line or "", plan))
     return Status(word="failed", failure=failure, reasons=reasons, evidence=evidence)
 

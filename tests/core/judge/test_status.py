@@ -274,6 +274,60 @@ def test_a_cause_comes_before_what_follows_from_it(run: RunPaths) -> None:
     assert word(collect(run)) == ("oom", "oom")
 
 
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:29107. This is typically caused by",
+        "UNKNOWN: Gloo all-reduce failed: Read error [10.0.0.2]:1: Connection reset by peer",
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.26.2",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+        "HCCL_E_REMOTE: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    ],
+)
+def test_a_lost_peer_is_no_cause_where_the_peer_says_more(run: RunPaths, lost: str) -> None:
+    error = {"event": "error", "class": "error", "message": lost, "type": "RuntimeError"}
+    edit(run.events / "rank0.jsonl", lambda events: [*events, error])
+    break_off(run, 7, {"class": "error", "message": "the own fault", "type": "ValueError"})
+    fail(run)
+    assert status(run).reasons[0] == "the own fault"
+    assert (said := status(run).evidence) and said.startswith("rank 1: ValueError: the own fault")
+    edit(run.events / "rank1.jsonl", lambda events: events[:-1])  # it ended in native code, or by os._exit
+    (run.logs / "rank1.log").write_text("a warning\n")
+    fail(run, exit_code=3)
+    assert status(run).evidence == "rank 1 ended with exit code 3; its log ends with: a warning"
+    fail(run, exit_code=0)  # nothing is known of the peer
+    assert status(run).reasons[0] == lost
+
+
+def test_training_code_that_exits_by_itself_is_named(run: RunPaths) -> None:
+    break_off(run, 7, {"class": "error", "message": "0", "type": "SystemExit"})
+    fail(run)
+    assert status(run).reasons[0] == "the training code ended itself by sys.exit(0)"
+
+
+def test_an_abort_follows_from_a_peer_that_failed_or_was_killed(run: RunPaths) -> None:
+    """Paddle and OneFlow abort where gloo raises, and so does NCCL's watchdog."""
+
+    def ends(**end: int | None) -> Status:
+        fail(run)
+        outcome = json.loads(run.outcome.read_text())
+        aborted = {"rank": 0, "exit_code": None, "signal": 6, "stopped_by_us": False}
+        other = {"rank": 1, "exit_code": None, "signal": None, "stopped_by_us": False, **end}
+        write_json(run.outcome, {**outcome, "ends": [aborted, other]})
+        return status(run)
+
+    break_off(run, 7)
+    assert ends(signal=9).evidence == "rank 1 was ended by SIGKILL; 7 steps were finished"
+    assert ends(exit_code=0).evidence == "rank 0 was ended by SIGABRT; 7 steps were finished"
+    assert (said := ends(exit_code=3).evidence) and said.startswith("rank 1: ")
+    break_off(run, 7, {"class": "error", "message": "the own fault", "type": "ValueError"})
+    assert ends(exit_code=1).reasons == ("the own fault",)
+    assert ends(signal=11).evidence == "rank 1 was ended by SIGSEGV; 7 steps were finished"
+    edit(run.events / "rank1.jsonl", lambda events: events[:-1])
+    break_off(run, 7, {"class": "error", "message": "Connection reset by peer", "type": "RuntimeError"})
+    assert ends(exit_code=1).evidence == "rank 0 was ended by SIGABRT; 7 steps were finished"
+
+
 def test_an_error_makes_even_a_run_that_exited_fail(run: RunPaths) -> None:
     error = {"event": "error", "class": "error", "message": "late", "type": "E"}
     edit(run.events / "rank1.jsonl", lambda events: [*events, error])
@@ -328,10 +382,10 @@ def test_a_rank_that_failed_on_a_full_disk_is_a_failure_of_storage(run: RunPaths
             "environment",
             "ModuleNotFoundError: No module",
         ),
-        ("some words\nSegmentation fault\n", "error", "rank 1: Segmentation fault"),
+        ("some words\nSegmentation fault\n", "error", "rank 1 ended with exit code 1; its log ends with: Segmentation fault"),
         ("", "error", "rank 1: rank 1 ended with exit code 1"),
         (None, "error", "rank 1: rank 1 ended with exit code 1"),
-        ("x" * 999, "error", "rank 1: " + "x" * 300),
+        ("x" * 999, "error", "exit code 1; its log ends with: " + "x" * 300),
     ],
 )
 def test_without_an_event_the_logs_last_line_is_the_evidence(

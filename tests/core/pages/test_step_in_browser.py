@@ -105,6 +105,7 @@ def address(site: Path, run: str) -> str:
 
 
 def open_step(page: Any, site: Path, run: str, folder: str = "") -> None:
+    page.goto("about:blank")  # else the page before stays drawn while this one is read
     page.goto(f"file://{site}/{folder}run.html#{address(site, run)}")
     page.wait_for_selector("#run[data-drawn]")
 
