@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from levelfield.catalog.registry import Registry
 from levelfield.specs.constants import RATES
 from pages.own_bound import bound_words, bounded
+from pages.own_runs import own_runs
 from pages.points import halves, memory, memory_off, points_of
 from pages.program_fit import covered, timed_points, timed_runs, without_own
 from pages.unseen import (
@@ -51,11 +52,12 @@ def goals(registry: Registry) -> list[Goal]:
         _errors("a program whose runs set no rate (each without its own)", alone, 0.10, 0.25),
         _errors("programs as described", [math.exp(row.off({})) - 1 for row in rows if not row.fitted], 0.10, 0.25),
         _errors(
-            "own constants, which default plans use, on these programs' rows",
+            "own constants, which default plans use, on rows of other programs",
             _own_constants(runs, registry),
             0.10,
             0.25,
         ),
+        _errors("own constants on models/*, as chips ran it", [run.off for run in own_runs()], 0.10, 0.25),
         _errors("memory", _memory(registry, described), 0.05, 0.15),
         _own(registry),
         *_sweeps(described),

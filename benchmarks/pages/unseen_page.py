@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from pages.goals import REGRET, Goal, goals_table
 from pages.own_bound import Bounded, bound_table
+from pages.own_runs import own_runs, own_runs_table
 from pages.program_fit import LEFT_OUT, RANGES, committed_rates
 from pages.unseen import Judged, Sweep, spread, sweeps_of
 
@@ -90,6 +91,8 @@ def page(
         "",
         *_context(context),
         "",
+        *_own_runs(),
+        "",
         *_own(own),
         "",
         "## In no fit",
@@ -103,14 +106,25 @@ def page(
 
 def _described(rows: Iterable[tuple[str, int, float, float]]) -> Iterator[str]:
     yield from [
-        "A default plan is of models/*. Its constants describe that code, which one H100 has run (verified/chip.md).",
-        "The published rows are of other code: FlashAttention of 2022, norms of many calls. So they are off on these",
-        "rows. The same constants with what is said of the published program, one thing after another, and no rate",
+        "A default plan is of models/*. Its constants describe that code: they are within the goal on what chips ran of it",
+        "(below). The published rows are of other code: FlashAttention of 2022, norms of many calls. So they are off on",
+        "these rows. The same constants with what is said of the published program, one thing after another, and no rate",
         "changed:",
         "",
         "| what is known of the program | rows | in the middle | at p90 |",
         "|---|---|---|---|",
         *(f"| {name} | {count} | {middle:.1%} | {high:.1%} |" for name, count, middle, high in rows),
+    ]
+
+
+def _own_runs() -> Iterator[str]:
+    yield from [
+        "## Own code on chips",
+        "",
+        "Every valid run of models/* at full scale, not compiled, whose result lies in docs/verified, beside its plan of",
+        "now. No rate or constant was fitted to them.",
+        "",
+        *own_runs_table(own_runs()),
     ]
 
 

@@ -382,7 +382,11 @@ def test_a_rank_that_failed_on_a_full_disk_is_a_failure_of_storage(run: RunPaths
             "environment",
             "ModuleNotFoundError: No module",
         ),
-        ("some words\nSegmentation fault\n", "error", "rank 1 ended with exit code 1; its log ends with: Segmentation fault"),
+        (
+            "some words\nSegmentation fault\n",
+            "error",
+            "rank 1 ended with exit code 1; its log ends with: Segmentation fault",
+        ),
         ("", "error", "rank 1: rank 1 ended with exit code 1"),
         (None, "error", "rank 1: rank 1 ended with exit code 1"),
         ("x" * 999, "error", "exit code 1; its log ends with: " + "x" * 300),

@@ -159,6 +159,28 @@ def test_no_plan_of_own_code_is_faster_than_its_rehearsed_work(unseen: ModuleTyp
     assert own_bound.bound_words([replace(found[0], planned=0.0), found[1]]).startswith("1 of 2 ")
 
 
+def test_own_constants_are_within_their_goal_on_what_chips_ran(unseen: ModuleType, tmp_path: Path) -> None:
+    from pages import own_runs
+
+    found = own_runs.own_runs()
+    assert len(found) >= 7 and {run.result.framework for run in found} >= {"torch", "deepspeed", "megatron", "jax"}
+    _, middle, high = unseen.spread(run.off for run in found)
+    assert middle <= 0.10 and high <= 0.25
+    (tmp_path / "h100").mkdir()
+    text = (own_runs.RESULTS / "h100" / "llama-one-device.json").read_text()
+    for name, (said, other) in {
+        "a invalid": ('"word": "valid"', '"word": "invalid"'),
+        "b smoke": ('"scale": "full"', '"scale": "smoke"'),
+        "c compiled": ('"compile": false', '"compile": true'),
+        "d other micro-batch": ('"micro_batch": 4', '"micro_batch": 1'),
+    }.items():
+        assert said in text
+        (tmp_path / "h100" / f"{name}.json").write_text(text.replace(said, other, 1))
+    (smaller,) = own_runs.own_runs(tmp_path)
+    same = next(run for run in found if run.name == "H100 llama-one-device")
+    assert smaller.measured == same.measured and smaller.planned < 0.97 * same.planned and smaller.off < -0.03
+
+
 def test_the_first_ranked_layout_ran_in_all_sweeps(unseen: ModuleType, found: list[Any]) -> None:
     sweeps = unseen.sweeps_of(found)
     assert len(sweeps) == 11 and all(s.first_ran for s in sweeps)
