@@ -106,10 +106,10 @@ def page(
 
 def _described(rows: Iterable[tuple[str, int, float, float]]) -> Iterator[str]:
     yield from [
-        "A default plan is of models/*. Its constants describe that code: they are within the goal on what chips ran of it",
-        "(below). The published rows are of other code: FlashAttention of 2022, norms of many calls. So they are off on",
-        "these rows. The same constants with what is said of the published program, one thing after another, and no rate",
-        "changed:",
+        "A default plan is of models/*. Its constants describe that code: they are within the goal on what chips ran",
+        "of it (below). The published rows are of other code: FlashAttention of 2022, norms of many calls. So they are",
+        "off on these rows. The same constants with what is said of the published program, one thing after another,",
+        "and no rate changed:",
         "",
         "| what is known of the program | rows | in the middle | at p90 |",
         "|---|---|---|---|",
@@ -121,8 +121,8 @@ def _own_runs() -> Iterator[str]:
     yield from [
         "## Own code on chips",
         "",
-        "Every valid run of models/* at full scale, not compiled, whose result lies in docs/verified, beside its plan of",
-        "now. No rate or constant was fitted to them.",
+        "Every valid run of models/* at full scale, not compiled, whose result lies in docs/verified, beside its plan",
+        "of now. No rate or constant was fitted to them.",
         "",
         *own_runs_table(own_runs()),
     ]

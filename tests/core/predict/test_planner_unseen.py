@@ -159,6 +159,12 @@ def test_no_plan_of_own_code_is_faster_than_its_rehearsed_work(unseen: ModuleTyp
     assert own_bound.bound_words([replace(found[0], planned=0.0), found[1]]).startswith("1 of 2 ")
 
 
+def test_the_page_is_what_its_command_writes() -> None:
+    import planner_unseen
+
+    assert planner_unseen.repage(write=False) == []
+
+
 def test_own_constants_are_within_their_goal_on_what_chips_ran(unseen: ModuleType, tmp_path: Path) -> None:
     from pages import own_runs
 
