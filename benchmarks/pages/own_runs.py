@@ -1,0 +1,73 @@
+"""The planner beside models/* on chips: every valid run at full scale whose result lies in docs/verified.
+
+Its own constants describe this code, and none of these runs is in a fit. A compiled run is left out: no plan says what
+a compiler joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from levelfield.catalog.lookup import find
+from levelfield.catalog.registry import Registry
+from levelfield.plan.default_layout import Place, question_of
+from levelfield.predict.layout_search import predict
+from levelfield.specs.base import load
+from levelfield.specs.layout import Layout
+from levelfield.specs.result import Result
+from levelfield.specs.selector import parse_selector
+from levelfield.specs.tuning import Tuning
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "verified"
+CASES = ROOT / "tests" / "gpu" / "cases"
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """A run beside its plan of now. measured, planned: tokens/s of a device."""
+
+    name: str
+    result: Result
+    measured: float
+    planned: float
+
+    @property
+    def off(self) -> float:
+        return self.planned / self.measured - 1
+
+
+def own_runs(folder: Path = RESULTS) -> list[OwnRun]:
+    """Return every eager run at full scale of a folder of results, beside its plan of now."""
+    registry = Registry(case_files=sorted(CASES.glob("*.yaml")))
+    return [
+        _beside(registry, f"{path.parent.name.upper()} {path.stem}", found)
+        for path in sorted(folder.glob("*/*.json"))
+        if (found := load(Result, path)).status.word == "valid" and found.scale == "full" and not found.compile
+    ]
+
+
+def _beside(registry: Registry, name: str, found: Result) -> OwnRun:
+    named = f"{found.case}:{found.framework}:{found.chip}:{found.nodes}:{found.devices}"
+    pair = find(registry, parse_selector(named))
+    question = question_of(Place(pair, pair.case.work("full"), found.nodes, found.devices))
+    assert question is not None and found.throughput is not None
+    tuning = Tuning(
+        layout=Layout.model_validate(found.layout.model_dump()),
+        micro_batch=found.micro_batch,
+        virtual_pipeline=found.virtual_pipeline,
+        recompute=found.recompute,
+    )
+    planned = predict(question, tuning).tokens_per_second
+    return OwnRun(name, found, found.throughput.tokens_per_second_per_device, planned)
+
+
+def own_runs_table(found: Iterable[OwnRun]) -> Iterator[str]:
+    yield "| run | framework | micro-batch | planned tokens/s | measured | off |"
+    yield "|---|---|---|---|---|---|"
+    for run in found:
+        micro = run.result.micro_batch
+        rates = f"{run.planned:,.0f} | {run.measured:,.0f} | {run.off:+.1%}"
+        yield f"| {run.name} | {run.result.framework} | {micro} | {rates} |"
