@@ -17,6 +17,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     RUN_NAME,
     NamedRuns,
+    finished_run,
     opened_store,
     prices_of,
     prices_option,
@@ -42,10 +43,12 @@ if TYPE_CHECKING:
 
 REPORT = """\
 Report results: one run in full, or several side by side.
-RUN is a path, a run id, a part of an id, or `latest`.
+RUN is a path, a run id, a part of an id, or `latest`, or of a bundle:
+FILE.zip, or FILE.zip:RUN. What does not follow from its raw files is refused.
 
 examples:
   run_benchmarks.py report latest
+  run_benchmarks.py report h100.zip
   run_benchmarks.py report RUN1 RUN2 --format markdown --output table.md
   run_benchmarks.py report latest --with-published
   run_benchmarks.py report RUN --withhold mfu,peak --bundle DIR
@@ -116,19 +119,18 @@ def _report(options: argparse.Namespace) -> int:
     Raises the error of a run that goes on or is damaged, after the report of the others. Private tables are not made
     without it: what is published lacks no run that was asked for.
     """
-    from levelfield.judge.collector import collect
-
     _refuse_together(options)
     named = NamedRuns(options)
     paths, results = [], []
-    for each in named.over():
-        with named.kept_error():
-            results.append(_real(collect(each)))
-            paths.append(each)
-    is_private = options.withhold or options.bundle
-    if not results or is_private:
-        named.raise_error()
-    text = _published(options, paths, results) if is_private else _text(options, paths, results)
+    with ExitStack() as opened:
+        for each, result in _collected(options, named, opened):
+            with named.kept_error():
+                results.append(_real(result))
+                paths.append(each)
+        is_private = options.withhold or options.bundle
+        if not results or is_private:
+            named.raise_error()
+        text = _published(options, paths, results) if is_private else _text(options, paths, results)
     if options.output:
         with writing(options.output):
             write_atomically(options.output, printable(text))
@@ -136,6 +138,21 @@ def _report(options: argparse.Namespace) -> int:
         print(text, end="")
     named.raise_error()
     return 0
+
+
+def _collected(options: argparse.Namespace, named: NamedRuns, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
+    """Yield each named run and its result. Those of bundles have their files until `opened` ends."""
+    from levelfield.judge.collector import collect
+    from levelfield.studies.compared_runs import bundle_and_run
+    from levelfield.studies.results_repository import opened_runs
+
+    for name in options.run:
+        with named.kept_error():
+            if bundle := bundle_and_run(name):
+                yield from opened_runs(*bundle, registry_of(options), opened)
+            else:
+                paths = finished_run(options, name)
+                yield paths, collect(paths)
 
 
 def _real(result: Result) -> Result:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _STAMP = len("20261122T030405Z")  # the beginning of a run id
 _Placed = tuple[str, int, Path]  # stamp, repeat and folder of a run
 _BUNDLE = re.compile(r"(.+\.zip)(?::(.*))?")  # of a side: a file, and which of its runs
+_ALL = "*"
 MOST = 30  # runs of one build that a series label stands for
 
 
@@ -169,6 +170,19 @@ class BundleRuns:
 RunSource = FolderRuns | KeptRuns | BundleRuns
 
 
+def bundle_and_run(text: str) -> tuple[Path, str] | None:
+    """Return the file and the run of FILE.zip or FILE.zip:NAME, `*` without one; None for another name.
+
+    Raises UsageError where there is no such file.
+    """
+    found = _BUNDLE.fullmatch(text)
+    if not found or Path(found[1]).is_dir():
+        return None
+    if not Path(found[1]).is_file():
+        raise UsageError(f"{found[1]}: no such file, expected a bundle")
+    return Path(found[1]), found[2] or _ALL
+
+
 def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list[RunRecord]:
     """Return the runs of a side: names joined by commas, each run once. with_repeats: with the others of its command.
 
@@ -279,7 +293,7 @@ class RunPlaces:
 
     def __init__(self, folder: Path, url: str | None, registry: Registry) -> None:
         self._folder, self._url, self._open, self._registry = FolderRuns(folder), url, ExitStack(), registry
-        self._bundles: dict[str, BundleRuns] = {}
+        self._bundles: dict[Path, BundleRuns] = {}
 
     def __enter__(self) -> RunPlaces:
         return self
@@ -290,14 +304,14 @@ class RunPlaces:
     def runs(self, text: str, with_repeats: bool = False) -> list[RunRecord]:
         """Return the runs of a side. Raises the error of the folder where neither place has such a run."""
         names = [name.strip() for name in text.split(",")]
-        of_bundles = {name: part for name in names if (part := _BUNDLE.fullmatch(name)) and Path(part[1]).is_file()}
-        found = [run for part in of_bundles.values() for run in self._bundled(part[1], part[2] or "*", with_repeats)]
+        of_bundles = {name: part for name in names if (part := bundle_and_run(name))}
+        found = [run for part in of_bundles.values() for run in self._bundled(*part, with_repeats)]
         others = ",".join(_with_chip_name(self._registry, name) for name in names if name not in of_bundles)
         return [*found, *self._here(others, with_repeats)] if others else found
 
-    def _bundled(self, file: str, name: str, with_repeats: bool) -> list[RunRecord]:
+    def _bundled(self, file: Path, name: str, with_repeats: bool) -> list[RunRecord]:
         if file not in self._bundles:
-            self._bundles[file] = BundleRuns(Path(file), self._registry)
+            self._bundles[file] = BundleRuns(file, self._registry)
         return named_runs(self._bundles[file], _with_chip_name(self._registry, name), with_repeats)
 
     def _here(self, text: str, with_repeats: bool) -> list[RunRecord]:

@@ -5,14 +5,16 @@ Files are read from git's objects. Nothing is checked out, no hook or filter run
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from levelfield.errors import LevelfieldError, UsageError
+from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
 from levelfield.judge.verification import verified
@@ -21,6 +23,7 @@ from levelfield.report.tables import as_markdown
 from levelfield.rundir.bundle_reader import Bundle, RunInBundle, bundle_of, read_bundle, written
 from levelfield.rundir.event_lines import DAMAGED
 from levelfield.rundir.raw_files import read_raw
+from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
 from levelfield.specs.result import Result
 from levelfield.store.run_record import record_of, storable
@@ -177,6 +180,30 @@ def recorded(run: RunInBundle) -> tuple[Result, RunRecord]:
         result = collect(paths, raw, redaction)
         record = record_of(paths, result=result, raw=raw)
     return result, storable(record, record.run_id)
+
+
+def opened_runs(path: Path, pattern: str, known: Registry, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
+    """Yield each run of a bundle whose id has `pattern`, and its result, computed from its raw files; its files stay
+    until `opened` ends. Raises DocumentError for what is no bundle, UnknownName without such a run, and GateFailed,
+    after the others, for a run that does not follow."""
+    bundle = read_bundle(path)
+    if not any(_is_meant(run.name, pattern) for run in bundle.runs):
+        raise UnknownName(f"run of {path}", pattern, [run.name for run in bundle.runs])
+    wrong = []
+    for run, found in zip(bundle.runs, verified(bundle, known), strict=True):
+        if not _is_meant(run.name, pattern):
+            continue
+        if found.contradictions:
+            wrong.append(f"{path}: {run.name} does not follow from its raw files: {found.contradictions[0].text}")
+            continue
+        paths = opened.enter_context(written(run))
+        yield paths, collect(paths, read_raw(paths), Redaction(run.seal, run.listed.software))
+    if wrong:
+        raise GateFailed("\n".join([*wrong, f"`evidence verify {path}` shows all"]))
+
+
+def _is_meant(name: str, pattern: str) -> bool:
+    return pattern in name or fnmatch.fnmatchcase(name, pattern)
 
 
 def bundled(path: Path, known: Registry) -> Iterator[RunRecord | LevelfieldError]:

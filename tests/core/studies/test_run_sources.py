@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, GateFailed, LevelfieldError, UnknownName, UsageError
 from levelfield.judge.collector import collect
+from levelfield.judge.cross_checks import Contradiction
+from levelfield.judge.verification import VerifiedRun
 from levelfield.rundir.bundle_reader import RunInBundle
 from levelfield.rundir.directory import PAIRS, write_json
 from levelfield.specs.paths import RunPaths
@@ -181,7 +184,7 @@ def test_a_side_may_be_of_a_bundle(tmp_path: Path) -> None:
         (tmp_path / "not.zip").write_text("{}")
         with pytest.raises(LevelfieldError, match=r"not\.zip: not a bundle"):
             places.runs(str(tmp_path / "not.zip"))
-        with pytest.raises(UnknownName, match=r"absent\.zip"):
+        with pytest.raises(UsageError, match=r"absent\.zip: no such file, expected a bundle"):
             places.runs(str(tmp_path / "absent.zip"))
 
 
@@ -217,3 +220,35 @@ def test_a_run_of_a_bundle_that_cannot_be_computed_is_named_and_the_others_are_i
     assert "11 new, 0 known" in said.out and f"{bundle}: no date" in " ".join(said.err.split())
     with RunPlaces(tmp_path, None, Registry()) as places, pytest.raises(UsageError, match="no date"):
         places.runs(f"{bundle}:2931ac")
+
+
+def test_a_report_may_be_of_a_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What does not follow from its raw files is refused, after the report of the others."""
+    bundle, beside = BUNDLES["H100"], VERIFIED / "h100" / "llama-one-device.json"
+    assert main(["report", f"{bundle}:5a07ac", "--json"]) == 0
+    (found,), stated = json.loads(capsys.readouterr().out), json.loads(beside.read_text())
+    assert {name: found[name] for name in ("throughput", "memory", "status")} == {
+        name: stated[name] for name in ("throughput", "memory", "status")
+    }
+    assert main(["report", f"{bundle}:*_llama_8b_wide_*", "--format", "csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2
+    for text, said in (
+        (f"{bundle}:none", "unknown run of"),
+        (f"{tmp_path}/none.zip", "no such file, expected a bundle"),
+    ):
+        assert main(["report", text]) == 2 and said in " ".join(capsys.readouterr().err.split())
+
+    own = results_repository.verified
+
+    def verified(*given: object) -> list[VerifiedRun]:
+        wrong = (Contradiction("the loss of step 1", "12.5", "12.4"),)
+        return [replace(each, contradictions=wrong) if "5a07ac" in each.name else each for each in own(*given)]
+
+    monkeypatch.setattr(results_repository, "verified", verified)
+    assert main(["report", str(bundle), "--format", "csv"]) == 4
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 12 and "5a07ac" not in said.out
+    assert "5a07ac does not follow from its raw files: " in (told := " ".join(said.err.split()))
+    assert f"`evidence verify {bundle}` shows all" in told
