@@ -45,7 +45,6 @@ MODULES = {"torch": "torch", "megatron": "megatron.core", "deepspeed": "deepspee
 FP8 = "transformer_engine.pytorch"
 SEQUENCE = "gpt3_6.7B"
 GATED = "llama3_8b"
-LLAMA_FP8 = ("--case-file", str(CASES / "llama3_8b_fp8.yaml"))
 
 
 def training(case: str, framework: str, devices: int, *options: str, scale: str = "smoke") -> tuple[str, ...]:
@@ -156,11 +155,9 @@ OTHERS = (
     family("megatron-llama", GATED, "megatron", 1, shows="megatron on one device"),
     family("megatron-gpt-bf16", f"{SEQUENCE}_bf16", "megatron", 1, shows="bf16 by megatron"),
     family("megatron-llama-bf16", f"{GATED}_bf16", "megatron", 1, shows="bf16 by megatron"),
-    family("llama-fp8", f"{GATED}_fp8", "torch", 1, *LLAMA_FP8, shows="fp8 at smoke scale")._replace(
-        module=FP8, verdicts=(), chip_only=True
-    ),
-    family("megatron-llama-fp8", f"{GATED}_fp8", "megatron", 1, *LLAMA_FP8, shows="fp8 by megatron")._replace(
-        module=FP8, verdicts=(), chip_only=True
+    family("llama-fp8", f"{GATED}_fp8", "torch", 1, shows="fp8 at smoke scale")._replace(module=FP8, chip_only=True),
+    family("megatron-llama-fp8", f"{GATED}_fp8", "megatron", 1, shows="fp8 by megatron")._replace(
+        module=FP8, chip_only=True
     ),
     family("megatron-zero1", SEQUENCE, "megatron", 2, "--layout", "DP2SH1", shows="its distributed optimizer"),
     family("megatron-tp-seq", GATED, "megatron", 2, "--layout", "TP2+seq", shows="tensor and sequence parallel"),

@@ -16,6 +16,12 @@ import rehearse_all
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import Rehearsals
 from levelfield.cli.main import main
+from levelfield.judge.verdict import judged
+from levelfield.rundir.bundle_reader import read_bundle, written
+from levelfield.rundir.directory import read_plan
+from levelfield.rundir.raw_files import read_raw
+from levelfield.specs.base import load
+from levelfield.specs.result import Result
 from rehearsal.plans import make_plan, telling_ranks, world_size
 from rehearsal.rows import ROWS
 from rehearsal.start import rehearse
@@ -112,3 +118,18 @@ def test_a_chip_that_lost_gradients_in_fp8_is_invalid():
         "H200 llama-one-device-fp8-megatron": "invalid",
     }
     assert "54 of 57 parameters are exactly 0" in lost["H200 llama-one-device-fp8"]["reasons"][0]
+
+
+def test_the_reference_in_fp8_tells_the_runs_that_lost_gradients_at_smoke_scale():
+    """It is of a processor that computes the numbers of 8 bits. All else of the chip's runs agrees with it."""
+    reference, judgements = Registry().reference("llama3_8b_fp8_smoke_fp8"), {}
+    for run in read_bundle(chip_page.FOLDER / "h200" / "2026-11-28.zip").runs:
+        if "_llama3_8b_fp8_" in run.name:
+            with written(run) as paths:
+                plan, raw, found = read_plan(paths), read_raw(paths), load(Result, paths.result)
+                judgements[plan.implementation.framework] = judged(plan.work, raw, found.identity, reference)
+    assert set(judgements) == {"torch", "megatron"}
+    for found in judgements.values():
+        beyond = {layer.name for layer in found.layers if layer.limit and (layer.value or 0) > layer.limit}
+        assert found.verdict == "different" and "embedding.weight at step 1" in str(found.reason)
+        assert beyond == {"gradients", "norms"}

@@ -280,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run the matrix of frameworks and layouts; write what it shows")
     known = f"of {', '.join(registry.frameworks)}, also with a further version; all when none is given"
     parser.add_argument("framework", nargs="*", help=known)
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="only the runs in this one")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "fp8"), help="only the runs in this one")
     parser.add_argument("--again", action="store_true", help="also the runs that are recorded of this very code")
     parser.add_argument("--references", action="store_true", help="only torch's curves, where their code has changed")
     parser.add_argument("--docs", action="store_true", help="only write the page from the files that are there")

@@ -46,7 +46,7 @@ def build(job, grid, coordinates, initializer, device, experts=None, share=None)
     if job.training.precision == "fp8":
         from step.fp8 import use_fp8
 
-        use_fp8(model)
+        use_fp8(model, device)
     if grid["tensor"] is not None:
         from parallelism.tensor_parallel import apply_tensor_parallel
 

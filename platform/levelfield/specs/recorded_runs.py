@@ -102,12 +102,13 @@ class DifferenceLimits(Value):
     grad_norm: float
 
 
-# fp32: the limits allow for rounding in another order. 16 bits: they allow for the rounding of the format, because the
+# fp32: the limits allow for rounding in another order. 8 and 16 bits: they allow for the rounding of the format, as the
 # reference is torch in fp32. So they show only that the layout works; docs/alignment.md compares the arithmetic.
 LIMITS: dict[Precision, DifferenceLimits] = {
     "fp32": DifferenceLimits(first_loss=1e-6, loss=1e-5, grad_norm=1e-4),
     "bf16": DifferenceLimits(first_loss=1e-3, loss=5e-3, grad_norm=0.1),
     "fp16": DifferenceLimits(first_loss=1e-3, loss=5e-3, grad_norm=0.1),
+    "fp8": DifferenceLimits(first_loss=1e-3, loss=1e-2, grad_norm=0.2),
 }
 
 

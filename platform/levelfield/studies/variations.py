@@ -13,6 +13,8 @@ from levelfield.predict.questions import question_on_chip, question_on_host
 from levelfield.report.words import worst_memory
 from levelfield.run import measurement
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.implementation import refused
+from levelfield.specs.layout import parse_layout
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.selector import Selector
@@ -79,12 +81,22 @@ def question_here(
 def variations(registry: Registry, plan: Plan) -> list[Entry]:
     """Return entries of the same work: one thread, other micro-batches, each layout over two processes."""
     framework, vendor = plan.implementation.label, plan.hardware.vendor
-    offered = registry.labelled(framework)[0].parallelism.get(plan.hardware.device_kind, ())
     one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
     choices = [(one, TuningChoice(threads=1))]
     choices += [(one, TuningChoice(micro_batch=size)) for size in _micro_batches(plan)]
-    choices += [(two, TuningChoice(layout=layout, threads=1)) for key, layout in LAYOUTS.items() if key in offered]
+    choices += [(two, TuningChoice(layout=layout, threads=1)) for layout in _layouts(registry, plan)]
     return [Entry(text, UserRequest(plan.scale, choice)) for text, choice in choices]
+
+
+def _layouts(registry: Registry, plan: Plan) -> Iterator[str]:
+    """Yield the layouts over two processes that the plan's framework offers for its work, such as none in tensor
+    parallel for fp8."""
+    implementation, kind = registry.labelled(plan.implementation.label)[0], plan.hardware.device_kind
+    offered, refusals = implementation.parallelism.get(kind, ()), implementation.refusals(kind)
+    for key, text in LAYOUTS.items():
+        tuning = plan.tuning.model_copy(update={"layout": parse_layout(text).layout})
+        if key in offered and not refused(refusals, plan.work, tuning):
+            yield text
 
 
 def _micro_batches(plan: Plan) -> Iterator[int]:

@@ -32,3 +32,13 @@ def test_the_micro_batch_is_halved_and_made_larger(
     entries = variations(registry, given)
     assert {e.request.choice.micro_batch for e in entries} - {None} == sizes
     assert any(e.request.choice.threads == 1 for e in entries)
+
+
+@pytest.mark.parametrize(
+    ("case", "layouts"),
+    [("llama3_8b", {"DP2", "TP2", "PP2", "DP2SH1SP2"}), ("llama3_8b_fp8", {"DP2", "PP2", "DP2SH1SP2"})],
+)
+def test_a_layout_that_the_framework_refuses_for_the_work_is_left_out(case: str, layouts: set[str]) -> None:
+    registry = Registry()
+    plan = make_plan(registry, f"{case}:torch:cpu", scale="smoke")
+    assert {entry.request.choice.layout for entry in variations(registry, plan)} - {None} == layouts

@@ -1,0 +1,51 @@
+"""fp8's products on a processor: the numbers of 8 bits are multiplied in float32, as a chip's tensor cores do.
+
+It has what transformer-engine's Float8CurrentScaling has: E4M3 forward and E5M2 for gradients (Micikevicius et al.,
+2022), a scale for each tensor from its largest value now, and results in the activations' dtype. It is for the loss, so
+that a run on a chip has a reference; its speed says nothing.
+"""
+
+import torch
+from torch import nn
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+class RoundedLinear(nn.Linear):
+    """y = x W^T + b. Parameters: float32, or as FSDP2 gathers them."""
+
+    def forward(self, x):
+        return _Products.apply(x, self.weight, self.bias)
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        """x: [..., in], weight: [out, in], bias: [out] or None; y: [..., out]."""
+        numbers, factor = rounded(x, E4M3)
+        weights, weight_factor = rounded(weight, E4M3)
+        ctx.save_for_backward(numbers, factor, weights, weight_factor)
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        y = numbers.float() @ weights.float().T * (factor * weight_factor)
+        return (y if bias is None else y + bias.to(x.dtype)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        numbers, factor, weights, weight_factor = ctx.saved_tensors
+        dtype, weight_dtype, bias_dtype = ctx.dtypes
+        steep, steep_factor = (each.float() for each in rounded(gradient, E5M2))
+        of_x = steep @ weights.float() * (steep_factor * weight_factor)
+        rows = steep.flatten(0, -2)
+        of_weight = rows.T @ numbers.flatten(0, -2).float() * (steep_factor * factor)
+        of_bias = None
+        if bias_dtype is not None:
+            of_bias = gradient.flatten(0, -2).float().sum(0).to(dtype).to(bias_dtype)
+        return of_x.to(dtype), of_weight.to(dtype).to(weight_dtype), of_bias
+
+
+def rounded(tensor, kind):
+    """(numbers in 8 bits, factor): their product is the tensor. factor: a float32 scalar; 1 for a tensor of zeros."""
+    largest = tensor.detach().abs().amax().float()
+    factor = torch.where(largest > 0, largest / torch.finfo(kind).max, 1.0)
+    most = torch.finfo(kind).max  # E5M2 has infinities, and a quotient may round above the largest number
+    return (tensor.float() / factor).clamp(-most, most).to(kind), factor

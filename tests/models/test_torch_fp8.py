@@ -1,0 +1,106 @@
+"""fp8 on a processor: scales from each tensor's largest value, E4M3 forward, E5M2 backward, and planted faults."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from layouts import MODELS, SINGLE, compare, job_of, planted, train
+from levelfield.worker import Unsupported
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def fp8():
+    from step import fp8_rounded
+
+    return fp8_rounded
+
+
+def numbers(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        # 448 is E4M3's largest number; between 16 and 32 its numbers are 2 apart, and halves go to the even one.
+        (torch.float8_e4m3fn, [448.0, 17.0, 19.0, -(2.0**-9)], [448.0, 16.0, 20.0, -(2.0**-9)]),
+        (torch.float8_e5m2, [57344.0, -9.0, 11.0, 2.0**-16], [57344.0, -8.0, 12.0, 2.0**-16]),
+        (torch.float8_e5m2, [3 * 57344.0, -27.0, 33.0], [3 * 57344.0, -24.0, 36.0]),
+        (torch.float8_e4m3fn, [4.48e-6, 1.7e-7, 1e-12], [4.48e-6, 1.6e-7, 0.0]),
+        (torch.float8_e4m3fn, [0.0, 0.0], [0.0, 0.0]),
+    ],
+)
+def test_numbers_of_8_bits_are_those_of_the_format(fp8, kind, values, expected):
+    found, factor = fp8.rounded(torch.tensor(values), kind)
+    assert found.dtype == kind and torch.isfinite(found.float()).all()
+    torch.testing.assert_close(found.float() * factor, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_are_those_of_the_rounded_numbers(fp8, bias):
+    def exact(tensor, kind):
+        found, factor = fp8.rounded(tensor.detach(), kind)
+        return found.double() * factor.double()
+
+    layer = fp8.RoundedLinear(24, 40, bias=bias)
+    x = numbers(1, 2, 7, 24).bfloat16().requires_grad_()
+    upstream = numbers(2, 2, 7, 40).bfloat16() * 1e-7  # below the least number of E5M2 without a scale
+    y = layer(x)
+    y.backward(upstream)
+    inputs, weights = exact(x, fp8.E4M3), exact(layer.weight, fp8.E4M3)
+    steep = exact(upstream, fp8.E5M2)
+    expected = inputs @ weights.T + (layer.bias.detach().bfloat16() if bias else 0)
+    for found, of in (
+        (y, expected),
+        (x.grad, steep @ weights),
+        (layer.weight.grad, steep.flatten(0, 1).T @ inputs.flatten(0, 1)),
+        *([(layer.bias.grad, upstream.double().flatten(0, 1).sum(0))] if bias else []),
+    ):
+        torch.testing.assert_close(found.detach().double(), of, rtol=2**-8, atol=2**-8 * of.abs().max().item())
+        assert found.abs().min() > 0 or found.count_nonzero() > 0.9 * found.numel()
+    assert y.dtype == x.grad.dtype == torch.bfloat16 and layer.weight.grad.dtype == torch.float32
+    plain = torch.nn.functional.linear(x.detach().double(), layer.weight.detach().double())
+    assert 0.005 < ((inputs @ weights.T - plain).norm() / plain.norm()).item() < 0.06  # it does round, to 3 bits
+
+
+FIRST_SCALE_OF_1 = """
+from step import fp8_rounded
+import torch
+right = fp8_rounded.rounded
+def rounded(tensor, kind):
+    return (tensor.float().to(kind), torch.tensor(1.0)) if kind == fp8_rounded.E5M2 else right(tensor, kind)
+fp8_rounded.rounded = rounded
+"""
+
+
+def test_scales_of_steps_before_lose_the_first_gradients_and_the_comparison_sees_it(tmp_path):
+    """As transformer-engine's default did on an H200: the factor of the first step is 1."""
+    job = job_of(MODELS["llama"], SINGLE, steps=3, precision="fp8")
+    right, half = train(job), train(job_of(MODELS["llama"], SINGLE, steps=3, precision="bf16"))
+    lost = train(job, planted(tmp_path, "torch", FIRST_SCALE_OF_1))
+    found = compare(right, half)
+    assert found.within("fp8") and found.loss > 0 and found.parameter_norm < 0.5
+    assert compare(lost, half).parameter_norm == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"device": "mlu"}, "needs an NVIDIA device and transformer-engine; this is 'mlu'"),
+        ({"tensor": 2}, "not written"),
+    ],
+)
+def test_fp8_elsewhere_is_refused(changed, words):
+    from step.fp8 import check_fp8
+
+    job = SimpleNamespace(
+        training=SimpleNamespace(precision="fp8"),
+        device=changed.get("device", "cpu"),
+        layout=SimpleNamespace(tensor=changed.get("tensor", 1)),
+    )
+    with pytest.raises(Unsupported, match=words):
+        check_fp8(job)
