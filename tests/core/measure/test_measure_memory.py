@@ -59,6 +59,14 @@ def test_more_than_there_is_is_no_figure() -> None:
     assert m.used.peak_bytes is None and "of 85899345920" in str(m.used.reason)
 
 
+@pytest.mark.parametrize(("share", "is_figure"), [(1.0, True), (0.52, True), (0.48, False)])
+def test_less_than_half_of_what_a_rank_held_is_another_device(share: float, is_figure: bool) -> None:
+    """Each rank holds its own part: the fullest device may show less than the sum of both, never half of one."""
+    m = found(readings({"0/0": [int(share * 60 * GIB)], "0/1": [9 * GIB]}))
+    assert (m.used.peak_bytes is not None) is is_figure
+    assert is_figure or "units or device differ" in str(m.used.reason)
+
+
 def test_zero_and_negative_are_no_figures() -> None:
     for wrong in (0, -1):
         assert found(readings({"0/0": [wrong], "0/1": [wrong]})).used.peak_bytes is None

@@ -503,6 +503,13 @@ def test_without_a_list_what_ran_lately_is_expected() -> None:
     assert not [f for f in old.findings if f.word == "missing"]
 
 
+@pytest.mark.parametrize(("days", "is_expected"), [(14, True), (15, False)])
+def test_a_series_of_the_last_two_weeks_is_expected(days: int, is_expected: bool) -> None:
+    points = {"S": nights(NIGHT + 1), "T": nights(NIGHT - days + 1)}
+    found = compared(GateInput(day(NIGHT), points, {}))
+    assert [f.series for f in found.findings if f.word == "missing"] == (["T"] if is_expected else [])
+
+
 def test_an_entry_whose_work_changed_is_incomparable_with_the_fields() -> None:
     points = {"S": nights(NIGHT), "T": [point(NIGHT, 1000.0, entry="suite/s")]}
     documents = {"S": series(), "T": series(micro_batch=4, work="w2")}
@@ -546,6 +553,17 @@ def test_many_series_that_move_alike_on_one_node_are_one_finding() -> None:
     found = compared(GateInput(day(NIGHT), points, {}))
     assert [f.label for f in found.findings if f.word == "bad night"] == ["node n1"]
     assert exit_code(found.findings) == 0 and found.compared == 12
+
+
+@pytest.mark.parametrize(
+    ("still", "moved", "is_the_node"), [(3, 0, True), (2, 0, False), (4, 3, True), (3, 3, False), (3, 4, False)]
+)
+def test_a_node_is_slow_alone_where_most_others_and_three_at_least_did_not_move(
+    still: int, moved: int, is_the_node: bool
+) -> None:
+    points = {**many(6, -0.10), **many(still, 0.0, "n2", 6), **many(moved, -0.10, "n2", 6 + still)}
+    found = compared(GateInput(day(NIGHT), points, {}))
+    assert ("node n1" in [f.label for f in found.findings if f.word == "bad night"]) is is_the_node
 
 
 def test_a_bad_night_of_a_node_enters_no_level_of_its_series() -> None:

@@ -240,6 +240,18 @@ def test_a_bad_night_counts_for_chance_although_no_level_rests_on_it() -> None:
     assert of(compared(gate_night(points, past=of_node)), "X7").word == "environment step", "the node was slow, not X7"
 
 
+@pytest.mark.parametrize(("largest", "by_chance"), [(0.06, False), (0.072, True), (0.14, True)])
+def test_a_step_has_to_be_half_as_large_again_as_what_nights_before_showed(largest: float, by_chance: bool) -> None:
+    """Beside the others tonight's is 10 %; weeks of nights have not seen the largest."""
+    points = fleet(40)
+    for i in range(0, 40, 4):
+        points[f"X{i}"] = [
+            replace_tokens(p, 1 - largest) if n == 20 + i % 15 else p for n, p in enumerate(points[f"X{i}"])
+        ]
+    found = of(compared(gate_night(with_outliers(points, {7: [NIGHT]}))), "X7")
+    assert found.word == ("inconclusive" if by_chance else "environment step")
+
+
 def replace_series(found: Finding) -> Finding:
     return found.model_copy(update={"series": "", "runs": (found.run_id,), "run_id": None})
 

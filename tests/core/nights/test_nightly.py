@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from levelfield.errors import UsageError
+from levelfield.nights.night_session import NightSession
 from levelfield.nights.nightly import (
     OVER_BUDGET,
     Candidate,
@@ -152,3 +153,12 @@ def test_a_damaged_state_is_named_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="begin this night again; its finished runs are kept"):
         read_state(path)
     assert read_state(tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize(("budget", "holds"), [(None, True), (500.0, True), (499.0, False)])
+def test_a_pair_takes_two_runs_of_the_budget_that_is_left(budget: float | None, holds: bool) -> None:
+    entries = [SimpleNamespace(series="other", seconds=9000.0), SimpleNamespace(series="S", seconds=100.0)]
+    session = SimpleNamespace(
+        asked=SimpleNamespace(budget=budget), state=SimpleNamespace(entries=entries, used_seconds=300.0)
+    )
+    assert NightSession._holds_pair(session, "S") is holds  # type: ignore[arg-type]
