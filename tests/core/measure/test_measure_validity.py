@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.measure.parameter_counts import parameter_shapes
 from levelfield.measure.raw_facts import CHECKSUM_MODULUS, Coordinates, StepRecord, WeightSlice, coordinates
-from levelfield.measure.validity import check, loss_curve, tokens_checksum
+from levelfield.measure.validity import check, clock_reasons, loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Work
@@ -105,6 +105,18 @@ def test_coordinates_undo_the_rank_order(data: int, tensor: int, pipeline: int, 
     place = coordinates(rank, layout)
     assert place == Coordinates(place.pipeline, place.data, place.context, place.tensor)
     assert (place.pipeline * data + place.data) * tensor + place.tensor == rank
+
+
+@pytest.mark.parametrize(("late", "is_told"), [(0.0, False), (2.0, False), (2.01, True), (-2.01, True)])
+def test_windows_of_ranks_may_differ_by_two_of_the_longest_steps(late: float, is_told: bool) -> None:
+    """Those of the middle rank: the one that is late does not widen its own bound."""
+    window = WORK.window
+    kept = [
+        replace(record(rank, step), end_ns=step * 10**9) for rank in range(3) for step in range(window.last_step + 1)
+    ]
+    last = next(i for i, each in enumerate(kept) if (each.rank, each.step) == (2, window.last_step))
+    kept[last] = replace(kept[last], end_ns=kept[last].end_ns + int(late * 10**9))
+    assert bool(clock_reasons(kept, window)) is is_told
 
 
 def swapped(kept: Records) -> Records:
