@@ -1,7 +1,7 @@
 """The planner beside models/* on chips: every valid run at full scale whose result lies in docs/verified.
 
-Its own constants describe this code, and none of these runs is in a fit. A compiled run is left out: no plan says what
-a compiler joins.
+Its own constants describe this code, and none of these runs is in a fit. A run with `--compile` is left out: no plan
+says what a compiler joins. jax always compiles; its plans are of the same products and memory.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def _beside(registry: Registry, name: str, found: Result) -> OwnRun:
         micro_batch=found.micro_batch,
         virtual_pipeline=found.virtual_pipeline,
         recompute=found.recompute,
+        recompute_layers=found.recompute_layers,
     )
     planned = predict(question, tuning).tokens_per_second
     return OwnRun(name, found, found.throughput.tokens_per_second_per_device, planned)

@@ -121,8 +121,8 @@ def _own_runs() -> Iterator[str]:
     yield from [
         "## Own code on chips",
         "",
-        "Every valid run of models/* at full scale, not compiled, whose result lies in docs/verified, beside its plan",
-        "of now. No rate or constant was fitted to them.",
+        "Every valid run of models/* at full scale, without --compile, whose result lies in docs/verified, beside its",
+        "plan of now. No rate or constant was fitted to them. jax always compiles; no plan says what a compiler joins.",
         "",
         *own_runs_table(own_runs()),
     ]

@@ -30,14 +30,20 @@ def numbers(seed, *shape):
         (torch.float8_e4m3fn, [448.0, 17.0, 19.0, -(2.0**-9)], [448.0, 16.0, 20.0, -(2.0**-9)]),
         (torch.float8_e5m2, [57344.0, -9.0, 11.0, 2.0**-16], [57344.0, -8.0, 12.0, 2.0**-16]),
         (torch.float8_e5m2, [3 * 57344.0, -27.0, 33.0], [3 * 57344.0, -24.0, 36.0]),
-        (torch.float8_e4m3fn, [4.48e-6, 1.7e-7, 1e-12], [4.48e-6, 1.6e-7, 0.0]),
+        (torch.float8_e4m3fn, [4.48e-6, 1.65e-7, 1e-12], [4.48e-6, 1.6e-7, 0.0]),
         (torch.float8_e4m3fn, [0.0, 0.0], [0.0, 0.0]),
     ],
 )
 def test_numbers_of_8_bits_are_those_of_the_format(fp8, kind, values, expected):
     found, factor = fp8.rounded(torch.tensor(values), kind)
     assert found.dtype == kind and torch.isfinite(found.float()).all()
-    torch.testing.assert_close(found.float() * factor, torch.tensor(expected))
+    torch.testing.assert_close(found.float() * factor, torch.tensor(expected), rtol=1e-6, atol=0)
+
+
+def test_the_scale_of_a_tiny_tensor_is_the_largest_number_and_not_infinite(fp8):
+    found, factor = fp8.rounded(torch.tensor([1e-41, 0.0]), torch.float8_e5m2)
+    assert found.float()[0] > 0 == found.float()[1]
+    assert float(factor) == pytest.approx(1 / torch.finfo(torch.float32).max, rel=1e-2)
 
 
 @pytest.mark.parametrize("bias", [True, False])

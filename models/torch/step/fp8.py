@@ -1,9 +1,9 @@
 """fp8 by transformer-engine (Micikevicius et al., 2022): the blocks' products in 8 bits, all else as in bf16.
 
-For NVIDIA devices of compute capability 8.9 or newer; a processor computes the same numbers slowly, for references. Each tensor's scale is that of its largest value now. With
-transformer-engine's default, the scale of steps before and 1 in the first, an H200 trained llama3_8b's width with
-gradients of exactly 0 in all blocks: those of 65,536 tokens are below 2^-16, the least value of E5M2
-(docs/verified/chip.md).
+For NVIDIA devices of compute capability 8.9 or newer; a processor computes the same numbers slowly, for references.
+Each tensor's scale is that of its largest value now. With transformer-engine's default, the scale of steps before and 1
+in the first, an H200 trained llama3_8b's width with gradients of exactly 0 in all blocks: those of 65,536 tokens are
+below 2^-16, the least value of E5M2 (docs/verified/chip.md).
 """
 
 import contextlib
@@ -15,7 +15,8 @@ from torch import nn
 
 
 def check_fp8(job):
-    """Raises Unsupported for fp8 on any device but cuda and cpu, without the package, and under tensor parallelism."""
+    """Raises Unsupported for fp8 on another device than cuda and cpu, with tensor parallelism, and on cuda without the
+    package."""
     if job.training.precision != "fp8":
         return
     if job.device not in ("cuda", "cpu"):

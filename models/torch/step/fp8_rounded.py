@@ -1,8 +1,8 @@
-"""fp8's products on a processor: the numbers of 8 bits are multiplied in float32, as a chip's tensor cores do.
+"""fp8's products on a processor: numbers of 8 bits, multiplied and added in float32.
 
 It has what transformer-engine's Float8CurrentScaling has: E4M3 forward and E5M2 for gradients (Micikevicius et al.,
-2022), a scale for each tensor from its largest value now, and results in the activations' dtype. It is for the loss, so
-that a run on a chip has a reference; its speed says nothing.
+2022), a scale for each tensor from its largest value now, and results in the activations' dtype. A Hopper chip adds its
+forward products less exactly. It is for the loss, so that a run on a chip has a reference; its speed says nothing.
 """
 
 import torch
@@ -45,7 +45,7 @@ class _Products(torch.autograd.Function):
 
 def rounded(tensor, kind):
     """(numbers in 8 bits, factor): their product is the tensor. factor: a float32 scalar; 1 for a tensor of zeros."""
-    largest = tensor.detach().abs().amax().float()
-    factor = torch.where(largest > 0, largest / torch.finfo(kind).max, 1.0)
-    most = torch.finfo(kind).max  # E5M2 has infinities, and a quotient may round above the largest number
-    return (tensor.float() / factor).clamp(-most, most).to(kind), factor
+    largest, most = tensor.detach().abs().amax().float(), torch.finfo(kind).max
+    scale = torch.where(largest > 0, most / largest, 1.0).clamp(max=torch.finfo(torch.float32).max)
+    # E5M2 has infinities, and a product may round above the largest number.
+    return (tensor.float() * scale).clamp(-most, most).to(kind), 1 / scale

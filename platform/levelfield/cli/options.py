@@ -302,6 +302,13 @@ def hosts_of(path: Path | None) -> tuple[Host, ...]:
     return parse(HostsFile, {"schema": HostsFile.schema_name(), "hosts": listed}, str(path)).hosts
 
 
+def _refuse_bundle(name: str) -> None:
+    from levelfield.studies.compared_runs import bundle_and_run
+
+    if bundle := bundle_and_run(name):
+        raise UsageError(f"{bundle[0]}: found a bundle, expected a run here; `report` and `compare` take bundles")
+
+
 class NamedRuns:
     """The runs of `options.run`, and the errors of those that the command could not take.
 
@@ -316,6 +323,8 @@ class NamedRuns:
         """Return every named run that is over. The error of any other is kept."""
         for name in self._options.run:
             with self.kept_error():
+                if ".zip" in name:
+                    _refuse_bundle(name)
                 yield finished_run(self._options, name)
 
     @contextmanager

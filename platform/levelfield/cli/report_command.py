@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 REPORT = """\
 Report results: one run in full, or several side by side.
 RUN is a path, a run id, a part of an id, or `latest`, or of a bundle:
-FILE.zip, or FILE.zip:RUN. What does not follow from its raw files is refused.
+FILE.zip, or FILE.zip:RUN, a part of an id or a pattern of several. What does
+not follow from its raw files is refused.
 
 examples:
   run_benchmarks.py report latest

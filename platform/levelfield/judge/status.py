@@ -27,8 +27,11 @@ _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file"
 _MODULE = re.compile(r"No module named '(\w+)")
 # What gloo, NCCL, HCCL and torch's store say of a peer that has ended. The cause is that peer's.
 _LOST_PEER = re.compile(
-    r"closed by (remote )?peer|reset by peer|broken pipe|remote process exit|connection was likely closed", re.I
+    r"closed by (remote )?peer|reset by peer|broken pipe|remote process exit|connection was likely closed"
+    r"|communicator was aborted|socket (is )?closed|connection refused|timed out waiting",
+    re.I,
 )
+_OWN_PIPES = ("BrokenPipeError", "ConnectionResetError")  # Python's, as of a process that feeds the data
 _FOLLOWS = 2  # how likely that an error follows from another rank's
 _END_OF_LOG = 2**20  # bytes in which the last line is looked for
 _WORDS_OF_CLASSES: dict[str, Word] = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
@@ -185,18 +188,21 @@ def _failed(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
         return _killed(end, plan, raw)
     likely, rank = min(((_follows(error), rank) for rank, error in raw.errors.items()), default=(_FOLLOWS, None))
     silent = _silent(raw)
-    if likely == _FOLLOWS and silent:
-        return _from_log(plan, raw, paths, silent)
-    if end and likely == _FOLLOWS:
+    if end and likely == _FOLLOWS and not silent:
         return _killed(end, plan, raw)
-    return _from_log(plan, raw, paths, None) if rank is None else _own_error(plan, raw, rank)
+    if rank is None or (likely == _FOLLOWS and silent):
+        found = _from_log(plan, raw, paths, silent)
+    else:
+        found = _own_error(plan, raw, rank)
+    beside = f"{found.evidence}; {rank_named(plan, raw, end['rank'])} was ended by SIGABRT" if end else found.evidence
+    return found.model_copy(update={"evidence": beside})
 
 
 def _own_error(plan: Plan, raw: RawRecords, rank: int) -> Status:
     error = raw.errors[rank]
     failure, message = str(error.get("class")), str(error.get("message"))
-    if error.get("type") == "SystemExit":  # its message is a number, or nothing
-        message = f"the training code ended itself by sys.exit({message})"
+    if error.get("type") == "SystemExit":  # its message: a number, a text, or the type's name for none
+        message = f"the training code ended itself by sys.exit({'' if message == 'SystemExit' else message})"
     evidence = f"{rank_named(plan, raw, rank)}: {error.get('type')}: {message}; {_steps_done(raw)}"
     reasons = (message, *_advice(failure, message, plan))
     return Status(word=_WORDS_OF_CLASSES.get(failure, "failed"), failure=failure, reasons=reasons, evidence=evidence)
@@ -206,6 +212,8 @@ def _follows(error: Mapping[str, Any]) -> int:
     """Return how likely an error follows from another rank's: 0 where its class names a cause, 2 for a lost peer."""
     if error.get("class") not in ("error", None):
         return 0
+    if error.get("type") in _OWN_PIPES:
+        return 1
     return _FOLLOWS if _LOST_PEER.search(str(error.get("message"))) else 1
 
 

@@ -103,7 +103,7 @@ class DifferenceLimits(Value):
 
 
 # fp32: the limits allow for rounding in another order. 8 and 16 bits: they allow for the rounding of the format, as the
-# reference is torch in fp32. So they show only that the layout works; docs/alignment.md compares the arithmetic.
+# matrix's reference is torch in fp32. So they show that the layout works; docs/alignment.md compares the arithmetic.
 LIMITS: dict[Precision, DifferenceLimits] = {
     "fp32": DifferenceLimits(first_loss=1e-6, loss=1e-5, grad_norm=1e-4),
     "bf16": DifferenceLimits(first_loss=1e-3, loss=5e-3, grad_norm=0.1),

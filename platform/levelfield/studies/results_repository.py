@@ -183,15 +183,22 @@ def recorded(run: RunInBundle) -> tuple[Result, RunRecord]:
 
 
 def opened_runs(path: Path, pattern: str, known: Registry, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
-    """Yield each run of a bundle whose id has `pattern`, and its result, computed from its raw files; its files stay
-    until `opened` ends. Raises DocumentError for what is no bundle, UnknownName without such a run, and GateFailed,
-    after the others, for a run that does not follow."""
+    """Yield each run of a bundle whose id is, else has, or matches `pattern`, and its result, computed from its raw
+    files; its files stay until `opened` ends.
+
+    Raises DocumentError for what is no bundle, UnknownName without such a run, and GateFailed, after the others, for a
+    run that does not follow.
+    """
     bundle = read_bundle(path)
-    if not any(_is_meant(run.name, pattern) for run in bundle.runs):
-        raise UnknownName(f"run of {path}", pattern, [run.name for run in bundle.runs])
+    names = [run.name for run in bundle.runs]
+    meant = {name for name in names if name == pattern} or {
+        name for name in names if pattern in name or fnmatch.fnmatchcase(name, pattern)
+    }
+    if not meant:
+        raise UnknownName(f"run of {path}", pattern, names)
     wrong = []
     for run, found in zip(bundle.runs, verified(bundle, known), strict=True):
-        if not _is_meant(run.name, pattern):
+        if run.name not in meant:
             continue
         if found.contradictions:
             wrong.append(f"{path}: {run.name} does not follow from its raw files: {found.contradictions[0].text}")
@@ -200,10 +207,6 @@ def opened_runs(path: Path, pattern: str, known: Registry, opened: ExitStack) ->
         yield paths, collect(paths, read_raw(paths), Redaction(run.seal, run.listed.software))
     if wrong:
         raise GateFailed("\n".join([*wrong, f"`evidence verify {path}` shows all"]))
-
-
-def _is_meant(name: str, pattern: str) -> bool:
-    return pattern in name or fnmatch.fnmatchcase(name, pattern)
 
 
 def bundled(path: Path, known: Registry) -> Iterator[RunRecord | LevelfieldError]:

@@ -102,8 +102,8 @@ def test_a_smoke_scale_is_the_same_architecture_with_less_of_it(name: str) -> No
     assert all(less[key] <= whole[key] for key in SIZES & set(whole) if whole[key] is not None)
     assert smoke.model.hidden_dropout == smoke.model.attention_dropout == 0
     assert smoke.training.optimizer.name == full.training.optimizer.name
-    sixteen = name.endswith("_bf16")  # extends a case in fp32, to show what 16 bits can tell
-    assert smoke.training.precision == ("bf16" if sixteen else "fp32")
+    own = {"gpt3_6.7B_bf16": "bf16", "llama3_8b_bf16": "bf16", "llama3_8b_fp8": "fp8"}  # to show what it can tell
+    assert smoke.training.precision == own.get(name, "fp32")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -184,9 +184,9 @@ def test_cases_that_people_mean_are_listed_and_those_of_rows_are_counted(capsys:
     assert main(["show", "cases"]) == 0
     said = capsys.readouterr().out
     lines = said.splitlines()
-    assert len(lines) == 1 + 18 + 1 and all(len(line) <= 80 for line in lines)
+    assert len(lines) == 1 + 19 + 1 and all(len(line) <= 80 for line in lines)
     assert lines[-1] == "  and 14 that rows of suites train: flagperf_llama3, oneflow_gpt, osdi_gpt2"
     assert [line.split()[0] for line in lines if "no reference" in line] == ["deepseek_v3"]
     assert main(["show", "cases", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["cases"]}
-    assert len(rows) == 32 and rows["gpt2_small_b64"]["suite"] == "osdi_gpt2" and rows["gpt2_small"]["suite"] is None
+    assert len(rows) == 33 and rows["gpt2_small_b64"]["suite"] == "osdi_gpt2" and rows["gpt2_small"]["suite"] is None

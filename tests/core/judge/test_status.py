@@ -282,6 +282,10 @@ def test_a_cause_comes_before_what_follows_from_it(run: RunPaths) -> None:
         "NCCL error: remote process exited or there was a network error, NCCL version 2.26.2",
         "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
         "HCCL_E_REMOTE: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "NCCL communicator was aborted on rank 0.",
+        "Timed out waiting 1800000ms for recv operation to complete",
+        "[Errno 111] Connection refused",
+        "Socket closed",
     ],
 )
 def test_a_lost_peer_is_no_cause_where_the_peer_says_more(run: RunPaths, lost: str) -> None:
@@ -299,10 +303,11 @@ def test_a_lost_peer_is_no_cause_where_the_peer_says_more(run: RunPaths, lost: s
     assert status(run).reasons[0] == lost
 
 
-def test_training_code_that_exits_by_itself_is_named(run: RunPaths) -> None:
-    break_off(run, 7, {"class": "error", "message": "0", "type": "SystemExit"})
+@pytest.mark.parametrize(("message", "call"), [("0", "0"), ("SystemExit", ""), ("no data", "no data")])
+def test_training_code_that_exits_by_itself_is_named(run: RunPaths, message: str, call: str) -> None:
+    break_off(run, 7, {"class": "error", "message": message, "type": "SystemExit"})
     fail(run)
-    assert status(run).reasons[0] == "the training code ended itself by sys.exit(0)"
+    assert status(run).reasons[0] == f"the training code ended itself by sys.exit({call})"
 
 
 def test_an_abort_follows_from_a_peer_that_failed_or_was_killed(run: RunPaths) -> None:
@@ -320,8 +325,12 @@ def test_an_abort_follows_from_a_peer_that_failed_or_was_killed(run: RunPaths) -
     assert ends(signal=9).evidence == "rank 1 was ended by SIGKILL; 7 steps were finished"
     assert ends(exit_code=0).evidence == "rank 0 was ended by SIGABRT; 7 steps were finished"
     assert (said := ends(exit_code=3).evidence) and said.startswith("rank 1: ")
+    for own in (("the own fault", "ValueError"), ("[Errno 32] Broken pipe", "BrokenPipeError")):
+        break_off(run, 7, dict(zip(("message", "type"), own, strict=True), **{"class": "error"}))
+        assert ends(exit_code=1).reasons == own[:1]
+        assert (said := ends(exit_code=1).evidence) and said.endswith("; rank 0 was ended by SIGABRT")
+        edit(run.events / "rank1.jsonl", lambda events: events[:-1])
     break_off(run, 7, {"class": "error", "message": "the own fault", "type": "ValueError"})
-    assert ends(exit_code=1).reasons == ("the own fault",)
     assert ends(signal=11).evidence == "rank 1 was ended by SIGSEGV; 7 steps were finished"
     edit(run.events / "rank1.jsonl", lambda events: events[:-1])
     break_off(run, 7, {"class": "error", "message": "Connection reset by peer", "type": "RuntimeError"})

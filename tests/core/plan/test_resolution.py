@@ -286,8 +286,8 @@ def test_a_precision_that_the_framework_lacks_is_refused(plan_for: Make, registr
     case = registry.case("tiny")
     eight = case.model_copy(update={"training": case.training.model_copy(update={"precision": "fp8"})})
     registry.__dict__["case"] = lambda name: eight
-    with pytest.raises(UsageError, match="torch does not offer: precision fp8 on cpu"):
-        plan_for("tiny:torch:cpu", scale="full")
+    with pytest.raises(UsageError, match="paddle does not offer: precision fp8 on cpu"):
+        plan_for("tiny:paddle:cpu", scale="full")
 
 
 def test_hardware_that_is_not_here_may_be_looked_at(plan_for: Make) -> None:

@@ -240,6 +240,11 @@ def test_a_report_may_be_of_a_bundle(
     ):
         assert main(["report", text]) == 2 and said in " ".join(capsys.readouterr().err.split())
 
+    for command in (["report", "explain", str(bundle)], ["report", "pages", str(tmp_path / "p"), f"{bundle}:5a07ac"]):
+        assert main(command) == 2
+        assert "found a bundle, expected a run here; `report` and `compare` take" in " ".join(
+            capsys.readouterr().err.split()
+        )
     own = results_repository.verified
 
     def verified(*given: object) -> list[VerifiedRun]:
