@@ -183,17 +183,15 @@ def recorded(run: RunInBundle) -> tuple[Result, RunRecord]:
 
 
 def opened_runs(path: Path, pattern: str, known: Registry, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
-    """Yield each run of a bundle whose id is, else has, or matches `pattern`, and its result, computed from its raw
-    files; its files stay until `opened` ends.
+    """Yield each run of a bundle whose id has or matches `pattern`, and its result, computed from its raw files; its
+    files stay until `opened` ends.
 
     Raises DocumentError for what is no bundle, UnknownName without such a run, and GateFailed, after the others, for a
     run that does not follow.
     """
     bundle = read_bundle(path)
     names = [run.name for run in bundle.runs]
-    meant = {name for name in names if name == pattern} or {
-        name for name in names if pattern in name or fnmatch.fnmatchcase(name, pattern)
-    }
+    meant = {name for name in names if pattern in name or fnmatch.fnmatchcase(name, pattern)}
     if not meant:
         raise UnknownName(f"run of {path}", pattern, names)
     wrong = []

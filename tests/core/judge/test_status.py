@@ -299,8 +299,9 @@ def test_a_lost_peer_is_no_cause_where_the_peer_says_more(run: RunPaths, lost: s
     (run.logs / "rank1.log").write_text("a warning\n")
     fail(run, exit_code=3)
     assert status(run).evidence == "rank 1 ended with exit code 3; its log ends with: a warning"
-    fail(run, exit_code=0)  # nothing is known of the peer
-    assert status(run).reasons[0] == lost
+    for known in ({"exit_code": 0}, {"exit_code": 1, "stopped_by_us": True}):  # nothing is known of the peer
+        fail(run, **known)
+        assert status(run).reasons[0] == lost
 
 
 @pytest.mark.parametrize(("message", "call"), [("0", "0"), ("SystemExit", ""), ("no data", "no data")])
