@@ -111,7 +111,8 @@ def test_the_listings_say_when_and_fit_80_columns(folder: Path, capsys: pytest.C
     vendors = capsys.readouterr().out
     assert main(["show", "frameworks"]) == 0
     frameworks = capsys.readouterr().out
-    assert "; rehearsed 2026-11\n" in vendors and vendors.count("rehearsed") == 1
+    cell = " ".join(vendors.split())  # it is folded where the name of this machine's processor is long
+    assert cell.endswith("; rehearsed 2026-11") and vendors.count("rehearsed") == 1
     assert "nvidia: pins ran nowhere yet; rehearsed 2026-11" in frameworks and frameworks.count("rehearsed") == 1
     assert max(map(len, (vendors + frameworks).splitlines())) <= 80
     assert main(["show", "frameworks", "--json"]) == 0
