@@ -186,7 +186,7 @@ def _utilisation(plan: Plan, throughput: Throughput | None, recompute: Recomputa
     layers = None if first is None else repeated_layers(model.layers, layout.pipeline, chunks, first)
     return (
         *(mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"),
-        *(hfu(f, model, length, rate, peaks, recompute, repeated=layers) for f in counting),
+        *(hfu(f, model, length, rate, peaks, recompute, layers) for f in counting),
     )
 
 
