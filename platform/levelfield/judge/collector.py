@@ -28,9 +28,9 @@ from levelfield.rundir.event_lines import Event, mapping
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.preflight_events import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
-from levelfield.rundir.seal import seal_finding, sha256_of
+from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import origin_of
-from levelfield.specs.base import load
+from levelfield.specs.base import load, sha256_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference

@@ -27,8 +27,7 @@ from levelfield.rundir.bundle_archive import (
 from levelfield.rundir.bundle_reader import RESULT, RunInBundle, written
 from levelfield.rundir.bundle_redaction import placeholders_of, read_run, redacted_run
 from levelfield.rundir.placeholders import Placeholders
-from levelfield.rundir.seal import sha256_of
-from levelfield.specs.base import dump
+from levelfield.specs.base import dump, sha256_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import REVISION, Result
 

@@ -18,8 +18,8 @@ from levelfield.node.regular_files import read_regular
 from levelfield.rundir import bundle_archive
 from levelfield.rundir.bundle_archive import FILE_NAME, MANIFEST, SIGNATURE, BundledRun, Manifest, members_in
 from levelfield.rundir.event_lines import Event, event_or_none, strict_json, strict_lines
-from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, sha256_of, stored_seal, tampered
-from levelfield.specs.base import parse
+from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal, tampered
+from levelfield.specs.base import parse, sha256_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import SealFinding
 

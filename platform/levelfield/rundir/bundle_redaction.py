@@ -26,9 +26,8 @@ from levelfield.rundir.seal import (
     opened,
     outcome_digest,
     raw_paths,
-    sha256_of,
 )
-from levelfield.specs.base import dump
+from levelfield.specs.base import dump, sha256_of
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import AlignmentLayer, SealFinding

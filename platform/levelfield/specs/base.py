@@ -47,6 +47,15 @@ MOST_REPEATS = 1_000  # of one command
 MOST_SIZE = 10**12  # of a width, a vocabulary, a length or a batch: only computed with
 
 
+def sha256_of(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def json_digest(content: Any) -> str:
+    """Return the sha256 of a JSON value in its canonical form."""
+    return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
 def since(revision: int) -> dict[str, JsonValue]:
     """Return the mark of a later field of a document whose revisions are counted, such as the result."""
     return {**LATER, "since": revision}
@@ -72,8 +81,7 @@ class Value(BaseModel):
 
         A field that is marked LATER counts only where it differs from its default.
         """
-        text = json.dumps(_digested(self, self.model_dump(mode="json")), sort_keys=True, separators=(",", ":"))
-        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+        return json_digest(_digested(self, self.model_dump(mode="json")))
 
     def to_json(self) -> str:
         """Return the document as JSON text, with keys in the order of the schema and a final newline."""
