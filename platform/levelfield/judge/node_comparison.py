@@ -161,15 +161,16 @@ def slower_than_earlier(
 
 
 def _of_peers(figure: str, found: PeerFinding, peers: int) -> PreflightFinding:
-    names = ", ".join(found.nodes)
+    names, apart, limit = ", ".join(found.nodes), f"{1 - found.ratio:.0%}", f"at most {1 - found.limit:.0%} is in line"
     if found.word == "differ" and peers == 2:
-        said = f"{found.nodes[0]} and {found.nodes[1]}: {figure} differs by {1 - found.ratio:.0%} (at most "
-        said += f"{1 - found.limit:.0%} is in line); two nodes do not show which one is at fault"
+        said = (
+            f"{' and '.join(found.nodes)}: {figure} differs by {apart} ({limit}); two nodes do not show which one is "
+        )
+        said += "at fault"
     elif found.word == "differ":
-        said = f"{names}: {figure} is {1 - found.ratio:.0%} below the other nodes; neither group is clearly the larger"
+        said = f"{names}: {figure} is {apart} below the other nodes; neither group is clearly the larger"
     elif found.word == "slow":
-        said = f"{names}: {figure} is {1 - found.ratio:.0%} below the median of {peers} nodes; at most "
-        said += f"{1 - found.limit:.0%} is in line"
+        said = f"{names}: {figure} is {apart} below the median of {peers} nodes; {limit}"
     else:
         said = f"{names}: {figure} is {found.ratio:.3g} times the median of {peers} nodes; at most "
         said += f"{found.limit:.3g} times is in line; look for other hardware, or a wrong unit"

@@ -18,7 +18,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from levelfield.errors import DocumentError, GateFailed
-from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.base import LATER, Document, Value, twice_in
 from levelfield.specs.result import SealFinding
 
 _MADE = (1980, 1, 1, 0, 0, 0)  # the date of every member: the earliest that the format knows
@@ -83,7 +83,7 @@ def _why_refused(infos: list[zipfile.ZipInfo]) -> str | None:
     names = [info.filename for info in infos]
     if len(infos) > MOST_MEMBERS:
         return f"found {len(infos):,} members, expected at most {MOST_MEMBERS:,}"
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := twice_in(names):
         return f"found member '{twice[0]}' twice"
     if len({name.casefold() for name in names}) < len(names):
         return "found two members whose names differ in capitals only"

@@ -40,6 +40,11 @@ class NodePart:
         begin, end = self.ends.get(window.first_step - 1), self.ends.get(window.last_step)
         return None if begin is None or end is None or not begin < end else (begin, end)
 
+    def day_ns(self, time_ns: int) -> int:
+        """Return a time of this machine's clock as its time of day, by the nearest of the readings of both clocks."""
+        own, day = min(self.read.wall_clock, key=lambda pair: abs(pair[0] - time_ns))
+        return day + time_ns - own
+
     def device(self, index: str) -> str:
         """Return the name of a device among those of the whole run."""
         return index if self.name is None else f"{self.name}/{index}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -224,6 +225,11 @@ def number_of(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"found a number of {len(digits):,} digits, expected at most {_MOST_DIGITS}")
     return int(digits)
+
+
+def twice_in(names: Iterable[str]) -> list[str]:
+    """Return the names that are there more than once, in order."""
+    return sorted(name for name, times in Counter(names).items() if times > 1)
 
 
 # Each registry of a process reads the same files: what has the same text is parsed once. Nobody changes a content.

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from levelfield.errors import LayoutError
-from levelfield.specs.base import MOST_DEVICES, MOST_LAYERS, MOST_NODES, Document, Value
+from levelfield.specs.base import MOST_DEVICES, MOST_LAYERS, MOST_NODES, Document, Value, twice_in
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.vendor import PeakDtype
@@ -276,7 +276,7 @@ class FigureSet(Document):
     @model_validator(mode="after")
     def _names_are_known(self) -> FigureSet:
         names = [row.name for row in self.rows]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := twice_in(names):
             raise ValueError(f"rows: found the name '{twice[0]}' twice, expected a unique name for each row")
         pointed = [("baseline", row.baseline) for row in self.rows] + [("logs.of", log.of) for log in self.logs]
         for key, name in pointed:
