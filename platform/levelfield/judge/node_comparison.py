@@ -7,13 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from levelfield.measure.other_use import HOST_LIMIT, device_sentence, in_use
-from levelfield.measure.preflight import (
-    FEWEST_EARLIER,
-    PeerFinding,
-    PeerReading,
-    compare_earlier,
-    compare_peers,
-)
+from levelfield.measure.preflight import FEWEST_EARLIER, PeerFinding, PeerReading, compare_earlier, compare_peers
 from levelfield.rundir.preflight_events import CHECKS, PRODUCT, PreflightFacts
 from levelfield.specs.preflight_report import Fact, FindingKind, NodeReport, PairReport, PreflightFinding, PreflightWord
 

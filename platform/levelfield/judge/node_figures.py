@@ -18,16 +18,7 @@ from levelfield.measure.raw_facts import NANOSECONDS, Reading, mean_load
 from levelfield.rundir.node_parts import NodePart
 from levelfield.rundir.telemetry_files import NodePowerTrace
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import (
-    DeviceUse,
-    Energy,
-    Figure,
-    Memory,
-    NodeEnergy,
-    OtherUse,
-    Status,
-    Throughput,
-)
+from levelfield.specs.result import DeviceUse, Energy, Figure, Memory, NodeEnergy, OtherUse, Status, Throughput
 
 
 def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:

@@ -100,8 +100,8 @@ def stage_peaks(peaks: Sequence[int | None], stages: int, ranks: int) -> tuple[i
 
 def _fullest(peaks: Mapping[str, MemoryPeak]) -> MemoryPeak:
     unknown = next((f"{name}: {peak.reason}" for name, peak in peaks.items() if peak.peak_bytes is None), None)
-    if unknown or not peaks:
-        return MemoryPeak(None, None, unknown or "no node")
+    if unknown:
+        return MemoryPeak(None, None, unknown)
     return max(peaks.values(), key=lambda peak: peak.peak_bytes or 0)
 
 

@@ -13,14 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from levelfield.measure.parameter_counts import parameter_shapes
-from levelfield.measure.raw_facts import (
-    CHECKSUM_MODULUS,
-    FinalSlice,
-    GradientShare,
-    StepRecord,
-    WeightSlice,
-    grouped,
-)
+from levelfield.measure.raw_facts import CHECKSUM_MODULUS, FinalSlice, GradientShare, StepRecord, WeightSlice, grouped
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout
 

@@ -19,14 +19,7 @@ from levelfield.rundir.bundle_archive import FILE_NAME, MOST_BYTES, BundledFile,
 from levelfield.rundir.bundle_reader import RunInBundle
 from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none, mapping
 from levelfield.rundir.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
-from levelfield.rundir.seal import (
-    MOST_SEALED_BYTES,
-    OUTCOME,
-    finding_of,
-    opened,
-    outcome_digest,
-    raw_paths,
-)
+from levelfield.rundir.seal import MOST_SEALED_BYTES, OUTCOME, finding_of, opened, outcome_digest, raw_paths
 from levelfield.specs.base import dump, sha256_of
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
