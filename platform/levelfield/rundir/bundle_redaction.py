@@ -39,7 +39,7 @@ def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
     roots = {place: name for each in documents for place, name in _roots(each)}
     texts = (f.content.decode(errors="replace") for run in runs for n, f in run.files.items() if n.startswith(LOGS))
     users = {user for text in (*texts, json.dumps(documents, ensure_ascii=False)) for user in users_in(text)}
-    users |= {*_own_names(), *(by for each in documents for by in _by(each.get("reference.json")))}
+    users |= {user_name(), home_folder().name, *(by for each in documents for by in _by(each.get("reference.json")))}
     hosts = {platform.node(), *(_host(each.get("provenance.json")) for each in documents)}
     hosts |= {host for each in documents for document in each.values() for host in hosts_in(document)}
     # of a plan without the names and addresses of the machines that it was to run on
@@ -118,11 +118,6 @@ def _host(provenance: Any) -> str:
     with suppress(*DAMAGED):
         return str(provenance["machine"]["name"])
     return ""
-
-
-def _own_names() -> Iterator[str]:
-    yield user_name()
-    yield home_folder().name
 
 
 def _by(reference: Any) -> Iterator[str]:

@@ -162,7 +162,8 @@ class Column(Value):
             raise ValueError(f"means: found '{self.means}', expected one of {', '.join(UNITS)}")
         if self.unit and not self.means and self.unit not in UNITS:
             raise ValueError(f"unit: found '{self.unit}', expected one of {', '.join(UNITS)}, or `means` beside it")
-        if needs := _needs(self.formula) - {name for name in ("of", "peak") if getattr(self, name)} - {*self.constants}:
+        expected = _NEEDS.get(self.formula, {"of"}) if self.formula else set[str]()
+        if needs := expected - {name for name in ("of", "peak") if getattr(self, name)} - {*self.constants}:
             raise ValueError(f"formula '{self.formula}' needs {', '.join(sorted(needs))} beside it")
         return self
 
@@ -297,10 +298,6 @@ _NEEDS: dict[Formula, set[str]] = {
     "micro-batch-times-data": set(),
     "chip-memory": set(),
 }
-
-
-def _needs(formula: Formula | None) -> set[str]:
-    return _NEEDS.get(formula, {"of"}) if formula else set()
 
 
 def _filled(content: dict[str, Any]) -> dict[str, Any]:
