@@ -124,7 +124,8 @@ def over_nodes(nodes: Mapping[str, EnergyUse]) -> EnergyUse:
     if missing := [f"{name}: {use.reason}" for name, use in nodes.items() if use.joules is None]:
         return EnergyUse(reason=missing[0])
     figures = ("joules", "joules_per_token", "mean_watts")
-    return EnergyUse(*(math.fsum(getattr(use, figure) for use in nodes.values()) for figure in figures))
+    joules, per_token, watts = (math.fsum(getattr(use, figure) for use in nodes.values()) for figure in figures)
+    return EnergyUse(joules, per_token, watts)
 
 
 def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, least_watts: float) -> float | str:
