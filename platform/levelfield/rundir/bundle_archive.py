@@ -32,7 +32,7 @@ _VERSION, _UNIX, _DATE = 20, 3, 33  # deflate; whose rights a member has; the fi
 _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OSError)
 
 MANIFEST, SIGNATURE = "manifest.json", "manifest.json.sig"
-MOST_BYTES = 64 * 2**20  # of the archive, and of all members together
+MOST_BYTES = 64 * 2**20  # of all members together; the archive has the bound of every document
 MOST_MEMBERS = 2000
 MOST_RATIO = 200  # of a member to its compressed bytes
 _FILE = (
