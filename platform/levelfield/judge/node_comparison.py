@@ -157,10 +157,8 @@ def slower_than_earlier(
 def _of_peers(figure: str, found: PeerFinding, peers: int) -> PreflightFinding:
     names, apart, limit = ", ".join(found.nodes), f"{1 - found.ratio:.0%}", f"at most {1 - found.limit:.0%} is in line"
     if found.word == "differ" and peers == 2:
-        said = (
-            f"{' and '.join(found.nodes)}: {figure} differs by {apart} ({limit}); two nodes do not show which one is "
-        )
-        said += "at fault"
+        said = f"{' and '.join(found.nodes)}: {figure} differs by {apart} ({limit}); two nodes do not show which one "
+        said += "is at fault"
     elif found.word == "differ":
         said = f"{names}: {figure} is {apart} below the other nodes; neither group is clearly the larger"
     elif found.word == "slow":
