@@ -301,6 +301,5 @@ def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:
         rank: {s: t for s, t in times.get(rank, {}).items() if window.first_step <= s <= window.last_step}
         for rank in whole
     }
-    size, nodes = plan.hardware.devices_per_node, plan.hardware.nodes
-    members = {f"node{node}": range(node * size, (node + 1) * size) for node in range(nodes)}
-    return stragglers(inside, members if nodes > 1 else {})
+    nodes = range(plan.hardware.nodes)
+    return stragglers(inside, {f"node{node}": plan.ranks_of(node) for node in nodes} if len(nodes) > 1 else {})

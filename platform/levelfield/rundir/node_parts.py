@@ -71,9 +71,8 @@ def node_parts(plan: Plan, raw: RawRecords) -> tuple[NodePart, ...]:
     own, steps = next((each for each in raw.telemetry if each.node is None), None), by_rank(raw.steps)
     if own is not None or (plan.hardware.nodes == 1 and not raw.telemetry):
         return (_part(plan, None, range(plan.world_size), steps, own),)
-    each, size = {t.node: t for t in raw.telemetry}, plan.hardware.devices_per_node
-    ranks = [range(node * size, (node + 1) * size) for node in range(plan.hardware.nodes)]
-    return tuple(_part(plan, f"node{k}", those, steps, each.get(k)) for k, those in enumerate(ranks))
+    each, nodes = {t.node: t for t in raw.telemetry}, range(plan.hardware.nodes)
+    return tuple(_part(plan, f"node{k}", plan.ranks_of(k), steps, each.get(k)) for k in nodes)
 
 
 def part_of(parts: Sequence[NodePart], rank: int) -> NodePart:
