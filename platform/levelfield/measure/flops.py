@@ -145,11 +145,8 @@ def attended_keys(model: Model, sequence_length: int) -> float:
 
 
 def core_width(model: Model) -> float:
-    """Return the mean width of queries and values of all heads; latent attention has queries wider than values."""
-    latent = model.latent_attention
-    if latent is not None:
-        return model.heads * (latent.plain_size + latent.rotary_size + latent.value_size) / 2
-    return model.heads * model.head_size
+    """Return the mean width of queries and values of all heads."""
+    return model.heads * sum(model.head_widths) / 2
 
 
 def _narayanan(model: Model, sequence_length: int, recompute: Recomputation, repeated: int) -> float:
