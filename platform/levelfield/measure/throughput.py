@@ -89,14 +89,21 @@ def steps_from_start(
     """
     kept = tuple(records)
     slowest = clock_rank(kept, first_step, last_step)
-    ends = {r.step: r.end_ns for r in kept if r.rank == slowest}
-    found, before = [], begins.get(slowest)
+    own = (r for r in kept if r.rank == slowest)
+    return tuple(ns / NANOSECONDS for ns in nanoseconds_from_start(own, begins.get(slowest)))
+
+
+def nanoseconds_from_start(steps: Iterable[StepRecord], begin: int | None) -> Iterator[int]:
+    """Yield the time of each step of one rank, up to the first that is missing or ends before it begins.
+
+    begin: of step 1; without it there are none.
+    """
+    ends = {record.step: record.end_ns for record in steps}
     for step in range(1, len(ends) + 1):
-        if before is None or step not in ends or not ends[step] > before:
-            break
-        found.append((ends[step] - before) / NANOSECONDS)
-        before = ends[step]
-    return tuple(found)
+        if begin is None or step not in ends or not ends[step] > begin:
+            return
+        yield ends[step] - begin
+        begin = ends[step]
 
 
 def window(steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int) -> Throughput:
