@@ -35,6 +35,7 @@ from levelfield.measure.alignment import (
     relative,
     weight_differences,
 )
+from levelfield.measure.student import bisected
 
 ERROR_RATE, CONFIDENCE = 1e-3, 0.95
 
@@ -177,11 +178,7 @@ def normal_quantile(places: int) -> float:
 @cache
 def chi_square_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of the chi-square distribution, by bisection of its closed form for whole degrees."""
-    low, high = 0.0, 2.0 * degrees + 40
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if 1 - _above(middle, degrees) < probability else (low, middle)
-    return (low + high) / 2
+    return bisected(lambda x: 1 - _above(x, degrees) < probability, 0.0, 2.0 * degrees + 40, 100)
 
 
 def _above(x: float, degrees: int) -> float:
