@@ -296,10 +296,9 @@ def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:
             times.setdefault(record.rank, {})[record.step] = record.before_exchange_seconds
     if not times:
         return None
-    whole = range(plan.world_size)
     inside = {
         rank: {s: t for s, t in times.get(rank, {}).items() if window.first_step <= s <= window.last_step}
-        for rank in whole
+        for rank in range(plan.world_size)
     }
     nodes = range(plan.hardware.nodes)
     return stragglers(inside, {f"node{node}": plan.ranks_of(node) for node in nodes} if len(nodes) > 1 else {})
