@@ -112,7 +112,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         ),
         launch=launch_of(decision.request.launch, hardware.nodes, found.adapter),
         preflight=preflight_of(decision.request, hardware.nodes),
-        node_power=bmc and NodePowerPlan(protocol=bmc.protocol, seconds=bmc.seconds, verify=bmc.verify),
+        node_power=NodePowerPlan(protocol=bmc.protocol, seconds=bmc.seconds, verify=bmc.verify) if bmc else None,
         explain_steps=decision.request.explain_steps,
         bmc=bmc,
         platform_version=levelfield.__version__,
