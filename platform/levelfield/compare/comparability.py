@@ -79,8 +79,8 @@ def field_of(name: str, sides: Sequence[ComparedSide], read: Reader) -> Compared
 
 
 def fields_of(sides: Sequence[ComparedSide], readers: Mapping[str, Reader]) -> Iterator[ComparedField]:
-    """Yield a field for each reader, under its name."""
-    yield from (field_of(name, sides, read) for name, read in readers.items())
+    """Return a field for each reader, under its name."""
+    return (field_of(name, sides, read) for name, read in readers.items())
 
 
 def shortened(value: str) -> str:

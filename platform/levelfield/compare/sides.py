@@ -175,12 +175,16 @@ def _rate(record: RunRecord) -> tuple[JsonValue, JsonValue]:
 
 
 def _memory(record: RunRecord) -> tuple[JsonValue, JsonValue]:
-    name = "process_peak" if record.series.device_is == HOST_SHARE else "device_used_peak"
-    return at(record.result, "memory", name, "value"), at(record.result, "memory", name, "reason")
+    return _figure(record, "memory", "process_peak" if record.series.device_is == HOST_SHARE else "device_used_peak")
 
 
 def _energy(record: RunRecord) -> tuple[JsonValue, JsonValue]:
-    found = at(record.result, "energy", "joules_per_token")
+    return _figure(record, "energy", "joules_per_token")
+
+
+def _figure(record: RunRecord, *keys: str) -> tuple[JsonValue, JsonValue]:
+    """Return the value and the reason of a figure of result.json."""
+    found = at(record.result, *keys)
     return at(found, "value"), at(found, "reason")
 
 
@@ -220,10 +224,7 @@ OF_NODES = ("energy", "nodes")  # of result.json; null where the site's file has
 NODES = Quantity(
     FIGURE_COLUMNS["node_joules_per_token"],
     node_joules_per_token,
-    lambda record: (
-        at(record.result, *OF_NODES, "joules_per_token", "value"),
-        at(record.result, *OF_NODES, "joules_per_token", "reason"),
-    ),
+    lambda record: _figure(record, *OF_NODES, "joules_per_token"),
 )
 QUANTITIES = (
     RATE,
