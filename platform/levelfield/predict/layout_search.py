@@ -276,13 +276,10 @@ class _Search:
             if fields[1] != "full" or is_tight(self.question, total):
                 continue
             shared = self._shared(layout)
-            if (
-                self._speed(shared, _without(fields)) <= least
-                or (more := self._with_least_layers(shared, fields)) is None
-            ):
-                continue
-            found.append(more)
-            fastest = sorted((*fastest, -more[0]), reverse=True)[:FIRST_ROWS]
+            may_be_faster = self._speed(shared, _without(fields)) > least
+            if may_be_faster and (more := self._with_least_layers(shared, fields)):
+                found.append(more)
+                fastest = sorted((*fastest, -more[0]), reverse=True)[:FIRST_ROWS]
         return RankedRows(self.question, sorted((*rows.found, *found))) if found else rows
 
     def _with_least_layers(self, shared: _Shared, fields: Fields) -> Found | None:

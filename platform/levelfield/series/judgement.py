@@ -94,7 +94,7 @@ def judged_night(found: Examination, around: Surroundings, ruling: PairRuling | 
         detail = f"pairs found a regression under {around.change}; {ruling.reason if ruling else 'none ran tonight'}"
         return _finding(found, around, level, "inconclusive", detail)
     if _is_step(found, around) and not (found.suspicion and not found.is_young and found.runs_two_nights):
-        return _of_step(found, around, level)
+        return _of_step(found, around)
     return _by_nights(found, around, level, ruling)
 
 
@@ -121,7 +121,7 @@ def _by_pairs(found: Examination, around: Surroundings, level: Level, ruling: Pa
     if _is_step(found, around):
         if around.is_of_group:
             return _of_build(found, around, level, ruling.build, ruling)
-        return _of_step(found, around, level, ruling)
+        return _of_step(found, around, ruling)
     if found.is_young and ruling.word == "bad night":
         detail = f"{_pairs_detail(found, around, ruling)}: a bad night, or {around.change}"
         return _finding(found, around, level, "inconclusive", detail, fields=around.fields, ruling=ruling)
@@ -139,7 +139,7 @@ def _of_build(found: Examination, around: Surroundings, level: Level, word: Pair
     return _finding(found, around, level, word, detail, shown, ruling=ruling)  # type: ignore[arg-type]
 
 
-def _of_step(found: Examination, around: Surroundings, level: Level, ruling: PairRuling | None = None) -> Finding:
+def _of_step(found: Examination, around: Surroundings, ruling: PairRuling | None = None) -> Finding:
     """Return the finding about a change of conditions that moved the figure. A gain has to be accepted too."""
     step = found.step
     assert step is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,8 +152,7 @@ def _peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ...]:
     return tuple(sorted(sorted(known, key=lambda e: (-_largest(e), e.rank))[:MOST_PEAKS], key=lambda e: e.rank))
 
 
-def _most(steps: Iterable[StepRecord]) -> Iterator[tuple[str, int]]:
-    steps = tuple(steps)
+def _most(steps: Sequence[StepRecord]) -> Iterator[tuple[str, int]]:
     for name in _PEAKS:
         if sizes := [size for record in steps if (size := record.memory.get(f"{name}_peak_bytes")) is not None]:
             yield name, round(max(sizes) / _MEBIBYTE)
