@@ -157,7 +157,7 @@ FIXED: dict[str, Reader] = {
     "scale": lambda r: r.series.scale,
     "window": lambda r: f"steps {r.window[0]} to {r.window[1]}",
     _TOKENS: window_tokens,
-    "device": lambda r: device_meaning(r),
+    "device": device_meaning,
 }
 _CHOSEN: dict[str, Reader] = {
     "chip": lambda r: chip_of(r.series),

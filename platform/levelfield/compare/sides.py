@@ -220,6 +220,8 @@ def _stored(column: str, origin: Callable[[RunRecord], tuple[JsonValue, JsonValu
 
 
 RATE = _stored("tokens_per_second_per_device", _rate)
+ENERGY = _stored("joules_per_token", _energy)
+MFU = _stored("mfu_palm", _mfu, "mfu")
 OF_NODES = ("energy", "nodes")  # of result.json; null where the site's file has no BMCs
 NODES = Quantity(
     FIGURE_COLUMNS["node_joules_per_token"],
@@ -229,9 +231,9 @@ NODES = Quantity(
 QUANTITIES = (
     RATE,
     _stored("memory_bytes", _memory),
-    _stored("joules_per_token", _energy),
+    ENERGY,
     NODES,
-    _stored("mfu_palm", _mfu, "mfu"),
+    MFU,
     Quantity(
         FIGURE_COLUMNS["seconds_to_loss"],
         lambda record: _number(at(record.result, "to_loss", "seconds")),
