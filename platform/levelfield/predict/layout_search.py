@@ -139,13 +139,12 @@ class RankedRows(Sequence[LayoutEstimate]):
 @dataclass(frozen=True)
 class LayoutRanking:
     """The rows that fit, fastest first. nearest: the row with the least memory, when no row fits. considered: the
-    number of computed layouts; pruned: branches that were left because their smallest layout does not fit.
-    beyond: the rows that need least beyond the memory, of those where branches were left, least first."""
+    number of computed layouts. beyond: the rows that need least beyond the memory, of those where branches were left,
+    least first."""
 
     rows: RankedRows
     nearest: LayoutEstimate | None
     considered: int
-    pruned: int
     beyond: tuple[LayoutEstimate, ...] = ()
 
 
@@ -154,7 +153,7 @@ def answer(question: LayoutQuestion) -> LayoutRanking:
     search = _Search(question)
     rows = search.with_first_layers(search.fastest(_layouts(question)))
     beyond = search.beyond()
-    return LayoutRanking(rows, None if rows or not beyond else beyond[0], search.considered, search.pruned, beyond)
+    return LayoutRanking(rows, None if rows or not beyond else beyond[0], search.considered, beyond)
 
 
 def not_offered(question: LayoutQuestion) -> RankedRows:
@@ -206,7 +205,7 @@ class _Search:
 
     def __init__(self, question: LayoutQuestion) -> None:
         self.question = question
-        self.considered = self.pruned = 0
+        self.considered = 0
         self._left: list[tuple[int, int, Layout, Fields]] = []
         self._recomputations = _recomputations(question)
         self._gaps = gaps(question.constants.keeping, question.on_host)
@@ -248,7 +247,6 @@ class _Search:
                 self.considered += 1
                 total = self._total_bytes(shared, fields)
                 if not _fits(self.question, total):
-                    self.pruned += 1
                     self._left.append((total, self.considered, layout, fields))
                     if n == 0 and self._has_enough_left():
                         return rows
