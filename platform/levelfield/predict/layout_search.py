@@ -316,7 +316,11 @@ class _Search:
         if not (refuses and sizes) or self.question.wanted.layout is not None:
             return sizes
         every = sorted({n for _, micro_batches in sizes for n in micro_batches})
-        runs = every[: bisect_left(every, True, key=lambda n: bool(refused(refuses, work, _plain(layout, n))))]
+
+        def is_refused(micro_batch: int) -> bool:
+            return bool(refused(refuses, work, Tuning(layout=layout, micro_batch=micro_batch)))
+
+        runs = every[: bisect_left(every, True, key=is_refused)]
         return [(chunks, [n for n in micro_batches if n in runs]) for chunks, micro_batches in sizes] if runs else []
 
     def beyond(self) -> tuple[LayoutEstimate, ...]:
@@ -390,10 +394,6 @@ def _without(fields: Fields) -> Fields:
     """Return the same fields without recomputation."""
     micro_batch, _, chunks, _ = fields
     return micro_batch, "none", chunks, None
-
-
-def _plain(layout: Layout, micro_batch: int) -> Tuning:
-    return Tuning(layout=layout, micro_batch=micro_batch)
 
 
 def _pass(setup: TrainingSetup) -> Pass:

@@ -107,11 +107,15 @@ def notes(runs: Sequence[ReportedRun]) -> list[str]:
     return said
 
 
+def or_oom(memory: Callable[[ReportedRun], str]) -> Callable[[ReportedRun], str]:
+    """Return a column of memory that says OOM of a run that had too little."""
+    return lambda run: "OOM" if run.result.status.word == "oom" else memory(run)
+
+
+@or_oom
 def memory_over_capacity(run: ReportedRun) -> str:
     """Return used memory / capacity in GiB, such as `76/80`."""
     used, capacity = used_bytes(run.result), run.result.memory.capacity_bytes
-    if run.result.status.word == "oom":
-        return "OOM"
     return NONE if used is None or capacity is None else f"{used / GIB:.0f}/{capacity / GIB:.0f}"
 
 
