@@ -68,6 +68,11 @@ class ComparedField:
         return len({value for side in self.values for value in side}) == 1
 
     @property
+    def is_known_to_differ(self) -> bool:
+        """Whether two runs have different values. An unknown one says nothing."""
+        return len({value for side in self.values for value in side} - {NOTHING}) > 1
+
+    @property
     def cells(self) -> tuple[str, ...]:
         """Return a text for each side."""
         return tuple(", ".join(shortened(value) for value in side) or NOTHING for side in self.values)
@@ -237,7 +242,7 @@ def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
 def covering(quantity: Quantity, sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield what the figure includes on each side, where the sides differ in it."""
     field = field_of("cost", sides, quantity.covers)
-    if len({value for side in field.values for value in side} - {NOTHING}) > 1:
+    if field.is_known_to_differ:
         yield field
 
 
@@ -281,9 +286,9 @@ def _chosen(side: ComparedSide) -> str | None:
 
 
 def _kernels(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
-    """Yield the kernels of attention where runs are known to have had different ones. An unknown one says nothing."""
+    """Yield the kernels of attention where runs are known to have had different ones."""
     found = field_of("attention kernel", sides, lambda record: at(record.result, "attention_kernel", "name"))
-    if len({name for side in found.values for name in side} - {NOTHING}) > 1:
+    if found.is_known_to_differ:
         yield found
 
 

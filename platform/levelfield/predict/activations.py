@@ -29,7 +29,7 @@ class LayerBytes:
     def of_stage(self, s: TrainingSetup, stage: int) -> int:
         """Return the bytes that wait of one micro-batch in all layers of a stage."""
         layers, mixtures = s.layers_of(stage), s.mixtures_of(stage)
-        again, mixtures_again = (layers, mixtures) if s.tuning.recompute_layers is None else s.repeated_of(stage)
+        again, mixtures_again = s.repeated_of(stage)
         waiting = self._waiting(layers - mixtures, again - mixtures_again)
         return waiting + (self.mixture._waiting(mixtures, mixtures_again) if self.mixture else 0)
 
