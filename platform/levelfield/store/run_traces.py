@@ -12,7 +12,6 @@ from levelfield.measure.raw_facts import NANOSECONDS, Reading, StepRecord, by_ra
 from levelfield.report.step_tables import short_kernel
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
-from levelfield.specs.case import Window
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import (
     MOST_DEVICES,
@@ -219,7 +218,7 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
     left out, and all of it where a machine lacks the window.
     """
     parts = node_parts(plan, raw)
-    windows = [_window(part, raw, plan.work.window) for part in parts]
+    windows = [part.window_ns(plan.work.window, raw.begins.get(part.ranks.start)) for part in parts]
     known = [(part, window) for part, window in zip(parts, windows, strict=True) if window is not None]
     if len(known) < len(parts):
         return {}
@@ -236,12 +235,6 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
     if busy := [cores for part, window in known for cores in _busy(part, *window)]:
         found["host_busy_cores_mean"] = sum(busy) / len(busy)
     return found
-
-
-def _window(part: NodePart, raw: RawRecords, window: Window) -> tuple[int, int] | None:
-    begin = part.ends.get(window.first_step - 1, raw.begins.get(part.ranks.start))
-    end = part.ends.get(window.last_step)
-    return None if begin is None or end is None or not begin < end else (begin, end)
 
 
 def _busy(part: NodePart, begin: int, end: int) -> Iterator[float]:
