@@ -16,7 +16,7 @@ from typing import Any
 from levelfield.compare.comparability import NOTHING, Comparability, comparability, shortened
 from levelfield.compare.ratios import Ratio, SideValues, exact, more_runs, ratio
 from levelfield.compare.scaling import scaling, without_batch
-from levelfield.compare.sides import DIFFERS, QUANTITIES, RATE, Quantity, at, began, exclusion, side_of
+from levelfield.compare.sides import DIFFERS, ENERGY, RATE, Quantity, at, began, exclusion, side_of
 from levelfield.errors import GateFailed, UsageError
 from levelfield.measure.series import share_interval
 from levelfield.measure.straggler import NOTICEABLE
@@ -34,7 +34,6 @@ from levelfield.specs.acceptance import (
 )
 from levelfield.specs.record import RunRecord
 
-ENERGY = next(quantity for quantity in QUANTITIES if quantity.column.name == "joules_per_token")
 _UNIT_FAULT = 10  # times better than the limit: a wrong unit is likelier than such a machine
 _MOST_MORE = 1_000
 
@@ -194,8 +193,8 @@ def _ids(runs: Iterable[RunRecord]) -> tuple[str, ...]:
     return tuple(run.run_id for run in runs)
 
 
-def _none(of: AcceptanceSubject, nodes: int) -> dict[str, Any]:
-    return _undecided(f"found no run that counts on {nodes} node(s) with {of.devices} device(s)")
+def _none(of: AcceptanceSubject) -> dict[str, Any]:
+    return _undecided(f"found no run that counts on {of.nodes} node(s) with {of.devices} device(s)")
 
 
 def _compared(own: Sequence[RunRecord], baseline: Sequence[RunRecord]) -> Comparability | None:
@@ -213,7 +212,7 @@ def _cautions(found: Comparability | None) -> Iterator[str]:
 def _speed(limit: float, of: AcceptanceSubject, runs: _SubjectRuns, evidence: AcceptanceEvidence) -> dict[str, Any]:
     own = runs.on(of.nodes)
     if not own:
-        return _none(of, of.nodes)
+        return _none(of)
     base, side = side_of("baseline", evidence.baseline), side_of("runs", own)
     differs = [f"{field.name} {' / '.join(field.cells)}" for field in comparability([base, side]).unequal]
     places = [f"{each.first.series.nodes} node(s), {each.first.series.devices} device(s)" for each in (base, side)]
@@ -230,7 +229,7 @@ def _published_speed(
 ) -> dict[str, Any]:
     own, row = runs.on(of.nodes), evidence.published
     if not own or row is None:
-        return _none(of, of.nodes)
+        return _none(of)
     first = side_of("runs", own).first.series
     pairs = {
         "case": (row.case, first.case),
@@ -367,7 +366,7 @@ def _scaling(limit: float, of: AcceptanceSubject, runs: _SubjectRuns) -> dict[st
         why = "; ".join(f"{field.name} {' / '.join(field.cells)}" for field in found.unequal)
         return _undecided(f"not comparable over devices: {why}", runs.counted)
     if last is None or last.devices != of.nodes * of.devices:
-        return _none(of, of.nodes)
+        return _none(of)
     first = found.rows[0]
     said = f"of the speed per device on {first.devices} device(s), on {last.devices}; {found.kind} scaling"
     sides = SideValues(last.rate.values), SideValues(first.rate.values)

@@ -68,6 +68,11 @@ class ComparedField:
         return len({value for side in self.values for value in side}) == 1
 
     @property
+    def is_known_to_differ(self) -> bool:
+        """Whether two runs have different values. An unknown one says nothing."""
+        return len({value for side in self.values for value in side} - {NOTHING}) > 1
+
+    @property
     def cells(self) -> tuple[str, ...]:
         """Return a text for each side."""
         return tuple(", ".join(shortened(value) for value in side) or NOTHING for side in self.values)
@@ -79,8 +84,8 @@ def field_of(name: str, sides: Sequence[ComparedSide], read: Reader) -> Compared
 
 
 def fields_of(sides: Sequence[ComparedSide], readers: Mapping[str, Reader]) -> Iterator[ComparedField]:
-    """Yield a field for each reader, under its name."""
-    yield from (field_of(name, sides, read) for name, read in readers.items())
+    """Return a field for each reader, under its name."""
+    return (field_of(name, sides, read) for name, read in readers.items())
 
 
 def shortened(value: str) -> str:
@@ -157,7 +162,7 @@ FIXED: dict[str, Reader] = {
     "scale": lambda r: r.series.scale,
     "window": lambda r: f"steps {r.window[0]} to {r.window[1]}",
     _TOKENS: window_tokens,
-    "device": lambda r: device_meaning(r),
+    "device": device_meaning,
 }
 _CHOSEN: dict[str, Reader] = {
     "chip": lambda r: chip_of(r.series),
@@ -237,7 +242,7 @@ def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
 def covering(quantity: Quantity, sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield what the figure includes on each side, where the sides differ in it."""
     field = field_of("cost", sides, quantity.covers)
-    if len({value for side in field.values for value in side} - {NOTHING}) > 1:
+    if field.is_known_to_differ:
         yield field
 
 
@@ -281,9 +286,9 @@ def _chosen(side: ComparedSide) -> str | None:
 
 
 def _kernels(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
-    """Yield the kernels of attention where runs are known to have had different ones. An unknown one says nothing."""
+    """Yield the kernels of attention where runs are known to have had different ones."""
     found = field_of("attention kernel", sides, lambda record: at(record.result, "attention_kernel", "name"))
-    if len({name for side in found.values for name in side} - {NOTHING}) > 1:
+    if found.is_known_to_differ:
         yield found
 
 

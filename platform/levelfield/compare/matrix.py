@@ -294,18 +294,11 @@ def _all_ratios(found: ResultMatrix) -> Iterator[Ratio]:
 def _details(found: ResultMatrix) -> Iterator[tuple[str, str, str]]:
     """Yield the origin of each measured cell, and the reason of each other one that has a run."""
     for row in found.rows:
-        named = [(column, found.cells[row, column]) for column in found.columns]
-        filled = [
-            (
-                column,
-                "; ".join(
-                    filter(None, (_origin(cell), cell.detail, *_questions(cell, found.cells[row, found.columns[0]])))
-                ),
-            )
-            for column, cell in named
-            if cell.state != "not run"
-        ]
-        yield from (("" if i else row.label, column, note) for i, (column, note) in enumerate(filled))
+        cells = {column: found.cells[row, column] for column in found.columns}
+        filled = [(column, cell) for column, cell in cells.items() if cell.state != "not run"]
+        for number, (column, cell) in enumerate(filled):
+            parts = (_origin(cell), cell.detail, *_questions(cell, cells[found.columns[0]]))
+            yield "" if number else row.label, column, "; ".join(filter(None, parts))
 
 
 def _questions(cell: MatrixCell, first: MatrixCell) -> Iterator[str]:

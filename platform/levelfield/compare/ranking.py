@@ -14,11 +14,10 @@ from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, busy, cauti
 from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
 from levelfield.compare.matrix import MatrixCell, difference
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, mean_ratio, own_interval, own_mean
-from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, at, cost_quantity, tuning_of
+from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, at, cost_quantity, tuning_of
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
 
-_BY_NAME = {quantity.column.name: quantity for quantity in QUANTITIES}
 PartName = Literal["aligned", "certified", "sealed", "quiet", "repeats"]
 PARTS: tuple[PartName, ...] = get_args(PartName)
 
@@ -37,7 +36,7 @@ class Metric:
 
 
 TOKENS = Metric("tokens", RATE)
-_METRICS = (TOKENS, Metric("mfu", _BY_NAME["mfu_palm"]), Metric("energy", _BY_NAME["joules_per_token"], True))
+_METRICS = (TOKENS, Metric("mfu", MFU), Metric("energy", ENERGY, True))
 
 
 def metrics(prices: Prices | None = None) -> tuple[Metric, ...]:

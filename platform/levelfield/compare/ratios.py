@@ -19,7 +19,6 @@ LEAST_RUNS = 3  # of a side that has to show its own noise
 LEAST_HISTORY = 7  # nights of a series that show its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
 LEAST_DEVIATION = 0.001
-COVERAGE = 0.95
 MOST_MORE = 100  # runs that more_runs looks ahead
 _NAMED = 2  # origins of noise that a sentence names
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from levelfield.compare.comparability import (
+    FIXED,
     NOTHING,
     ComparedField,
     Reader,
     checked,
     chip_of,
-    device_meaning,
     window_tokens,
 )
 from levelfield.compare.comparison import SideFigure, side_figure, side_ratio
@@ -103,16 +103,14 @@ def _predicted(side: ComparedSide) -> float | None:
 
 
 _EQUAL: dict[str, Reader] = {
-    "scale": lambda r: r.series.scale,
-    "window": lambda r: f"steps {r.window[0]} to {r.window[1]}",
-    "device": device_meaning,
+    **{name: FIXED[name] for name in ("scale", "window", "device")},
     "precision": lambda r: r.series.precision,
     "framework": lambda r: r.series.framework_label,
     "framework version": lambda r: r.subject.framework_version,
     "chip": lambda r: chip_of(r.series),
-    "corpus": lambda r: r.series.corpus,
+    "corpus": FIXED["corpus"],
 }
-_STRONG: dict[str, Reader] = {"work": lambda r: r.series.work, "tokens of the window": window_tokens}
+_STRONG: dict[str, Reader] = {name: FIXED[name] for name in ("work", "tokens of the window")}
 _WEAK: dict[str, Reader] = {
     "case": lambda r: without_batch(r.series.case),
     "parameters": lambda r: at(r.result, "parameters"),

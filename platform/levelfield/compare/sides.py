@@ -175,12 +175,16 @@ def _rate(record: RunRecord) -> tuple[JsonValue, JsonValue]:
 
 
 def _memory(record: RunRecord) -> tuple[JsonValue, JsonValue]:
-    name = "process_peak" if record.series.device_is == HOST_SHARE else "device_used_peak"
-    return at(record.result, "memory", name, "value"), at(record.result, "memory", name, "reason")
+    return _figure(record, "memory", "process_peak" if record.series.device_is == HOST_SHARE else "device_used_peak")
 
 
 def _energy(record: RunRecord) -> tuple[JsonValue, JsonValue]:
-    found = at(record.result, "energy", "joules_per_token")
+    return _figure(record, "energy", "joules_per_token")
+
+
+def _figure(record: RunRecord, *keys: str) -> tuple[JsonValue, JsonValue]:
+    """Return the value and the reason of a figure of result.json."""
+    found = at(record.result, *keys)
     return at(found, "value"), at(found, "reason")
 
 
@@ -216,21 +220,20 @@ def _stored(column: str, origin: Callable[[RunRecord], tuple[JsonValue, JsonValu
 
 
 RATE = _stored("tokens_per_second_per_device", _rate)
+ENERGY = _stored("joules_per_token", _energy)
+MFU = _stored("mfu_palm", _mfu, "mfu")
 OF_NODES = ("energy", "nodes")  # of result.json; null where the site's file has no BMCs
 NODES = Quantity(
     FIGURE_COLUMNS["node_joules_per_token"],
     node_joules_per_token,
-    lambda record: (
-        at(record.result, *OF_NODES, "joules_per_token", "value"),
-        at(record.result, *OF_NODES, "joules_per_token", "reason"),
-    ),
+    lambda record: _figure(record, *OF_NODES, "joules_per_token"),
 )
 QUANTITIES = (
     RATE,
     _stored("memory_bytes", _memory),
-    _stored("joules_per_token", _energy),
+    ENERGY,
     NODES,
-    _stored("mfu_palm", _mfu, "mfu"),
+    MFU,
     Quantity(
         FIGURE_COLUMNS["seconds_to_loss"],
         lambda record: _number(at(record.result, "to_loss", "seconds")),

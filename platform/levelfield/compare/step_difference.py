@@ -134,15 +134,12 @@ def _named(changes: Sequence[PartChange], whole: float) -> list[PartChange]:
 
 
 def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
-    said = f"{change.part} takes {_amount(change.ms)} ({_share(change.ms, whole.ms)})"
+    amount = f"{abs(change.ms):.1f} ms {'more' if change.ms > 0 else 'less'}"
+    said = f"{change.part} takes {amount} ({_share(change.ms, whole.ms)})"
     places = [each for each in change.places if abs(each.ms) >= _SHARE_OF_PLACE * abs(change.ms)]
     if places and change.part not in (WAITING, BUBBLE, places[0].where):
         said += ": " + ", ".join(f"{each.where} {each.ms:+.1f} ms" for each in places)
     return said + _by_late(change, after)
-
-
-def _amount(ms: float) -> str:
-    return f"{abs(ms):.1f} ms {'more' if ms > 0 else 'less'}"
 
 
 def _share(ms: float, whole: float) -> str:

@@ -29,7 +29,7 @@ from levelfield.series.judgement import (
     wants_pairs,
 )
 from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, ArmBias, PairedTest, PairRuling, arm_bias
-from levelfield.series.segments import change_of
+from levelfield.series.segments import change_of, shown_change
 from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
 from levelfield.specs.record import Gated, RunRecord
 
@@ -201,14 +201,14 @@ class _Spending:
 
 
 def _of_arms(node: str, figure: Gated, bias: ArmBias) -> Finding:
-    low, high = sorted(change_of(bias.excess + side * bias.reach, figure) for side in (-1, 1))
+    change, low, high = shown_change(bias.excess, bias.reach, figure)
     detail = (
         f"{bias.pairs} null pairs have the same build on both sides: the checkouts or their caches differ, "
         "so pairs show changes that no build has, or hide some"
     )
     return Finding(
         series="", label=f"pairs on node {short(node)}", figure=figure, word="biased arms",
-        change=change_of(bias.excess, figure), low=low, high=high, detail=detail, node=node,
+        change=change, low=low, high=high, detail=detail, node=node,
     )  # fmt: skip
 
 

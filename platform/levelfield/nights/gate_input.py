@@ -15,6 +15,7 @@ from levelfield.series.segments import (
     Segment,
     condition_changes,
     days_between,
+    differences,
     excess_of,
     in_history,
     is_evidence,
@@ -278,9 +279,7 @@ def missing_findings(given: GateInput) -> Iterator[Finding]:
         if series is None:
             yield Finding(series=known or "", label=entry, figure=None, word="missing", detail="expected, not run")
         elif known and series != known and known in given.series and series in given.series:
-            one, other = given.series[known], given.series[series]
-            both = ((name, getattr(one, name), getattr(other, name)) for name in Series.model_fields)
-            fields = tuple(f"{name} {old} -> {new}" for name, old, new in both if old != new)
+            fields = differences(dict(given.series[known]), dict(given.series[series]))
             detail = f"tonight's run is of another series: {', '.join(fields)}"
             yield Finding(series=known, label=entry, figure=None, word="incomparable", detail=detail, fields=fields)
     if not given.expected:

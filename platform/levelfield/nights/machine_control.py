@@ -10,12 +10,11 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 from levelfield.node.regular_files import read_regular_text
-from levelfield.rundir.directory import write_atomically
+from levelfield.run.measurement import keep_text
 from levelfield.user_folders import own_cache
 
 FEWEST = 7  # nights of a band
@@ -59,9 +58,7 @@ def read_controls(path: Path) -> list[dict[str, float]]:
 def keep_control(path: Path, rates: Rates) -> None:
     """Add tonight's rates. Without a place to keep them the next night has one value less."""
     kept = [json.dumps(found) for found in (*read_controls(path), dict(rates))][-MOST_KEPT:]
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, "\n".join(kept) + "\n")
+    keep_text(path, "\n".join(kept) + "\n")
 
 
 def _rates(line: str) -> dict[str, float]:

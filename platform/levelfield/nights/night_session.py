@@ -289,7 +289,7 @@ class NightSession:
             return arms
         self.output.say(f"null pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
-        progress = PairProgress("tokens_per_second_per_device", self.output.say, fewest, most, sides)
+        progress = PairProgress(SPEED, self.output.say, fewest, most, sides)
         keep = progress.keeping(partial(self._keep_arm, series, "null"))
         return paired_records(arms, most, self.asked.runs, series_of(plan), keep)
 
@@ -346,7 +346,7 @@ def _name(plan: Plan) -> str:
 
 def _detectable(points: Sequence[Point]) -> float | None:
     """Return the least change of tokens/s that one night of the series shows; None for a young series."""
-    nights = observations(in_history(points), "tokens_per_second_per_device")
+    nights = observations(in_history(points), SPEED)
     level = level_of(nights, nights[-1].node) if nights else None
     return detectable(level) if level else None
 

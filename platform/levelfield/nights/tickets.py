@@ -26,7 +26,7 @@ from levelfield.rundir.directory import find_run, utc_now
 from levelfield.rundir.event_lines import mapping, strict_json
 from levelfield.series.findings import FIGURES, Finding
 from levelfield.series.pairs import FEWEST_HALFWAY, Side
-from levelfield.series.segments import cost_of
+from levelfield.series.segments import cost_of, differences
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Gated, RunRecord, Series, StoreEvent, Subject
@@ -110,8 +110,7 @@ class NightTickets:
             old, new = (_listed(self.runs, run_id) for run_id in (accepted, tonight))
         except (LevelfieldError, OSError, ValueError) as error:
             return {"packages_unknown": f"a run's list cannot be read: {error}"}
-        names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-        return {"packages": tuple(f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names)}
+        return {"packages": tuple(sorted(differences(old, new)))}
 
     def _command(self, own: Ticket, series: Series, figure: Gated | None) -> tuple[str, ...]:
         """Return the command that searches the commits; nothing where there is nothing between the builds."""

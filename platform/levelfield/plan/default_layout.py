@@ -110,7 +110,7 @@ def _with_batch(place: Place, layout: Layout, fixed: TuningChoice, wanted: Tunin
     """Return a layout that is set, with the case's micro-batch or the nearest that the layout allows."""
     batch = wanted.micro_batch or 1
     sizes = [size for _, size in _possible(place, [layout], fixed, uneven=True)]
-    size = min(sizes, key=lambda size: _ratio(size, batch), default=batch)
+    size = min(sizes, key=lambda size: max(size / batch, batch / size), default=batch)
     if size == batch:
         return DefaultLayout(layout, {}, {})
     why = f"default: nearest to {batch} that divides the global batch {place.work.training.global_batch}"
@@ -168,10 +168,6 @@ def _near_data_parallel(place: Place, fixed: TuningChoice, wanted: TuningChoice)
         said = f"default: nearest to data parallel that the case allows on {place.world} devices"
     found = _with_batch(place, layout, fixed, wanted)
     return replace(found, origins={"layout": said, **found.origins})
-
-
-def _ratio(size: int, wanted: int) -> float:
-    return max(size / wanted, wanted / size)
 
 
 def _divisions(place: Place) -> Iterator[Layout]:

@@ -25,7 +25,9 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
     launched = decision.request.launch is not None
     assumed = not launched and _are_absent(decision, nodes, devices)
     if assumed and not decision.request.assume:
-        raise UsageError(_absent(found, nodes, devices, _names_chip(decision)))
+        # where the vendor alone is named, its first chip stands for all of its chips
+        names_chip = decision.selector.target not in (None, found.vendor.name)
+        raise UsageError(_absent(found, nodes, devices, names_chip))
     elsewhere = launched or assumed
     indices = tuple(range(devices)) if elsewhere else tuple(d.index for d in _chosen(found, devices))
     variable, memory = found.vendor.visible_devices_variable, found.memory_of_device(nodes * devices)
@@ -67,11 +69,6 @@ def _are_absent(decision: Decision, nodes: int, devices: int) -> bool:
     """Return whether the machine lacks nodes or devices. Containers divide a host into nodes."""
     containers = decision.found.vendor.is_divided and decision.request.runtime == "docker"
     return (nodes > 1 and not containers) or not decision.found.has_devices(devices)
-
-
-def _names_chip(decision: Decision) -> bool:
-    """Return whether the case string names a chip, and not only its vendor: that one's first chip stands for all."""
-    return decision.selector.target not in (None, decision.found.vendor.name)
 
 
 def _absent(found: Selection, nodes: int, devices: int, is_named: bool) -> str:

@@ -40,7 +40,7 @@ from levelfield.specs.plan import (
 from levelfield.specs.reference import Reference
 from levelfield.specs.requirements import Stages
 from levelfield.specs.selector import Selector
-from levelfield.specs.site import BmcSite, LaunchPlan, NodePowerPlan
+from levelfield.specs.site import LaunchPlan, NodePowerPlan
 from levelfield.specs.vendor import Chip, FrameworkAccess
 from levelfield.worker.choices import digest_of
 from levelfield.worker.synthetic import synthetic_entropy
@@ -66,6 +66,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
     hardware, memory = hardware_of(decision, arrangement), footprint_of(decision, arrangement)
     stages = requirements_of(found.implementation, found.vendor.device_kind, tuning, work)
     container = None if decision.refusal else container_of(decision, hardware, stages)
+    bmc = decision.request.bmc
     return Plan(
         run_id=run_id,
         asked=decision.text,
@@ -111,9 +112,9 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         ),
         launch=launch_of(decision.request.launch, hardware.nodes, found.adapter),
         preflight=preflight_of(decision.request, hardware.nodes),
-        node_power=node_power_of(decision.request.bmc),
+        node_power=NodePowerPlan(protocol=bmc.protocol, seconds=bmc.seconds, verify=bmc.verify) if bmc else None,
         explain_steps=decision.request.explain_steps,
-        bmc=decision.request.bmc,
+        bmc=bmc,
         platform_version=levelfield.__version__,
     )
 
@@ -147,9 +148,8 @@ def _require(decision: Decision, arrangement: Arrangement) -> None:
     work, tuning, found = arrangement.work, arrangement.tuning, decision.found
     nodes, devices, chunks = arrangement.nodes, arrangement.devices_per_node, tuning.virtual_pipeline
     uneven = "uneven" in found.implementation.offered_parallelism(found.vendor.device_kind)
-    if arrangement.layout_is_default:
-        layout_rules.require_any(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven)
-    layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven)
+    is_default = arrangement.layout_is_default
+    layout_rules.require(work, tuning.layout, tuning.micro_batch, nodes, devices, chunks, uneven, is_default)
     if arrangement.scale == "full":
         layout_rules.require_layers(work, tuning.layout, chunks, tuning.recompute_layers)
 
@@ -266,11 +266,6 @@ def launch_of(asked: LaunchPlan | None, nodes: int, vendor: Vendor) -> LaunchPla
     commands = recorded_commands(vendor)
     recorded = {"samples": commands.samples, "facts": dict(commands.facts), "pci_vendor": vendor.spec.pci_vendor}
     return asked.model_copy(update={"hosts": asked.hosts[:nodes], **recorded})
-
-
-def node_power_of(bmc: BmcSite | None) -> NodePowerPlan | None:
-    """Return what a run records of the reading of its nodes' power; None where it is not read."""
-    return None if bmc is None else NodePowerPlan(protocol=bmc.protocol, seconds=bmc.seconds, verify=bmc.verify)
 
 
 def unused_hosts(asked: LaunchPlan | None, text: str, selector: Selector) -> tuple[str, ...]:

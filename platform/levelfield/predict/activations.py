@@ -29,23 +29,13 @@ class LayerBytes:
     def of_stage(self, s: TrainingSetup, stage: int) -> int:
         """Return the bytes that wait of one micro-batch in all layers of a stage."""
         layers, mixtures = s.layers_of(stage), s.mixtures_of(stage)
-        if s.tuning.recompute_layers is None:
-            return self._stored_in(layers, mixtures)
         again, mixtures_again = s.repeated_of(stage)
-        whole = self._whole_in(layers - again, mixtures - mixtures_again)
-        return self._stored_in(again, mixtures_again) + whole
+        waiting = self._waiting(layers - mixtures, again - mixtures_again)
+        return waiting + (self.mixture._waiting(mixtures, mixtures_again) if self.mixture else 0)
 
-    def _stored_in(self, layers: int, mixtures: int) -> int:
-        """Return the bytes that wait in so many layers, mixtures among them."""
-        if self.mixture is None:
-            return layers * self.stored
-        return mixtures * self.mixture.stored + (layers - mixtures) * self.stored
-
-    def _whole_in(self, layers: int, mixtures: int) -> int:
-        """Return all bytes of so many layers, mixtures among them."""
-        if self.mixture is None:
-            return layers * self.whole
-        return mixtures * self.mixture.whole + (layers - mixtures) * self.whole
+    def _waiting(self, layers: int, again: int) -> int:
+        """Return the bytes that wait in so many layers of this kind, of which some are computed again."""
+        return again * self.stored + (layers - again) * self.whole
 
 
 def layer_bytes(s: TrainingSetup) -> LayerBytes:

@@ -241,7 +241,7 @@ def _stored(s: TrainingSetup, stage: int, layer: LayerBytes) -> str:
     """Return the bytes that wait in a stage's layers, as arithmetic: of dense layers and mixtures, each with what is
     computed again and, where only some are, the others."""
     layers, mixtures = s.layers_of(stage), s.mixtures_of(stage)
-    again, mixtures_again = (layers, mixtures) if s.tuning.recompute_layers is None else s.repeated_of(stage)
+    again, mixtures_again = s.repeated_of(stage)
     kept, mixtures_kept = layers - again, mixtures - mixtures_again
     terms = [f"{again - mixtures_again} * {layer.stored}"]
     terms += [f"{kept - mixtures_kept} * {layer.whole}"] if kept else []

@@ -87,11 +87,23 @@ def require(
     devices_per_node: int,
     virtual_pipeline: int = 1,
     uneven_stages: bool = False,
+    is_default: bool = False,
 ) -> None:
-    """Check all rules. Raises LayoutError with the broken rules and the nearest possible layouts of equal stages."""
+    """Check all rules. Raises LayoutError with the broken rules and the nearest possible layouts of equal stages.
+
+    is_default: nobody asked for the layout. It is broken only where no other one of these devices is possible either.
+    """
     reasons = broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline, uneven_stages)
     if not reasons:
         return
+    if is_default:
+        model, training = work.model, work.training
+        raise LayoutError(
+            f"no layout of {nodes * devices_per_node} devices is possible:\n  global batch {training.global_batch}, "
+            f"micro-batch {micro_batch}, {model.layers} layers, {model.heads} heads, {model.kv_heads} key-value heads, "
+            f"ffn size {model.ffn_hidden_size} and vocabulary {model.vocab_size} do not divide\n  "
+            f"{_offer_other_counts(work, layout, micro_batch, nodes, virtual_pipeline)}"
+        )
     near = nearest(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline)
     others = "" if near else _offer_other_counts(work, layout, micro_batch, nodes, virtual_pipeline)
     offer = others or f"the nearest possible: {', '.join(near)}"
@@ -108,27 +120,6 @@ def require_layers(work: Work, layout: Layout, virtual_pipeline: int, recompute_
             f"recompute_layers {recompute_layers}: a chunk of {layout} with virtual pipeline {virtual_pipeline} has "
             f"{longest} of the {work.model.layers} layers; give 1 to {longest}, or leave it out for all layers"
         )
-
-
-def require_any(
-    work: Work,
-    layout: Layout,
-    micro_batch: int,
-    nodes: int,
-    devices_per_node: int,
-    virtual_pipeline: int = 1,
-    uneven_stages: bool = False,
-) -> None:
-    """Raises LayoutError where the default layout is impossible, because no other one is possible either."""
-    if not broken(work, layout, micro_batch, nodes, devices_per_node, virtual_pipeline, uneven_stages):
-        return
-    model, training = work.model, work.training
-    raise LayoutError(
-        f"no layout of {nodes * devices_per_node} devices is possible:\n  global batch {training.global_batch}, "
-        f"micro-batch {micro_batch}, {model.layers} layers, {model.heads} heads, {model.kv_heads} key-value heads, "
-        f"ffn size {model.ffn_hidden_size} and vocabulary {model.vocab_size} do not divide\n  "
-        f"{_offer_other_counts(work, layout, micro_batch, nodes, virtual_pipeline)}"
-    )
 
 
 def nearest(

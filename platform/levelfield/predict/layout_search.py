@@ -139,13 +139,12 @@ class RankedRows(Sequence[LayoutEstimate]):
 @dataclass(frozen=True)
 class LayoutRanking:
     """The rows that fit, fastest first. nearest: the row with the least memory, when no row fits. considered: the
-    number of computed layouts; pruned: branches that were left because their smallest layout does not fit.
-    beyond: the rows that need least beyond the memory, of those where branches were left, least first."""
+    number of computed layouts. beyond: the rows that need least beyond the memory, of those where branches were left,
+    least first."""
 
     rows: RankedRows
     nearest: LayoutEstimate | None
     considered: int
-    pruned: int
     beyond: tuple[LayoutEstimate, ...] = ()
 
 
@@ -154,7 +153,7 @@ def answer(question: LayoutQuestion) -> LayoutRanking:
     search = _Search(question)
     rows = search.with_first_layers(search.fastest(_layouts(question)))
     beyond = search.beyond()
-    return LayoutRanking(rows, None if rows or not beyond else beyond[0], search.considered, search.pruned, beyond)
+    return LayoutRanking(rows, None if rows or not beyond else beyond[0], search.considered, beyond)
 
 
 def not_offered(question: LayoutQuestion) -> RankedRows:
@@ -206,7 +205,7 @@ class _Search:
 
     def __init__(self, question: LayoutQuestion) -> None:
         self.question = question
-        self.considered = self.pruned = 0
+        self.considered = 0
         self._left: list[tuple[int, int, Layout, Fields]] = []
         self._recomputations = _recomputations(question)
         self._gaps = gaps(question.constants.keeping, question.on_host)
@@ -248,7 +247,6 @@ class _Search:
                 self.considered += 1
                 total = self._total_bytes(shared, fields)
                 if not _fits(self.question, total):
-                    self.pruned += 1
                     self._left.append((total, self.considered, layout, fields))
                     if n == 0 and self._has_enough_left():
                         return rows
@@ -276,13 +274,10 @@ class _Search:
             if fields[1] != "full" or is_tight(self.question, total):
                 continue
             shared = self._shared(layout)
-            if (
-                self._speed(shared, _without(fields)) <= least
-                or (more := self._with_least_layers(shared, fields)) is None
-            ):
-                continue
-            found.append(more)
-            fastest = sorted((*fastest, -more[0]), reverse=True)[:FIRST_ROWS]
+            may_be_faster = self._speed(shared, _without(fields)) > least
+            if may_be_faster and (more := self._with_least_layers(shared, fields)):
+                found.append(more)
+                fastest = sorted((*fastest, -more[0]), reverse=True)[:FIRST_ROWS]
         return RankedRows(self.question, sorted((*rows.found, *found))) if found else rows
 
     def _with_least_layers(self, shared: _Shared, fields: Fields) -> Found | None:
@@ -321,7 +316,11 @@ class _Search:
         if not (refuses and sizes) or self.question.wanted.layout is not None:
             return sizes
         every = sorted({n for _, micro_batches in sizes for n in micro_batches})
-        runs = every[: bisect_left(every, True, key=lambda n: bool(refused(refuses, work, _plain(layout, n))))]
+
+        def is_refused(micro_batch: int) -> bool:
+            return bool(refused(refuses, work, Tuning(layout=layout, micro_batch=micro_batch)))
+
+        runs = every[: bisect_left(every, True, key=is_refused)]
         return [(chunks, [n for n in micro_batches if n in runs]) for chunks, micro_batches in sizes] if runs else []
 
     def beyond(self) -> tuple[LayoutEstimate, ...]:
@@ -395,10 +394,6 @@ def _without(fields: Fields) -> Fields:
     """Return the same fields without recomputation."""
     micro_batch, _, chunks, _ = fields
     return micro_batch, "none", chunks, None
-
-
-def _plain(layout: Layout, micro_batch: int) -> Tuning:
-    return Tuning(layout=layout, micro_batch=micro_batch)
 
 
 def _pass(setup: TrainingSetup) -> Pass:

@@ -53,8 +53,8 @@ class TrainingSetup:
         return _compositions(self.model.layers, self.layout.pipeline, experts.first_layer, experts.every)[stage][1]
 
     def repeated_of(self, stage: int) -> tuple[int, int]:
-        """Return the layers of a stage that full recomputation repeats, and the mixtures among them. Model chunks are
-        counted as parts of one run of layers."""
+        """Return the layers of a stage that recomputation repeats, and the mixtures among them: all, where it is not of
+        the first ones alone. Model chunks are counted as parts of one run of layers."""
         return self._repeated()[stage]
 
     def repeated_in_all(self) -> tuple[int, int]:

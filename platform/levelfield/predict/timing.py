@@ -1,6 +1,6 @@
 """The predicted time of a step: the passes of its micro-batches, the schedule of stages, and the exchange of gradients.
 
-One micro-batch: pass_timing.py. Collectives: collectives.py. Pipeline: fill, drain and the slowest stage, which sets
+One micro-batch: pass_timing.py. Collectives: machines.py. Pipeline: fill, drain and the slowest stage, which sets
 the pace (Narayanan et al., 2021, section 2.2). Gradients: reduced once a step (Rajbhandari et al., 2020, section 7).
 The framework's stated overlap hides a part of the communication between stages and of gradients.
 """

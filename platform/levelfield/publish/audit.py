@@ -102,13 +102,13 @@ def _log(figures: FigureSet, log: Log) -> Iterator[AuditFinding]:
 def _figure(
     figures: FigureSet, row: PublishedRow, baseline: PublishedRow | None, name: str, figure: PublishedFigure
 ) -> AuditFinding:
-    printed = ", ".join(figure.texts)
-    if len(figure.numbers) != 1:
-        return AuditFinding(row.name, name, "open", printed, None, None, figure.unit, f"the figure is {figure.status}")
     chip = figures.chips.get(row.setting.chip or "")
     try:
+        if len(figure.numbers) != 1:
+            raise Underivable(f"the figure is {figure.status}")
         derived = derive(figure, row, baseline, chip, _logged(figures, row, figure.of))
     except Underivable as problem:
+        printed = ", ".join(figure.texts)
         return AuditFinding(row.name, name, "open", printed, None, None, figure.unit, str(problem))
     return _held_against(row, name, figure, derived)
 

@@ -19,6 +19,7 @@ from levelfield.publish.foreign_tables import (
     mfu,
     notes,
     number,
+    or_oom,
     share_of_peak,
     short,
     table,
@@ -126,11 +127,10 @@ def _tokens_with_arithmetic(run: ReportedRun) -> str:
     return f"{samples} * {length} / {run.result.devices} = {int(float(samples) * length / run.result.devices)} tokens/s"
 
 
+@or_oom
 def _memory_of_all(run: ReportedRun) -> str:
     """Return `66.27 * 8 GB`: the peak of the fullest device of each stage, for each device of it."""
     used, stages = used_bytes(run.result), run.result.layout.pipeline
-    if run.result.status.word == "oom":
-        return "OOM"
     peaks = (run.result.memory.stage_peaks or ()) if stages > 1 else filter(None, (used,))
     each = [f"{peak / GIB:.2f} * {run.result.devices // stages}" for peak in peaks]
     return f"{' + '.join(each)} GB" if each else NONE
@@ -176,9 +176,10 @@ def _latency(run: ReportedRun) -> str:
     return f"{short(1000 * speed.step_seconds.mean)} (ms)" if speed else NONE
 
 
+@or_oom
 def _mebibytes(run: ReportedRun) -> str:
     used = used_bytes(run.result)
-    return "OOM" if run.result.status.word == "oom" else NONE if used is None else f"{used / MIB:.0f} (MiB)"
+    return NONE if used is None else f"{used / MIB:.0f} (MiB)"
 
 
 def _aggregate(run: ReportedRun) -> str:
@@ -214,11 +215,10 @@ def _nodes_and_batch(run: ReportedRun) -> str:
     return f"{text}+seq" if layout.sequence_parallel else text
 
 
+@or_oom
 def _memory_change(run: ReportedRun) -> str:
     used = used_bytes(run.result)
     before = used_bytes(run.baseline) if run.baseline else None
-    if run.result.status.word == "oom":
-        return "OOM"
     return changed(used and used / MIB, before and before / MIB, with_difference=True)
 
 

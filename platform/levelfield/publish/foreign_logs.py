@@ -7,6 +7,7 @@ Sources of the formats: Megatron-LM's `training_log`, NeMo's progress lines, tor
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -389,9 +390,6 @@ def _state(text: str, reading: LogReading) -> None:
         for name, value in found.groupdict().items():
             reading.state(name, value)
     elif found := _MESH.search(text):
-        devices = 1
-        for _, degree in _DEGREE.findall(found[1]):
-            devices *= int(degree)
-        reading.state("devices", str(devices))
+        reading.state("devices", str(math.prod(int(degree) for _, degree in _DEGREE.findall(found[1]))))
     elif found := _CHIP.search(text):
         reading.state("device_name", found[1])

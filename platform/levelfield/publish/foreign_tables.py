@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import flops_per_token
 from levelfield.report import escapes
-from levelfield.report.words import GIB, status, utilisation
+from levelfield.report.words import GIB, headline_memory, status, utilisation
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result, Utilisation
-from levelfield.specs.vendor import HOST_SHARE
 
 NONE = "/"
 MIB = 2**20
@@ -94,8 +93,7 @@ def short(value: float | None, digits: int = 2) -> str:
 
 def used_bytes(result: Result) -> float | None:
     """Return the used memory of the fullest device; on a cpu that of the largest process, as the host is shared."""
-    figure = result.memory.process_peak if result.device_is == HOST_SHARE else result.memory.device_used_peak
-    return figure.value
+    return headline_memory(result).value
 
 
 def notes(runs: Sequence[ReportedRun]) -> list[str]:
@@ -109,11 +107,15 @@ def notes(runs: Sequence[ReportedRun]) -> list[str]:
     return said
 
 
+def or_oom(memory: Callable[[ReportedRun], str]) -> Callable[[ReportedRun], str]:
+    """Return a column of memory that says OOM of a run that had too little."""
+    return lambda run: "OOM" if run.result.status.word == "oom" else memory(run)
+
+
+@or_oom
 def memory_over_capacity(run: ReportedRun) -> str:
     """Return used memory / capacity in GiB, such as `76/80`."""
     used, capacity = used_bytes(run.result), run.result.memory.capacity_bytes
-    if run.result.status.word == "oom":
-        return "OOM"
     return NONE if used is None or capacity is None else f"{used / GIB:.0f}/{capacity / GIB:.0f}"
 
 

@@ -288,11 +288,8 @@ def _absent(line: FigureRow) -> list[str]:
 
 
 def _converted(line: FigureRow, how: str) -> str:
-    return (
-        f" ({how.partition(':')[0]})"
-        if line.origin != "measured" and how.startswith(("converted", "computed", "printed"))
-        else ""
-    )
+    is_told = line.origin != "measured" and how.startswith(("converted", "computed", "printed"))
+    return f" ({how.partition(':')[0]})" if is_told else ""
 
 
 def as_markdown(lines: Sequence[FigureRow], said: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from levelfield.errors import UnknownName, UsageError
@@ -181,7 +181,7 @@ def without(result: Result, fields: Iterable[Withheld]) -> Result:
 def published(results: Sequence[Result], fields: Sequence[Withheld]) -> dict[str, str]:
     """Return the text of each format, by the format's name."""
     bare = [without(result, fields) for result in results]
-    columns = _columns(fields)
+    columns = {**COLUMNS, "peak": _peak, **{_COLUMN_OF[field]: lambda result: WORD for field in fields}}
     texts = {
         "table": as_text(bare, columns=columns),
         "markdown": as_markdown(bare, columns),
@@ -189,10 +189,6 @@ def published(results: Sequence[Result], fields: Sequence[Withheld]) -> dict[str
         "json": _json(results, fields),
     }
     return {name: printable(text) for name, text in texts.items()}
-
-
-def _columns(fields: Sequence[Withheld]) -> Mapping[str, Callable[[Result], str]]:
-    return {**COLUMNS, "peak": _peak, **{_COLUMN_OF[field]: lambda result: WORD for field in fields}}
 
 
 def _peak(result: Result) -> str:

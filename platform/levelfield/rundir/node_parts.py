@@ -35,9 +35,12 @@ class NodePart:
         """The telemetry; without any reading where there is none."""
         return self.telemetry or NodeTelemetry()
 
-    def window_ns(self, window: Window) -> tuple[int, int] | None:
-        """Return begin and end of the window on this machine's clock; None when the run ended before."""
-        begin, end = self.ends.get(window.first_step - 1), self.ends.get(window.last_step)
+    def window_ns(self, window: Window, began: int | None = None) -> tuple[int, int] | None:
+        """Return begin and end of the window on this machine's clock; None when the run ended before.
+
+        began: when the steps began, for a window from the first one on.
+        """
+        begin, end = self.ends.get(window.first_step - 1, began), self.ends.get(window.last_step)
         return None if begin is None or end is None or not begin < end else (begin, end)
 
     def day_ns(self, time_ns: int) -> int:

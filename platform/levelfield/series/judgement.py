@@ -12,7 +12,7 @@ from levelfield.series.examination import Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change, short
 from levelfield.series.level import FEWEST, MEDIAN_VARIANCE, Level
 from levelfield.series.pairs import ArmBias, PairRuling, PairWord, checked_by_nulls, judged_pairs
-from levelfield.series.segments import change_of, days_between, value_of
+from levelfield.series.segments import change_of, days_between, shown_change, value_of
 from levelfield.series.trigger import DRIFT_NIGHTS, Rule, Suspicion, detectable
 from levelfield.specs.record import Gated
 
@@ -94,7 +94,7 @@ def judged_night(found: Examination, around: Surroundings, ruling: PairRuling | 
         detail = f"pairs found a regression under {around.change}; {ruling.reason if ruling else 'none ran tonight'}"
         return _finding(found, around, level, "inconclusive", detail)
     if _is_step(found, around) and not (found.suspicion and not found.is_young and found.runs_two_nights):
-        return _of_step(found, around, level)
+        return _of_step(found, around)
     return _by_nights(found, around, level, ruling)
 
 
@@ -121,7 +121,7 @@ def _by_pairs(found: Examination, around: Surroundings, level: Level, ruling: Pa
     if _is_step(found, around):
         if around.is_of_group:
             return _of_build(found, around, level, ruling.build, ruling)
-        return _of_step(found, around, level, ruling)
+        return _of_step(found, around, ruling)
     if found.is_young and ruling.word == "bad night":
         detail = f"{_pairs_detail(found, around, ruling)}: a bad night, or {around.change}"
         return _finding(found, around, level, "inconclusive", detail, fields=around.fields, ruling=ruling)
@@ -135,11 +135,11 @@ def _of_build(found: Examination, around: Surroundings, level: Level, word: Pair
     if excess is None:
         return _finding(found, around, level, "inconclusive" if is_open else word, detail, ruling=ruling)  # type: ignore[arg-type]
     low, high = sorted(change_of(each or 0.0, found.figure) for each in (ruling.low, ruling.high))
-    change = change_of(excess, found.figure)
-    return _finding(found, around, level, word, detail, change, low, high, ruling=ruling)  # type: ignore[arg-type]
+    shown = change_of(excess, found.figure), low, high
+    return _finding(found, around, level, word, detail, shown, ruling=ruling)  # type: ignore[arg-type]
 
 
-def _of_step(found: Examination, around: Surroundings, level: Level, ruling: PairRuling | None = None) -> Finding:
+def _of_step(found: Examination, around: Surroundings, ruling: PairRuling | None = None) -> Finding:
     """Return the finding about a change of conditions that moved the figure. A gain has to be accepted too."""
     step = found.step
     assert step is not None
@@ -147,12 +147,8 @@ def _of_step(found: Examination, around: Surroundings, level: Level, ruling: Pai
     nights = f"{step.nights} night{'s' * (step.nights > 1)} under the new conditions"
     only = "; a bad night looks the same" if step.nights == 1 else ""
     build = f"; the build: {_pairs_detail(found, around, ruling)}" if ruling else ""
-    half = step.limit
-    low, high = sorted(change_of(step.excess + side * half, found.figure) for side in (-1, 1))
-    return _finding(
-        found, around, step.before, word, f"{around.change}; {nights}{only}{build}",
-        change=change_of(step.excess, found.figure), low=low, high=high, fields=around.fields, ruling=ruling,
-    )  # fmt: skip
+    detail, shown = f"{around.change}; {nights}{only}{build}", shown_change(step.excess, step.limit, found.figure)
+    return _finding(found, around, step.before, word, detail, shown, around.fields, ruling)
 
 
 def _by_nights(found: Examination, around: Surroundings, level: Level, missing: NoPairs | None) -> Finding:
@@ -185,11 +181,8 @@ def _of_drift(found: Examination, around: Surroundings, word: FindingWord, suspi
     level = found.expected_first
     assert level is not None
     half = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 / DRIFT_NIGHTS)
-    low, high = sorted(change_of(suspicion.excess + side * half, found.figure) for side in (-1, 1))
-    return _finding(
-        found, around, level, word, f"the median of the last {DRIFT_NIGHTS} nights, without pairs",
-        change=change_of(suspicion.excess, found.figure), low=low, high=high,
-    )  # fmt: skip
+    detail = f"the median of the last {DRIFT_NIGHTS} nights, without pairs"
+    return _finding(found, around, level, word, detail, shown_change(suspicion.excess, half, found.figure))
 
 
 def _finding(
@@ -198,19 +191,15 @@ def _finding(
     level: Level,
     word: FindingWord,
     detail: str,
-    change: float | None = None,
-    low: float | None = None,
-    high: float | None = None,
+    shown: tuple[float, float, float] | None = None,
     fields: tuple[str, ...] = (),
     ruling: PairRuling | None = None,
 ) -> Finding:
-    excess = found.tonight.cost - level.cost
+    """Return a finding. shown: the change with its interval; None: tonight's against the level."""
     if found.is_provisional:
         detail += f"; the level is provisional, of a gain since {level.since} that nobody accepted"
-    if change is None:
-        half = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
-        change = change_of(excess, found.figure)
-        low, high = sorted(change_of(excess + side * half, found.figure) for side in (-1, 1))
+    half = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
+    change, low, high = shown or shown_change(found.tonight.cost - level.cost, half, found.figure)
     return Finding(
         series=around.series, label=around.label, figure=found.figure, word=word, change=change, low=low, high=high,
         level=value_of(level.cost, found.figure), level_since=level.since, nights=level.n,
@@ -251,9 +240,8 @@ def _pairs_detail(found: Examination, around: Surroundings, ruling: PairRuling) 
 
 def bias_text(bias: ArmBias, figure: Gated) -> str:
     """Return the arms' bias with its interval and its null pairs."""
-    low, high = sorted(change_of(bias.excess + side * bias.reach, figure) for side in (-1, 1))
-    change, interval = percent_change(change_of(bias.excess, figure)), f"{percent_change(low)}, {percent_change(high)}"
-    return f"the arms' bias of {change} [{interval}] by {bias.pairs} null pairs"
+    change, low, high = map(percent_change, shown_change(bias.excess, bias.reach, figure))
+    return f"the arms' bias of {change} [{low}, {high}] by {bias.pairs} null pairs"
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,15 @@ def change_of(excess: float, figure: Gated) -> float:
     return math.expm1(WORSE[figure] * excess)
 
 
+def shown_change(excess: float, half: float, figure: Gated) -> tuple[float, float, float]:
+    """Return the relative change of the figure for a cost above the level, and the ends of its interval.
+
+    half: of the interval, as a cost.
+    """
+    low, high = sorted(change_of(excess + side * half, figure) for side in (-1, 1))
+    return change_of(excess, figure), low, high
+
+
 def excess_of(change: float, figure: Gated) -> float:
     """Return the cost above the level for a relative change of the figure."""
     return WORSE[figure] * math.log1p(change)
@@ -118,11 +127,13 @@ def condition_changes(before: Conditions | None, after: Conditions | None) -> tu
     """Return each field that differs with its old and its new value; empty where one side is not known."""
     if before is None or after is None:
         return ()
-    old, new = dict(_flat(before)), dict(_flat(after))
-    names = dict.fromkeys((*old, *new))
-    return tuple(
-        f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names if old.get(name) != new.get(name)
-    )
+    return differences(dict(_flat(before)), dict(_flat(after)))
+
+
+def differences(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[str, ...]:
+    """Return each name whose value differs, with both: `driver 550 -> 560`."""
+    names = (name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name))
+    return tuple(f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names)
 
 
 def _flat(conditions: Conditions) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, and_, func, or_, select
@@ -86,9 +85,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if isinstance(error, Exception) and not isinstance(error, (LevelfieldError, OSError)):
                 self._refuse_damage()

@@ -29,7 +29,6 @@ _PLAIN = (
 _NUMBERS = ("window_first", "window_last", "series_id", "condition_id", "subject_id", "node_id")
 _NAMES = tuple(Point.model_fields)
 _FIELDS = {*_NAMES}
-_SURROUNDINGS = ("series", "conditions", "subject")
 _OF_SERIES = (
     *("label", "work", "corpus", "scale", "framework", "vendor", "chip", "device_is", "precision", "runtime"),
     *("nodes", "devices", "micro_batch", "accumulation", "recompute"),
@@ -82,27 +81,6 @@ def subject_row(subject: Subject, digest: str) -> dict[str, Any]:
     return {**versions, **own}
 
 
-def record_from(row: Row[Any], around: Mapping[str, Value], sample: bytes) -> RunRecord:
-    """Return the record of a row of `run` joined with `raw`. around: its series, conditions and subject.
-
-    The result was read from JSON, so it is JSON: it is not validated value by value, which takes longest.
-    """
-    found = row._mapping
-    result, telemetry, *traces = unpacked_json(found["documents"], sample)
-    record = RunRecord(
-        **{name: found[name] for name in _PLAIN},
-        **{name: around[name] for name in _SURROUNDINGS},
-        node=found["node"],
-        window=(found["window_first"], found["window_last"]),
-        step_seconds=unpacked_numbers(found["steps"]),
-        losses=unpacked_numbers(found["losses"]),
-        telemetry=telemetry,
-        traces=traces[0] if traces else None,
-        result={} if isinstance(result, dict) else result,
-    )
-    return record.model_copy(update={"result": result})
-
-
 def point_from(values: Iterable[Any]) -> Point:
     """Return the point of values in the order of its fields, from columns of the same types.
 
@@ -146,13 +124,29 @@ class RecordReader:
         return [found[run_id] for run_id in run_ids if run_id in found]
 
     def record(self, connection: Connection, row: Row[Any]) -> RunRecord:
+        """Return the record of a row of `run` joined with `raw`.
+
+        The result was read from JSON, so it is JSON: it is not validated value by value, which takes longest.
+        """
         found = row._mapping
         around = {
             "series": self._value(connection, Series, found["series_id"]),
             "conditions": self._value(connection, Conditions, found["condition_id"]),
             "subject": self._value(connection, Subject, found["subject_id"]),
         }
-        return record_from(row, around, self._samples[found["series_id"]])
+        result, telemetry, *traces = unpacked_json(found["documents"], self._samples[found["series_id"]])
+        record = RunRecord(
+            **{name: found[name] for name in _PLAIN},
+            **around,
+            node=found["node"],
+            window=(found["window_first"], found["window_last"]),
+            step_seconds=unpacked_numbers(found["steps"]),
+            losses=unpacked_numbers(found["losses"]),
+            telemetry=telemetry,
+            traces=traces[0] if traces else None,
+            result={} if isinstance(result, dict) else result,
+        )
+        return record.model_copy(update={"result": result})
 
     def _value(self, connection: Connection, cls: type[Value], number: int) -> Value:
         key = (cls.__name__, number)

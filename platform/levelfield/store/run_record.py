@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from levelfield.errors import DocumentError
 from levelfield.measure.throughput import steps_from_start
 from levelfield.measure.validity import loss_curve
+from levelfield.report.words import headline_memory, utilisation
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import mapping
 from levelfield.rundir.raw_files import RawRecords, read_raw
@@ -31,7 +32,6 @@ from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subj
 from levelfield.specs.result import PRETENDED, Result
 from levelfield.specs.step_parts import StepParts
 from levelfield.specs.variables import known_to_matter, masked
-from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.run_traces import run_traces, step_trace, telemetry_summary
 
 UNKNOWN = "unknown"  # the node of a run that recorded none
@@ -72,7 +72,7 @@ def record_of(
             raise DocumentError(f"{path}: key 'run_id': found '{found.run_id}', expected '{plan.run_id}'")
     provenance, status, window = raw.provenance, result.status, plan.work.window
     private = _private(plan, provenance)
-    palm = next((u for u in result.utilisation if u.kind == "MFU" and u.formula.startswith("palm/")), None)
+    palm = utilisation(result, "palm")
     return RunRecord(
         run_id=plan.run_id,
         content=evidence.digest or UNKNOWN,
@@ -91,7 +91,7 @@ def record_of(
         reason=private.text("; ".join(status.reasons)) or None,
         verdict=result.alignment.verdict,
         tokens_per_second_per_device=result.throughput.tokens_per_second_per_device if result.throughput else None,
-        memory_bytes=_memory_bytes(result),
+        memory_bytes=headline_memory(result).value,
         joules_per_token=result.energy.joules_per_token.value,
         mfu=palm.value if palm else None,
         loss_tail=result.loss.tail_mean,
@@ -225,11 +225,6 @@ def _losses(raw: RawRecords) -> tuple[float | None, ...]:
     """Return the loss of each step from step 1; null where none was reported, or it was not finite."""
     found = {step: loss for step, loss in loss_curve(raw.steps).items() if math.isfinite(loss)}
     return tuple(found.get(step) for step in range(1, raw.steps_done + 1))
-
-
-def _memory_bytes(result: Result) -> float | None:
-    memory = result.memory
-    return (memory.process_peak if result.device_is == HOST_SHARE else memory.device_used_peak).value
 
 
 def _private(plan: Plan, provenance: dict[str, Any]) -> PrivateTexts:

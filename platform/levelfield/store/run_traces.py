@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from levelfield.measure.throughput import nanoseconds_from_start
 from levelfield.report.step_tables import short_kernel
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
-from levelfield.specs.case import Window
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import (
     MOST_DEVICES,
@@ -143,8 +142,7 @@ def _peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ...]:
     return tuple(sorted(sorted(known, key=lambda e: (-_largest(e), e.rank))[:MOST_PEAKS], key=lambda e: e.rank))
 
 
-def _most(steps: Iterable[StepRecord]) -> Iterator[tuple[str, int]]:
-    steps = tuple(steps)
+def _most(steps: Sequence[StepRecord]) -> Iterator[tuple[str, int]]:
     for name in _PEAKS:
         if sizes := [size for record in steps if (size := record.memory.get(f"{name}_peak_bytes")) is not None]:
             yield name, round(max(sizes) / _MEBIBYTE)
@@ -211,7 +209,7 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
     left out, and all of it where a machine lacks the window.
     """
     parts = node_parts(plan, raw)
-    windows = [_window(part, raw, plan.work.window) for part in parts]
+    windows = [part.window_ns(plan.work.window, raw.begins.get(part.ranks.start)) for part in parts]
     known = [(part, window) for part, window in zip(parts, windows, strict=True) if window is not None]
     if len(known) < len(parts):
         return {}
@@ -228,12 +226,6 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
     if busy := [cores for part, window in known for cores in _busy(part, *window)]:
         found["host_busy_cores_mean"] = sum(busy) / len(busy)
     return found
-
-
-def _window(part: NodePart, raw: RawRecords, window: Window) -> tuple[int, int] | None:
-    begin = part.ends.get(window.first_step - 1, raw.begins.get(part.ranks.start))
-    end = part.ends.get(window.last_step)
-    return None if begin is None or end is None or not begin < end else (begin, end)
 
 
 def _busy(part: NodePart, begin: int, end: int) -> Iterator[float]:

@@ -8,6 +8,7 @@ such as `sha256:...`; rows refer to each other by small numbers.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import (
     Column,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     Text,
     text,
 )
+from sqlalchemy.types import TypeEngine
 
 from levelfield.errors import UsageError
 from levelfield.store.address import StoreAddress
@@ -31,44 +33,37 @@ from levelfield.store.connections import reading, writing
 REVISION = "0004"  # of the newest migration
 METADATA = MetaData()
 
+
+def _filled(kind: type[TypeEngine[Any]], *names: str) -> list[Column[Any]]:
+    """Return columns of this type in which nothing may be null."""
+    return [Column(name, kind, nullable=False) for name in names]
+
+
+def _named_by_digest() -> tuple[Column[Any], ...]:
+    """Return the small number by which rows refer to a row, and the digest of what it holds."""
+    return Column("id", Integer, primary_key=True), Column("digest", Text, nullable=False, unique=True)
+
+
 SERIES = Table(
     "series",
     METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("digest", Text, nullable=False, unique=True),
-    *(Column(name, Text, nullable=False) for name in ("label", "case_name", "work", "corpus", "scale", "framework")),
-    *(Column(name, Text, nullable=False) for name in ("vendor", "chip", "device_is", "precision", "layout", "runtime")),
-    *(Column(name, Integer, nullable=False) for name in ("nodes", "devices", "micro_batch", "accumulation")),
-    Column("recompute", Text, nullable=False),
-    Column("document", Text, nullable=False),
-    Column("sample", LargeBinary, nullable=False),
+    *_named_by_digest(),
+    *_filled(Text, "label", "case_name", "work", "corpus", "scale", "framework", "vendor", "chip", "device_is"),
+    *_filled(Text, "precision", "layout", "runtime"),
+    *_filled(Integer, "nodes", "devices", "micro_batch", "accumulation"),
+    *_filled(Text, "recompute", "document"),
+    *_filled(LargeBinary, "sample"),
 )
-
-CONDITION = Table(
-    "condition",
-    METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("digest", Text, nullable=False, unique=True),
-    Column("document", Text, nullable=False),
-)
-
+CONDITION = Table("condition", METADATA, *_named_by_digest(), *_filled(Text, "document"))
 SUBJECT = Table(
     "subject",
     METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("digest", Text, nullable=False, unique=True),
-    Column("framework_version", Text, nullable=False),
-    Column("platform_version", Text, nullable=False),
+    *_named_by_digest(),
+    *_filled(Text, "framework_version", "platform_version"),
     Column("commit_hash", Text),
-    Column("document", Text, nullable=False),
+    *_filled(Text, "document"),
 )
-
-NODE = Table(
-    "node",
-    METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("digest", Text, nullable=False, unique=True),
-)
+NODE = Table("node", METADATA, *_named_by_digest())
 
 FIGURES = ("tokens_per_second_per_device", "memory_bytes", "joules_per_token", "mfu", "loss_tail")
 
@@ -77,26 +72,24 @@ RUN = Table(
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("run_id", Text, nullable=False, unique=True),
-    Column("content", Text, nullable=False),
-    Column("row_digest", LargeBinary, nullable=False),
-    Column("is_aside", Integer, nullable=False),
-    Column("began", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
+    *_filled(Text, "content"),
+    *_filled(LargeBinary, "row_digest"),
+    *_filled(Integer, "is_aside"),
+    *_filled(Text, "began", "purpose"),
     Column("night", Text),
     Column("entry", Text),
-    Column("evidence", Text, nullable=False),
+    *_filled(Text, "evidence"),
     Column("evidence_reason", Text),
     *(
         Column(f"{table}_id", Integer, ForeignKey(f"{table}.id"), nullable=False)
         for table in ("series", "condition", "subject", "node")
     ),
-    Column("word", Text, nullable=False),
+    *_filled(Text, "word"),
     Column("failure", Text),
     Column("reason", Text),
-    Column("verdict", Text, nullable=False),
+    *_filled(Text, "verdict"),
     *(Column(name, Double) for name in FIGURES),
-    Column("window_first", Integer, nullable=False),
-    Column("window_last", Integer, nullable=False),
+    *_filled(Integer, "window_first", "window_last"),
     Index("run_of_series", "series_id", "is_aside", "began"),
     Index("run_of_night", "night"),
     Index("run_began", "began"),
@@ -106,18 +99,15 @@ RAW = Table(
     "raw",
     METADATA,
     Column("run_id", Integer, ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False),
-    Column("steps", LargeBinary, nullable=False),
-    Column("losses", LargeBinary, nullable=False),
-    Column("documents", LargeBinary, nullable=False),
+    *_filled(LargeBinary, "steps", "losses", "documents"),
 )
 
 ASIDE = Table(
     "aside",
     METADATA,
     Column("id", Integer, primary_key=True),
-    Column("run_id", Text, nullable=False),
-    Column("content", Text, nullable=False),
-    Column("document", LargeBinary, nullable=False),
+    *_filled(Text, "run_id", "content"),
+    *_filled(LargeBinary, "document"),
     Index("aside_once", "run_id", "content", unique=True),
 )
 
@@ -125,14 +115,12 @@ EVENT = Table(
     "event",
     METADATA,
     Column("id", Text, primary_key=True),
-    Column("kind", Text, nullable=False),
+    *_filled(Text, "kind"),
     Column("series", Text, index=True),
     Column("node", Text),
-    Column("at", Text, nullable=False),
-    Column("who", Text, nullable=False),
-    Column("why", Text, nullable=False),
+    *_filled(Text, "at", "who", "why"),
     Column("until", Text),
-    Column("document", Text, nullable=False),
+    *_filled(Text, "document"),
 )
 
 EXPECTATION = Table(
@@ -149,7 +137,7 @@ FINDING = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("night", Text, nullable=False, index=True),
-    Column("document", Text, nullable=False),
+    *_filled(Text, "document"),
 )
 
 

@@ -86,10 +86,10 @@ def outcome(vendor: Vendor, asked: Sequence[Device]) -> dict[Key, Any]:
     return {key: value for key, value in {**found, **values}.items() if value is not None}
 
 
-def wrong(found: Outcome, right: Outcome, new: frozenset[int] = frozenset()) -> str | None:
-    """Return a sentence about a wrong value, or None when all are right or null. new: indices to ignore."""
+def wrong(found: Outcome, right: Outcome) -> str | None:
+    """Return a sentence about a wrong value, or None when all are right or null."""
     for (index, field), value in found.items():
-        if index not in new and value != right.get((index, field)):
+        if value != right.get((index, field)):
             known = right.get((index, field), "none")
             return f"device {index}: {field} is {_said(value)}, expected null or {_said(known)}"
     return None

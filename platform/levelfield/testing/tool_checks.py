@@ -12,6 +12,7 @@ from levelfield.contracts.readings import SAMPLED, several_of_a_host
 from levelfield.contracts.vendor import Device
 from levelfield.specs.base import MOST_DEVICES
 from levelfield.specs.vendor import VendorFile
+from levelfield.testing import recordings
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
 from levelfield.testing.recordings import without_reason
 from levelfield.testing.subject import VendorSubject
@@ -34,9 +35,8 @@ def names_of_tools(subject: VendorSubject) -> list[str]:
     subject.asks_its_tools()
     if subject.has_hardware:
         raise NotApplicable("adapter.py reads devices of this machine, whatever its tools do")
-    spec = subject.spec
-    tools = [tool for tool in (spec.monitor, spec.discovery.tool if spec.discovery else None) if tool]
-    names = [tool.command[0] for tool in tools] + [r.argv[0] for r in subject.recordings if r.role == "tool"]
+    names = [argv[0] for argv, tool in recordings.commands(subject.spec).values() if tool]
+    names += [recording.argv[0] for recording in subject.recordings if recording.role == "tool"]
     if not names:
         raise NotApplicable("found no tool: neither monitor nor recorded/tool.<name>.<suffix>")
     for name in names:

@@ -35,8 +35,7 @@ def events(subject: FrameworkSubject) -> str:
     for variant in (SINGLE, *([several] if several else [])):
         job = _job(subject, variant)
         with subject.scratch() as folder:
-            run = subject.run(job, folder)
-        _whole(run)
+            run = subject.finished(job, folder)
         for number, rank in enumerate(run.ranks):
             for fault in _faults(subject, job, rank):
                 where = f"{variant.name}, rank {number}"
@@ -47,11 +46,6 @@ def events(subject: FrameworkSubject) -> str:
 def _job(subject: FrameworkSubject, variant: Variant) -> dict[str, Any]:
     job = small_job(next(iter(subject.models.values())), variant, "fp32", steps=STEPS)
     return {**job, "gradient_steps": [CAPTURED]}
-
-
-def _whole(run: SmallRun) -> None:
-    if run.failure:
-        raise Fails(run.failure, "run the job alone: its rank's log says more")
 
 
 def _faults(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRank) -> Iterator[str]:
@@ -104,8 +98,7 @@ def capture(subject: FrameworkSubject) -> str:
     job = _job(subject, WHOLE)
     with subject.scratch() as folder:
         job |= {"capture": {"step": CAPTURED, "folder": str(folder / "capture")}}
-        run = subject.run(job, folder)
-        _whole(run)
+        run = subject.finished(job, folder)
         tensors = {path.stem: np.load(path) for path in sorted((folder / "capture").glob("*.npy"))}
         updated = {path.stem for path in (folder / "capture" / "updated").glob("*.npy")}
     for name, shape in _captured_shapes(job).items():
@@ -155,8 +148,7 @@ def weights(subject: FrameworkSubject) -> str:
     with subject.scratch() as folder:
         place = folder / "weights"
         place.mkdir()
-        run = subject.run({**job, "save_weights_dir": str(place)}, folder)
-        _whole(run)
+        run = subject.finished({**job, "save_weights_dir": str(place)}, folder)
         for name, shape in _parameters(job).items():
             _check_saved(place / f"{name}.npy", shape, run)
     return f"{len(_parameters(job))} parameters, as reported after the last step"

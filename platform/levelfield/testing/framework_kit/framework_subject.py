@@ -92,17 +92,13 @@ class FrameworkSubject:
     def program(self) -> RankProgram:
         """The framework's ranks in its environment, which is made where it is missing. Raises Fails without one."""
         try:
-            python = self._environment(self.manifest, self._python)
+            manifest, needs = self.manifest, self.manifest.requirements.get(self.kind)
+            plan = environment_of(manifest, self.kind, needs.stages() if needs else Stages(), self._python, "process")
+            self._closing.enter_context(environment_in_use(plan, self._tell))
         except LevelfieldError as error:
             raise Fails(f"no Python for it: {error}", "correct `requirements`, or give --python") from None
-        environment = {**self.manifest.environment(self.kind), **self.vendor.environment}
-        return RankProgram(self.manifest.launch.argv, self.folder, python, environment)
-
-    def _environment(self, manifest: ImplementationFile, python: str | None) -> str:
-        needs = manifest.requirements.get(self.kind)
-        plan = environment_of(manifest, self.kind, needs.stages() if needs else Stages(), python, "process")
-        self._closing.enter_context(environment_in_use(plan, self._tell))
-        return plan.python
+        environment = {**manifest.environment(self.kind), **self.vendor.environment}
+        return RankProgram(manifest.launch.argv, self.folder, plan.python, environment)
 
     @property
     def most_ranks(self) -> int | None:
@@ -131,6 +127,15 @@ class FrameworkSubject:
     def run(self, job: Mapping[str, Any], folder: Path, watch: Watch | None = None) -> SmallRun:
         return run_small(self.program, self.on_device(job), folder, watch=watch)
 
+    def finished(
+        self, job: Mapping[str, Any], folder: Path, others: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> SmallRun:
+        """Return a job's run in which every rank has finished. Raises Fails for another one."""
+        run = run_small(self.program, self.on_device(job), folder, others=others)
+        if run.failure:
+            raise Fails(run.failure, "run the job alone: its rank's log says more")
+        return run
+
     def train(self, job: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]] | None = None) -> Curve:
         """Return the curve of a job. Raises Fails when a rank fails or leaves a process behind."""
         return self.trained(job, others)[0]
@@ -141,9 +146,7 @@ class FrameworkSubject:
         """Return the curve of a job and the files that its ranks imported. Raises Fails as `train`."""
         ranks = {rank: self.on_device(own) for rank, own in (others or {}).items()}
         with self.scratch() as folder:
-            run = run_small(self.program, self.on_device(job), folder, others=ranks)
-        if run.failure:
-            raise Fails(run.failure, "run the job alone: its rank's log says more")
+            run = self.finished(job, folder, ranks)
         try:
             curve = read_curve([list(rank.events) for rank in run.ranks])
             return curve, imported_by_all([rank.imported for rank in run.ranks])

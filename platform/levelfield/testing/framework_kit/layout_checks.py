@@ -239,11 +239,7 @@ def large_tensors(subject: FrameworkSubject) -> str:
 
 def is_sharp(difference: Difference) -> bool:
     """Return whether a run with large weights, in one process, is as near as rounding."""
-    pairs = (
-        (difference.first_loss, SHARP.first_loss),
-        (difference.loss, SHARP.loss),
-        (difference.grad_norm, SHARP.grad_norm),
-    )
+    pairs = ((getattr(difference, name), limit) for name, limit in SHARP)
     near = all(value is not None and value <= limit for value, limit in pairs)
     return near and difference.same_weights and difference.same_tokens
 

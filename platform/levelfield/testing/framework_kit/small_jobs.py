@@ -30,15 +30,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "activation": "swiglu", "bias": False, "tied_embeddings": False, "hidden_dropout": 0.0,
         "attention_dropout": 0.0, "init_std": 0.02, "scaled_residual_init": True,
     },
-    "qwen": {
-        "family": "qwen", "layers": 4, "hidden_size": 32, "ffn_hidden_size": 96, "heads": 4, "kv_heads": 2,
-        "vocab_size": 128, "positions": "rope", "rope_base": 10000.0, "norm": "rmsnorm", "norm_eps": 1e-6,
-        "activation": "swiglu", "bias": False, "tied_embeddings": False, "hidden_dropout": 0.0,
-        "attention_dropout": 0.0, "init_std": 0.02, "scaled_residual_init": True,
-        "head_dim": 12, "qkv_bias": True, "query_key_norm": True,
-        "rope_scaling": {"kind": "llama3", "factor": 4.0, "original_length": 16, "low_factor": 1.0,
-                         "high_factor": 4.0, "beta_fast": None, "beta_slow": None, "magnitude": None},
-    },
+}  # fmt: skip
+MODELS["qwen"] = {
+    **MODELS["llama"],
+    "family": "qwen", "norm_eps": 1e-6, "head_dim": 12, "qkv_bias": True, "query_key_norm": True,
+    "rope_scaling": {"kind": "llama3", "factor": 4.0, "original_length": 16, "low_factor": 1.0,
+                     "high_factor": 4.0, "beta_fast": None, "beta_slow": None, "magnitude": None},
 }  # fmt: skip
 MODELS["mixture"] = {
     **MODELS["llama"],
@@ -55,32 +52,27 @@ EVERYWHERE = ("gpt", "llama")  # what every framework trains
 _SHORT = {name: {**MODELS[name], "layers": 2} for name in EVERYWHERE}
 _SCALED = {"original_length": 16, "low_factor": None, "high_factor": None, "beta_fast": None, "beta_slow": None,
            "magnitude": None, "factor": 4.0}  # fmt: skip
+_LATENT = {"query_rank": 16, "key_value_rank": 12, "plain_size": 8, "rotary_size": 4, "value_size": 8}
+_OF_LLAMA: dict[str, dict[str, Any]] = {
+    "geglu_tanh": {"activation": "geglu_tanh"},
+    "tied_embeddings": {"tied_embeddings": True},
+    "bias": {"bias": True},
+    "head_dim": {"head_dim": 12},
+    "qkv_bias": {"qkv_bias": True},
+    "query_key_norm": {"query_key_norm": True},
+    "sliding_window": {"sliding_window": 8},
+    "norm_after": {"norm_place": "after"},
+    "embedding_scale": {"embedding_scale": 4.0},
+    "rope_linear": {"rope_scaling": {**_SCALED, "kind": "linear", "original_length": None}},
+    "rope_llama3": {"rope_scaling": MODELS["qwen"]["rope_scaling"]},
+    "rope_yarn": {"rope_scaling": {**_SCALED, "kind": "yarn", "beta_fast": 4.0, "beta_slow": 1.0}},
+    "latent_attention": {"kv_heads": 4, "latent_attention": _LATENT},
+}
 # One model for each part that not every small model has.
 OF_PARTS: dict[str, dict[str, Any]] = {
     "gelu": {**_SHORT["gpt"], "activation": "gelu"},
-    "geglu_tanh": {**_SHORT["llama"], "activation": "geglu_tanh"},
-    "tied_embeddings": {**_SHORT["llama"], "tied_embeddings": True},
-    "bias": {**_SHORT["llama"], "bias": True},
-    "head_dim": {**_SHORT["llama"], "head_dim": 12},
-    "qkv_bias": {**_SHORT["llama"], "qkv_bias": True},
-    "query_key_norm": {**_SHORT["llama"], "query_key_norm": True},
-    "sliding_window": {**_SHORT["llama"], "sliding_window": 8},
-    "norm_after": {**_SHORT["llama"], "norm_place": "after"},
-    "embedding_scale": {**_SHORT["llama"], "embedding_scale": 4.0},
-    "rope_linear": {**_SHORT["llama"], "rope_scaling": {**_SCALED, "kind": "linear", "original_length": None}},
-    "rope_llama3": {**_SHORT["llama"], "rope_scaling": MODELS["qwen"]["rope_scaling"]},
-    "rope_yarn": {
-        **_SHORT["llama"],
-        "rope_scaling": {**_SCALED, "kind": "yarn", "beta_fast": 4.0, "beta_slow": 1.0},
-    },
-    "latent_attention": {
-        **_SHORT["llama"],
-        "kv_heads": 4,
-        "latent_attention": {
-            "query_rank": 16, "key_value_rank": 12, "plain_size": 8, "rotary_size": 4, "value_size": 8,
-        },
-    },
-}  # fmt: skip
+    **{part: {**_SHORT["llama"], **changes} for part, changes in _OF_LLAMA.items()},
+}
 
 
 @dataclass(frozen=True)
