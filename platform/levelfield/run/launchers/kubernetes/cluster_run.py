@@ -105,7 +105,7 @@ class ClusterRun:
             return "hang", evidence
         if len(states) < len(self._request.nodes) and self._is_refused_for_good():
             return "launch-error", f"the cluster makes no pod: {self._complaint}"
-        return self._job_state(states)
+        return self._job_state()
 
     def _is_refused_for_good(self) -> bool:
         """Return whether pods are refused for a reason that no waiting mends. A quota may be free again later."""
@@ -130,7 +130,7 @@ class ClusterRun:
         wait_for(lambda: all(log.is_complete or log.silence for log in self._logs.values()), SETTLE_SECONDS)
         return failed.cause or "rank-failed", f"{self._called(failed.node_rank)}: {failed.says}"
 
-    def _job_state(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
+    def _job_state(self) -> tuple[Cause, str | None] | None:
         """Return the failure of the main object itself. Its pods may still give a better reason."""
         if time.monotonic() - self._looked < JOB_SECONDS:
             return None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request, Watch
-from levelfield.node.regular_files import open_regular
+from levelfield.node.regular_files import read_last
 from levelfield.run.launchers.launched_ranks import evidence_of, first_failure
 from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after
 from levelfield.run.launchers.node_records import LastRecord, OpenNodes, by_engine, last_records
@@ -194,9 +194,7 @@ def _log(request: Request) -> Path:
 def _last_lines(request: Request) -> list[str] | None:
     """Return the end of what the job printed; None where there is no file."""
     try:
-        with open_regular(_log(request)) as file:
-            file.seek(max(0, _log(request).stat().st_size - LOG_BYTES))
-            return file.read().decode(errors="replace").splitlines()
+        return read_last(_log(request), LOG_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return None
 

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from levelfield.contracts.command import completed
 from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork
 from levelfield.node.device_files import LOCKS
-from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import RUN_LABEL, engine_ready, reap
-from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of, worker_path
+from levelfield.run.runtimes.process_runtime import (
+    CONTAINER_HOME,
+    NodeFolders,
+    NodeRuntime,
+    container_of,
+    launch_of,
+    worker_path,
+)
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import ContainerPlan, Plan
+from levelfield.specs.plan import Plan
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -31,7 +37,6 @@ if TYPE_CHECKING:
 # The engine would make a missing folder of locks for root alone.
 # Only the node knows the numbers of its user. The words that follow are the options, the image and the command.
 _AS_THE_USER = f'mkdir -p -m 1777 {LOCKS} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
-_HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
 Say = Callable[[str], None]
 PROGRESS_BYTES = 256 * 2**20
 QUESTION_SECONDS = 60.0
@@ -77,27 +82,9 @@ class SshRuntime(NodeRuntime):
         command = ["env", *assigned, *(_moved_word(plan, places, word) for word in argv)]
         if plan.runtime == "docker":
             command = in_container(plan, places, command)
-        connection = Connection(places.host.name, ssh_argv(launch_of(plan), places.host, command))
-        connection.close_input()
-        try:
-            printed = _printed(connection, time.monotonic() + seconds, command)
-        finally:
-            connection.end()
-        if connection.code != 0:
-            raise subprocess.CalledProcessError(connection.code or 255, command, stderr=connection.complaint)
-        return printed.decode(errors="replace")
-
-
-def _printed(connection: Connection, deadline: float, command: list[str]) -> bytes:
-    """Return what a command printed. Raises TimeoutExpired."""
-    printed = b""
-    while time.monotonic() < deadline and len(printed) < 2**22:
-        wait_for_output([connection], 0.1)
-        part = connection.read()
-        if part is None and connection.has_ended():
-            return printed
-        printed += part or b""
-    raise subprocess.TimeoutExpired(command, 0)
+        done = completed(ssh_argv(launch_of(plan), places.host, command), seconds)
+        done.check_returncode()
+        return done.stdout
 
 
 def _moved_word(plan: Plan, places: NodePlaces, word: str) -> str:
@@ -109,11 +96,6 @@ def _moved_word(plan: Plan, places: NodePlaces, word: str) -> str:
         if word == own or word.startswith(own + "/"):
             return other + word[len(own) :]
     return word
-
-
-def container_of(plan: Plan) -> ContainerPlan:
-    assert plan.container is not None, "a plan for runtime docker has a container"
-    return plan.container
 
 
 def image_of(plan: Plan) -> str:
@@ -136,7 +118,7 @@ def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
     options = container.options
     yield from ("--rm", "--interactive", "--init", "--network=host", "--entrypoint=", "--cap-drop=ALL")
     yield from ("--security-opt=no-new-privileges", f"--label={RUN_LABEL}={plan.run_id}")
-    for name, value in {**_HOME, **options.environment}.items():
+    for name, value in {**CONTAINER_HOME, **options.environment}.items():
         yield f"--env={name}={value}"
     for folder, mode in _mounts(plan, places).items():
         yield f"--volume={folder}:{folder}:{mode}"
@@ -188,24 +170,17 @@ def _bring(client: DockerClient, plan: Plan, node_rank: int, image_id: str, say:
 
 def _found(plan: Plan, node_rank: int) -> str | None:
     """Return the image's id on a node; None where the node does not have it. Raises NodesNotReady without an engine."""
+    name, engine = places_of(plan, node_rank).host.name, launch_of(plan).site.ssh.container
     try:
-        done = subprocess.run(
-            _command(plan, node_rank, ["image", "inspect", "--format", "{{json .Id}}", image_of(plan)]),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=QUESTION_SECONDS,
-        )
+        inspect = ["image", "inspect", "--format", "{{json .Id}}", image_of(plan)]
+        done = completed(_command(plan, node_rank, inspect), QUESTION_SECONDS)
     except subprocess.TimeoutExpired:
-        silent = (
-            f"{places_of(plan, node_rank).host.name}: its container engine gave no answer in {QUESTION_SECONDS:g} s"
-        )
+        silent = f"{name}: its container engine gave no answer in {QUESTION_SECONDS:g} s"
         raise _failed(plan, node_rank, silent) from None
     if done.returncode == 0:
         return str(json.loads(done.stdout))
     if "o such image" in done.stderr or "o such object" in done.stderr:
         return None
-    name, engine = places_of(plan, node_rank).host.name, launch_of(plan).site.ssh.container
     said = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
     why = f"{name}: its container engine does not answer `{engine}`: {said}; name its command as ssh.container"
     raise _failed(plan, node_rank, why)
