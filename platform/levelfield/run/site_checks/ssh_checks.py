@@ -231,11 +231,8 @@ def _given_python(host: Host, python: str | None, found: Mapping[str, Any]) -> l
     version, why = (printable_text(str(found.get(key)), 200) for key in ("given", "given_why"))
     if not found.get("given"):
         do = "correct `python` in the site's file, or bring that interpreter to the host"
-        return [
-            missing(
-                host.name, f"the site's `python`, {python}, does not serve: {why}, expected Python 3.8 or newer", do
-            )
-        ]
+        says = f"the site's `python`, {python}, does not serve: {why}, expected Python 3.8 or newer"
+        return [missing(host.name, says, do)]
     return [ok(host.name, f"the site's `python` is Python {version}")]
 
 
