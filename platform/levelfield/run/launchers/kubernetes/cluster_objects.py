@@ -58,10 +58,6 @@ def object_name(run_id: str) -> str:
     return f"lf-{begin}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
-def secret_name(run_id: str) -> str:
-    return f"{object_name(run_id)}-secrets"
-
-
 def pods_maker(name: str, kind: str) -> str:
     """Return the name of the Job that makes the pods: the run's object itself, or the one that a JobSet makes."""
     return name if kind.lower() == "job" else f"{name}-{NODE}-0"
@@ -231,7 +227,7 @@ def _container(run: JobManifest) -> Fields:
     site = run.site
     limits = {site.devices: str(run.devices)} if site.devices not in (None, NO_RESOURCE) else {}
     limits |= {name: str(count) for name, count in site.resources.items()}
-    secret = secret_name(run.run_id)
+    secret = f"{run.name}-secrets"
     found: Fields = {"name": NODE, **({"image": run.image} if run.image else {})}
     found |= {"command": [run.python], "args": _arguments(run)}
     if run.secrets:

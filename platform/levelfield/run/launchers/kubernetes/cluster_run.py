@@ -20,7 +20,7 @@ from levelfield.run.launchers.kubernetes.cluster_api import OLDEST, ClusterApi, 
 from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL, pods_maker
 from levelfield.run.launchers.kubernetes.pod_log import PodLog
 from levelfield.run.launchers.kubernetes.pod_watch import PodState, PodWatch
-from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.liveness import Liveness, wait_for
 from levelfield.run.launchers.node_content import secret_values
 from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
 
@@ -213,16 +213,6 @@ def _word_of_others(cause: Cause, states: Mapping[int, PodState]) -> NodeWord:
     word = words.get(cause, "stopped")
     is_of_one = word != "cancelled" and any(state.word == word for state in states.values())
     return "stopped" if is_of_one else word
-
-
-def wait_for(done: Callable[[], bool], seconds: float, step_seconds: float = 0.2) -> bool:
-    """Wait until it is done, but not longer. Return whether it is."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(step_seconds)
-    return True
 
 
 def node_ends(

@@ -13,7 +13,7 @@ from pathlib import Path
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request, Watch
 from levelfield.node.regular_files import read_last
 from levelfield.run.launchers.launched_ranks import evidence_of, first_failure
-from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after
+from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after, wait_for
 from levelfield.run.launchers.node_records import LastRecord, OpenNodes, by_engine, last_records
 from levelfield.run.launchers.slurm.slurm_commands import (
     ENDED,
@@ -312,9 +312,7 @@ class JobWatch:
         return self._outcome(intent)
 
     def _outcome(self, intent: Intent | None) -> Outcome:
-        deadline = time.monotonic() + RECORD_SECONDS
-        while self._open.left() and time.monotonic() < deadline:
-            time.sleep(STEP_SECONDS)
+        wait_for(lambda: not self._open.left(), RECORD_SECONDS, STEP_SECONDS)
         self._watch()
         outcome = outcome_of(self._request, self._job, self._with_user(), intent, self._lost_nodes)
         if self._state.is_ended or outcome.cause == "node-lost":
