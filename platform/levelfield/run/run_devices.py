@@ -36,17 +36,20 @@ def devices_locked(plan: Plan, say: Callable[[str], None] = lambda text: None) -
         say(sentence)
     with ExitStack() as stack:
         devices = [f"{plan.hardware.vendor}-{index}" for index in plan.hardware.device_indices]
-        yield DeviceLocks([_locked(stack, device, plan.run_id) for device in devices])
+        yield DeviceLocks([stack.enter_context(_locked(device, plan.run_id)) for device in devices])
 
 
-def _locked(stack: ExitStack, device: str, run_id: str) -> FileIO:
-    try:
-        return stack.enter_context(device_locked(lock_folder(), device, run_id))
-    except OSError as error:
-        raise RunFailed(
-            f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a "
-            "folder that all users of the machine can write"
-        ) from None
+@contextmanager
+def _locked(device: str, run_id: str) -> Iterator[FileIO]:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(device_locked(lock_folder(), device, run_id))
+        except OSError as error:
+            raise RunFailed(
+                f"device {device} cannot be locked: {error.filename}: {error.strerror}; set LEVELFIELD_LOCKS to a "
+                "folder that all users of the machine can write"
+            ) from None
+        yield file
 
 
 def devices_sampled(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[object]:
