@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
-from levelfield.contracts.execution import ContainerWork, NodeWork
+from levelfield.contracts.execution import ContainerWork, NodeWork, Say
 from levelfield.node.regular_files import read_regular
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import (
@@ -53,7 +53,7 @@ class DockerRuntime:
     name = "docker"
 
     @contextmanager
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[ReadyDocker]:
+    def in_use(self, plan: Plan, say: Say) -> Iterator[ReadyDocker]:
         with engine_ready() as client:
             reap(client, say)
             built = images.ready(client, container_of(plan), say)

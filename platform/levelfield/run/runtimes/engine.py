@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import grp
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from levelfield.contracts.execution import ContainerWork
+from levelfield.contracts.execution import ContainerWork, Say
 from levelfield.errors import RunFailed, connection_error
 from levelfield.node.process_identity import identity_from, is_alive, own_identity
 
@@ -22,7 +22,6 @@ IMAGE_LABEL = "levelfield.image"
 PATIENCE_SECONDS = 60
 LAST_SECONDS = 5  # for each answer after an interrupt; a second one is waited for less long
 SILENT_SECONDS = 1
-Say = Callable[[str], None]
 
 
 class EngineError(Exception):

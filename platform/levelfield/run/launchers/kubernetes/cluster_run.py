@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from http import HTTPStatus
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd, Request, Watch
+from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd, Request, Say, Watch
 from levelfield.errors import UsageError
 from levelfield.report.escapes import one_line, printable
 from levelfield.run.launchers.kubernetes.cluster_api import OLDEST, ClusterApi, ClusterRefusal, ClusterSilence, path_of
@@ -33,7 +33,7 @@ TRIES = 3  # to delete an object
 Fields = dict[str, Any]
 
 
-def run_on_cluster(request: Request, watch: Watch, say: Callable[[str], None]) -> Outcome:
+def run_on_cluster(request: Request, watch: Watch, say: Say) -> Outcome:
     """Run the request's manifest and return how it ended. What was created is deleted before it returns."""
     job = ClusterJob(request)
     try:
@@ -47,7 +47,7 @@ def run_on_cluster(request: Request, watch: Watch, say: Callable[[str], None]) -
 class ClusterRun:
     """The watch over one run's pods and files, until one cause ends it."""
 
-    def __init__(self, request: Request, job: ClusterJob, api: ClusterApi, say: Callable[[str], None]) -> None:
+    def __init__(self, request: Request, job: ClusterJob, api: ClusterApi, say: Say) -> None:
         self._request, self._job, self._api = request, job, api
         self._pods = PodWatch(api, job.namespace, f"{RUN_LABEL}={job.name}")
         self._streams = "--stream" in next(iter(request.submissions[0].files.values()))

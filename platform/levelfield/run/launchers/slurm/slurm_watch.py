@@ -6,11 +6,11 @@ import pwd
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request, Watch
+from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request, Say, Watch
 from levelfield.node.regular_files import read_last
 from levelfield.run.launchers.launched_ranks import evidence_of, first_failure
 from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after, wait_for
@@ -202,7 +202,7 @@ def _last_lines(request: Request) -> list[str] | None:
 class JobWatch:
     """The watch over a job of a run. It asks Slurm more seldom the longer it takes."""
 
-    def __init__(self, request: Request, job: SlurmJob, watch: Watch, say: Callable[[str], None]) -> None:
+    def __init__(self, request: Request, job: SlurmJob, watch: Watch, say: Say) -> None:
         self._request, self._job, self._watch, self._say = request, job, watch, say
         self._began, self._next = time.monotonic(), 0.0
         self._state = UNKNOWN

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.command import completed
-from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork
+from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork, Say
 from levelfield.node.device_files import LOCKS
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 # The engine would make a missing folder of locks for root alone.
 # Only the node knows the numbers of its user. The words that follow are the options, the image and the command.
 _AS_THE_USER = f'mkdir -p -m 1777 {LOCKS} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
-Say = Callable[[str], None]
 PROGRESS_BYTES = 256 * 2**20
 QUESTION_SECONDS = 60.0
 
@@ -53,7 +52,7 @@ class SshRuntime(NodeRuntime):
         self._image: images.Built | None = None
 
     @contextmanager
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[SshRuntime]:
+    def in_use(self, plan: Plan, say: Say) -> Iterator[SshRuntime]:
         """Prepare every node. Raises NodesNotReady with the node that cannot be prepared."""
         prepare(plan, say)
         if plan.runtime == "docker":
