@@ -86,7 +86,7 @@ def by_engine(record: LastRecord, *signals: int) -> LastRecord:
 
 def node_remarks(root: Path, nodes: int, has_accelerators: bool) -> list[str]:
     """Return what the result has to say about its nodes, as sentences: each follows from what a node wrote."""
-    facts = {f"node{node}": _facts(root, node) for node in range(nodes)}
+    facts = {f"node{node}": event_or_none(_text(root / f"nodes/node{node}.facts.json")) or {} for node in range(nodes)}
     own = [said for name, found in facts.items() for said in _own_remarks(name, found, has_accelerators and nodes > 1)]
     network = [said for node in range(nodes) for said in _network_remarks(f"node{node}", last_fields(root, node) or {})]
     return [*_shared_machines(facts), *own, *network]
@@ -151,7 +151,7 @@ def disk_remark(last: Mapping[str, Any]) -> str:
 def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord:
     rank = node.node_rank
     last = last_fields(root, rank) or {}
-    own = _facts(root, rank).get("hostname")
+    own = (event_or_none(_text(root / f"nodes/node{rank}.facts.json")) or {}).get("hostname")
     files = {"facts": f"nodes/node{rank}.facts.json", "telemetry": f"telemetry/node{rank}.raw.jsonl"}
     absent = [name for name, file in files.items() if not (root / file).is_file()]
     return LastRecord(
@@ -167,10 +167,6 @@ def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord
 
 def _record_name(node_rank: int) -> str:
     return f"nodes/node{node_rank}.record.jsonl"
-
-
-def _facts(root: Path, node_rank: int) -> dict[str, Any]:
-    return event_or_none(_text(root / f"nodes/node{node_rank}.facts.json")) or {}
 
 
 def _text(path: Path) -> str:

@@ -20,24 +20,19 @@ from levelfield.contracts.execution import ContainerWork, NodeWork, Say
 from levelfield.node.regular_files import read_regular
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import (
+    HOME,
     OWNER_LABEL,
     RUN_LABEL,
     EngineError,
     answers,
     connect,
+    container_of,
     engine_ready,
     owner,
     reap,
     started,
 )
-from levelfield.run.runtimes.process_runtime import (
-    CONTAINER_HOME,
-    container_of,
-    packages,
-    rank_work,
-    ranks_of,
-    worker_path,
-)
+from levelfield.run.runtimes.process_runtime import packages, rank_work, ranks_of, worker_path
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -105,7 +100,7 @@ class DockerRuntime:
             image=self._image(plan),
             argv=(plan.environment.python, *arguments),
             user=f"{os.getuid()}:{os.getgid()}",
-            environment={**CONTAINER_HOME, **interface, **container.options.environment, **environment},
+            environment={**HOME, **interface, **container.options.environment, **environment},
             mounts={**dict.fromkeys((*map(str, read), *container.options.read_only_mounts), "ro"), **writable},
             network=network,
             labels={RUN_LABEL: plan.run_id, OWNER_LABEL: owner()},

@@ -20,7 +20,7 @@ from levelfield.contracts.command import completed
 from levelfield.contracts.execution import FIRST_NODE, PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime, Say
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import ContainerPlan, Plan
+from levelfield.specs.plan import Plan
 from levelfield.specs.site import LaunchPlan
 
 LISTING_SECONDS = 60.0
@@ -39,7 +39,6 @@ _LISTING = (
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOCAL = Path("/levelfield/local")  # a pod's own folder
 CODE = LOCAL / "code"
-CONTAINER_HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
 
 
 class ProcessRuntime:
@@ -199,11 +198,6 @@ def launch_of(plan: Plan) -> LaunchPlan:
     """Return how the plan's nodes are reached. A plan for this machine alone is a fault of the caller."""
     assert plan.launch is not None, "a plan for a launcher of many machines has `launch`"
     return plan.launch
-
-
-def container_of(plan: Plan) -> ContainerPlan:
-    assert plan.container is not None, "a plan for runtime docker has a container"
-    return plan.container
 
 
 class PodRuntime(NodeRuntime):

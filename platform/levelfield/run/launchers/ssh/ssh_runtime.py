@@ -19,15 +19,8 @@ from levelfield.node.device_files import LOCKS
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes import images
-from levelfield.run.runtimes.engine import RUN_LABEL, engine_ready, reap
-from levelfield.run.runtimes.process_runtime import (
-    CONTAINER_HOME,
-    NodeFolders,
-    NodeRuntime,
-    container_of,
-    launch_of,
-    worker_path,
-)
+from levelfield.run.runtimes.engine import HOME, RUN_LABEL, container_of, engine_ready, reap
+from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of, worker_path
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -117,7 +110,7 @@ def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
     options = container.options
     yield from ("--rm", "--interactive", "--init", "--network=host", "--entrypoint=", "--cap-drop=ALL")
     yield from ("--security-opt=no-new-privileges", f"--label={RUN_LABEL}={plan.run_id}")
-    for name, value in {**CONTAINER_HOME, **options.environment}.items():
+    for name, value in {**HOME, **options.environment}.items():
         yield f"--env={name}={value}"
     for folder, mode in _mounts(plan, places).items():
         yield f"--volume={folder}:{folder}:{mode}"
