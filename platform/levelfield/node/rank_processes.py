@@ -1,8 +1,8 @@
 """The ranks of one node as processes: they start together and end together, and each end is recorded.
 
-The launchers use `Ranks`. As a script (`python node.py nodes/node0.json`) this file is a container's first process.
-It needs only the standard library. It ends all ranks when its standard input closes: the platform closes it, or the
-system does so when the platform was killed.
+The launchers use `Ranks`. As a script (`python rank_processes.py nodes/node0.json`) this file is a container's first
+process. It needs only the standard library. It ends all ranks when its standard input closes: the platform closes it,
+or the system does so when the platform was killed.
 """
 
 from __future__ import annotations
