@@ -13,7 +13,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from levelfield.errors import RunFailed, UsageError
+from levelfield.node.rank_processes import killed, with_variable
 from levelfield.user_folders import config_folder, expanded, home_folder
 
 if TYPE_CHECKING:
@@ -286,21 +286,13 @@ def installed_elsewhere(folder: Path, packages: Sequence[str]) -> str:
 
 def end_left(folder: Path, say: Say | None = None) -> None:
     """End what a killed platform left of an installer of this folder. Raises RunFailed for one that does not end."""
-    deadline = time.monotonic() + END_SECONDS
-    told = False
-    while found := _marked(folder):
-        if say and not told:
-            say(f"ending the installer of {folder.name} that a killed start left: process {', '.join(map(str, found))}")
-            told = True
-        if time.monotonic() > deadline:
-            raise RunFailed(
-                f"{folder}: another installer still writes there and cannot be ended: process "
-                f"{', '.join(map(str, found))}. Wait for its end, then start again"
-            )
-        for process in found:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.02)
+    if say and (found := _marked(folder)):
+        say(f"ending the installer of {folder.name} that a killed start left: process {', '.join(map(str, found))}")
+    if left := killed(lambda: _marked(folder), END_SECONDS):
+        raise RunFailed(
+            f"{folder}: another installer still writes there and cannot be ended: process "
+            f"{', '.join(map(str, left))}. Wait for its end, then start again"
+        )
 
 
 def lost(package: str | None) -> str:
@@ -370,10 +362,4 @@ def _followed(process: subprocess.Popen[str], say: Say) -> list[str]:
 
 def _marked(folder: Path) -> list[int]:
     """Return the processes of this machine that install into the folder, except those that have ended."""
-    wanted = f"{MARK}={folder}".encode()
-    found = []
-    for place in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it ended meanwhile, or belongs to another user
-            if wanted in place.read_bytes().split(b"\0") and int(place.parent.name) != os.getpid():
-                found.append(int(place.parent.name))
-    return found
+    return [process for process in with_variable(f"{MARK}={folder}\0") if process != os.getpid()]

@@ -20,6 +20,7 @@ PORT_CHOSEN_AT_START = "{port}"
 DISK_IS_FULL = "the disk of its run's folder is full"  # in the evidence of a node whose rank failed
 FIRST_NODE = "{first_node}"  # in a rank's variables: the address of node 0, where only the engine knows it
 Watch = Callable[[], None]
+Say = Callable[[str], None]  # takes a sentence for the user
 Cause = Literal[
     "exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken",
     "unsupported", "corpus", "preflight", "node-lost", "node-differs", "unreachable", "cancelled", "preempted",
@@ -232,7 +233,7 @@ class NodeSource(Protocol):
 class Runtime(NodeSource, Protocol):
     """The surroundings of a node's processes: a Python environment or a container."""
 
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> AbstractContextManager[ReadyRuntime]:
+    def in_use(self, plan: Plan, say: Say) -> AbstractContextManager[ReadyRuntime]:
         """Prepare the plan's environment and lock it for the block. Raises RunFailed or UsageError."""
         ...
 

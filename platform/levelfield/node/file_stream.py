@@ -72,10 +72,10 @@ class FileStream:
                 is_last = self._ending.is_set()
                 if time.monotonic() >= next_beat:
                     count, next_beat = count + 1, time.monotonic() + BEAT_SECONDS
-                    self._write(frame_line({"beat": count}))
+                    write_all(self._output, frame_line({"beat": count}))
                 self._send_growth()
                 if is_last:
-                    return self._write(frame_line({"end": self._code}))
+                    return write_all(self._output, frame_line({"end": self._code}))
                 self._ending.wait(LOOK_SECONDS)
         except OSError:
             self._broken()
@@ -88,7 +88,7 @@ class FileStream:
             found = _content(self._root / name, 0, 64)
             if found and found != before:
                 self._beats[name] = found
-                self._write(file_frame(name, 0, found)[0])
+                write_all(self._output, file_frame(name, 0, found)[0])
 
     def _send_part(self, name: str) -> bool:
         """Send the next part of a file. Return whether there may be more."""
@@ -96,13 +96,15 @@ class FileStream:
         part = _content(self._root / name, offset, min(PART_BYTES, MOST_FILE_BYTES - offset))
         if part:
             frame, size = file_frame(name, offset, part)
-            self._write(frame)
+            write_all(self._output, frame)
             self._sent[name] += size
         return len(part) == PART_BYTES
 
-    def _write(self, frame: bytes) -> None:
-        while frame:
-            frame = frame[os.write(self._output, frame) :]
+
+def write_all(output: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(output, left) :]
 
 
 def _content(path: Path, offset: int, most: int) -> bytes:

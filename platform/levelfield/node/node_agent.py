@@ -63,11 +63,9 @@ def _run(work: Assignment, options: argparse.Namespace, stop: Stop) -> int:
     _keep_errors(work.root / f"logs/node{work.node_rank}.log")
     if not options.stream:
         return agent.run()
-
-    def broken() -> None:
-        stop.request("standard output was closed: the receiver is gone")
-
-    stream = FileStream(work.root, work.node_rank, work.ranks(), sys.stdout.fileno(), broken)
+    broken = "standard output was closed: the receiver is gone"
+    output = sys.stdout.fileno()
+    stream = FileStream(work.root, work.node_rank, work.ranks(), output, lambda: stop.request(broken))
     stream.start()
     code = 1
     try:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator
 
+from levelfield.node.file_stream import write_all
 from levelfield.node.node_facts import available_bytes
 
 WINDOWS = 5
@@ -139,7 +140,7 @@ def _write_and_read(path: Path, data: bytes) -> tuple[float, float]:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         began = time.monotonic()
-        _write(file, data)
+        write_all(file, data)
         os.fsync(file)
         written = time.monotonic()
         if hasattr(os, "posix_fadvise"):
@@ -155,16 +156,5 @@ def _write_and_read(path: Path, data: bytes) -> tuple[float, float]:
     return written - began, ended - reading
 
 
-def _write(file: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]
-
-
 def _read(file: int) -> list[bytes]:
-    parts: list[bytes] = []
-    while True:
-        part = os.read(file, 2**20)
-        if not part:
-            return parts
-        parts.append(part)
+    return list(iter(lambda: os.read(file, 2**20), b""))

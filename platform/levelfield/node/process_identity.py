@@ -7,17 +7,14 @@ session of its own, does not notice.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import platform
-import signal
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from levelfield.node.rank_processes import KILL_SECONDS, MARK, marked, stat_of, variables_of
+from levelfield.node.rank_processes import KILL_SECONDS, MARK, killed, marked, stat_of, variables_of
 
 _ENDED = ("Z", "X", "x")  # of a process whose parent has not read its exit code
 _STARTED = 19  # the place of the start among the fields of stat_of, in ticks since the boot
@@ -100,14 +97,7 @@ def own_ranks() -> list[int]:
 def end_left_ranks() -> list[str]:
     """End what killed platforms of this user left on this machine. Return a sentence for each process."""
     found = _left()
-    deadline = time.monotonic() + KILL_SECONDS
-    left = found
-    while left and time.monotonic() < deadline:
-        for process in left:
-            with contextlib.suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.02)
-        left = _left()
+    left = killed(_left, KILL_SECONDS)
     how = {process: "cannot be ended" if process in left else "was ended" for process in found}
     return [f"process {each}, which the killed platform of {run} left, {how[each]}" for each, run in found.items()]
 

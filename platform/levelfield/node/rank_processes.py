@@ -1,8 +1,8 @@
 """The ranks of one node as processes: they start together and end together, and each end is recorded.
 
-The launchers use `Ranks`. As a script (`python node.py nodes/node0.json`) this file is a container's first process.
-It needs only the standard library. It ends all ranks when its standard input closes: the platform closes it, or the
-system does so when the platform was killed.
+The launchers use `Ranks`. As a script (`python rank_processes.py nodes/node0.json`) this file is a container's first
+process. It needs only the standard library. It ends all ranks when its standard input closes: the platform closes it,
+or the system does so when the platform was killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Collection
 
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 3.0  # after one rank has failed: time for the others to write their errors
@@ -85,16 +85,9 @@ class Ranks:
 
     def _end_escaped(self) -> None:
         """End what ranks have started in sessions of their own. Wait a bounded time, once for each process."""
-        deadline = time.monotonic() + KILL_SECONDS
         known = {*self.processes(), *self._escaped}
-        while self._mark and (found := set(marked(self._mark)) - known):
-            for process in found:
-                with contextlib.suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
-            if time.monotonic() > deadline:
-                self._escaped |= found
-                return
-            time.sleep(POLL_SECONDS / 5)
+        if self._mark:
+            self._escaped |= {*killed(lambda: {*marked(self._mark)} - known, KILL_SECONDS)}
 
     def _wait(self, ranks: set[int], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -154,9 +147,25 @@ def _offer_for_memory(process: int) -> None:
             adjustment.write_text(str(FIRST_FOR_MEMORY), encoding="utf-8")
 
 
+def killed(found: Callable[[], Collection[int]], seconds: float) -> Collection[int]:
+    """Send SIGKILL to the processes that are found, until none is or the time is over. Return those that are left."""
+    deadline = time.monotonic() + seconds
+    while (left := found()) and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(POLL_SECONDS / 5)
+    return left
+
+
 def marked(mark: str) -> list[int]:
     """Return the processes of this user whose mark begins so; with an empty one all that have a mark."""
-    wanted = f"{MARK}={mark}".encode()
+    return with_variable(f"{MARK}={mark}")
+
+
+def with_variable(begin: str) -> list[int]:
+    """Return the processes of this user of which a variable, as `NAME=value` and a null byte, begins so."""
+    wanted = begin.encode()
     found = []
     for place in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user

@@ -276,6 +276,7 @@ class Ipmi:
         host, _, port = (address or "").rpartition(":") if re.search(r"[^:]:\d+$", address or "") else (address, "", "")
         remote = ("-I", "lanplus", "-H", str(host), "-U", str(site.user), "-L", "USER", "-E", "-N", "2", "-R", "2")
         place = (*remote, *(("-p", port) if port else ())) if address else ()
+        self._host = host
         self._argv = ("ipmitool", *place, "dcmi", "power", "reading")
         self._environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
         if address:  # ipmitool reads the first of these two that is there
@@ -295,16 +296,10 @@ class Ipmi:
             # A wrong password and a BMC that is silent look the same; one that has answered knows the password.
             is_final = not self._has_answered and "session" in lines[-1]
             once = "; not asked again, as a wrong password may lock the user out" if is_final else ""
-            said = _without(lines[-1], (str(self._argv[4]),) if len(self._argv) > 5 else ())
+            said = lines[-1].replace(self._host, "the BMC") if self._host else lines[-1]
             raise BmcError(f"ipmitool ended with {found.returncode}: {said[:120]}{once}", is_final)
         self._has_answered = True
         return dcmi_power(found.stdout)
-
-
-def _without(text: str, names: tuple[str, ...]) -> str:
-    for name in names:
-        text = text.replace(name, "the BMC")
-    return text
 
 
 def reader_of(host: str, site: BmcSite) -> Redfish | Ipmi:

@@ -12,12 +12,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
+from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed
 from levelfield.node.code_digest import without_versions
 from levelfield.run.bmc import NO_BMC
@@ -29,7 +30,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 GIT_SECONDS = 300.0
 _BETWEEN = "\x1f"  # the fields of a commit; no author or subject has one
 NO_STORE = {"LEVELFIELD_STORE": "none"}  # the nightly itself records the runs of a build
-Say = Callable[[str], None]
 
 
 class Pin(NamedTuple):

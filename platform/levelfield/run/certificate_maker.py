@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
@@ -13,11 +15,12 @@ from levelfield.plan.certificate_need import certifying_entry, shared_code, smal
 from levelfield.run import certificate_store, runner
 from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certificate, without_certificate
 from levelfield.rundir.directory import read_plan
-from levelfield.specs.certificate import Certificate, CertificateSubject
+from levelfield.specs.certificate import CertificateSubject
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 
+Certified = Callable[[Job], Job]  # gives a job its certificate, or the reason why it has none
 LEFT_OUT = "it was left out (--no-certificate)"
 
 
@@ -40,21 +43,13 @@ def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
 
 
 @dataclass(frozen=True)
-class NoCertificate:
-    """Why there is no certificate. failed_run: the run that should have made it."""
-
-    reason: str
-    failed_run: str | None = None
-
-
-@dataclass(frozen=True)
 class CertificateMaker:
-    """Makes certificates, each once in a command: outcomes holds the certificate of a subject, or why there is none."""
+    """Makes certificates, each once in a command. outcomes: by subject, what gives a job its certificate or none."""
 
     registry: Registry
     runs: Path
     listener: runner.Listener
-    outcomes: dict[str, Certificate | NoCertificate] = field(default_factory=dict)
+    outcomes: dict[str, Certified] = field(default_factory=dict)
 
     def certify(self, job: Job) -> CertificateAttempt:
         """Return the job with its certificate, or with the reason why it has none."""
@@ -67,13 +62,10 @@ class CertificateMaker:
             if isinstance(made, Result):
                 return CertificateAttempt(job, made)
             self.outcomes[key] = made
-        outcome = self.outcomes[key]
-        if isinstance(outcome, Certificate):
-            return CertificateAttempt(with_certificate(job, outcome))
-        return CertificateAttempt(without_certificate(job, outcome.reason, outcome.failed_run))
+        return CertificateAttempt(self.outcomes[key](job))
 
-    def _made(self, job: Job, subject: CertificateSubject) -> Certificate | NoCertificate | Result:
-        """Train and return the certificate, why there is none, or the result of an interrupted run."""
+    def _made(self, job: Job, subject: CertificateSubject) -> Certified | Result:
+        """Train, and return what certifies a job, or the result of an interrupted run."""
         try:
             needed, reference = certificate_run(self.registry, job)
         except UsageError as error:
@@ -86,7 +78,7 @@ class CertificateMaker:
         result = runner.run(plan, needed.vendor, self.runs, self.listener, platform.node(), reference)
         return result if result.status.failure == "interrupted" else self._certificate(result, subject)
 
-    def _certificate(self, result: Result, subject: CertificateSubject) -> Certificate | NoCertificate:
+    def _certificate(self, result: Result, subject: CertificateSubject) -> Certified:
         paths = RunPaths(self.runs.absolute() / result.run_id)
         try:
             plan = read_plan(paths)
@@ -101,11 +93,11 @@ class CertificateMaker:
         self.listener.say(f"certificate: aligned in fp32 at smoke scale, run {result.run_id}")
         if problem := certificate_store.keep(certificate, paths):
             self.listener.say(problem)
-        return certificate
+        return partial(with_certificate, certificate=certificate)
 
-    def _none(self, reason: str, failed_run: str | None = None) -> NoCertificate:
+    def _none(self, reason: str, failed_run: str | None = None) -> Certified:
         self.listener.say(f"no certificate: {reason}")
-        return NoCertificate(reason, failed_run)
+        return partial(without_certificate, reason=reason, failed_run=failed_run)
 
 
 def left_out(job: Job) -> CertificateAttempt:

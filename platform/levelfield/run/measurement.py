@@ -24,7 +24,7 @@ import numpy as np
 
 from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
-from levelfield.contracts.execution import ReadyRuntime
+from levelfield.contracts.execution import ReadyRuntime, Say
 from levelfield.errors import DocumentError, RunFailed
 from levelfield.node.node_facts import host_counters
 from levelfield.node.regular_files import read_regular
@@ -51,7 +51,6 @@ CONTROL_SECONDS = 1.0  # of each part
 CONTROL_SIZE = 768
 CONTROL_COPIED = 64 * 2**20
 _NO_ANSWER = (ValueError, KeyError, TypeError, AttributeError, IndexError)
-Say = Callable[[str], None]
 
 
 def peaks_folder() -> Path:

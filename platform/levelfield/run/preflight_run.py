@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from levelfield.catalog.machine import devices_of
-from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime
+from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime, Say
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import RunFailed
 from levelfield.judge.node_comparison import (
@@ -51,7 +51,6 @@ FOLDER = "preflights"  # below the runs: these folders hold no run
 NODE_ONLY = ("{python}", "-m", "levelfield.worker.preflight")
 SECONDS = 120.0  # without a new measurement, after which a preflight counts as hung
 _SAID = {"node": "the node's checks are done", "matmul": "products measured", "barrier": "collectives begin"}
-Say = Callable[[str], None]
 
 MOST_KEPT = 50
 MOST_BYTES = 2**20

@@ -56,11 +56,8 @@ def source(folder: Path) -> dict[str, Any]:
         return {"commit": None, "reason": "not a git checkout, or git is missing"}
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     if changed is None:
-        return {
-            "commit": commit,
-            "changed_files": None,
-            "reason": f"git status failed, or took over {GIT_SECONDS:.0f} s",
-        }
+        reason = f"git status failed, or took over {GIT_SECONDS:.0f} s"
+        return {"commit": commit, "changed_files": None, "reason": reason}
     return {"commit": commit, "changed_files": [line[3:] for line in changed.splitlines()]}
 
 

@@ -193,7 +193,8 @@ def _attempt(
     runtime, launcher = _checked_means(plan, paths)
     try:
         with devices_locked(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
-            _before_training(plan, vendor, paths, listener, ready, launcher)
+            if refused := _refused_by_preflight(plan, vendor, paths, listener, ready, launcher):
+                return refused
             plan = with_peak(plan, measurement.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher, locks)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
@@ -202,8 +203,6 @@ def _attempt(
         return Outcome("device-taken", (), str(error))
     except CorpusError as error:
         return Outcome("corpus", (), str(error))
-    except PreflightFailed as error:
-        return Outcome("preflight", (), str(error))
     except NodesNotReady as error:
         return Outcome(error.cause, (), " ".join(str(error).split()), nodes=error.nodes)
     except RunFailed as error:
@@ -220,29 +219,26 @@ def _checked_means(plan: Plan, paths: RunPaths) -> tuple[Runtime, Launcher]:
     return runtime, launcher
 
 
-class PreflightFailed(RunFailed):
-    """A rank or a node failed in the preflight. The training starts the same ranks on the same nodes."""
-
-
-def _before_training(
+def _refused_by_preflight(
     plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, ready: ReadyRuntime, launcher: Launcher
-) -> None:
-    """Run the plan's preflight and write its report. Raises DeviceInUse for others where a quiet machine is asked for,
-    PreflightFailed for a rank or a node that failed, and KeyboardInterrupt where the user interrupted it."""
+) -> Outcome | None:
+    """Run the plan's preflight and write its report. Return the outcome where a rank or a node failed, as the training
+    starts the same, or others use a machine that is to be quiet. Raises KeyboardInterrupt where the user did."""
     if plan.preflight is None:
-        return
+        return None
     report = preflight_in(plan, vendor, paths.root.parent, ready, launcher, listener.say)
     directory.write_atomically(paths.preflight, dump(report))
     if report.was_interrupted:
         raise KeyboardInterrupt
     if report.word == "failed":
-        raise PreflightFailed(report.evidence or "nothing is known about it")
+        return Outcome("preflight", (), report.evidence or "nothing is known about it")
     listener.say(f"preflight: {sentence_of(report)}")
     for finding in report.findings:
         listener.say(finding.sentence)
     if plan.preflight.quiet and report.others:
         said = "; ".join(finding.sentence for finding in report.others)
-        raise DeviceInUse(f"{said}; a quiet machine was asked for")
+        return Outcome("device-taken", (), f"{said}; a quiet machine was asked for")
+    return None
 
 
 def _execute(

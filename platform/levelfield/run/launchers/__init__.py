@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from levelfield.contracts.execution import Launcher, RemoteLauncher, Runtime
+from levelfield.contracts.execution import Launcher, RemoteLauncher, Runtime, Say
 from levelfield.errors import UsageError
 from levelfield.run.launchers.local import LocalLauncher
 from levelfield.run.runtimes.process_runtime import InsideRuntime, ProcessRuntime
@@ -39,9 +39,9 @@ def means(plan: Plan) -> tuple[Runtime, Launcher]:
     return InsideRuntime() if plan.runtime == "inside" else ProcessRuntime(), LocalLauncher()
 
 
-def speaking(launcher: Launcher, say: Callable[[str], None]) -> Launcher:
+def speaking(launcher: Launcher, say: Say) -> Launcher:
     """Return the launcher with a place for its sentences, such as those about a queue; not all have any."""
-    saying: Callable[[Callable[[str], None]], Launcher] | None = getattr(launcher, "saying", None)
+    saying: Callable[[Say], Launcher] | None = getattr(launcher, "saying", None)
     return saying(say) if saying else launcher
 
 

@@ -34,7 +34,7 @@ from levelfield.run.launchers.launched_ranks import (
     with_port,
     written_ends,
 )
-from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.liveness import Liveness, wait_for
 from levelfield.run.runtimes.engine import (
     OWNER_LABEL,
     SILENT_SECONDS,
@@ -162,7 +162,8 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
         if evidence := liveness.hang(_alive(request)):
             return _stopped(request, running, "hang", evidence)
         time.sleep(POLL_SECONDS)
-    _settle(running)
+    # a moment for the others to end by themselves and write their errors, after one has failed
+    wait_for(lambda: not any(_is_running(each) for each in running.values()), SETTLE_SECONDS, POLL_SECONDS)
     watch()
     ends = _ends(request, running)
     if (node := _stopped_from_outside(request, running)) is not None:
@@ -194,13 +195,6 @@ def _is_running(container: Container) -> bool:
 def _failed(container: Container) -> bool:
     state = container.attrs["State"]
     return not state["Running"] and state["ExitCode"] != 0
-
-
-def _settle(running: dict[int, Container]) -> None:
-    """Wait a moment for the other containers to end by themselves and write their errors, after one has failed."""
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while any(_is_running(c) for c in running.values()) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
 
 
 def _stopped(request: Request, running: dict[int, Container], cause: Cause, evidence: str) -> Outcome:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from levelfield.contracts.execution import NodeWork, Request
@@ -111,3 +111,13 @@ def file_state(path: Path) -> tuple[int, int]:
 def pause_after(look_seconds: float) -> float:
     """Return the seconds until the next look. look_seconds: what the last one took, of the processor."""
     return min(max(SHORTEST_SECONDS, look_seconds / SHARE), LONGEST_SECONDS)
+
+
+def wait_for(done: Callable[[], bool], seconds: float, step_seconds: float = 0.2) -> bool:
+    """Wait until it is done, but not longer. Return whether it is."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(step_seconds)
+    return True

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
-from levelfield.contracts.execution import ContainerWork, NodeWork
+from levelfield.contracts.execution import ContainerWork, NodeWork, Say
 from levelfield.node.regular_files import read_regular
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import (
+    HOME,
     OWNER_LABEL,
     RUN_LABEL,
     EngineError,
     answers,
     connect,
+    container_of,
     engine_ready,
     owner,
     reap,
@@ -33,12 +35,11 @@ from levelfield.run.runtimes.engine import (
 from levelfield.run.runtimes.process_runtime import packages, rank_work, worker_path
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import ContainerPlan, Plan
+from levelfield.specs.plan import Plan
 from levelfield.specs.variables import is_secret
 from levelfield.user_folders import own_cache
 
 LISTING_SECONDS = 120.0
-_HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
 
 
 class DockerRuntime:
@@ -47,15 +48,15 @@ class DockerRuntime:
     name = "docker"
 
     @contextmanager
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[ReadyDocker]:
+    def in_use(self, plan: Plan, say: Say) -> Iterator[ReadyDocker]:
         with engine_ready() as client:
             reap(client, say)
-            built = images.ready(client, _container(plan), say)
+            built = images.ready(client, container_of(plan), say)
         yield ReadyDocker(built)
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the container and the processes of one node, without side effect."""
-        first, visible = address_of(plan, 0), _container(plan).visible
+        first, visible = address_of(plan, 0), container_of(plan).visible
         work = (rank_work(plan, paths, rank, first, visible) for rank in plan.ranks_of(node_rank))
         # the file of the node has no secrets: its processes take them from the container
         secrets = {name: value for name, value in plan.tuning.environment.items() if is_secret(name, value)}
@@ -75,7 +76,7 @@ class DockerRuntime:
         )
 
     def _image(self, plan: Plan) -> str:
-        return _container(plan).image.name
+        return container_of(plan).image.name
 
     def _work(
         self,
@@ -85,7 +86,7 @@ class DockerRuntime:
         writable: dict[str, str],
         environment: Mapping[str, str],
     ) -> ContainerWork:
-        container = _container(plan)
+        container = container_of(plan)
         network = container.options.network
         if network != "host" and plan.hardware.nodes > 1:  # nodes of one engine share a network without other access
             network = f"levelfield-{plan.run_id}"
@@ -99,7 +100,7 @@ class DockerRuntime:
             image=self._image(plan),
             argv=(plan.environment.python, *arguments),
             user=f"{os.getuid()}:{os.getgid()}",
-            environment={**_HOME, **interface, **container.options.environment, **environment},
+            environment={**HOME, **interface, **container.options.environment, **environment},
             mounts={**dict.fromkeys((*map(str, read), *container.options.read_only_mounts), "ro"), **writable},
             network=network,
             labels={RUN_LABEL: plan.run_id, OWNER_LABEL: owner()},
@@ -144,7 +145,7 @@ class ReadyDocker(DockerRuntime):
 
     def keep(self, plan: Plan, paths: RunPaths) -> None:
         """Leave the recipe in the run directory, and the log of the build if it was built for this run."""
-        self._built.keep(_container(plan).image, paths.image)
+        self._built.keep(container_of(plan).image, paths.image)
 
     def _packages(self, plan: Plan, known: Path) -> dict[str, str]:
         try:
@@ -158,8 +159,3 @@ class ReadyDocker(DockerRuntime):
 def address_of(plan: Plan, node_rank: int) -> str:
     """Return a node's name in the run's own network, or the loopback address of a single node."""
     return "127.0.0.1" if plan.hardware.nodes == 1 else f"node{node_rank}"
-
-
-def _container(plan: Plan) -> ContainerPlan:
-    assert plan.container is not None, "a plan for runtime docker has a container"
-    return plan.container

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import grp
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from levelfield.contracts.execution import ContainerWork
+from levelfield.contracts.execution import ContainerWork, Say
 from levelfield.errors import RunFailed, connection_error
 from levelfield.node.process_identity import identity_from, is_alive, own_identity
+from levelfield.specs.plan import ContainerPlan, Plan
 
 if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
     from docker import DockerClient
@@ -22,7 +23,7 @@ IMAGE_LABEL = "levelfield.image"
 PATIENCE_SECONDS = 60
 LAST_SECONDS = 5  # for each answer after an interrupt; a second one is waited for less long
 SILENT_SECONDS = 1
-Say = Callable[[str], None]
+HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}  # of a user that the image does not know
 
 
 class EngineError(Exception):
@@ -81,6 +82,11 @@ def hurry_if_lost(client: DockerClient, error: OSError) -> None:
 
     if not isinstance(error, APIError):
         hurry(client, SILENT_SECONDS)
+
+
+def container_of(plan: Plan) -> ContainerPlan:
+    assert plan.container is not None, "a plan for runtime docker has a container"
+    return plan.container
 
 
 def first_line(error: Exception) -> str:

@@ -13,19 +13,18 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from levelfield import environment_folder, installer
+from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed, UsageError
 from levelfield.plan.environment import STAMP, made_from
 from levelfield.rundir.directory import write_error, write_json
 from levelfield.specs.plan import EnvironmentPlan
 
 _WITHOUT = "give an interpreter with --python"
-
-Say = Callable[[str], None]
 
 
 @contextmanager

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from levelfield import environment_folder
+from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed
-from levelfield.run.runtimes.engine import IMAGE_LABEL, Say, first_line
+from levelfield.run.runtimes.engine import IMAGE_LABEL, first_line
 from levelfield.run.runtimes.wheels import Wheels, verify, wheels_of
 from levelfield.rundir.directory import replacing, write_atomically
 from levelfield.specs.plan import ContainerPlan, ImagePlan

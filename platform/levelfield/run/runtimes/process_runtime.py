@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from levelfield.catalog.machine import usable_cores
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
-from levelfield.contracts.execution import FIRST_NODE, PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime
+from levelfield.contracts.execution import FIRST_NODE, PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime, Say
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -47,7 +47,7 @@ class ProcessRuntime:
     name = "process"
 
     @contextmanager
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[ProcessRuntime]:
+    def in_use(self, plan: Plan, say: Say) -> Iterator[ProcessRuntime]:
         with environment_in_use(plan.environment, say):
             yield self
 
@@ -203,7 +203,7 @@ class PodRuntime(NodeRuntime):
         super().__init__(FIRST_NODE, NodeFolders(CODE, str(implementation), python_of(plan)))
 
     @contextmanager
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[PodRuntime]:
+    def in_use(self, plan: Plan, say: Say) -> Iterator[PodRuntime]:
         yield self
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:

@@ -12,12 +12,13 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield import environment_folder, installer, user_folders
+from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed
 from levelfield.node.regular_files import open_regular, read_regular
 from levelfield.plan.environment import find_interpreter
@@ -27,8 +28,6 @@ from levelfield.specs.plan import ImagePlan
 from levelfield.specs.requirements import BuildStep
 
 BUILD = ".build"  # in a folder of wheels: the environment in which some of them are built
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

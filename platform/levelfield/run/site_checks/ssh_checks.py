@@ -4,7 +4,6 @@ reaches the first one at its address. All hosts at once.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -24,6 +23,7 @@ from levelfield.run.launchers.ssh.connection import Connection, explained, last_
 from levelfield.run.launchers.ssh.mpirun_job import mpirun_argv, mpirun_variables, one_line
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
 from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
+from levelfield.rundir.event_lines import event_or_none
 from levelfield.specs.site import Host, LaunchPlan
 from levelfield.specs.variables import MASK, SECRET_VALUE
 from levelfield.user_folders import user_name
@@ -210,11 +210,8 @@ def _by_hand(launch: LaunchPlan, host: Host) -> str:
 
 def answer_of(line: str, key: str, kind: type | tuple[type, ...]) -> Mapping[str, Any] | None:
     """Return the host's answer, which is its last line; None where it is none. key: one of it, of this kind."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get(key), kind) else None
+    found = event_or_none(line) or {}
+    return found if isinstance(found.get(key), kind) else None
 
 
 def _python(host: Host, found: Mapping[str, Any]) -> list[SiteFinding]:
@@ -234,11 +231,8 @@ def _given_python(host: Host, python: str | None, found: Mapping[str, Any]) -> l
     version, why = (printable_text(str(found.get(key)), 200) for key in ("given", "given_why"))
     if not found.get("given"):
         do = "correct `python` in the site's file, or bring that interpreter to the host"
-        return [
-            missing(
-                host.name, f"the site's `python`, {python}, does not serve: {why}, expected Python 3.8 or newer", do
-            )
-        ]
+        says = f"the site's `python`, {python}, does not serve: {why}, expected Python 3.8 or newer"
+        return [missing(host.name, says, do)]
     return [ok(host.name, f"the site's `python` is Python {version}")]
 
 

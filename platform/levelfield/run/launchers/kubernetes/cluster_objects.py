@@ -58,10 +58,6 @@ def object_name(run_id: str) -> str:
     return f"lf-{begin}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
-def secret_name(run_id: str) -> str:
-    return f"{object_name(run_id)}-secrets"
-
-
 def pods_maker(name: str, kind: str) -> str:
     """Return the name of the Job that makes the pods: the run's object itself, or the one that a JobSet makes."""
     return name if kind.lower() == "job" else f"{name}-{NODE}-0"
@@ -207,19 +203,17 @@ def _named(site: KubernetesSite) -> Fields:
 def _placing(run: JobManifest) -> Fields:
     """Return what says where a pod may run, as which account and user, and with whose images."""
     site = run.site
-    found: Fields = {"serviceAccountName": site.service_account} if site.service_account else {}
-    if site.node_selector:
-        found["nodeSelector"] = dict(site.node_selector)
-    if site.tolerations:
-        found["tolerations"] = [each.model_dump(exclude_none=True) for each in site.tolerations]
-    if site.pull_secrets:
-        found["imagePullSecrets"] = [{"name": name} for name in site.pull_secrets]
-    if run.nodes > 1:
-        term = {"labelSelector": {"matchLabels": {RUN_LABEL: run.name}}, "topologyKey": MACHINE}
-        found["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    if security := _pod_security(site):
-        found["securityContext"] = security
-    return found
+    term = {"labelSelector": {"matchLabels": {RUN_LABEL: run.name}}, "topologyKey": MACHINE}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    found = {
+        "serviceAccountName": site.service_account,
+        "nodeSelector": dict(site.node_selector),
+        "tolerations": [each.model_dump(exclude_none=True) for each in site.tolerations],
+        "imagePullSecrets": [{"name": name} for name in site.pull_secrets],
+        "affinity": apart if run.nodes > 1 else None,
+        "securityContext": _pod_security(site),
+    }
+    return {key: value for key, value in found.items() if value}
 
 
 def _pod_security(site: KubernetesSite) -> Fields:
@@ -233,13 +227,13 @@ def _container(run: JobManifest) -> Fields:
     site = run.site
     limits = {site.devices: str(run.devices)} if site.devices not in (None, NO_RESOURCE) else {}
     limits |= {name: str(count) for name, count in site.resources.items()}
-    secret = secret_name(run.run_id)
+    secret = f"{run.name}-secrets"
     found: Fields = {"name": NODE, **({"image": run.image} if run.image else {})}
     found |= {"command": [run.python], "args": _arguments(run)}
     if run.secrets:
         named = ((name, {"secretKeyRef": {"name": secret, "key": name}}) for name in run.secrets)
         found["env"] = [{"name": name, "valueFrom": source} for name, source in named]
-    found["volumeMounts"] = _mounts(site)
+    found["volumeMounts"] = [{"name": name, **mount} for name, _, mount in _storage(run)]
     if limits:
         found["resources"] = {"limits": limits, "requests": dict(limits)}
     if any(name.startswith(RDMA) for name in site.resources):
@@ -259,30 +253,20 @@ def _arguments(run: JobManifest) -> list[str]:
     return [f"{PACKAGE}/{START}", *code, *work, *(["--stream"] if run.site.claim is None else [])]
 
 
-def _volumes(run: JobManifest) -> list[Fields]:
-    sources = [{"configMap": {"name": f"{run.name}-work-{index}"}} for index in range(len(divided(run.works)))]
-    found: list[Fields] = [
-        {"name": "package", "configMap": {"name": f"{run.name}-code"}},
-        {"name": "work", "projected": {"sources": sources}},
-        {"name": "local", "emptyDir": {}},
-    ]
-    if run.site.shared_memory_bytes:
-        memory = {"medium": "Memory", "sizeLimit": str(run.site.shared_memory_bytes)}
-        found.append({"name": "shared-memory", "emptyDir": memory})
-    if run.site.claim:
-        found.append({"name": "runs", "persistentVolumeClaim": {"claimName": run.site.claim}})
-    return found + [{"name": each.name, **each.source} for each in run.site.volumes]
-
-
-def _mounts(site: KubernetesSite) -> list[Fields]:
-    found: list[Fields] = [
-        {"name": "package", "mountPath": PACKAGE, "readOnly": True},
-        {"name": "work", "mountPath": WORK, "readOnly": True},
-        {"name": "local", "mountPath": str(LOCAL)},
-    ]
+def _storage(run: JobManifest) -> Iterator[tuple[str, Fields, Fields]]:
+    """Yield the name of each volume, what it is, and where the container has it."""
+    site, parts = run.site, range(len(divided(run.works)))
+    works = [{"configMap": {"name": f"{run.name}-work-{index}"}} for index in parts]
+    yield "package", {"configMap": {"name": f"{run.name}-code"}}, {"mountPath": PACKAGE, "readOnly": True}
+    yield "work", {"projected": {"sources": works}}, {"mountPath": WORK, "readOnly": True}
+    yield "local", {"emptyDir": {}}, {"mountPath": str(LOCAL)}
     if site.shared_memory_bytes:
-        found.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+        memory = {"medium": "Memory", "sizeLimit": str(site.shared_memory_bytes)}
+        yield "shared-memory", {"emptyDir": memory}, {"mountPath": "/dev/shm"}
     if site.claim:
-        found.append({"name": "runs", "mountPath": site.claim_folder})
-    further = ({"name": v.name, "mountPath": v.folder, "readOnly": v.read_only} for v in site.volumes)
-    return [*found, *further]
+        yield "runs", {"persistentVolumeClaim": {"claimName": site.claim}}, {"mountPath": site.claim_folder}
+    yield from ((v.name, dict(v.source), {"mountPath": v.folder, "readOnly": v.read_only}) for v in site.volumes)
+
+
+def _volumes(run: JobManifest) -> list[Fields]:
+    return [{"name": name, **volume} for name, volume, _ in _storage(run)]

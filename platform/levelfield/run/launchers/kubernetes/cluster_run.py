@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from http import HTTPStatus
@@ -13,14 +13,14 @@ from typing import Any
 
 import yaml
 
-from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd, Request, Watch
+from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd, Request, Say, Watch
 from levelfield.errors import UsageError
 from levelfield.report.escapes import one_line, printable
 from levelfield.run.launchers.kubernetes.cluster_api import OLDEST, ClusterApi, ClusterRefusal, ClusterSilence, path_of
 from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL, pods_maker
 from levelfield.run.launchers.kubernetes.pod_log import PodLog
 from levelfield.run.launchers.kubernetes.pod_watch import PodState, PodWatch
-from levelfield.run.launchers.liveness import Liveness
+from levelfield.run.launchers.liveness import Liveness, wait_for
 from levelfield.run.launchers.node_content import secret_values
 from levelfield.run.launchers.node_records import LastRecord, by_engine, last_records
 
@@ -33,7 +33,7 @@ TRIES = 3  # to delete an object
 Fields = dict[str, Any]
 
 
-def run_on_cluster(request: Request, watch: Watch, say: Callable[[str], None]) -> Outcome:
+def run_on_cluster(request: Request, watch: Watch, say: Say) -> Outcome:
     """Run the request's manifest and return how it ended. What was created is deleted before it returns."""
     job = ClusterJob(request)
     try:
@@ -47,7 +47,7 @@ def run_on_cluster(request: Request, watch: Watch, say: Callable[[str], None]) -
 class ClusterRun:
     """The watch over one run's pods and files, until one cause ends it."""
 
-    def __init__(self, request: Request, job: ClusterJob, api: ClusterApi, say: Callable[[str], None]) -> None:
+    def __init__(self, request: Request, job: ClusterJob, api: ClusterApi, say: Say) -> None:
         self._request, self._job, self._api = request, job, api
         self._pods = PodWatch(api, job.namespace, f"{RUN_LABEL}={job.name}")
         self._streams = "--stream" in next(iter(request.submissions[0].files.values()))
@@ -105,7 +105,7 @@ class ClusterRun:
             return "hang", evidence
         if len(states) < len(self._request.nodes) and self._is_refused_for_good():
             return "launch-error", f"the cluster makes no pod: {self._complaint}"
-        return self._job_state(states)
+        return self._job_state()
 
     def _is_refused_for_good(self) -> bool:
         """Return whether pods are refused for a reason that no waiting mends. A quota may be free again later."""
@@ -130,7 +130,7 @@ class ClusterRun:
         wait_for(lambda: all(log.is_complete or log.silence for log in self._logs.values()), SETTLE_SECONDS)
         return failed.cause or "rank-failed", f"{self._called(failed.node_rank)}: {failed.says}"
 
-    def _job_state(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
+    def _job_state(self) -> tuple[Cause, str | None] | None:
         """Return the failure of the main object itself. Its pods may still give a better reason."""
         if time.monotonic() - self._looked < JOB_SECONDS:
             return None
@@ -213,16 +213,6 @@ def _word_of_others(cause: Cause, states: Mapping[int, PodState]) -> NodeWord:
     word = words.get(cause, "stopped")
     is_of_one = word != "cancelled" and any(state.word == word for state in states.values())
     return "stopped" if is_of_one else word
-
-
-def wait_for(done: Callable[[], bool], seconds: float, step_seconds: float = 0.2) -> bool:
-    """Wait until it is done, but not longer. Return whether it is."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(step_seconds)
-    return True
 
 
 def node_ends(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from levelfield.contracts.execution import NodeSource, NodeWork, Outcome, Request, Submission, Watch
+from levelfield.contracts.execution import NodeSource, NodeWork, Outcome, Request, Say, Submission, Watch
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.run.launchers.kubernetes.cluster_objects import JobManifest, first_pod, object_name, objects_of
@@ -42,10 +41,10 @@ _Dumper.add_representer(str, _text)
 class KubernetesLauncher:
     """Launches each node as a pod. Its files are streamed through the pods' logs, or stand on a shared claim."""
 
-    say: Callable[[str], None] = lambda sentence: None
+    say: Say = lambda sentence: None
     name = "kubernetes"
 
-    def saying(self, say: Callable[[str], None]) -> KubernetesLauncher:
+    def saying(self, say: Say) -> KubernetesLauncher:
         """Return the same launcher with a place for its sentences about what the pods wait for."""
         return replace(self, say=say)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 from levelfield.contracts.execution import Cause, NodeWord
 from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
+from levelfield.rundir.event_lines import event_or_none
 
 WATCH_SECONDS = 60  # after which the server ends a watch, and the next one begins where it ended
 GONE = 410  # the server no longer knows the version that a watch begins with: everything is listed again
@@ -154,12 +154,8 @@ class PodWatch:
 
 def _change(line: bytes) -> dict[str, Any] | None:
     """Return a line of a watch; None where it is no change of an object."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    known = isinstance(found, dict) and isinstance(found.get("object"), dict) and isinstance(found.get("type"), str)
-    return found if known else None
+    found = event_or_none(line) or {}
+    return found if isinstance(found.get("object"), dict) and isinstance(found.get("type"), str) else None
 
 
 def _name(pod: Fields) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -26,6 +26,7 @@ from levelfield.contracts.execution import (
     Outcome,
     Request,
     Runtime,
+    Say,
     Submission,
     Watch,
 )
@@ -56,7 +57,6 @@ from levelfield.user_folders import user_name
 
 SCHEMA = "levelfield.engine/1"
 SCRIPT = "nodes/job.sbatch"
-Say = Callable[[str], None]
 AGENT = ("platform", "levelfield", "node", "node_agent.py")
 # What sbatch takes from a name of a file, and what a shell or a list of mounts would read otherwise.
 _PLAIN = re.compile(r"/[A-Za-z0-9_.+=@/-]*")
@@ -138,7 +138,7 @@ class SlurmRuntime(NodeRuntime):
     """The ranks of a job's nodes. A short command, such as the probe of a peak, is a job of its own on one node."""
 
     @contextmanager
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[SlurmRuntime]:
+    def in_use(self, plan: Plan, say: Say) -> Iterator[SlurmRuntime]:
         """Raises NodesNotReady where the environment cannot be packed for the nodes' own disks."""
         with super().in_use(plan, say):
             if staged_folder(plan) and not _archive(plan).is_file():

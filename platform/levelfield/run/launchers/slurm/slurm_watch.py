@@ -6,14 +6,14 @@ import pwd
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request, Watch
-from levelfield.node.regular_files import open_regular
+from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Request, Say, Watch
+from levelfield.node.regular_files import read_last
 from levelfield.run.launchers.launched_ranks import evidence_of, first_failure
-from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after
+from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after, wait_for
 from levelfield.run.launchers.node_records import LastRecord, OpenNodes, by_engine, last_records
 from levelfield.run.launchers.slurm.slurm_commands import (
     ENDED,
@@ -194,9 +194,7 @@ def _log(request: Request) -> Path:
 def _last_lines(request: Request) -> list[str] | None:
     """Return the end of what the job printed; None where there is no file."""
     try:
-        with open_regular(_log(request)) as file:
-            file.seek(max(0, _log(request).stat().st_size - LOG_BYTES))
-            return file.read().decode(errors="replace").splitlines()
+        return read_last(_log(request), LOG_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return None
 
@@ -204,7 +202,7 @@ def _last_lines(request: Request) -> list[str] | None:
 class JobWatch:
     """The watch over a job of a run. It asks Slurm more seldom the longer it takes."""
 
-    def __init__(self, request: Request, job: SlurmJob, watch: Watch, say: Callable[[str], None]) -> None:
+    def __init__(self, request: Request, job: SlurmJob, watch: Watch, say: Say) -> None:
         self._request, self._job, self._watch, self._say = request, job, watch, say
         self._began, self._next = time.monotonic(), 0.0
         self._state = UNKNOWN
@@ -314,9 +312,7 @@ class JobWatch:
         return self._outcome(intent)
 
     def _outcome(self, intent: Intent | None) -> Outcome:
-        deadline = time.monotonic() + RECORD_SECONDS
-        while self._open.left() and time.monotonic() < deadline:
-            time.sleep(STEP_SECONDS)
+        wait_for(lambda: not self._open.left(), RECORD_SECONDS, STEP_SECONDS)
         self._watch()
         outcome = outcome_of(self._request, self._job, self._with_user(), intent, self._lost_nodes)
         if self._state.is_ended or outcome.cause == "node-lost":

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork
+from levelfield.contracts.command import completed
+from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork, Say
 from levelfield.node.device_files import LOCKS
-from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.run.runtimes import images
-from levelfield.run.runtimes.engine import RUN_LABEL, engine_ready, reap
+from levelfield.run.runtimes.engine import HOME, RUN_LABEL, container_of, engine_ready, reap
 from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of, worker_path
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import ContainerPlan, Plan
+from levelfield.specs.plan import Plan
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 # The engine would make a missing folder of locks for root alone.
 # Only the node knows the numbers of its user. The words that follow are the options, the image and the command.
 _AS_THE_USER = f'mkdir -p -m 1777 {LOCKS} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
-_HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}
-Say = Callable[[str], None]
 PROGRESS_BYTES = 256 * 2**20
 QUESTION_SECONDS = 60.0
 
@@ -48,7 +45,7 @@ class SshRuntime(NodeRuntime):
         self._image: images.Built | None = None
 
     @contextmanager
-    def in_use(self, plan: Plan, say: Callable[[str], None]) -> Iterator[SshRuntime]:
+    def in_use(self, plan: Plan, say: Say) -> Iterator[SshRuntime]:
         """Prepare every node. Raises NodesNotReady with the node that cannot be prepared."""
         prepare(plan, say)
         if plan.runtime == "docker":
@@ -77,27 +74,9 @@ class SshRuntime(NodeRuntime):
         command = ["env", *assigned, *(_moved_word(plan, places, word) for word in argv)]
         if plan.runtime == "docker":
             command = in_container(plan, places, command)
-        connection = Connection(places.host.name, ssh_argv(launch_of(plan), places.host, command))
-        connection.close_input()
-        try:
-            printed = _printed(connection, time.monotonic() + seconds, command)
-        finally:
-            connection.end()
-        if connection.code != 0:
-            raise subprocess.CalledProcessError(connection.code or 255, command, stderr=connection.complaint)
-        return printed.decode(errors="replace")
-
-
-def _printed(connection: Connection, deadline: float, command: list[str]) -> bytes:
-    """Return what a command printed. Raises TimeoutExpired."""
-    printed = b""
-    while time.monotonic() < deadline and len(printed) < 2**22:
-        wait_for_output([connection], 0.1)
-        part = connection.read()
-        if part is None and connection.has_ended():
-            return printed
-        printed += part or b""
-    raise subprocess.TimeoutExpired(command, 0)
+        done = completed(ssh_argv(launch_of(plan), places.host, command), seconds)
+        done.check_returncode()
+        return done.stdout
 
 
 def _moved_word(plan: Plan, places: NodePlaces, word: str) -> str:
@@ -109,11 +88,6 @@ def _moved_word(plan: Plan, places: NodePlaces, word: str) -> str:
         if word == own or word.startswith(own + "/"):
             return other + word[len(own) :]
     return word
-
-
-def container_of(plan: Plan) -> ContainerPlan:
-    assert plan.container is not None, "a plan for runtime docker has a container"
-    return plan.container
 
 
 def image_of(plan: Plan) -> str:
@@ -136,7 +110,7 @@ def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
     options = container.options
     yield from ("--rm", "--interactive", "--init", "--network=host", "--entrypoint=", "--cap-drop=ALL")
     yield from ("--security-opt=no-new-privileges", f"--label={RUN_LABEL}={plan.run_id}")
-    for name, value in {**_HOME, **options.environment}.items():
+    for name, value in {**HOME, **options.environment}.items():
         yield f"--env={name}={value}"
     for folder, mode in _mounts(plan, places).items():
         yield f"--volume={folder}:{folder}:{mode}"
@@ -171,72 +145,65 @@ def bring_images(plan: Plan, say: Say) -> images.Built:
         built = images.ready(client, container_of(plan), say)
         client.images.get(built.id).tag(image_of(plan))
         for node_rank in range(plan.hardware.nodes):
-            _bring(client, plan, node_rank, built.id, say)
+            NodeEngine(plan, node_rank).bring(client, built.id, say)
     return built
 
 
-def _bring(client: DockerClient, plan: Plan, node_rank: int, image_id: str, say: Say) -> None:
-    if _found(plan, node_rank) == image_id:
-        return
-    name, image = places_of(plan, node_rank).host.name, client.images.get(image_of(plan))
-    say(f"{name}: bringing the image {image_of(plan)} ({image.attrs['Size'] / 2**20:,.0f} MiB unpacked)")
-    complaint = _load(plan, node_rank, image.save(named=image_of(plan)), lambda text: say(f"{name}: {text}"))
-    if (found := _found(plan, node_rank)) != image_id:
-        why = f"{name}: found image {found}, expected {image_id} after it was brought{complaint}"
-        raise _failed(plan, node_rank, why)
+class NodeEngine:
+    """The container engine of one node. What it does not do raises NodesNotReady."""
 
+    def __init__(self, plan: Plan, node_rank: int) -> None:
+        self._launch, self._image, self._rank = launch_of(plan), image_of(plan), node_rank
+        self._host, self._client = places_of(plan, node_rank).host, self._launch.site.ssh.container
 
-def _found(plan: Plan, node_rank: int) -> str | None:
-    """Return the image's id on a node; None where the node does not have it. Raises NodesNotReady without an engine."""
-    try:
-        done = subprocess.run(
-            _command(plan, node_rank, ["image", "inspect", "--format", "{{json .Id}}", image_of(plan)]),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=QUESTION_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        silent = (
-            f"{places_of(plan, node_rank).host.name}: its container engine gave no answer in {QUESTION_SECONDS:g} s"
-        )
-        raise _failed(plan, node_rank, silent) from None
-    if done.returncode == 0:
-        return str(json.loads(done.stdout))
-    if "o such image" in done.stderr or "o such object" in done.stderr:
-        return None
-    name, engine = places_of(plan, node_rank).host.name, launch_of(plan).site.ssh.container
-    said = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
-    why = f"{name}: its container engine does not answer `{engine}`: {said}; name its command as ssh.container"
-    raise _failed(plan, node_rank, why)
+    def bring(self, client: DockerClient, image_id: str, say: Say) -> None:
+        """Send the image from this machine's engine, where the node lacks it."""
+        if self._found() == image_id:
+            return
+        name, image = self._host.name, client.images.get(self._image)
+        say(f"{name}: bringing the image {self._image} ({image.attrs['Size'] / 2**20:,.0f} MiB unpacked)")
+        complaint = self._load(image.save(named=self._image), lambda text: say(f"{name}: {text}"))
+        if (found := self._found()) != image_id:
+            raise self._failed(f"found image {found}, expected {image_id} after it was brought{complaint}")
 
-
-def _load(plan: Plan, node_rank: int, parts: Iterable[bytes], say: Say) -> str:
-    """Send an archive to the engine of a node. Return its complaint, empty after success."""
-    argv, sent = _command(plan, node_rank, ["load", "--quiet"]), 0
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stderr is not None
+    def _found(self) -> str | None:
+        """Return the image's id on the node; None where the node does not have it."""
         try:
-            for part in parts:
-                process.stdin.write(part)
-                if (sent + len(part)) // PROGRESS_BYTES > sent // PROGRESS_BYTES:
-                    say(f"sent {(sent + len(part)) >> 20:,} MiB")
-                sent += len(part)
-            process.stdin.close()
-        except BrokenPipeError:
-            pass
-        except BaseException:
-            process.kill()
-            raise
-        said = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
-    return f": {said or f'exit code {process.returncode}'}" if process.returncode else ""
+            done = completed(self._argv("image", "inspect", "--format", "{{json .Id}}", self._image), QUESTION_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise self._failed(f"its container engine gave no answer in {QUESTION_SECONDS:g} s") from None
+        if done.returncode == 0:
+            return str(json.loads(done.stdout))
+        if "o such image" in done.stderr or "o such object" in done.stderr:
+            return None
+        said = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
+        answer = f"its container engine does not answer `{self._client}`: {said}"
+        raise self._failed(f"{answer}; name its command as ssh.container")
 
+    def _load(self, parts: Iterable[bytes], say: Say) -> str:
+        """Send an archive. Return the engine's complaint, empty after success."""
+        argv, sent = self._argv("load", "--quiet"), 0
+        pipe = subprocess.PIPE
+        with subprocess.Popen(argv, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
+            assert process.stdin is not None and process.stderr is not None
+            try:
+                for part in parts:
+                    process.stdin.write(part)
+                    if (sent + len(part)) // PROGRESS_BYTES > sent // PROGRESS_BYTES:
+                        say(f"sent {(sent + len(part)) >> 20:,} MiB")
+                    sent += len(part)
+                process.stdin.close()
+            except BrokenPipeError:
+                pass
+            except BaseException:
+                process.kill()
+                raise
+            said = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
+        return f": {said or f'exit code {process.returncode}'}" if process.returncode else ""
 
-def _command(plan: Plan, node_rank: int, words: list[str]) -> tuple[str, ...]:
-    launch = launch_of(plan)
-    return ssh_argv(launch, places_of(plan, node_rank).host, [launch.site.ssh.container, *words])
+    def _argv(self, *words: str) -> tuple[str, ...]:
+        return ssh_argv(self._launch, self._host, [self._client, *words])
 
-
-def _failed(plan: Plan, node_rank: int, why: str) -> NodesNotReady:
-    name = places_of(plan, node_rank).host.name
-    return NodesNotReady("environment", why, (NodeEnd(node_rank, name, "failed", why),))
+    def _failed(self, what: str) -> NodesNotReady:
+        why = f"{self._host.name}: {what}"
+        return NodesNotReady("environment", why, (NodeEnd(self._rank, self._host.name, "failed", why),))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from levelfield import installer
-from levelfield.contracts.execution import Cause, NodeEnd, NodesNotReady, NodeWord
+from levelfield.contracts.execution import Cause, NodeEnd, NodesNotReady, NodeWord, Say
 from levelfield.errors import RunFailed
 from levelfield.node import node_setup
 from levelfield.node.heartbeat_watch import WatchedTime
@@ -35,8 +35,6 @@ SOURCES_NEEDED = (
     "wheels are brought to every node"
 )
 INCOMPLETE = "the wheels of LEVELFIELD_WHEELS were brought; make them again with `environment wheels fetch DIR`"
-
-Say = Callable[[str], None]
 
 
 class Archive(NamedTuple):
