@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 from levelfield.checkout import checkout
 from levelfield.report import words
 from levelfield.report.escapes import one_line, printable
-from levelfield.report.sheets import padded
+from levelfield.report.sheets import as_form, as_text, padded
 
 if TYPE_CHECKING:
     from levelfield.compare.scaling import Scaling
     from levelfield.corpus.facts import CorpusFacts
+    from levelfield.report.sheets import Sheet
     from levelfield.run.runner import Listener
     from levelfield.run.scheduler import Job
     from levelfield.rundir.follower import Progress
@@ -104,7 +106,6 @@ class Terminal:
     def scaled(self, found: Sequence[Scaling | str]) -> None:
         """Print the table of each series, or why there is none."""
         from levelfield.compare import scaling
-        from levelfield.report.sheets import as_text
 
         for each in found:
             if isinstance(each, str):
@@ -210,6 +211,14 @@ def shown(path: Path) -> str:
         return str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):  # OSError: the current folder was removed
         return str(path)
+
+
+def print_compared(form: str, sheets: Iterable[Sheet], values: Mapping[str, object]) -> None:
+    """Print tables as text or Markdown, or their values as JSON."""
+    if form == "json":
+        print(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print(as_form(form, sheets), end="")
 
 
 _STATUS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}

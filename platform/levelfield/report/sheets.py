@@ -62,6 +62,11 @@ def as_markdown(sheets: Iterable[Sheet]) -> str:
     return "\n".join(parts)
 
 
+def as_form(form: str, sheets: Iterable[Sheet]) -> str:
+    """Return the sheets as Markdown where that is the form, else as text."""
+    return as_markdown(sheets) if form == "markdown" else as_text(sheets)
+
+
 def _lines(sheet: Sheet) -> list[str]:
     heading = _filled(sheet.heading, "", "  ") if sheet.heading else []
     notes = [line for note in sheet.notes for line in _filled(note, "  ", "    ")]
