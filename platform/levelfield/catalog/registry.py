@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -66,6 +66,11 @@ def private_chips(given: Path | None) -> Path | None:
     return own if own.exists() else None
 
 
+def _collected(kind: str, pattern: str) -> cached_property[dict[str, Path]]:
+    """Return the property of a registry that has the files of a kind by name."""
+    return cached_property(lambda registry: registry.collect(kind, pattern))
+
+
 class Registry:
     """All plugins by kind and name. chips: a private file that adds and corrects chips of vendors. case_files: cases
     outside of any folder of plugins.
@@ -97,7 +102,7 @@ class Registry:
 
     @cached_property
     def cases(self) -> dict[str, Path]:
-        found = self._collect("case", "configs/cases/*.yaml", lambda p: p.stem)
+        found = self.collect("case", "configs/cases/*.yaml")
         for path in self._case_files:
             if not path.is_file():
                 raise UsageError(f"--case-file {path}: no such file; expected a document of schema levelfield.case/1")
@@ -118,33 +123,13 @@ class Registry:
                 found[case.name] = path
         return dict(sorted(found.items()))
 
-    @cached_property
-    def suites(self) -> dict[str, Path]:
-        return self._collect("suite", "configs/suites/*.yaml", lambda p: p.stem)
-
-    @cached_property
-    def references(self) -> dict[str, Path]:
-        return self._collect("reference", "configs/references/*.json", lambda p: p.stem)
-
-    @cached_property
-    def published(self) -> dict[str, Path]:
-        return self._collect("published set", "configs/published/*.yaml", lambda p: p.stem)
-
-    @cached_property
-    def reported(self) -> dict[str, Path]:
-        return self._collect("reported set", "configs/reported/*.json", lambda p: p.stem)
-
-    @cached_property
-    def constants_files(self) -> dict[str, Path]:
-        return self._collect("planner's constants", "configs/planner/*.yaml", lambda p: p.stem)
-
-    @cached_property
-    def frameworks(self) -> dict[str, Path]:
-        return self._collect("framework", "models/*/implementation.yaml", lambda p: p.parent.name)
-
-    @cached_property
-    def vendors(self) -> dict[str, Path]:
-        return self._collect("vendor", "vendors/*/vendor.yaml", lambda p: p.parent.name)
+    suites = _collected("suite", "configs/suites/*.yaml")
+    references = _collected("reference", "configs/references/*.json")
+    published = _collected("published set", "configs/published/*.yaml")
+    reported = _collected("reported set", "configs/reported/*.json")
+    constants_files = _collected("planner's constants", "configs/planner/*.yaml")
+    frameworks = _collected("framework", "models/*/implementation.yaml")
+    vendors = _collected("vendor", "vendors/*/vendor.yaml")
 
     def case(self, name: str) -> Case:
         """Return the whole case, with the values of the case that it extends or is derived from.
@@ -333,11 +318,15 @@ class Registry:
                 return f'`{name}` is an entry of a suite: run `--suite {suite} --entry "{name}"`.'
         return None
 
-    def _collect(self, kind: str, pattern: str, name_of: Callable[[Path], str]) -> dict[str, Path]:
+    def collect(self, kind: str, pattern: str) -> dict[str, Path]:
+        """Return the files that match in any root, by what the star of the pattern stands for.
+
+        Raises UsageError for one name in two roots.
+        """
         found: dict[str, Path] = {}
         for root in self.roots:
             for path in sorted(root.glob(pattern)):
-                name = name_of(path)
+                name = path.stem if "*" in Path(pattern).name else path.parent.name
                 if name in found:
                     raise UsageError(f"two plugins claim the {kind} '{name}': {found[name]} and {path}; remove one")
                 found[name] = path
