@@ -222,7 +222,8 @@ def write_pages(
     summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
     trainings, night = ranked_trainings(content, results), night_view(content)
-    views = _first_views(trainings, content, prices)
+    histories = {digest: runs.points for digest, runs in content.series.items()}
+    views = [first_view(trainings, metric, histories) for metric in metrics(prices)]  # by throughput first
     figures = _figures_by_case(trainings, references)
     switches = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
     lacking = {view.metric.name: _lacking(view) for view in views}
@@ -253,12 +254,6 @@ def write_pages(
     writer.write("data/site.js", data_script("site", _site(content)))
     for name, text in badge_files(night).items():
         writer.write(name, text)
-
-
-def _first_views(trainings: Sequence[RankedTraining], content: PagesContent, prices: Prices | None) -> list[FirstView]:
-    """Return the first page by each metric; by throughput first."""
-    histories = {digest: runs.points for digest, runs in content.series.items()}
-    return [first_view(trainings, metric, histories) for metric in metrics(prices)]
 
 
 def _figures_by_case(trainings: Sequence[RankedTraining], references: References) -> dict[str, list[TrainingFigures]]:
