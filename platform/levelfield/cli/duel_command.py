@@ -120,7 +120,7 @@ def _starting(options: argparse.Namespace, looks: Looks) -> Callable[[str, int],
         job = iter([arms[arm][number - 1]])
         work = terminal.announced(job) if number == 1 else job
         (result,) = scheduler.run_all(work, runs, listener, partial(reference_of, registry), certify)
-        terminal.finished(result, runs)
+        terminal.finished(result)
         if result.status.is_interrupted:
             raise KeyboardInterrupt
         return keep(arm, RunPaths(runs / result.run_id))

@@ -88,7 +88,7 @@ def _attached(options: argparse.Namespace, terminal: Terminal) -> Result:
     paths = find_run(runs, options.attach)
     vendor = registry_of(options).vendor(read_plan(paths).hardware.vendor)
     result = runner.attach(paths, vendor, terminal.listener())
-    terminal.finished(result, runs)
+    terminal.finished(result)
     return result
 
 
@@ -102,7 +102,7 @@ def run_jobs(
     """Run the jobs in order, with sentences on the terminal. Return their results; an interrupted run is the last."""
     results = []
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), reference, certify):
-        terminal.finished(result, runs)
+        terminal.finished(result)
         results.append(result)
     return results
 

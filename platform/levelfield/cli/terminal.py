@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ class Terminal:
             print(progress_line(progress), file=sys.stderr, flush=True)
             self._last_log = time.monotonic()
 
-    def finished(self, result: Result, runs: Path) -> None:
+    def finished(self, result: Result) -> None:
         self._end_line()
         if result.status.evidence:
             self.say(f"{words.status(result)}: {result.status.evidence}")
@@ -162,7 +163,7 @@ class NoteTaker(Terminal):
     def note(self, text: str) -> None:
         self.notes.append(one_line(text))
 
-    def finished(self, result: Result, runs: Path) -> None:
+    def finished(self, result: Result) -> None:
         if result.status.evidence:
             self.note(f"{words.status(result)}: {result.status.evidence}")
 
@@ -234,6 +235,22 @@ def say_check(finding: CheckFinding, width: int) -> None:
     say(padded((_STATUS[finding.status], finding.check, printable(finding.says)), (8, width), " "), indent)
     if finding.do:
         say(padded(("", f"> {printable(finding.do)}"), (indent - 3,), " "), indent)
+
+
+def said_checks(findings: Iterable[CheckFinding], width: int, quiet: bool) -> list[CheckFinding]:
+    """Return the findings, and print each as it comes unless `quiet`."""
+    found = []
+    for finding in findings:
+        found.append(finding)
+        if not quiet:
+            say_check(finding, width)
+    return found
+
+
+def check_values(found: Sequence[CheckFinding]) -> dict[str, object]:
+    """Return whether all passed, and each finding without its rows, for JSON."""
+    checks = [{key: value for key, value in asdict(each).items() if key != "rows"} for each in found]
+    return {"passes": all(each.is_good for each in found), "checks": checks}
 
 
 def say_checked(name: str, found: Sequence[CheckFinding]) -> None:
