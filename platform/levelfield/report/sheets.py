@@ -32,10 +32,10 @@ def padded(cells: Iterable[object], widths: Iterable[int], gap: str = GAP) -> st
     return gap.join(cell.ljust(width) if width >= 0 else cell.rjust(-width) for cell, width in sized).rstrip()
 
 
-def aligned(rows: Sequence[Sequence[str]], gap: str = GAP) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows with columns as wide as their widest cells."""
     widths = widths_of(rows)
-    return [padded(row, widths, gap) for row in rows]
+    return [padded(row, widths) for row in rows]
 
 
 def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
