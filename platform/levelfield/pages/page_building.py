@@ -49,21 +49,7 @@ from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.database import rare_collections
 
 HERE = Path(__file__).parent
-_SCRIPTS = (
-    "page",
-    "tables",
-    "saving",
-    "picture",
-    "charts",
-    "groups",
-    "pairs",
-    "case",
-    "run",
-    "traces",
-    "step",
-    "compare",
-)
-ASSETS = (*(f"{name}.js" for name in _SCRIPTS), "style.css", "icon.svg")
+ASSETS = (*sorted(path.name for path in (HERE / "assets").glob("*.js")), "style.css", "icon.svg")
 VENDORED = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
 References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of work and corpus: name, losses
 
