@@ -2,7 +2,7 @@
 /* Two runs beside each other: the fields that differ come first, because they decide whether a ratio means anything.
    compare.html#SERIES/RUN/SERIES/RUN */
 (() => {
-  const { el, t, load, when, number, figure, word, foreign, runLink } = levelfield;
+  const { el, t, load, when, number, figure, word, foreign, runLink, section } = levelfield;
   const NAMES = Object.keys(levelfield.FIGURES);
   const SIDES = [0, 1];
 
@@ -134,18 +134,16 @@
   }
 
   function verdict(place, blocking, unfit, isCautious) {
-    const part = el("section", {}, el("h2", {}, t("comparable")));
+    const part = section(place, "comparable");
     if (blocking.length) part.append(el("p", { class: "caution" }, t("not-comparable"), " ", foreign(blocking.join(", "))));
     for (const side of unfit) part.append(el("p", { class: "caution" }, t("run-does-not-count"), " ", foreign(side.found.run)));
     if (!blocking.length && !unfit.length) {
       part.append(el("p", {}, t(isCautious ? "comparable-caution" : "comparable-yes")), el("p", { class: "note" }, t("one-run-a-side")));
     }
-    place.append(part);
   }
 
   function fieldTable(place, a, b, names, kinds) {
-    const part = el("section", {}, el("h2", {}, t("fields-that-differ")));
-    place.append(part);
+    const part = section(place, "fields-that-differ");
     if (!names.length) return part.append(el("p", { class: "empty" }, t("no-field-differs")));
     const order = ["must", "caution", "asked", "other"];
     const rows = [...names].sort((x, y) => order.indexOf(kinds.get(x)) - order.indexOf(kinds.get(y)))
@@ -154,8 +152,7 @@
   }
 
   function figureTable(place, a, b, hasRatio) {
-    const part = el("section", {}, el("h2", {}, t("figures")));
-    place.append(part);
+    const part = section(place, "figures");
     const rows = NAMES.map((name) => {
       const [x, y] = [a.found[name], b.found[name]];
       const ratio = hasRatio && x !== null && y !== null && x !== 0 && name !== "loss" ? y / x : null;

@@ -126,6 +126,13 @@ const levelfield = (() => {
     return el("a", { href: `run.html#${slug}/${encodeURIComponent(run)}` }, text || run);
   }
 
+  /* Append a section below the text of a key, and return it. */
+  function section(place, key) {
+    const made = el("section", {}, el("h2", {}, t(key)));
+    place.append(made);
+    return made;
+  }
+
   /* Return a promise of a run of a series, `found`, with its history, its place there and the file of its month; null
      where the history lacks it. */
   async function loadRun(slug, run) {
@@ -239,7 +246,7 @@ const levelfield = (() => {
   });
 
   return {
-    data, load, known, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, loadRun, parts,
-    settings, remember, copy, announce, printing, ready, root, language,
+    data, load, known, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, section, loadRun, parts,
+    settings, remember, copy, announce, printing, ready, language,
   };
 })();

@@ -1,7 +1,7 @@
 "use strict";
 /* The page of one run, made from the data files of its series: run.html#SERIES/RUN. */
 (() => {
-  const { el, t, load, when, number, figure, word, foreign, runLink } = levelfield;
+  const { el, t, load, when, number, figure, word, foreign, section } = levelfield;
   const NAMES = Object.keys(levelfield.FIGURES);
   const EXPERTS = ["active_parameters", "expert_imbalance", "expert_imbalance_last", "experts_never_chosen", "auxiliary_first", "auxiliary_last"];
   const BYTES = ["device_used", "reserved", "allocated", "process"];
@@ -40,12 +40,6 @@
     surroundings(place, history, index, fact);
     remarks(place, fact);
     repeat(place, file.command, found, history.kept.subjects[history.columns.subject[index]]);
-  }
-
-  function section(place, key) {
-    const made = el("section", {}, el("h2", {}, t(key)));
-    place.append(made);
-    return made;
   }
 
   function heading(place, slug, history, index, found, fact) {

@@ -190,5 +190,5 @@ levelfield.tables = (() => {
 
   levelfield.printing(toPaper, toScreen);
   levelfield.ready(() => document.querySelectorAll("table.sortable").forEach(enhance));
-  return { add, fold, enhance, inert, rowsOf };
+  return { add, fold, inert, rowsOf };
 })();
