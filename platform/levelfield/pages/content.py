@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from levelfield.pages.results import StoredResults
-from levelfield.pages.series_history import SeriesRuns, seconds_of
+from levelfield.pages.series_history import SeriesRuns, grouped, seconds_of
 from levelfield.pages.site_files import slug
 from levelfield.series.findings import WORDS, FindingWord
 from levelfield.specs.record import Point, StoreEvent
@@ -120,10 +119,8 @@ class PagesContent:
 
     def cases(self) -> dict[str, list[SeriesRuns]]:
         """Return the series of each case, in order of their labels."""
-        found: dict[str, list[SeriesRuns]] = defaultdict(list)
-        for each in sorted(self.series.values(), key=lambda each: each.series.label):
-            found[each.series.case].append(each)
-        return dict(sorted(found.items()))
+        ordered = sorted(self.series.values(), key=lambda each: each.series.label)
+        return dict(sorted(grouped(ordered, lambda each: each.series.case).items()))
 
 
 def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -> PagesContent:

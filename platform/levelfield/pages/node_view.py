@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from levelfield.pages.content import PagesContent
-from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, differences, flat, seconds_of
+from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, differences, flat, grouped, seconds_of
 from levelfield.series.segments import segments_of
 from levelfield.specs.record import Point, StoreEvent
 
-T = TypeVar("T")
-K = TypeVar("K")
 MOST_STAYS = 500  # rows of the page, the newest
 MAIN_FIELDS = ("software.driver", "os", "kernel", "processor")  # of conditions that stand alone
 
@@ -95,14 +92,6 @@ def _visits(runs: SeriesRuns) -> Iterator[_Visit]:
         before = None if segment.before is None else segments[segment.before].conditions
         for points in grouped(segment.points, lambda point: point.node).values():
             yield _Visit(runs, points, before, newest[points[0].node] is points[-1])
-
-
-def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Return the values by a key, in their order."""
-    found: dict[K, list[T]] = {}
-    for value in values:
-        found.setdefault(key(value), []).append(value)
-    return found
 
 
 def _node(node: str, visits: Sequence[_Visit], quarantine: StoreEvent | None) -> NodeRow:
