@@ -54,7 +54,7 @@ def run_all(options: argparse.Namespace) -> int:
     elif options.weak:
         raise UsageError("--weak: found no --nodes, expected a series such as --nodes 1,2,4")
     work, strategy = _with_files(_chosen(work, options.entry, options.framework), options)
-    jobs = scheduler.jobs(registry, work, terminal.checked_corpus(options.data))
+    jobs = scheduler.jobs(registry, work, None if options.data is None else terminal.checked_corpus(options.data))
     if strategy:
         jobs = _checked(jobs, strategy)
     if options.explain:

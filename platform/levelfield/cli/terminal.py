@@ -131,12 +131,10 @@ class Terminal:
         finally:
             self._end_line()
 
-    def checked_corpus(self, prefix: str | None) -> CorpusFacts | None:
-        """Return what a corpus is, after all of it was read; None without one."""
+    def checked_corpus(self, prefix: str) -> CorpusFacts:
+        """Return what a corpus is, after all of it was read."""
         from levelfield.corpus.integrity import check
 
-        if prefix is None:
-            return None
         with self.bytes_progress(f"checking {prefix}") as progress:
             return check(prefix, progress=progress)
 
