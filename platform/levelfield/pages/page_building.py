@@ -17,13 +17,7 @@ from levelfield.compare.ranking import TOKENS, metrics
 from levelfield.pages.case_figures import training_figures
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
-from levelfield.pages.first_view import (
-    FirstView,
-    PlannedIntensity,
-    first_view,
-    planned_intensity,
-    ranked_trainings,
-)
+from levelfield.pages.first_view import FirstView, PlannedIntensity, first_view, planned_intensity, ranked_trainings
 from levelfield.pages.night_view import badge_files, night_view
 from levelfield.pages.node_view import nodes_view
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
