@@ -24,7 +24,7 @@ from levelfield.contracts.checked_adapter import checked_adapter
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.specs.base import DocumentCache
+from levelfield.specs.base import DocumentCache, Value
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, read_overlay
 from levelfield.specs.constants import Constants
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from levelfield.specs.suite import Suite
 
 ENTRY_POINT_GROUP = "levelfield.plugins"
-T = TypeVar("T")
+D = TypeVar("D", bound=Value)
 _MANIFESTS = {"framework": ("models", "implementation.yaml"), "vendor": ("vendors", "vendor.yaml")}
 _PARTS = ("vendors", "models", "configs", "launchers")
 _DOCUMENTS = (
@@ -202,30 +202,25 @@ class Registry:
     def reference(self, name: str) -> Reference:
         from levelfield.specs.reference import Reference
 
-        path = self._path("reference", name, self.references)
-        found = self.files.document(Reference, path)
-        return _named(found, found.name, name, path)
+        return self._document(Reference, "reference", name, self.references)
 
     def figures(self, name: str) -> FigureSet:
         """Return a set of published figures."""
         from levelfield.specs.figures import FigureSet
 
-        path = self._path("published set", name, self.published)
-        found = self.files.document(FigureSet, path)
-        return _named(found, found.name, name, path)
+        return self._document(FigureSet, "published set", name, self.published)
 
     def reported_set(self, name: str) -> ReportedSet:
         """Return a set of runs that others logged."""
         from levelfield.specs.reported import ReportedSet
 
-        path = self._path("reported set", name, self.reported)
-        return _named(found := self.files.document(ReportedSet, path), found.name, name, path)
+        return self._document(ReportedSet, "reported set", name, self.reported)
 
     def implementation(self, name: str, version: str | None = None) -> tuple[ImplementationFile, Path]:
         """Return a framework's manifest for one of its versions, and its folder. None: the default version."""
-        path = self._path("framework", name, self.frameworks)
-        found = self.files.document(ImplementationFile, path)
-        return chosen(_named(found, found.framework, name, path), version, path, self.frameworks), path.parent
+        found = self._document(ImplementationFile, "framework", name, self.frameworks, "framework")
+        path = self.frameworks[name]
+        return chosen(found, version, path, self.frameworks), path.parent
 
     def labelled(self, label: str) -> tuple[ImplementationFile, Path]:
         """Return the same of a label such as `jax` or `jax_0.10.1`."""
@@ -246,9 +241,7 @@ class Registry:
         """Return the planner's constants of a framework; None without a document of them."""
         if framework not in self.constants_files:
             return None
-        path = self.constants_files[framework]
-        found = self.files.document(Constants, path)
-        return _named(found, found.framework, framework, path)
+        return self._document(Constants, "planner's constants", framework, self.constants_files, "framework")
 
     @cached_property
     def overlay(self) -> ChipOverlay | None:
@@ -263,9 +256,7 @@ class Registry:
 
     def vendor_file(self, name: str) -> VendorFile:
         """Return vendor.yaml with the chips that the private file adds or corrects."""
-        path = self._path("vendor", name, self.vendors)
-        found = self.files.document(VendorFile, path)
-        _named(found, found.name, name, path)
+        found = self._document(VendorFile, "vendor", name, self.vendors)
         return self.overlay.applied(found) if self.overlay else found
 
     def vendor(self, name: str) -> Vendor:
@@ -289,6 +280,12 @@ class Registry:
             return checked_adapter(cast(Vendor, module.Adapter(spec)), path)
         except (Exception, SystemExit) as error:
             raise DocumentError(f"{path}: Adapter(spec) raised {type(error).__name__}: {error}") from None
+
+    def _document(self, cls: type[D], kind: str, name: str, known: dict[str, Path], key: str = "name") -> D:
+        """Return the document of a name. Raises UnknownName, and DocumentError where its key has another one."""
+        path = self._path(kind, name, known)
+        found = self.files.document(cls, path)
+        return _named(found, getattr(found, key), name, path)
 
     def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
         if name not in known:
@@ -358,7 +355,7 @@ def _check_plugins(folder: Path) -> None:
             raise UsageError(f"--plugins {folder}: found {misnamed}, expected the ending .yaml: rename it")
 
 
-def _named(document: T, inside: str, outside: str, path: Path) -> T:
+def _named(document: D, inside: str, outside: str, path: Path) -> D:
     if inside != outside:
         raise DocumentError(f"{path}: found the name '{inside}', expected '{outside}' as in its path")
     return document
