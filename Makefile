@@ -6,6 +6,7 @@ INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r
 STAMP := $(DEV)/levelfield-locks.sha256
 NEW := not thorough
 PYTEST := PYTHONPATH=platform $(PY) -m pytest
+IN_MEMORY := PYTHONPATH=platform tests/in_memory $(PY) -m pytest
 
 # pip compiles nothing ahead: most of a framework is never imported. (0 is pip's own, inverted way to say so.) Python
 # keeps what it compiles on first use, whatever the caller's environment says.
@@ -35,7 +36,10 @@ export LEVELFIELD_STORE := none
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 3 computing waiting installing
 
+# pytest rewrites and compiles each file of tests once, here; eight processes would do so at the same time. What fails here
+# fails again below, with its words.
 computing: $(STAMP)
+	-@$(PYTEST) --collect-only -qqq tests > /dev/null 2>&1
 	$(MAKE) --no-print-directory framework-free
 	$(MAKE) --no-print-directory each-framework
 
@@ -49,7 +53,7 @@ installing: $(STAMP)
 	$(MAKE) --no-print-directory on-machines
 
 each-framework: $(STAMP)
-	$(PYTEST) -n 4 -m "$(NEW)" tests/models
+	$(IN_MEMORY) -n 4 -m "$(NEW)" tests/models
 
 on-the-engine: $(STAMP)
 	$(PYTEST) -m "containers and $(NEW)" tests/containers
@@ -58,10 +62,10 @@ on-machines: $(STAMP)
 	$(PYTEST) -m "machines and $(NEW)" tests/machines
 
 end-to-end: $(STAMP)
-	$(PYTEST) -n 2 --dist loadfile -m "e2e and $(NEW)" tests/e2e
+	$(IN_MEMORY) -n 2 --dist loadfile -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(PYTEST) -n 4 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models --ignore=tests/e2e --ignore=tests/machines tests/vendors tests
+	$(IN_MEMORY) -n 4 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models --ignore=tests/e2e --ignore=tests/machines tests/vendors tests
 
 environments: $(STAMP)
 	PYTHONPATH=platform $(PY) tests/environments.py

@@ -24,9 +24,9 @@ from levelfield.contracts.checked_adapter import checked_adapter
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.specs.base import DocumentCache, Value
+from levelfield.specs.base import DocumentCache, Value, load
 from levelfield.specs.case import Case
-from levelfield.specs.chips import ChipOverlay, read_overlay
+from levelfield.specs.chips import ChipOverlay, ChipsFile
 from levelfield.specs.constants import Constants
 from levelfield.specs.derivation import Extension, split_name
 from levelfield.specs.implementation import ImplementationFile
@@ -248,7 +248,7 @@ class Registry:
         """Return the private chips file. Raises DocumentError when it is wrong or names an unknown vendor."""
         if self._chips is None:
             return None
-        found = read_overlay(self._chips)
+        found = ChipOverlay(self._chips, load(ChipsFile, self._chips))
         for name in found.content.vendors:
             if name not in self.vendors:
                 raise DocumentError(f"{self._chips}: key 'vendors.{name}': {UnknownName('vendor', name, self.vendors)}")

@@ -208,6 +208,7 @@ def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Seque
 def _published(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
     """Write the bundle and return the text to print. Raises UsageError before anything is written."""
     from levelfield.publish.withholding import FILES, parse_fields, published, published_id, refuse_leaks
+    from levelfield.specs.base import twice_in
 
     if not options.bundle or not options.withhold:
         raise UsageError("report: give --withhold FIELDS and --bundle DIR together; the bundle has every format")
@@ -217,8 +218,7 @@ def _published(options: argparse.Namespace, paths: Sequence[RunPaths], results: 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--bundle {folder}: exists and is not empty; name a new folder")
     fields = parse_fields(options.withhold)
-    names = [published_id(result.run_id, fields) for result in results]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := twice_in(published_id(result.run_id, fields) for result in results):
         raise UsageError(f"report: found a run twice: {', '.join(twice)}; name each run once")
     for each, result in zip(paths, results, strict=True):
         refuse_leaks(read_plan(each), result, fields)

@@ -15,8 +15,7 @@ from levelfield.errors import DocumentError, GateFailed
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import utc_now
 from levelfield.rundir.event_lines import Event, event_or_none, listed
-from levelfield.rundir.seal import sha256_of
-from levelfield.specs.base import load
+from levelfield.specs.base import load, sha256_of
 from levelfield.specs.certificate import Certificate, CertificateSubject, code_path
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan

@@ -28,9 +28,9 @@ from levelfield.rundir.event_lines import Event, mapping
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.preflight_events import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
-from levelfield.rundir.seal import seal_finding, sha256_of
+from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import origin_of
-from levelfield.specs.base import load
+from levelfield.specs.base import load, sha256_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
@@ -186,7 +186,7 @@ def _utilisation(plan: Plan, throughput: Throughput | None, recompute: Recomputa
     layers = None if first is None else repeated_layers(model.layers, layout.pipeline, chunks, first)
     return (
         *(mfu(f, model, length, rate, peaks) for f in FORMULAS if f != "megatron-2021"),
-        *(hfu(f, model, length, rate, peaks, recompute, repeated=layers) for f in counting),
+        *(hfu(f, model, length, rate, peaks, recompute, layers) for f in counting),
     )
 
 
@@ -296,11 +296,9 @@ def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:
             times.setdefault(record.rank, {})[record.step] = record.before_exchange_seconds
     if not times:
         return None
-    whole = range(plan.world_size)
     inside = {
         rank: {s: t for s, t in times.get(rank, {}).items() if window.first_step <= s <= window.last_step}
-        for rank in whole
+        for rank in range(plan.world_size)
     }
-    size, nodes = plan.hardware.devices_per_node, plan.hardware.nodes
-    members = {f"node{node}": range(node * size, (node + 1) * size) for node in range(nodes)}
-    return stragglers(inside, members if nodes > 1 else {})
+    nodes = range(plan.hardware.nodes)
+    return stragglers(inside, {f"node{node}": plan.ranks_of(node) for node in nodes} if len(nodes) > 1 else {})

@@ -227,7 +227,7 @@ def _read_records(
     files: Mapping[str, Any],
     counted: set[int],
     found: _Recorded,
-    alone: Collection[Operation] = (),
+    alone: Collection[Operation],
 ) -> None:
     """Read a rank's records of the steps that count. What cannot be read is said in `missing`."""
     numbers = {int(match[2]): name for name in files if (match := _FILE.fullmatch(name)) and int(match[1]) == rank}

@@ -7,13 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from levelfield.measure.other_use import HOST_LIMIT, device_sentence, in_use
-from levelfield.measure.preflight import (
-    FEWEST_EARLIER,
-    PeerFinding,
-    PeerReading,
-    compare_earlier,
-    compare_peers,
-)
+from levelfield.measure.preflight import FEWEST_EARLIER, PeerFinding, PeerReading, compare_earlier, compare_peers
 from levelfield.rundir.preflight_events import CHECKS, PRODUCT, PreflightFacts
 from levelfield.specs.preflight_report import Fact, FindingKind, NodeReport, PairReport, PreflightFinding, PreflightWord
 
@@ -161,15 +155,14 @@ def slower_than_earlier(
 
 
 def _of_peers(figure: str, found: PeerFinding, peers: int) -> PreflightFinding:
-    names = ", ".join(found.nodes)
+    names, apart, limit = ", ".join(found.nodes), f"{1 - found.ratio:.0%}", f"at most {1 - found.limit:.0%} is in line"
     if found.word == "differ" and peers == 2:
-        said = f"{found.nodes[0]} and {found.nodes[1]}: {figure} differs by {1 - found.ratio:.0%} (at most "
-        said += f"{1 - found.limit:.0%} is in line); two nodes do not show which one is at fault"
+        said = f"{' and '.join(found.nodes)}: {figure} differs by {apart} ({limit}); two nodes do not show which one "
+        said += "is at fault"
     elif found.word == "differ":
-        said = f"{names}: {figure} is {1 - found.ratio:.0%} below the other nodes; neither group is clearly the larger"
+        said = f"{names}: {figure} is {apart} below the other nodes; neither group is clearly the larger"
     elif found.word == "slow":
-        said = f"{names}: {figure} is {1 - found.ratio:.0%} below the median of {peers} nodes; at most "
-        said += f"{1 - found.limit:.0%} is in line"
+        said = f"{names}: {figure} is {apart} below the median of {peers} nodes; {limit}"
     else:
         said = f"{names}: {figure} is {found.ratio:.3g} times the median of {peers} nodes; at most "
         said += f"{found.limit:.3g} times is in line; look for other hardware, or a wrong unit"

@@ -18,18 +18,7 @@ from levelfield.measure.raw_facts import NANOSECONDS, Reading, mean_load
 from levelfield.rundir.node_parts import NodePart
 from levelfield.rundir.telemetry_files import NodePowerTrace
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import (
-    DeviceUse,
-    Energy,
-    Figure,
-    Memory,
-    MemoryExpectation,
-    NodeEnergy,
-    OtherUse,
-    Status,
-    Throughput,
-)
-from levelfield.specs.site import NodePowerPlan
+from levelfield.specs.result import DeviceUse, Energy, Figure, Memory, NodeEnergy, OtherUse, Status, Throughput
 
 
 def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
@@ -37,6 +26,7 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
     each = {part.name: _peaks(plan, part) for part in parts}
     named = {name: peaks for name, peaks in each.items() if name is not None}
     measured = memories.over_nodes(named) if named else each[None]
+    why_none = None if status.has_figures else f"the run is {status.word}"  # it may not have reached its peak
     return Memory(
         device_used_peak=_figure(measured.used.peak_bytes, "B", measured.used.reason),
         allocated_peak=_figure(measured.allocated.peak_bytes, "B", measured.allocated.reason),
@@ -44,7 +34,7 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
         process_peak=_figure(measured.process.peak_bytes, "B", measured.process.reason),
         capacity_bytes=plan.hardware.memory_bytes_per_device,
         expected_bytes=plan.expected_memory.total_bytes,
-        expectation=_expectation(plan, measured, status),
+        expectation=against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none),
         stage_peaks=_stage_peaks(plan, parts, measured),
     )
 
@@ -75,12 +65,6 @@ def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
     return replace(found, used=replace(found.used, reason=reason))
 
 
-def _expectation(plan: Plan, measured: memories.MemoryPeaks, status: Status) -> MemoryExpectation:
-    """Return measured against expected memory of a valid run. An incomplete run may not have reached its peak."""
-    why_none = None if status.has_figures else f"the run is {status.word}"
-    return against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, why_none)
-
-
 def _figure(value: float | None, unit: str, reason: str | None) -> Figure:
     return Figure(value=value, unit=unit, reason=reason if value is None else None)
 
@@ -93,7 +77,7 @@ def energy(
     why_none: str,
 ) -> Energy:
     """Return the energy of all machines over the window; without one, with the reason. power: of their BMCs."""
-    found = energies.EnergyUse(None, None, None, why_none)
+    found = energies.EnergyUse(reason=why_none)
     window = plan.work.window
     tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
     if throughput is not None:
@@ -124,30 +108,24 @@ def _of_nodes(
     each = [_node_use(plan, part, trace) for part, trace in zip(parts, traces, strict=True)]
     lacking = [part.said(use.reason or "") for part, use in zip(parts, each, strict=True) if use.joules is None]
     reason = why_none or next(iter(lacking), None)
-    seconds = max((end - begin for begin, end in _windows(plan, parts)), default=0) / NANOSECONDS
+    windows = (found for part in parts if (found := part.window_ns(plan.work.window)))
+    seconds = max((end - begin for begin, end in windows), default=0) / NANOSECONDS
     joules = None if reason else math.fsum(use.joules or 0.0 for use in each)
     if joules is not None and chips.joules is not None and joules < chips.joules:
         reason = f"the nodes' {joules:.6g} J are less than their chips' {chips.joules:.6g} J: other machines, or units"
         joules = None
     of_token, own = None if joules is None else joules / tokens, chips.joules_per_token
     other = None if of_token is None or own is None else of_token - own
+    unchecked = "" if plan.node_power.verify else ", certificate not checked"
     return NodeEnergy(
         joules=_figure(joules, "J", reason),
         joules_per_token=_figure(of_token, "J/token", reason),
         mean_watts=_figure(None if joules is None else joules / seconds, "W", reason),
         other_joules_per_token=_figure(other, "J/token", reason or chips.reason),
-        sources=tuple(dict.fromkeys(_source(plan.node_power, trace) for trace in traces if trace.source)),
+        sources=tuple(dict.fromkeys(f"{trace.source}{unchecked}" for trace in traces if trace.source)),
         readings=min((use.readings for use in each), default=None),
         resolution_seconds=max((s for use in each if (s := use.resolution_seconds) is not None), default=None),
     )
-
-
-def _source(asked: NodePowerPlan, trace: NodePowerTrace) -> str:
-    return f"{trace.source}{'' if asked.verify else ', certificate not checked'}"
-
-
-def _windows(plan: Plan, parts: Sequence[NodePart]) -> Iterator[tuple[int, int]]:
-    yield from (found for part in parts if (found := part.window_ns(plan.work.window)))
 
 
 def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.NodeUse:
@@ -161,26 +139,20 @@ def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.Nod
         found = energies.node_use(trace.readings, *window_ns)
     elif part.read.wall_clock:
         by_day = [replace(reading, time_ns=reading.wall_ns) for reading in trace.readings]
-        found = energies.node_use(by_day, *(_by_day(part, time) for time in window_ns))
+        found = energies.node_use(by_day, *map(part.day_ns, window_ns))
     else:
         return energies.NodeUse(None, "it left no time of day, which its BMC's readings have")
     return replace(found, reason=_with_reason(found.reason, trace.error and f"its BMC: {trace.error}"))
-
-
-def _by_day(part: NodePart, time_ns: int) -> int:
-    """Return a time of the node's clock as its time of day."""
-    own, day = min(part.read.wall_clock, key=lambda pair: abs(pair[0] - time_ns))
-    return day + time_ns - own
 
 
 def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
     window_ns = part.window_ns(plan.work.window)
     if window_ns is None or part.why_silent:
         reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.why_silent
-        return energies.EnergyUse(None, None, None, reason)
+        return energies.EnergyUse(reason=reason)
     if len(part.indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
         reason = f"the tool shows {len(part.indices)} devices of a host that is one"
-        return energies.EnergyUse(None, None, None, f"{reason}, so which of them trained is unknown")
+        return energies.EnergyUse(reason=f"{reason}, so which of them trained is unknown")
     least = 0.0 if plan.hardware.is_host else LEAST_WATTS
     found = energies.energy(part.read.readings, part.indices, *window_ns, tokens, least)
     if found.joules is not None:

@@ -119,12 +119,11 @@ def _slowest(part: NodePart, found: StepOutliers, window: StepSpan) -> SlowestSt
 
 
 def _time_of_day(part: NodePart, time_ns: int) -> str | None:
-    """Return the time of day in UTC, by the reading of both clocks that is nearest."""
-    nearest = min(part.read.wall_clock, key=lambda pair: abs(pair[0] - time_ns), default=None)
-    if nearest is None:
+    """Return the time of day in UTC; None where telemetry did not record it."""
+    if not part.read.wall_clock:
         return None
     try:
-        moment = datetime.fromtimestamp((nearest[1] + time_ns - nearest[0]) / NANOSECONDS, timezone.utc)
+        moment = datetime.fromtimestamp(part.day_ns(time_ns) / NANOSECONDS, timezone.utc)
     except (OverflowError, ValueError, OSError):
         return None  # a damaged time; the others are in the file
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -27,8 +27,7 @@ from levelfield.rundir.bundle_archive import (
 from levelfield.rundir.bundle_reader import RESULT, RunInBundle, written
 from levelfield.rundir.bundle_redaction import placeholders_of, read_run, redacted_run
 from levelfield.rundir.placeholders import Placeholders
-from levelfield.rundir.seal import sha256_of
-from levelfield.specs.base import dump
+from levelfield.specs.base import dump, sha256_of, twice_in
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import REVISION, Result
 
@@ -104,7 +103,7 @@ def leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _refuse_names(names: Sequence[str]) -> None:
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := twice_in(names):
         raise UsageError(f"bundle: found run {twice[0]} twice; name each run once")
     if wrong := [name for name in names if not RUN_NAME.fullmatch(name)]:
         raise UsageError(f"bundle: found run id {wrong[0]!r}, expected letters, digits, '.', '_' and '-'")

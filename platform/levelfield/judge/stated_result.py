@@ -50,18 +50,18 @@ class StatedResult:
     revision: int
     is_other_version: bool
 
-    def differences(self, found: Result, model: type[BaseModel] = Result) -> Iterator[Contradiction]:
+    def differences(self, found: Result) -> Iterator[Contradiction]:
         """Yield every field of the stated result that does not follow."""
-        for name, stated, ours, _ in self._compared(found, model):
+        for name, stated, ours, _ in self._compared(found):
             if not _equal(stated, ours):
                 yield Contradiction(name, _said(stated), _said(ours))
 
-    def left_out(self, found: Result, model: type[BaseModel] = Result) -> list[str]:
+    def left_out(self, found: Result) -> list[str]:
         """Return the fields with a value that the bundle lacks because they came later."""
-        named = (later for *_, ours, later in self._compared(found, model) if later and ours is not None)
+        named = (later for *_, ours, later in self._compared(found) if later and ours is not None)
         return list(dict.fromkeys(named))
 
-    def _compared(self, found: Result, model: type[BaseModel]) -> Iterator[tuple[str, Any, Any, str | None]]:
+    def _compared(self, found: Result) -> Iterator[tuple[str, Any, Any, str | None]]:
         """Yield each place with both values; of a field that came later our value twice, and the field's name."""
         content = self._without_later_layers(found.model_dump(mode="json"))
         ours = dict(leaves(content))
@@ -70,7 +70,7 @@ class StatedResult:
             later = None
             if name not in theirs:
                 with suppress(LookupError, TypeError, ValueError):  # a key with a point in it, such as a variable's
-                    later = self._later(name, content, model)
+                    later = self._later(name, content)
             value = ours.get(name, _ABSENT)
             yield name, value if later else theirs.get(name, _ABSENT), value, later
 
@@ -84,9 +84,10 @@ class StatedResult:
             content["alignment"]["layers"] = [each for each in layers if each["name"] not in later]
         return content
 
-    def _later(self, name: str, ours: Any, model: type[BaseModel]) -> str | None:
+    def _later(self, name: str, ours: Any) -> str | None:
         """Return the field on the way to a place that the stated result lacks and may lack; None where it may not."""
-        types, stated, path = [model], self.content, []
+        types: list[type[BaseModel]] = [Result]
+        stated, path = self.content, list[str]()
         for part in _PART.findall(name):
             path.append(part)
             ours = ours[int(part)] if isinstance(ours, list) else ours[part]

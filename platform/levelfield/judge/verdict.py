@@ -37,10 +37,8 @@ def judged(work: Work, raw: RawRecords, identity: Identity, reference: Reference
 
 def first_step_beyond(raw: RawRecords, reference: Reference) -> int | None:
     """Return the first step of both whose loss difference is beyond the reference's noise; None without one."""
-    limit, losses = limits_from(reference).curve, loss_curve(raw.steps)
-    pairs = [(step, losses[step], loss) for step, loss in enumerate(reference.losses, start=1) if step in losses]
-    apart = ((step, rules.relative(ours, theirs)) for step, ours, theirs in pairs)
-    return next((s for s, value in apart if limit is None or not value <= rules.limit_at(limit, s)), None)
+    expected = dict(enumerate(reference.losses, start=1))
+    return rules.first_beyond(loss_curve(raw.steps), expected, limits_from(reference).curve)
 
 
 def against(run: rules.TrainingCurve, other: rules.TrainingCurve, reference: Reference) -> Alignment:

@@ -140,7 +140,7 @@ def _verdict(
         absent = "" if reference.weights else "; final weights: not in the reference"
         return "aligned", f"every layer within its limit ({limits.source}){absent}"
     if failed.name == "curve":
-        return "diverged", f"first at step {first_beyond(run, reference, limits.curve)}: {failed.detail}"
+        return "diverged", f"first at step {first_beyond(run.losses, reference.losses, limits.curve)}: {failed.detail}"
     return "different", f"{failed.name}: {failed.detail}"
 
 
@@ -313,12 +313,11 @@ def spikes(run: TrainingCurve, reference: TrainingCurve) -> Layer:
     return Layer("spikes", False, found[step], least, f"step {step} jumps by {found[step]:.1%}, limit {least:.1%}")
 
 
-def first_beyond(run: TrainingCurve, reference: TrainingCurve, limit: Limit | None) -> int | None:
-    """Return the first step whose loss differs by more than its limit, or None."""
-    if limit is None:
-        return None
-    steps = sorted(set(reference.losses) & set(run.losses))
-    return next((s for s in steps if not relative(run.losses[s], reference.losses[s]) <= limit_at(limit, s)), None)
+def first_beyond(losses: Mapping[int, float], reference: Mapping[int, float], limit: Limit | None) -> int | None:
+    """Return the first common step whose loss differs by more than its limit, or None. Without a limit any does."""
+    steps = sorted(losses.keys() & reference.keys())
+    beyond = (s for s in steps if limit is None or not relative(losses[s], reference[s]) <= limit_at(limit, s))
+    return next(beyond, None)
 
 
 def flagperf_rule(run: TrainingCurve, reference: TrainingCurve) -> float | None:

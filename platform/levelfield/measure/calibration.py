@@ -17,7 +17,8 @@ is that of the noisiest kind. Else many small rows would hide one large row. Wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from statistics import NormalDist
@@ -34,6 +35,7 @@ from levelfield.measure.alignment import (
     relative,
     weight_differences,
 )
+from levelfield.measure.student import bisected
 
 ERROR_RATE, CONFIDENCE = 1e-3, 0.95
 
@@ -112,37 +114,31 @@ def limits_of(noise: Sequence[Noise], source: str, precision: str = "fp32") -> A
     """
     if not noise:
         return AlignmentLimits(None, None, None, f"no noise recorded: {source}")
-    rows, least = merged(noise), LEAST[precision]
-    layers: list[tuple[Callable[[Noise], Places | None], float]] = [
-        (lambda row: {None: row.first_step}, least.first_step),
-        (lambda row: row.gradient, least.gradient),
-        (lambda row: row.curve, least.curve),
-        (lambda row: row.weights, least.weights),
-        (lambda row: row.norms, least.norms),
-    ]
-    kept = [[(row.kind, part) for row in rows if (part := of(row)) is not None] for of, _ in layers]
-    if not kept[-1]:
-        kept.pop()  # no place: the limits of references of before norms were recorded stay as they were
-    quantile = normal_quantile(sum(len(_places(part for _, part in layer)) for layer in kept))
-    first, gradient, curve, weights, *norms = (
-        _layer_limits(layer, quantile, smallest) for layer, (_, smallest) in zip(kept, layers, strict=False)
-    )
+    rows, least = merged(noise), LEAST[precision]._asdict()
+    kept = {name: [(row.kind, part) for row in rows if (part := _part(row, name)) is not None] for name in least}
+    # without rows norms have no place: the limits of references of before norms were recorded stay as they were
+    layers = [layer for name, layer in kept.items() if layer or name != "norms"]
+    quantile = normal_quantile(sum(len(_places(part for _, part in layer)) for layer in layers))
+    limits = {name: _layer_limits(layer, quantile, least[name]) for name, layer in kept.items()}
     return AlignmentLimits(
-        first,
-        gradient,
-        curve,
+        limits["first_step"],
+        limits["gradient"],
+        limits["curve"],
         f"tolerance limit of {basis(rows)}: {source}",
-        weights,
-        norms=norms[0] if norms else _NORMS_WITHOUT_ROWS.get(precision),
+        limits["weights"],
+        norms=limits["norms"] or _NORMS_WITHOUT_ROWS.get(precision),
     )
+
+
+def _part(row: Noise, layer: str) -> Places | None:
+    found: Places | float | None = getattr(row, layer)
+    return {None: found} if isinstance(found, (int, float)) else found
 
 
 def basis(rows: Sequence[Noise]) -> str:
     """Return how many rows there are, and how many of each kind: `6 rows (4 layout, 1 micro-batch, 1 threads)`."""
-    kinds: dict[str, int] = {}
-    for row in rows:
-        kinds[row.kind] = kinds.get(row.kind, 0) + 1
-    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()) if kind)
+    kinds = sorted(Counter(row.kind for row in rows).items())
+    listed = ", ".join(f"{count} {kind}" for kind, count in kinds if kind)
     number = f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
     return f"{number} ({listed})" if listed else number
 
@@ -182,11 +178,7 @@ def normal_quantile(places: int) -> float:
 @cache
 def chi_square_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of the chi-square distribution, by bisection of its closed form for whole degrees."""
-    low, high = 0.0, 2.0 * degrees + 40
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if 1 - _above(middle, degrees) < probability else (low, middle)
-    return (low + high) / 2
+    return bisected(lambda x: 1 - _above(x, degrees) < probability, 0.0, 2.0 * degrees + 40, 100)
 
 
 def _above(x: float, degrees: int) -> float:
@@ -248,11 +240,10 @@ def _larger(row: Noise, other: Noise) -> Noise:
         places = {*a, *b}
         return {p: max(a.get(p, a.get(None, 0.0)), b.get(p, b.get(None, 0.0))) for p in places}
 
-    curve = larger(row.curve, other.curve)
     return row._replace(
         first_step=max(row.first_step, other.first_step),
         gradient=larger(row.gradient, other.gradient),
-        curve=curve if curve is not None else row.curve,
+        curve=larger(row.curve, other.curve) or row.curve,
         weights=larger(row.weights, other.weights),
         norms=larger(row.norms, other.norms),
     )

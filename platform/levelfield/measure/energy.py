@@ -30,10 +30,10 @@ Column = NDArray[np.float64]
 class EnergyUse:
     """The energy of all devices over the window; None, with the reason, when one device has none."""
 
-    joules: float | None
-    joules_per_token: float | None
-    mean_watts: float | None
-    reason: str | None
+    joules: float | None = None
+    joules_per_token: float | None = None
+    mean_watts: float | None = None
+    reason: str | None = None
 
 
 def energy(
@@ -49,16 +49,16 @@ def energy(
     least_watts: the mean power that one device exceeds at least; less has another unit.
     """
     if not end_ns > begin_ns or not tokens > 0 or not devices:
-        return EnergyUse(None, None, None, "no window, no tokens or no device to measure over")
+        return EnergyUse(reason="no window, no tokens or no device to measure over")
     kept = sorted(readings, key=lambda r: r.time_ns)
     each = []
     for device in devices:
         found = _device_joules([r for r in kept if r.device == device], begin_ns, end_ns, least_watts)
         if isinstance(found, str):
-            return EnergyUse(None, None, None, f"device {device}: {found}")
+            return EnergyUse(reason=f"device {device}: {found}")
         each.append(found)
     joules = math.fsum(each)
-    return EnergyUse(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns), None)
+    return EnergyUse(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns))
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,11 @@ def over_nodes(nodes: Mapping[str, EnergyUse]) -> EnergyUse:
 
     When one node has no energy there is no sum: the reason names the first such node.
     """
-    missing = [f"{name}: {use.reason}" for name, use in nodes.items() if use.joules is None]
-    if missing or not nodes:
-        return EnergyUse(None, None, None, missing[0] if missing else "no node")
-    joules, per_token, watts = (
-        math.fsum(getattr(use, figure) for use in nodes.values())
-        for figure in ("joules", "joules_per_token", "mean_watts")
-    )
-    return EnergyUse(joules, per_token, watts, None)
+    if missing := [f"{name}: {use.reason}" for name, use in nodes.items() if use.joules is None]:
+        return EnergyUse(reason=missing[0])
+    figures = ("joules", "joules_per_token", "mean_watts")
+    joules, per_token, watts = (math.fsum(getattr(use, figure) for use in nodes.values()) for figure in figures)
+    return EnergyUse(joules, per_token, watts)
 
 
 def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, least_watts: float) -> float | str:

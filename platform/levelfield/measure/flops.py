@@ -59,8 +59,9 @@ def flops_per_token(
     if formula == "megatron-2021":
         return _narayanan(model, sequence_length, recompute, len(layers))
     if formula == "megatron":
-        again = _repeated_matmuls(model, sequence_length, recompute, layers)
-        return 3 * _forward_matmuls(model, sequence_length) + again
+        logits = 2.0 * model.hidden_size * model.vocab_size
+        forward = _layers_forward(model, sequence_length, range(model.layers)) + logits
+        return 3 * forward + _repeated_matmuls(model, sequence_length, recompute, layers)
     attention = 0.0 if formula == "6n" else 12.0 * model.layers * core_width(model) * sequence_length
     count = _parameters(model, sequence_length, parameters_override)
     return 6.0 * count + attention + _repeated_parameters(formula, model, sequence_length, count, recompute, layers)
@@ -109,11 +110,6 @@ def _share(model: Model, layers: Collection[int]) -> float:
     return sum(active_parameters(model, layer) for layer in layers) / whole
 
 
-def _forward_matmuls(model: Model, sequence_length: int) -> float:
-    logits = 2.0 * model.hidden_size * model.vocab_size
-    return _layers_forward(model, sequence_length, range(model.layers)) + logits
-
-
 def _repeated_matmuls(model: Model, sequence_length: int, recompute: Recomputation, layers: Collection[int]) -> float:
     if recompute in FULL:
         return _layers_forward(model, sequence_length, layers) - _unrepeated(model, recompute, len(layers))
@@ -149,11 +145,8 @@ def attended_keys(model: Model, sequence_length: int) -> float:
 
 
 def core_width(model: Model) -> float:
-    """Return the mean width of queries and values of all heads; latent attention has queries wider than values."""
-    latent = model.latent_attention
-    if latent is not None:
-        return model.heads * (latent.plain_size + latent.rotary_size + latent.value_size) / 2
-    return model.heads * model.head_size
+    """Return the mean width of queries and values of all heads."""
+    return model.heads * sum(model.head_widths) / 2
 
 
 def _narayanan(model: Model, sequence_length: int, recompute: Recomputation, repeated: int) -> float:

@@ -28,8 +28,8 @@ _STEPS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 class MemoryPeak:
     """The largest of several peaks: bytes and the place (a device or a rank), or None with the reason."""
 
-    peak_bytes: int | None
-    where: str | None
+    peak_bytes: int | None = None
+    where: str | None = None
     reason: str | None = None
 
 
@@ -100,8 +100,8 @@ def stage_peaks(peaks: Sequence[int | None], stages: int, ranks: int) -> tuple[i
 
 def _fullest(peaks: Mapping[str, MemoryPeak]) -> MemoryPeak:
     unknown = next((f"{name}: {peak.reason}" for name, peak in peaks.items() if peak.peak_bytes is None), None)
-    if unknown or not peaks:
-        return MemoryPeak(None, None, unknown or "no node")
+    if unknown:
+        return MemoryPeak(reason=unknown)
     return max(peaks.values(), key=lambda peak: peak.peak_bytes or 0)
 
 
@@ -125,10 +125,9 @@ def _worst(values: Mapping[str, int | None], what: str, source: str) -> MemoryPe
     unknown = [name for name, value in values.items() if value is None]
     known = {name: value for name, value in values.items() if value is not None}
     if unknown or not known:
-        return MemoryPeak(None, None, f"{source} gave no figure for {what} {unknown[0]}" if unknown else f"no {what}")
-    wrong = [name for name, value in known.items() if value <= 0]
-    if wrong:
-        return MemoryPeak(None, None, f"{source} gave {known[wrong[0]]} bytes for {what} {wrong[0]}")
+        return MemoryPeak(reason=f"{source} gave no figure for {what} {unknown[0]}" if unknown else f"no {what}")
+    if wrong := [name for name, value in known.items() if value <= 0]:
+        return MemoryPeak(reason=f"{source} gave {known[wrong[0]]} bytes for {what} {wrong[0]}")
     name = max(known, key=lambda n: known[n])
     return MemoryPeak(known[name], f"{name}")
 
@@ -142,23 +141,19 @@ def _covered(
     for device in devices:
         times = [r.time_ns for r in readings if r.device == device and r.memory_used_bytes is not None]
         if reason := too_little(coverage(times, *window_ns)):
-            return MemoryPeak(None, None, f"device {device}: {reason}")
+            return MemoryPeak(reason=f"device {device}: {reason}")
     return used
 
 
 def _plausible(used: MemoryPeak, capacity_bytes: Mapping[str, int | None], allocated: MemoryPeak) -> MemoryPeak:
     if used.peak_bytes is None or used.where is None:
         return used
-    capacity = capacity_bytes[used.where]
+    capacity, said = capacity_bytes[used.where], f"device {used.where}: {used.peak_bytes} bytes"
     if capacity is not None and not used.peak_bytes <= capacity:
-        return MemoryPeak(
-            None, None, f"device {used.where}: {used.peak_bytes} bytes used of {capacity}: units or device differ"
-        )
+        return MemoryPeak(reason=f"{said} used of {capacity}: units or device differ")
     if allocated.peak_bytes is not None and not used.peak_bytes >= _PLAUSIBLE_SHARE * allocated.peak_bytes:
         held = f"rank {allocated.where} held {allocated.peak_bytes}"
-        return MemoryPeak(
-            None, None, f"device {used.where}: {used.peak_bytes} bytes seen, but {held}: units or device differ"
-        )
+        return MemoryPeak(reason=f"{said} seen, but {held}: units or device differ")
     return used
 
 

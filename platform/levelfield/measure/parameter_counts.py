@@ -38,21 +38,8 @@ def parameters(model: Model, sequence_length: int) -> ParameterCount:
     size = {part: sum(math.prod(s) for n, s in shapes.items() if n.startswith(part)) for part in _PARTS}
     in_layers = sum(count * sum(map(math.prod, shapes.values())) for shapes, count in layer_kinds(model))
     total = sum(size.values()) + in_layers
-    return ParameterCount(
-        total,
-        total - unused_by_a_token(model),
-        size["embedding"],
-        size["position"],
-        size["head"],
-        size["final_norm"],
-        in_layers,
-        model.layers,
-    )
-
-
-def unused_by_a_token(model: Model) -> int:
-    """Return the parameters of the routed experts that a token does not choose, in all layers."""
-    return model.mixture_layers * _unchosen(model)
+    active = total - model.mixture_layers * _unchosen(model)
+    return ParameterCount(total=total, active=active, in_layers=in_layers, layers=model.layers, **size)
 
 
 def _unchosen(model: Model) -> int:

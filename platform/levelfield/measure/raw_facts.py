@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from levelfield.specs.layout import Layout
 
+T = TypeVar("T")
+K = TypeVar("K", int, str)
 CHECKSUM_MODULUS = 2**64
 NANOSECONDS = 1e9
 LEAST_COVERAGE = 0.95
@@ -189,19 +191,26 @@ def coordinates(rank: int, layout: Layout) -> Coordinates:
 
 def by_rank(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
     """Return the records of each rank, in the order of writing."""
-    return _grouped(records, lambda record: record.rank)
+    return grouped(records, lambda record: record.rank)
 
 
 def by_step(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
     """Return the records of each step over the ranks, by ascending step."""
-    return _grouped(records, lambda record: record.step)
+    return grouped(records, lambda record: record.step)
 
 
-def _grouped(records: Iterable[StepRecord], key: Callable[[StepRecord], int]) -> dict[int, tuple[StepRecord, ...]]:
-    found: dict[int, list[StepRecord]] = {}
+def grouped(records: Iterable[T], key: Callable[[T], K]) -> dict[K, tuple[T, ...]]:
+    """Return the records of each key, in the order of writing; the keys ascend."""
+    found: dict[K, list[T]] = {}
     for record in records:
         found.setdefault(key(record), []).append(record)
     return {each: tuple(found[each]) for each in sorted(found)}
+
+
+def curve_of(records: Iterable[StepRecord], value: Callable[[StepRecord], float | None]) -> dict[int, float]:
+    """Return a value of each step, by ascending step, from the lowest rank that has it."""
+    ordered = sorted(records, key=lambda record: (record.step, -record.rank))
+    return {record.step: found for record in ordered if (found := value(record)) is not None}
 
 
 def coverage(times_ns: Sequence[int], begin_ns: int, end_ns: int, longest_gap: float = LONGEST_GAP_SECONDS) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from levelfield.measure.raw_facts import ComparedChoices, ExpertShare, StepRecord
+from levelfield.measure.raw_facts import ComparedChoices, ExpertShare, StepRecord, curve_of
 from levelfield.measure.validity import shortened
 from levelfield.specs.architecture import Experts, Model
 from levelfield.specs.case import Window, Work
@@ -113,9 +113,7 @@ def _wrong(values: Sequence[float]) -> str | None:
 
 def auxiliary_curve(records: Iterable[StepRecord]) -> dict[int, float]:
     """Return the routers' loss of each step, from the lowest rank that has it."""
-    known = (r for r in records if r.auxiliary_loss is not None)
-    ordered = sorted(known, key=lambda record: (record.step, -record.rank))
-    return {r.step: r.auxiliary_loss for r in ordered if r.auxiliary_loss is not None}
+    return curve_of(records, lambda record: record.auxiliary_loss)
 
 
 def changed_choices(counts: Counts, others: Counts) -> int:

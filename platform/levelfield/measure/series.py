@@ -6,13 +6,14 @@ They do not assume normal distributions, because step times have long tails.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from levelfield.measure.straggler import at_least
+from levelfield.measure.student import bisected
 
 Series = NDArray[np.float64]
 # Two-sided 97.5 % quantiles of Student's t for 1 to 4 degrees of freedom.
@@ -118,18 +119,12 @@ def share_interval(successes: int, trials: int) -> tuple[float, float]:
     """Return the exact 95 % interval of a probability (Clopper and Pearson, 1934). Raises ValueError without trials."""
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"found {successes} of {trials}, expected at most all of at least one")
-    low = _root(lambda p: at_least(successes, trials, p) >= 0.025) if successes else 0.0
-    high = _root(lambda p: 1 - at_least(successes + 1, trials, p) <= 0.025) if successes < trials else 1.0
-    return low, high
-
-
-def _root(is_above: Callable[[float], bool]) -> float:
-    """Return the probability at which a condition begins to hold, by halving."""
     low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_above(middle) else (middle, high)
-    return (low + high) / 2
+    if successes:
+        low = bisected(lambda p: at_least(successes, trials, p) < 0.025, 0.0, 1.0, 50)
+    if successes < trials:
+        high = bisected(lambda p: 1 - at_least(successes + 1, trials, p) > 0.025, 0.0, 1.0, 50)
+    return low, high
 
 
 def relative_iqr(series: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ The sums are Abramowitz and Stegun (1964), 26.7.3 for odd and 26.7.4 for even de
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -29,9 +30,14 @@ def t_quantile(tail: float, degrees: int) -> float:
     low, high = 0.0, 1.0
     while tail_probability(high, degrees) > tail:
         low, high = high, 2 * high
-    for _ in range(60):
+    return bisected(lambda t: tail_probability(t, degrees) > tail, low, high, 60)
+
+
+def bisected(is_below: Callable[[float], bool], low: float, high: float, halvings: int) -> float:
+    """Return the place between two numbers below which a condition holds, by so many halvings."""
+    for _ in range(halvings):
         middle = (low + high) / 2
-        low, high = (middle, high) if tail_probability(middle, degrees) > tail else (low, middle)
+        low, high = (middle, high) if is_below(middle) else (low, middle)
     return (low + high) / 2
 
 

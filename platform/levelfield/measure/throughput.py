@@ -69,18 +69,15 @@ def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -
     the last step is skipped. If all ranks lack one, the lowest rank's steps are returned, and `window` rejects them.
     """
     kept = tuple(records)
-    ranks = by_rank(kept)
-    if not ranks:
-        return ()
     tokens = {step: sum(r.tokens for r in found) for step, found in by_step(kept).items()}
-    slowest = _slowest(ranks, first_step, last_step)
-    return tuple(StepEnd(r.step, r.end_ns, tokens[r.step]) for r in ranks[slowest])
+    slowest = clock_rank(kept, first_step, last_step)
+    return tuple(StepEnd(r.step, r.end_ns, tokens[r.step]) for r in kept if r.rank == slowest)
 
 
 def clock_rank(records: Iterable[StepRecord], first_step: int, last_step: int) -> int:
-    """Return the rank whose clock `step_times` uses; 0 without any record."""
+    """Return the rank whose clock `step_times` uses, which has the longest window; 0 without any record."""
     ranks = by_rank(records)
-    return _slowest(ranks, first_step, last_step) if ranks else 0
+    return max(ranks, key=lambda rank: (_wall_ns(ranks[rank], first_step, last_step), -rank), default=0)
 
 
 def steps_from_start(
@@ -90,21 +87,23 @@ def steps_from_start(
 
     begins: by rank, when step 1 began. Without it there are none.
     """
-    ranks = by_rank(records)
-    slowest = _slowest(ranks, first_step, last_step) if ranks else -1
-    ends = {r.step: r.end_ns for r in ranks.get(slowest, ())}
-    found, before = [], begins.get(slowest)
+    kept = tuple(records)
+    slowest = clock_rank(kept, first_step, last_step)
+    own = (r for r in kept if r.rank == slowest)
+    return tuple(ns / NANOSECONDS for ns in nanoseconds_from_start(own, begins.get(slowest)))
+
+
+def nanoseconds_from_start(steps: Iterable[StepRecord], begin: int | None) -> Iterator[int]:
+    """Yield the time of each step of one rank, up to the first that is missing or ends before it begins.
+
+    begin: of step 1; without it there are none.
+    """
+    ends = {record.step: record.end_ns for record in steps}
     for step in range(1, len(ends) + 1):
-        if before is None or step not in ends or not ends[step] > before:
-            break
-        found.append((ends[step] - before) / NANOSECONDS)
-        before = ends[step]
-    return tuple(found)
-
-
-def _slowest(ranks: Mapping[int, Sequence[StepRecord]], first_step: int, last_step: int) -> int:
-    """Return the rank with the longest window."""
-    return max(ranks, key=lambda rank: (_wall_ns(ranks[rank], first_step, last_step), -rank))
+        if begin is None or step not in ends or not ends[step] > begin:
+            return
+        yield ends[step] - begin
+        begin = ends[step]
 
 
 def window(steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int) -> Throughput:
@@ -136,9 +135,8 @@ def spans(
 
 def _wall_ns(records: Sequence[StepRecord], first_step: int, last_step: int) -> int:
     ends = {r.step: r.end_ns for r in records}
-    if first_step - 1 in ends and last_step in ends:
-        return ends[last_step] - ends[first_step - 1]
-    return ends[last_step] - ends[first_step] if {first_step, last_step} <= ends.keys() else -1
+    begin = ends.get(first_step - 1, ends.get(first_step))
+    return -1 if begin is None or last_step not in ends else ends[last_step] - begin
 
 
 def _reasons(kept: Sequence[StepEnd], first_step: int, last_step: int, devices: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from levelfield.measure.flops import FormulaError, FormulaId, Recomputation, flops_per_token, versioned
 from levelfield.measure.parameter_counts import parameters
@@ -21,6 +21,7 @@ from levelfield.specs.vendor import Peak, PeakDtype
 Kind = Literal["MFU", "HFU"]
 UNKNOWN_PEAK = "no published or measured peak for this chip and precision"
 MEASURED = "measured"  # what the source of a probe's rate begins with
+_NOTHING = dict.fromkeys(("value", "low", "high", "flops_per_token", "achieved_tflops", "peak_tflops", "peak_source"))
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,9 @@ def mfu(
 ) -> Utilisation:
     """Return model FLOPs utilisation. Recomputation never enters it, so `megatron-2021` has none."""
     if formula == "megatron-2021":
-        return _without("MFU", formula, None, None, "megatron-2021 counts recomputation: see its HFU")
-    flops = _flops_or_reason(formula, model, sequence_length, parameters_override, "none")
-    found = _utilisation("MFU", formula, flops, tokens_per_second_per_device, peaks)
-    return found.model_copy(update={"parameters": _counted(formula, model, sequence_length, parameters_override)})
+        return _of("MFU", formula, {"reason": "megatron-2021 counts recomputation: see its HFU"})
+    given = (formula, model, sequence_length, parameters_override)
+    return _utilisation("MFU", given, "none", None, tokens_per_second_per_device, peaks)
 
 
 def hfu(
@@ -62,14 +62,35 @@ def hfu(
     tokens_per_second_per_device: float,
     peaks: PeakRange,
     recompute: Recomputation,
-    parameters_override: float | None = None,
     repeated: Collection[int] | None = None,
 ) -> Utilisation:
     """Return hardware FLOPs utilisation, with the forward FLOPs that `recompute` repeats. repeated: in which layers;
     None: in all."""
-    flops = _flops_or_reason(formula, model, sequence_length, parameters_override, recompute, repeated)
-    found = _utilisation("HFU", formula, flops, tokens_per_second_per_device, peaks)
-    return found.model_copy(update={"parameters": _counted(formula, model, sequence_length, parameters_override)})
+    given = (formula, model, sequence_length, None)
+    return _utilisation("HFU", given, recompute, repeated, tokens_per_second_per_device, peaks)
+
+
+def _utilisation(
+    kind: Kind,
+    given: tuple[FormulaId, Model, int, float | None],
+    recompute: Recomputation,
+    repeated: Collection[int] | None,
+    rate: float,
+    peaks: PeakRange,
+) -> Utilisation:
+    """given: the formula, the model, the sequence length and the N that replaces the model's. rate: of one device."""
+    found: dict[str, Any] = {"parameters": _counted(*given)}
+    try:
+        found["flops_per_token"] = flops_per_token(*given, recompute, repeated)
+        found |= _achieved(found["flops_per_token"], rate, peaks)
+    except FormulaError as error:
+        found["reason"] = str(error)
+    return _of(kind, given[0], found)
+
+
+def _of(kind: Kind, formula: FormulaId, found: dict[str, Any]) -> Utilisation:
+    """Return the utilisation of what was found; everything else is None."""
+    return Utilisation.model_validate({**_NOTHING, "formula": versioned(formula), "kind": kind, **found})
 
 
 def _counted(formula: FormulaId, model: Model, sequence_length: int, override: float | None) -> int | None:
@@ -81,49 +102,30 @@ def _counted(formula: FormulaId, model: Model, sequence_length: int, override: f
     return round(override) if math.isfinite(override) else None
 
 
-def _flops_or_reason(
-    formula: FormulaId,
-    model: Model,
-    sequence_length: int,
-    override: float | None,
-    recompute: Recomputation,
-    repeated: Collection[int] | None = None,
-) -> float | str:
-    try:
-        return flops_per_token(formula, model, sequence_length, override, recompute, repeated)
-    except FormulaError as error:
-        return str(error)
-
-
-def _utilisation(kind: Kind, formula: FormulaId, flops: float | str, rate: float, peaks: PeakRange) -> Utilisation:
-    if isinstance(flops, str):
-        return _without(kind, formula, None, None, flops)
+def _achieved(flops: float, rate: float, peaks: PeakRange) -> dict[str, Any]:
     if not (math.isfinite(rate) and rate > 0):
-        return _without(kind, formula, flops, None, f"found {rate} tokens/s per device, expected a positive number")
-    return _against_peak(kind, formula, flops, flops * rate / 1e12, peaks)
+        return {"reason": f"found {rate} tokens/s per device, expected a positive number"}
+    achieved = flops * rate / 1e12
+    return {"achieved_tflops": achieved, **_against_peak(achieved, peaks)}
 
 
-def _against_peak(kind: Kind, formula: FormulaId, flops: float, achieved: float, peaks: PeakRange) -> Utilisation:
-    if peaks.peak is None or (peaks.mixed and peaks.fp8 is None):
-        return _without(kind, formula, flops, achieved, UNKNOWN_PEAK)
-    high = achieved / peaks.peak.tflops
-    low = achieved / peaks.fp8.tflops if peaks.fp8 else high
-    tflops, source = _described(peaks.peak, peaks.fp8)
+def _against_peak(achieved: float, peaks: PeakRange) -> dict[str, Any]:
+    peak, fp8 = peaks.peak, peaks.fp8
+    if peak is None or (peaks.mixed and fp8 is None):
+        return {"reason": UNKNOWN_PEAK}
+    high = achieved / peak.tflops
+    low = achieved / fp8.tflops if fp8 else high
+    source = f"16-bit: {peak.source}; fp8 {fp8.tflops:g} TFLOP/s: {fp8.source}" if fp8 else peak.source
     if not low <= 1:
-        return _without(kind, formula, flops, achieved, _refusal(low, (peaks.fp8 or peaks.peak).tflops, source))
-    value = None if peaks.mixed else high
-    return Utilisation(
-        formula=versioned(formula),
-        kind=kind,
-        value=value,
-        low=low,
-        high=high,
-        flops_per_token=flops,
-        achieved_tflops=achieved,
-        peak_tflops=tflops,
-        peak_source=source,
-        reason="16-bit and fp8 multiplications mix: between low and high" if peaks.mixed else None,
-    )
+        return {"reason": _refusal(low, (fp8 or peak).tflops, source)}
+    return {
+        "value": None if peaks.mixed else high,
+        "low": low,
+        "high": high,
+        "peak_tflops": peak.tflops,
+        "peak_source": source,
+        "reason": "16-bit and fp8 multiplications mix: between low and high" if peaks.mixed else None,
+    }
 
 
 def _refusal(part: float, tflops: float, source: str) -> str:
@@ -132,24 +134,3 @@ def _refusal(part: float, tflops: float, source: str) -> str:
     if source.startswith(MEASURED):
         why = "the probe gave less than the run itself reaches, and is refused"
     return f"{part:.1%} of {tflops:.4g} TFLOP/s, {ABOVE_PEAK}: {why} ({source})"
-
-
-def _described(peak: Peak, fp8: Peak | None) -> tuple[float, str]:
-    if fp8 is None:
-        return peak.tflops, peak.source
-    return peak.tflops, f"16-bit: {peak.source}; fp8 {fp8.tflops:g} TFLOP/s: {fp8.source}"
-
-
-def _without(kind: Kind, formula: FormulaId, flops: float | None, achieved: float | None, reason: str) -> Utilisation:
-    return Utilisation(
-        formula=versioned(formula),
-        kind=kind,
-        value=None,
-        low=None,
-        high=None,
-        flops_per_token=flops,
-        achieved_tflops=achieved,
-        peak_tflops=None,
-        peak_source=None,
-        reason=reason,
-    )

@@ -18,6 +18,7 @@ from levelfield.measure.raw_facts import (
     by_rank,
     by_step,
     coordinates,
+    curve_of,
 )
 from levelfield.measure.throughput import sequence_reasons
 from levelfield.measure.weights import weight_reasons
@@ -167,8 +168,7 @@ def acceptance_reasons(records: Sequence[StepRecord], acceptance: Acceptance) ->
 
 def loss_curve(records: Iterable[StepRecord]) -> dict[int, float]:
     """Return the loss of each step, by ascending step, from the lowest rank that has it."""
-    ordered = sorted((r for r in records if r.loss is not None), key=lambda r: (r.step, -r.rank))
-    return {r.step: r.loss for r in ordered if r.loss is not None}
+    return curve_of(records, lambda record: record.loss)
 
 
 def tokens_checksum(records: Iterable[StepRecord], layout: Layout) -> int | None:

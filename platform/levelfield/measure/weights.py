@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from levelfield.measure.parameter_counts import parameter_shapes
-from levelfield.measure.raw_facts import CHECKSUM_MODULUS, FinalSlice, GradientShare, StepRecord, WeightSlice
+from levelfield.measure.raw_facts import CHECKSUM_MODULUS, FinalSlice, GradientShare, StepRecord, WeightSlice, grouped
 from levelfield.specs.case import Work
 from levelfield.specs.layout import Layout
 
@@ -38,7 +38,7 @@ def weight_reasons(slices: Iterable[WeightSlice], work: Work, layout: Layout) ->
     """
     kept = tuple(slices)
     expected = parameter_shapes(work.model, work.training.sequence_length)
-    found = _by_name(kept)
+    found = grouped(kept, lambda piece: piece.name)
     silent = sorted(set(range(layout.world_size)) - {s.rank for s in kept})
     reasons = [f"rank {rank} reports no weights" for rank in silent[:_MOST_RANKS]]
     reasons += [f"and {len(silent) - _MOST_RANKS} more ranks"] if len(silent) > _MOST_RANKS else []
@@ -53,14 +53,8 @@ def weight_checksums(slices: Iterable[WeightSlice]) -> dict[str, int]:
 
     It is the same in every layout. It has a meaning only for slices without `weight_reasons`.
     """
-    return {name: sum(_distinct(own).values()) % CHECKSUM_MODULUS for name, own in _by_name(slices).items()}
-
-
-def _by_name(slices: Iterable[WeightSlice]) -> dict[str, list[WeightSlice]]:
-    found: dict[str, list[WeightSlice]] = {}
-    for piece in slices:
-        found.setdefault(piece.name, []).append(piece)
-    return {name: found[name] for name in sorted(found)}
+    named = grouped(slices, lambda piece: piece.name)
+    return {name: sum(_distinct(own).values()) % CHECKSUM_MODULUS for name, own in named.items()}
 
 
 def _parameter_reasons(own: Sequence[WeightSlice], shape: tuple[int, ...] | None) -> list[str]:
@@ -116,10 +110,8 @@ def _volume(box: Box) -> int:
 def final_weights(slices: Iterable[FinalSlice]) -> dict[str, Figures]:
     """Return [norm, projections...] of each parameter. It has a meaning only for slices without reasons."""
     boxes = {(s.name, s.slices): s for s in slices}
-    found: dict[str, list[Figures]] = {}
-    for piece in boxes.values():
-        found.setdefault(piece.name, []).append(piece.sums)
-    return {name: _figures(list(zip(*found[name], strict=False))) for name in sorted(found)}
+    named = grouped(boxes.values(), lambda piece: piece.name)
+    return {name: _figures(list(zip(*(s.sums for s in own), strict=False))) for name, own in named.items()}
 
 
 def final_weight_reasons(slices: Sequence[FinalSlice], work: Work, layout: Layout) -> list[str]:
@@ -134,7 +126,7 @@ def final_weight_reasons(slices: Sequence[FinalSlice], work: Work, layout: Layou
 
 
 def _unlike_replicas(slices: Sequence[FinalSlice]) -> list[str]:
-    first: dict[tuple[str, tuple[tuple[int, int], ...]], FinalSlice] = {}
+    first: dict[tuple[str, Box], FinalSlice] = {}
     for piece in slices:
         other = first.setdefault((piece.name, piece.slices), piece)
         if not _distance(piece.sums, other.sums) <= REPLICAS_AGREE:

@@ -10,7 +10,6 @@ from levelfield import worker
 from levelfield.catalog.registry import Registry
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import folder_digest
-from levelfield.specs.case import Work
 from levelfield.specs.certificate import CertificateSubject, CertificateUsed, code_path, smallest_layout
 from levelfield.specs.derivation import Derivation, split_name
 from levelfield.specs.plan import Plan
@@ -41,17 +40,12 @@ def small_reference(registry: Registry, plan: Plan) -> Reference | None:
     A derived case has the one of the case that it comes from: the code is the same.
     """
     base = _base(plan)
-    work = in_fp32(registry.case(base).work("smoke")).fingerprint()
+    work = registry.case(base).work("smoke").digest_but_precision
     extension = registry.extension(base)
     own = [reference_name(case, "smoke", "fp32") for case in (base, extension.extends if extension else base)]
     names = sorted(registry.references, key=lambda name: (name not in own, name))
     found = (registry.reference(name) for name in names if name.endswith("_smoke_fp32"))
     return next((reference for reference in found if reference.identity.work == work), None)
-
-
-def in_fp32(work: Work) -> Work:
-    training = work.training.model_copy(update={"precision": "fp32", "loss_scale": None})
-    return work.model_copy(update={"training": training})
 
 
 def certifying_entry(registry: Registry, plan: Plan, reference: Reference, request: UserRequest) -> Entry:

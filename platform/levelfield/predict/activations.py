@@ -189,9 +189,9 @@ def _tensor_copies(s: TrainingSetup) -> int:
 def _attention_width(s: TrainingSetup) -> int:
     """Return the width of queries, keys, values and the heads' output, and of queries and keys before their norms or
     before their rotation, where either is kept too."""
-    model, latent = s.model, s.model.latent_attention
-    if latent is not None:
-        return 2 * model.heads * (latent.plain_size + latent.rotary_size + latent.value_size)
+    model = s.model
+    if model.latent_attention is not None:
+        return 2 * model.heads * sum(model.head_widths)
     earlier = _normed_width(model)
     if s.memory_model.keeps_projections and model.positions == "rope" and not earlier:
         earlier = (model.heads + model.kv_heads) * model.head_size

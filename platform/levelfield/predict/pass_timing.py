@@ -31,7 +31,7 @@ from levelfield.predict.operations import (
     forward_costs,
 )
 from levelfield.predict.setup import TrainingSetup
-from levelfield.specs.architecture import Experts, Model
+from levelfield.specs.architecture import Experts
 from levelfield.specs.constants import AttentionKernel, MemoryModel, Pace, Unfused
 
 # torch tries its kernels in the chip's order and takes the first that can do the work. What each cannot do is in torch
@@ -251,7 +251,7 @@ def kernel_of(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> Attent
 
 
 def _can(kernel: AttentionKernel, setup: TrainingSetup) -> bool:
-    widths = _head_widths(setup.model)
+    widths = setup.model.head_widths
     if kernel == "cudnn":
         fits = widths == CUDNN_WIDTHS or (max(widths) <= CUDNN_WIDTH and not any(width % 8 for width in widths))
         return fits and (setup.model.attention_dropout * DROPOUT_PARTS).is_integer()
@@ -259,14 +259,6 @@ def _can(kernel: AttentionKernel, setup: TrainingSetup) -> bool:
         is_masked = setup.model.sliding_window is not None or setup.layout.context > 1
         return not is_masked and len(set(widths)) == 1 and max(widths) <= FLASH_WIDTH
     return True
-
-
-def _head_widths(model: Model) -> tuple[int, int]:
-    """Return the widths of one head's query and value."""
-    latent = model.latent_attention
-    if latent is None:
-        return model.head_size, model.head_size
-    return latent.plain_size + latent.rotary_size, latent.value_size
 
 
 def _token_exchange_seconds(s: RankWork) -> float:

@@ -159,9 +159,8 @@ def _stages_of_each_kind(layers: int, stages: int, first_mixture: int, every: in
 
 def key_value_width(model: Model) -> int:
     """Return the width of the keys and values of all heads. Latent attention makes them from its latents."""
-    latent = model.latent_attention
-    if latent is not None:
-        return model.heads * (latent.plain_size + latent.rotary_size + latent.value_size)
+    if model.latent_attention is not None:
+        return model.heads * sum(model.head_widths)
     return 2 * model.kv_heads * model.head_size
 
 

@@ -260,7 +260,7 @@ def _stage_parameters(s: RankWork) -> tuple[float, float]:
     return plain, of_experts / layout.pipeline / layout.tensor / layout.expert
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=256)
 def _counted(model: Model, sequence_length: int) -> tuple[ParameterCount, int]:
     """Return all parameters, and those of the routed experts."""
     routed = model.mixture_layers * mixture_parameters(model, 1, 1).routed if model.experts else 0

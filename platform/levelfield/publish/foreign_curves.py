@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import DocumentError
-from levelfield.node.regular_files import read_regular
 from levelfield.publish.foreign_logs import TOOLS, find_log
-from levelfield.specs.bounded_reading import MOST_BYTES
+from levelfield.specs.bounded_reading import bounded_bytes
 
 Points = Iterator[tuple[int, float]]
 STEP_NAMES = ("step", "steps", "iteration", "iter", "global_step", "global_steps")
@@ -39,7 +38,7 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float]:
 
     Raises DocumentError for a file that cannot be read or holds no curve, and for a step with two losses.
     """
-    data = _bytes(path)
+    data = bounded_bytes(path)
     try:
         points = list(scalars(data, tag or "loss") if is_event_file(data) else _points(data.decode("utf-8"), tag))
         return _curve(points)
@@ -49,15 +48,6 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float]:
         raise DocumentError(f"{path}: found lists nested too deep, expected {EXPECTED}") from None
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise DocumentError(f"{path}: {error}") from None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise DocumentError(f"{path}: found {size:,} bytes, expected at most {MOST_BYTES:,}")
-        return read_regular(path)
-    except OSError as error:
-        raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _curve(points: list[tuple[int, float]]) -> dict[int, float]:

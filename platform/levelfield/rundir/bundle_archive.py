@@ -18,7 +18,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from levelfield.errors import DocumentError, GateFailed
-from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.base import LATER, Document, Value, twice_in
 from levelfield.specs.result import SealFinding
 
 _MADE = (1980, 1, 1, 0, 0, 0)  # the date of every member: the earliest that the format knows
@@ -32,7 +32,7 @@ _VERSION, _UNIX, _DATE = 20, 3, 33  # deflate; whose rights a member has; the fi
 _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OSError)
 
 MANIFEST, SIGNATURE = "manifest.json", "manifest.json.sig"
-MOST_BYTES = 64 * 2**20  # of the archive, and of all members together
+MOST_BYTES = 64 * 2**20  # of all members together; the archive has the bound of every document
 MOST_MEMBERS = 2000
 MOST_RATIO = 200  # of a member to its compressed bytes
 _FILE = (
@@ -83,7 +83,7 @@ def _why_refused(infos: list[zipfile.ZipInfo]) -> str | None:
     names = [info.filename for info in infos]
     if len(infos) > MOST_MEMBERS:
         return f"found {len(infos):,} members, expected at most {MOST_MEMBERS:,}"
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := twice_in(names):
         return f"found member '{twice[0]}' twice"
     if len({name.casefold() for name in names}) < len(names):
         return "found two members whose names differ in capitals only"

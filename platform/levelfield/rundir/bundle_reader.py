@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from levelfield.errors import DocumentError, GateFailed
-from levelfield.node.regular_files import read_regular
-from levelfield.rundir import bundle_archive
 from levelfield.rundir.bundle_archive import FILE_NAME, MANIFEST, SIGNATURE, BundledRun, Manifest, members_in
 from levelfield.rundir.event_lines import Event, event_or_none, strict_json, strict_lines
-from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, sha256_of, stored_seal, tampered
-from levelfield.specs.base import parse
+from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal, tampered
+from levelfield.specs.base import parse, sha256_of
+from levelfield.specs.bounded_reading import bounded_bytes
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import SealFinding
 
@@ -84,7 +83,12 @@ class Bundle:
 
 def read_bundle(path: Path) -> Bundle:
     """Return a bundle. Raises DocumentError for a file that is none, GateFailed for a bundle that breaks a rule."""
-    return bundle_of(_content(path), str(path))
+    with suppress(OSError):  # else it cannot be read, which bounded_bytes says
+        if not path.is_file():
+            raise DocumentError(
+                f"{path}: found no file, expected a bundle, which `evidence bundle RUN --output FILE` writes"
+            )
+    return bundle_of(bounded_bytes(path), str(path))
 
 
 def bundle_of(content: bytes, origin: str) -> Bundle:
@@ -119,19 +123,6 @@ def written(run: RunInBundle) -> Iterator[RunPaths]:
             with path.open("xb") as file:
                 file.write(content)
         yield RunPaths(root)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        if not path.is_file():
-            raise DocumentError(
-                f"{path}: found no file, expected a bundle, which `evidence bundle RUN --output FILE` writes"
-            )
-        if (size := path.stat().st_size) > bundle_archive.MOST_BYTES:
-            raise DocumentError(f"{path}: found {size:,} bytes, expected at most {bundle_archive.MOST_BYTES:,}")
-        return read_regular(path, bundle_archive.MOST_BYTES + 1)
-    except OSError as error:
-        raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _manifest(content: bytes, origin: str) -> Manifest:

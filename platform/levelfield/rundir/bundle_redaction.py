@@ -19,16 +19,8 @@ from levelfield.rundir.bundle_archive import FILE_NAME, MOST_BYTES, BundledFile,
 from levelfield.rundir.bundle_reader import RunInBundle
 from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none, mapping
 from levelfield.rundir.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
-from levelfield.rundir.seal import (
-    MOST_SEALED_BYTES,
-    OUTCOME,
-    finding_of,
-    opened,
-    outcome_digest,
-    raw_paths,
-    sha256_of,
-)
-from levelfield.specs.base import dump
+from levelfield.rundir.seal import MOST_SEALED_BYTES, OUTCOME, finding_of, opened, outcome_digest, raw_paths
+from levelfield.specs.base import dump, sha256_of
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import AlignmentLayer, SealFinding
@@ -47,7 +39,7 @@ def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
     roots = {place: name for each in documents for place, name in _roots(each)}
     texts = (f.content.decode(errors="replace") for run in runs for n, f in run.files.items() if n.startswith(LOGS))
     users = {user for text in (*texts, json.dumps(documents, ensure_ascii=False)) for user in users_in(text)}
-    users |= {*_own_names(), *(by for each in documents for by in _by(each.get("reference.json")))}
+    users |= {user_name(), home_folder().name, *(by for each in documents for by in _by(each.get("reference.json")))}
     hosts = {platform.node(), *(_host(each.get("provenance.json")) for each in documents)}
     hosts |= {host for each in documents for document in each.values() for host in hosts_in(document)}
     # of a plan without the names and addresses of the machines that it was to run on
@@ -126,11 +118,6 @@ def _host(provenance: Any) -> str:
     with suppress(*DAMAGED):
         return str(provenance["machine"]["name"])
     return ""
-
-
-def _own_names() -> Iterator[str]:
-    yield user_name()
-    yield home_folder().name
 
 
 def _by(reference: Any) -> Iterator[str]:

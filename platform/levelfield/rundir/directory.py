@@ -168,14 +168,11 @@ def replacing(path: Path, kind: str = "") -> Iterator[Any]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file that was not there. Raises OSError; then no part of the file stays, which would block the next try.
-
-    mode: the rights, of which the umask takes some.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that was not there. Raises OSError; then no part of it stays, which would block the next try."""
+    file = path.open("xb")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with file:
             file.write(content)
     except BaseException:
         path.unlink(missing_ok=True)

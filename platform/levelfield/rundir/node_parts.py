@@ -40,6 +40,11 @@ class NodePart:
         begin, end = self.ends.get(window.first_step - 1), self.ends.get(window.last_step)
         return None if begin is None or end is None or not begin < end else (begin, end)
 
+    def day_ns(self, time_ns: int) -> int:
+        """Return a time of this machine's clock as its time of day, by the nearest of the readings of both clocks."""
+        own, day = min(self.read.wall_clock, key=lambda pair: abs(pair[0] - time_ns))
+        return day + time_ns - own
+
     def device(self, index: str) -> str:
         """Return the name of a device among those of the whole run."""
         return index if self.name is None else f"{self.name}/{index}"
@@ -66,9 +71,8 @@ def node_parts(plan: Plan, raw: RawRecords) -> tuple[NodePart, ...]:
     own, steps = next((each for each in raw.telemetry if each.node is None), None), by_rank(raw.steps)
     if own is not None or (plan.hardware.nodes == 1 and not raw.telemetry):
         return (_part(plan, None, range(plan.world_size), steps, own),)
-    each, size = {t.node: t for t in raw.telemetry}, plan.hardware.devices_per_node
-    ranks = [range(node * size, (node + 1) * size) for node in range(plan.hardware.nodes)]
-    return tuple(_part(plan, f"node{k}", those, steps, each.get(k)) for k, those in enumerate(ranks))
+    each, nodes = {t.node: t for t in raw.telemetry}, range(plan.hardware.nodes)
+    return tuple(_part(plan, f"node{k}", plan.ranks_of(k), steps, each.get(k)) for k in nodes)
 
 
 def part_of(parts: Sequence[NodePart], rank: int) -> NodePart:

@@ -150,11 +150,8 @@ def _pairs(ranks: Mapping[int, Measured], names: Mapping[int, str]) -> Iterable[
 
 def node_reports(plan: Plan, ranks: Mapping[int, Measured]) -> tuple[NodeReport, ...]:
     """Return the report of each node, from what its ranks recorded."""
-    per_node = plan.hardware.devices_per_node
-    return tuple(
-        _node(number, name, ranks, range(number * per_node, (number + 1) * per_node))
-        for number, name in enumerate(_names(plan, ranks))
-    )
+    names = enumerate(_names(plan, ranks))
+    return tuple(_node(number, name, ranks, plan.ranks_of(number)) for number, name in names)
 
 
 def rate_of(values: Any, unit: Any, expected: str) -> Rate:
@@ -177,7 +174,7 @@ def _names(plan: Plan, ranks: Mapping[int, Measured]) -> list[str]:
     hosts = plan.launch.hosts if plan.launch else ()
     names = []
     for number in range(plan.hardware.nodes):
-        own = _hostname(ranks[number * plan.hardware.devices_per_node]) if plan.launch else None
+        own = _hostname(ranks[plan.ranks_of(number)[0]]) if plan.launch else None
         name = hosts[number].name if number < len(hosts) else own or f"node{number}"
         names.append(name if name not in names else f"{name} (node{number})")
     return names

@@ -21,8 +21,8 @@ from levelfield.measure.raw_facts import (
     StepRecord,
     WeightSlice,
 )
-from levelfield.node.regular_files import MOST_DOCUMENT_BYTES, read_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, count, event_of, listed, mapping, whole
+from levelfield.rundir.event_lines import DAMAGED, Event, count, listed, mapping, whole
+from levelfield.rundir.seal import document
 from levelfield.rundir.system_facts import system_of
 from levelfield.rundir.telemetry_files import (
     NodePowerTrace,
@@ -115,7 +115,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
     said = {rank: e.get("follows") for rank, e in choices if e.get("event") == "choices"}
     follows = {rank: None if text is None else str(text) for rank, text in said.items()}
     telemetry, node_power = read_telemetry(paths, broken), read_node_power(paths, broken)
-    outcome, provenance = _outcome(paths.outcome), _json(paths.provenance)
+    outcome, provenance = _outcome(paths.outcome), document(paths.provenance) or {}
     return RawRecords(
         steps=tuple(_records(pairs, "step", _step, broken)),
         weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
@@ -242,7 +242,7 @@ def _sightings(outcome: Event, broken: list[str]) -> Iterator[tuple[int, WindowS
 
 def _outcome(path: Path) -> Event:
     """Return how the run ended; nothing for a damaged file. Of the ends, those of a rank by numbers are kept."""
-    content = _json(path)
+    content = document(path) or {}
     if not isinstance(content.get("cause"), str):
         return {}
     ends, evidence = filter(_is_end, listed(content.get("ends"))), content.get("evidence")
@@ -259,17 +259,10 @@ def _node_documents(paths: RunPaths, kind: str) -> Iterator[tuple[int, Event]]:
     for path in sorted(paths.nodes.glob(f"node*.{kind}.json")):
         node = path.name.removeprefix("node").removesuffix(f".{kind}.json")
         if node.isdecimal() and node.isascii() and len(node) <= _DIGITS:
-            yield int(node), _json(path)
+            yield int(node), document(path) or {}
 
 
 def _node_ends(outcome: Event) -> dict[int, Event]:
     """Return how each node's part ended, by its rank. Of two ends of one node the first one counts."""
     ends = [end for end in listed(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
     return {end["node_rank"]: end for end in reversed(ends)}
-
-
-def _json(path: Path) -> Event:
-    try:
-        return event_of(read_regular(path, largest=MOST_DOCUMENT_BYTES))
-    except (OSError, ValueError):
-        return {}

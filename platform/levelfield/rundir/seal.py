@@ -7,7 +7,6 @@ seal over changed files is not found by it. docs/evidence.md says more.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import stat
@@ -19,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from levelfield.node.regular_files import MOST_BYTES, MOST_DOCUMENT_BYTES, read_regular
 from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping
-from levelfield.specs.base import Value
+from levelfield.specs.base import Value, json_digest, sha256_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import SealFinding
 
@@ -86,7 +85,7 @@ def seal_of(paths: RunPaths, outcome: Event) -> Seal:
     facts = {name: facts_digest(document, VERSION) for name, document in every.items()}
     files = _present(found, outcome) | {f"{name}{FACTS}": digest for name, digest in facts.items()}
     left_out = tuple(name for name in LEFT_OUT if (paths.root / name).exists())
-    return Seal(version=VERSION, files=files, left_out=left_out, digest=digest_of(files))
+    return Seal(version=VERSION, files=files, left_out=left_out, digest=json_digest(files))
 
 
 def seal_finding(paths: RunPaths) -> SealFinding:
@@ -136,7 +135,7 @@ def facts_digest(document: Any, version: int) -> str:
         found = _unnamed(document)
         if version > 1 and isinstance(document, dict) and isinstance(extra := document.get(EXTRA), dict):
             found[EXTRA] = {name: len(str(text).splitlines()) for name, text in extra.items()}
-        return sha256_of(json.dumps(found, sort_keys=True, separators=(",", ":")).encode())
+        return json_digest(found)
     except RecursionError:
         return sha256_of(b"nested too deep")  # nothing of ours is; the digest of its file holds it
 
@@ -166,11 +165,11 @@ def names_something(text: str) -> bool:
 
 
 def _unsealed(reason: str, present: dict[str, str]) -> SealFinding:
-    return SealFinding(word="unsealed", reason=reason, digest=digest_of(present))
+    return SealFinding(word="unsealed", reason=reason, digest=json_digest(present))
 
 
 def tampered(reason: str, present: dict[str, str]) -> SealFinding:
-    return SealFinding(word="tampered", reason=reason, digest=digest_of(present))
+    return SealFinding(word="tampered", reason=reason, digest=json_digest(present))
 
 
 def stored_seal(outcome: Event) -> Seal | None:
@@ -179,7 +178,7 @@ def stored_seal(outcome: Event) -> Seal | None:
         found = Seal.model_validate(outcome.get(KEY))
     except ValidationError:
         return None
-    return found if found.digest == digest_of(found.files) else None
+    return found if found.digest == json_digest(found.files) else None
 
 
 def _differences(stored: Mapping[str, str], present: Mapping[str, str], facts: Mapping[str, str]) -> str:
@@ -196,15 +195,9 @@ def _differences(stored: Mapping[str, str], present: Mapping[str, str], facts: M
     return ", ".join(said[:_NAMED]) + more
 
 
-def digest_of(files: Mapping[str, str]) -> str:
-    """Return one digest of all digests."""
-    return sha256_of(json.dumps({**files}, sort_keys=True, separators=(",", ":")).encode())
-
-
 def outcome_digest(outcome: Event) -> str:
     """Return the digest of what outcome.json says besides the seal."""
-    content = {name: value for name, value in outcome.items() if name != KEY}
-    return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    return json_digest({name: value for name, value in outcome.items() if name != KEY})
 
 
 def _may_still_write(outcome: Event) -> bool:
@@ -270,10 +263,6 @@ def _file_digest(path: Path) -> str | None:
             digest.update(part)
             size = max(size, file.tell())
     return None if size > MOST_SEALED_BYTES else f"sha256:{digest.hexdigest()}"
-
-
-def sha256_of(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def documents(paths: RunPaths, found: Mapping[str, str | None]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from levelfield.rundir.event_lines import Event, listed, mapping
-from levelfield.rundir.seal import sha256_of
+from levelfield.specs.base import sha256_of
 from levelfield.specs.result import Origin, System
 
 LONGEST = 200

@@ -232,6 +232,14 @@ class Model(Value):
         return self.head_dim or self.hidden_size // self.heads
 
     @property
+    def head_widths(self) -> tuple[int, int]:
+        """The widths of one head's query and value. Latent attention has queries wider than values."""
+        latent = self.latent_attention
+        if latent is None:
+            return self.head_size, self.head_size
+        return latent.plain_size + latent.rotary_size, latent.value_size
+
+    @property
     def is_gated(self) -> bool:
         """Whether the MLP has a gate beside its first product."""
         return self.activation in GATED

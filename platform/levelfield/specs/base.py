@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +48,15 @@ MOST_REPEATS = 1_000  # of one command
 MOST_SIZE = 10**12  # of a width, a vocabulary, a length or a batch: only computed with
 
 
+def sha256_of(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def json_digest(content: Any) -> str:
+    """Return the sha256 of a JSON value in its canonical form."""
+    return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
 def since(revision: int) -> dict[str, JsonValue]:
     """Return the mark of a later field of a document whose revisions are counted, such as the result."""
     return {**LATER, "since": revision}
@@ -72,8 +82,7 @@ class Value(BaseModel):
 
         A field that is marked LATER counts only where it differs from its default.
         """
-        text = json.dumps(_digested(self, self.model_dump(mode="json")), sort_keys=True, separators=(",", ":"))
-        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+        return json_digest(_digested(self, self.model_dump(mode="json")))
 
     def to_json(self) -> str:
         """Return the document as JSON text, with keys in the order of the schema and a final newline."""
@@ -216,6 +225,11 @@ def number_of(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"found a number of {len(digits):,} digits, expected at most {_MOST_DIGITS}")
     return int(digits)
+
+
+def twice_in(names: Iterable[str]) -> list[str]:
+    """Return the names that are there more than once, in order."""
+    return sorted(name for name, times in Counter(names).items() if times > 1)
 
 
 # Each registry of a process reads the same files: what has the same text is parsed once. Nobody changes a content.

@@ -19,7 +19,7 @@ import yaml
 from pydantic_core import from_json, to_json
 
 from levelfield.errors import DocumentError
-from levelfield.node.regular_files import read_regular_text
+from levelfield.node.regular_files import read_regular
 
 MOST_BYTES = 64 * 2**20  # of a file; the largest of the repository has 60 KB
 MOST_LEVELS = 100  # of nested lists and mappings; the interpreter's own stack ends some hundreds deeper
@@ -77,14 +77,20 @@ def _json(text: str) -> Any:
         return json.loads(text, object_pairs_hook=unique_keys, parse_int=bounded_number)
 
 
-def bounded_text(path: Path) -> str:
-    """Return the text of a file. Raises DocumentError when it cannot be read, or is too large."""
+def bounded_bytes(path: Path) -> bytes:
+    """Return the content of a file. Raises DocumentError when it cannot be read, or is too large."""
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise DocumentError(f"{path}: found {size:,} bytes, expected at most {MOST_BYTES:,}")
-        return read_regular_text(path)
+        return read_regular(path, largest=MOST_BYTES)
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def bounded_text(path: Path) -> str:
+    """Return the text of a file. Raises DocumentError as `bounded_bytes`, and for other bytes than UTF-8."""
+    try:
+        return bounded_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise DocumentError(f"{path}: not UTF-8 text: byte {error.start}") from None
 

@@ -11,15 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from levelfield.specs.architecture import Model, Part
-from levelfield.specs.base import (
-    LATER,
-    MOST_GRADIENT_STEPS,
-    MOST_SIZE,
-    MOST_STEPS,
-    Document,
-    Value,
-    changed_types,
-)
+from levelfield.specs.base import LATER, MOST_GRADIENT_STEPS, MOST_SIZE, MOST_STEPS, Document, Value, changed_types
 from levelfield.specs.tuning import TuningChoice
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]

@@ -120,9 +120,6 @@ class Certificate(Document):
         draft = cls.model_construct(digest="", **content)
         return cls.model_validate({**content, "digest": draft.fingerprint()})
 
-    def _content_digest(self) -> str:
-        return self.model_copy(update={"digest": ""}).fingerprint()
-
     @model_validator(mode="after")
     def _rests_on_its_layers(self) -> Certificate:
         numbers = {layer.name: layer for layer in self.layers}
@@ -136,7 +133,7 @@ class Certificate(Document):
 
     @model_validator(mode="after")
     def _is_unchanged(self) -> Certificate:
-        expected = self._content_digest()
+        expected = self.model_copy(update={"digest": ""}).fingerprint()
         if self.digest != expected:
             raise ValueError(f"digest: found {self.digest}, expected {expected}: the content was changed")
         return self

@@ -55,9 +55,8 @@ def _alone(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
         yield "the memory's bandwidth in GB/s", chip.memory_bandwidth_bytes_per_second / 1e9, BANDWIDTH_GB, UNITS
     link = chip.interconnect
     rates = (link.each_way_bytes_per_second, link.pair_each_way_bytes_per_second) if link else ()
-    for rate in rates:
-        if rate:
-            yield "a rate of interconnect in GB/s", rate / 1e9, LINK_GB, UNITS
+    for rate in filter(None, rates):
+        yield "a rate of interconnect in GB/s", rate / 1e9, LINK_GB, UNITS
     if chip.node:
         rate = chip.node.network_each_way_bytes_per_second
         yield "node's network of a device in GB/s", rate / 1e9, NETWORK_GB, UNITS

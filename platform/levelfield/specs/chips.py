@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from levelfield.errors import DocumentError
-from levelfield.specs.base import Document, Value, load, parse
+from levelfield.specs.base import Document, Value, parse
 from levelfield.specs.chip_ranges import out_of_range
 from levelfield.specs.vendor import Chip, VendorFile
 
@@ -104,11 +104,6 @@ class ChipOverlay:
         if wrong := next((each for each in out_of_range(chip) if each not in public), None):
             raise DocumentError(f"{self.path}: key '{where}', chip {name}: {wrong[0]}; {wrong[1]}")
         return chip
-
-
-def read_overlay(path: Path) -> ChipOverlay:
-    """Read a chips file. Raises DocumentError when it is missing, unreadable or wrong."""
-    return ChipOverlay(path, load(ChipsFile, path))
 
 
 def _fields(correction: ChipCorrection) -> list[str]:

@@ -129,8 +129,7 @@ class Extension(Document):
 
     def applied(self, base: Case, origin: str) -> Case:
         """Return the whole case. Raises DocumentError with `origin` and the key when the changes give no valid case."""
-        own: dict[str, Any] = {"name": self.name, "title": self.title, "source": self.source}
-        own["parameters"] = self.parameters
+        own = self.model_dump(include={"name", "title", "source", "parameters"})
         own |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
         content = merged(base.model_dump(), {**self.changes, "smoke": self.smoke, "tuning": self.tuning, **own})
         return parse(Case, {"schema": Case.schema_name(), **content}, f"{origin}: changes to {base.name}")

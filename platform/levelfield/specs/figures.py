@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from levelfield.errors import LayoutError
-from levelfield.specs.base import MOST_DEVICES, MOST_LAYERS, MOST_NODES, Document, Value
+from levelfield.specs.base import MOST_DEVICES, MOST_LAYERS, MOST_NODES, Document, Value, twice_in
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.vendor import PeakDtype
@@ -162,7 +162,8 @@ class Column(Value):
             raise ValueError(f"means: found '{self.means}', expected one of {', '.join(UNITS)}")
         if self.unit and not self.means and self.unit not in UNITS:
             raise ValueError(f"unit: found '{self.unit}', expected one of {', '.join(UNITS)}, or `means` beside it")
-        if needs := _needs(self.formula) - {name for name in ("of", "peak") if getattr(self, name)} - {*self.constants}:
+        expected = _NEEDS.get(self.formula, {"of"}) if self.formula else set[str]()
+        if needs := expected - {name for name in ("of", "peak") if getattr(self, name)} - {*self.constants}:
             raise ValueError(f"formula '{self.formula}' needs {', '.join(sorted(needs))} beside it")
         return self
 
@@ -276,7 +277,7 @@ class FigureSet(Document):
     @model_validator(mode="after")
     def _names_are_known(self) -> FigureSet:
         names = [row.name for row in self.rows]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := twice_in(names):
             raise ValueError(f"rows: found the name '{twice[0]}' twice, expected a unique name for each row")
         pointed = [("baseline", row.baseline) for row in self.rows] + [("logs.of", log.of) for log in self.logs]
         for key, name in pointed:
@@ -297,10 +298,6 @@ _NEEDS: dict[Formula, set[str]] = {
     "micro-batch-times-data": set(),
     "chip-memory": set(),
 }
-
-
-def _needs(formula: Formula | None) -> set[str]:
-    return _NEEDS.get(formula, {"of"}) if formula else set()
 
 
 def _filled(content: dict[str, Any]) -> dict[str, Any]:

@@ -169,11 +169,6 @@ def _from_parts(text: str, body: str, suffix: str) -> Layout:
 def _build(text: str, suffix: str, **fields: int) -> Layout:
     try:
         return Layout(**fields, sequence_parallel=suffix == "seq")
-    except ValueError as error:
-        raise LayoutError(f"layout '{text}': {_reasons(error)}") from None
-
-
-def _reasons(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    return "; ".join(f"{'.'.join(map(str, d['loc']))} {d['msg']}".strip() for d in error.errors())
+    except ValidationError as error:
+        reasons = (f"{'.'.join(map(str, d['loc']))} {d['msg']}".strip() for d in error.errors())
+        raise LayoutError(f"layout '{text}': {'; '.join(reasons)}") from None

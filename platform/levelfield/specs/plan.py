@@ -303,6 +303,11 @@ class Plan(Document):
     def world_size(self) -> int:
         return self.hardware.nodes * self.hardware.devices_per_node
 
+    def ranks_of(self, node: int) -> range:
+        """Return the ranks on a node. All nodes have equally many."""
+        size = self.hardware.devices_per_node
+        return range(node * size, (node + 1) * size)
+
     @property
     def variables_digest(self) -> str:
         """The digest of the environment variables that the vendor or the user sets. Secrets are masked, as in files."""

@@ -332,6 +332,6 @@ class StoreEvent(Document):
     data: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-def first_future_date(now: datetime | None = None) -> datetime:
+def first_future_date() -> datetime:
     """Return the date in UTC from which a date is wrong: a day from now, as clocks of good machines differ by less."""
-    return (now or datetime.now(timezone.utc)) + _CLOCKS_DIFFER
+    return datetime.now(timezone.utc) + _CLOCKS_DIFFER

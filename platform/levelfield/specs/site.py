@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.base import LATER, Document, Value, twice_in
 from levelfield.specs.variables import TuningVariables, is_secret
 
 # One word without a space, a control character or a leading dash, which a program would read as an option.
@@ -97,8 +97,7 @@ class HostsFile(Document):
 
     @model_validator(mode="after")
     def _are_different(self) -> HostsFile:
-        names = [host.name for host in self.hosts]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := twice_in(host.name for host in self.hosts):
             raise ValueError(f"hosts: found {', '.join(twice)} more than once, expected each name once")
         return self
 
@@ -199,8 +198,7 @@ class KubernetesSite(Value):
 
     @model_validator(mode="after")
     def _volumes_are_different(self) -> KubernetesSite:
-        names = [*POD_VOLUMES, *(each.name for each in self.volumes)]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := twice_in([*POD_VOLUMES, *(each.name for each in self.volumes)]):
             raise ValueError(f"volumes: found {', '.join(twice)}, expected names that no other volume of a pod has")
         return self
 
@@ -266,8 +264,7 @@ class BmcSite(Value):
             raise ValueError(f"protocol {self.protocol}: ca_file, verify and chassis are of redfish; leave them out")
         if self.ca_file and not self.verify:
             raise ValueError("ca_file with `verify: false`: expected one of them, as the file would not be used")
-        addresses = list(self.addresses.values())
-        if twice := sorted({each for each in addresses if addresses.count(each) > 1}):
+        if twice := twice_in(self.addresses.values()):
             raise ValueError(f"addresses: found {', '.join(twice)} for two nodes, expected a BMC of its own for each")
         return self
 

@@ -6,12 +6,11 @@ Hardware is written as size and chip: "4x8 V100-SXM2-16GB" is four nodes with ei
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from levelfield.specs.base import LATER, MOST_DEVICES, MOST_NODES, Document, Value
+from levelfield.specs.base import LATER, MOST_DEVICES, MOST_NODES, Document, Value, twice_in
 from levelfield.specs.derivation import Extension
 from levelfield.specs.tuning import TuningChoice
 
@@ -82,8 +81,7 @@ class Suite(Document):
     @model_validator(mode="after")
     def _names_are_unique(self) -> Suite:
         for key, expected in (("entries", "one entry for each row"), ("cases", "one case of each name")):
-            counts = Counter(each.name for each in getattr(self, key) if each.name)
-            if twice := sorted(name for name, count in counts.items() if count > 1):
+            if twice := twice_in(each.name for each in getattr(self, key) if each.name):
                 raise ValueError(f"{key}: found the name '{twice[0]}' twice; expected {expected}")
         return self
 

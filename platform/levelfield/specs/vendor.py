@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import LATER, MOST_DEVICES, Document, Value
+from levelfield.specs.base import LATER, MOST_DEVICES, Document, Value, twice_in
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.tool import Discovery, PrintedCommand, Tool, VersionCommand
 from levelfield.specs.variables import ContainerVariables, VendorVariables, VisibleVariable
@@ -266,9 +266,7 @@ class VendorFile(Document):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> VendorFile:
-        names = [n.lower() for c in self.chips for n in (c.name, *c.aliases)]
-        twice = sorted({n for n in names if names.count(n) > 1})
-        if twice:
+        if twice := twice_in(name.lower() for chip in self.chips for name in (chip.name, *chip.aliases)):
             raise ValueError(f"chips: found the names {', '.join(twice)} twice, expected unique names")
         return self
 

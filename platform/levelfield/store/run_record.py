@@ -6,7 +6,6 @@ result.json alone has neither the time nor the node. A run of an earlier version
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -21,10 +20,11 @@ from levelfield.errors import DocumentError
 from levelfield.measure.throughput import steps_from_start
 from levelfield.measure.validity import loss_curve
 from levelfield.rundir.directory import read_plan
+from levelfield.rundir.event_lines import mapping
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import system_of
-from levelfield.specs.base import Document, load
+from levelfield.specs.base import Document, json_digest, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
@@ -139,9 +139,9 @@ def series_of(plan: Plan) -> Series:
 
 
 def _conditions(plan: Plan, provenance: dict[str, Any], private: PrivateTexts) -> Conditions:
-    system, machine = system_of(provenance), _mapping(provenance.get("machine"))
+    system, machine = system_of(provenance), mapping(provenance.get("machine"))
     cores, memory = machine.get("usable_cores"), machine.get("memory_bytes")
-    software = {k: v for k, v in _mapping(provenance.get("vendor_software")).items() if k != "error"}
+    software = {k: v for k, v in mapping(provenance.get("vendor_software")).items() if k != "error"}
     return Conditions(
         software={name: private.text(text) for name, text in software.items() if isinstance(text, str)},
         kernel=system.kernel if system else None,
@@ -159,18 +159,18 @@ def _variables(plan: Plan, provenance: dict[str, Any]) -> dict[str, str]:
 
     Of all other names one would change each night, and end every history.
     """
-    inherited = _mapping(provenance.get("inherited", provenance.get("variables")))
+    inherited = mapping(provenance.get("inherited", provenance.get("variables")))
     taken = known_to_matter({name: text for name, text in inherited.items() if isinstance(text, str)})
     return {**taken, **plan.implementation.environment, **plan.hardware.environment, **plan.tuning.environment}
 
 
 def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
-    source, packages = _mapping(provenance.get("source")), provenance.get("environment_packages")
-    image, commit, changed = _mapping(provenance.get("image")), source.get("commit"), source.get("changed_files")
+    source, packages = mapping(provenance.get("source")), provenance.get("environment_packages")
+    image, commit, changed = mapping(provenance.get("image")), source.get("commit"), source.get("changed_files")
     return Subject(
         framework_version=result.framework_version,
         environment=plan.environment.digest or None,
-        packages=_digest(packages) if isinstance(packages, dict) else None,
+        packages=json_digest(packages) if isinstance(packages, dict) else None,
         image=str(image["id"]) if image.get("id") else None,
         implementation=plan.implementation.rests_on or plan.implementation.digest,
         commit=commit if isinstance(commit, str) else None,
@@ -186,16 +186,16 @@ def _node(provenance: dict[str, Any]) -> str:
     A container without an identifier may have a new name each time. There the devices' own identities tell the machine,
     where all of them have one; else the name does. Nothing can be read from the digest.
     """
-    machine, devices = _mapping(provenance.get("machine")), provenance.get("devices")
+    machine, devices = mapping(provenance.get("machine")), provenance.get("devices")
     name, rests_on = machine.get("identity", machine.get("name")), machine.get("identity_rests_on")
-    known = [_mapping(device).get("identity") for device in devices] if isinstance(devices, list) else []
+    known = [mapping(device).get("identity") for device in devices] if isinstance(devices, list) else []
     if not (isinstance(name, str) and name):
         return UNKNOWN
     is_named_alone = isinstance(rests_on, list) and MACHINE_ID not in rests_on
     devices_known = sorted(each for each in known if isinstance(each, str))
     if is_named_alone and known and len(devices_known) == len(known):
-        return _digest(["devices", *devices_known])
-    return _digest(["machine", name])
+        return json_digest(["devices", *devices_known])
+    return json_digest(["machine", name])
 
 
 def _began(paths: RunPaths, plan: Plan, provenance: dict[str, Any]) -> str:
@@ -233,19 +233,10 @@ def _memory_bytes(result: Result) -> float | None:
 
 
 def _private(plan: Plan, provenance: dict[str, Any]) -> PrivateTexts:
-    name, series = _mapping(provenance.get("machine")).get("name"), series_of(plan)
+    name, series = mapping(provenance.get("machine")).get("name"), series_of(plan)
     hosts = [name, name.partition(".")[0]] if isinstance(name, str) else []
     known = [text for text in series.model_dump().values() if isinstance(text, str)]
     return PrivateTexts(hosts, known, (plan.implementation.folder, plan.environment.folder, plan.environment.python))
-
-
-def _digest(content: JsonValue) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def storable(record: RunRecord, origin: str) -> RunRecord:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from levelfield.measure.raw_facts import NANOSECONDS, Reading, StepRecord, by_rank
+from levelfield.measure.throughput import nanoseconds_from_start
 from levelfield.report.step_tables import short_kernel
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
@@ -64,7 +65,8 @@ _PEAKS = ("process", "allocated", "reserved")
 def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> RunTraces | None:
     """Return the traces; None where there is neither telemetry of the steps nor a rank's memory nor a step in parts."""
     ranks = by_rank(raw.steps)
-    times = {rank: found for rank, steps in ranks.items() if (found := _microseconds(steps, raw.begins.get(rank)))}
+    passed = {rank: nanoseconds_from_start(steps, raw.begins.get(rank)) for rank, steps in ranks.items()}
+    times = {rank: found for rank, each in passed.items() if (found := tuple(round(ns / 1000) for ns in each))}
     devices = [found for part in node_parts(plan, raw) for found in _devices(part, raw.begins)]
     peaks = _peaks(ranks)
     if not devices and not peaks and len(times) < 2 and step is None:
@@ -82,17 +84,6 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
         rank_peaks=peaks,
         step=step,
     )
-
-
-def _microseconds(steps: Sequence[StepRecord], begin: int | None) -> tuple[int, ...]:
-    """Return the time of each step, up to the first that is missing or ends before it begins."""
-    ends, found = {record.step: record.end_ns for record in steps}, []
-    for step in range(1, len(ends) + 1):
-        if begin is None or step not in ends or not ends[step] > begin:
-            break
-        found.append(round((ends[step] - begin) / 1000))
-        begin = ends[step]
-    return tuple(found)
 
 
 def _chosen(times: dict[int, tuple[int, ...]]) -> list[int]:

@@ -368,6 +368,8 @@ def test_published_rows_of_the_case_stand_beside_the_run(valid: Pair) -> None:
     assert theirs.mfu == first.mfu == "61.0 %" and theirs.mfu_from.startswith("converted: palm/1 of 312 TFLOP/s")
     assert theirs.memory_bytes == pytest.approx(66.27 * 2**30) and theirs.tokens_from == "printed"
     assert others[3].memory_from == "printed: the fullest of 4 pipeline stages"
+    by_stage = PADDLE.rows[3].values("memory_bytes")
+    assert others[3].memory_bytes == max(by_stage) > min(by_stage)
 
 
 def test_throughput_is_converted_from_the_finest_figure_and_says_so() -> None:

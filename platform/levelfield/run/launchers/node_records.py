@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from levelfield.contracts.execution import DISK_IS_FULL, NodeEnd, NodeWord, Node
 from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.launched_ranks import first_failure, node_ranks_ends
 from levelfield.run.launchers.liveness import file_state
+from levelfield.rundir.event_lines import event_or_none
 from levelfield.rundir.system_facts import clipped
 
 FULL_BYTES = 2**20  # a disk with less left is full
@@ -86,7 +86,7 @@ def by_engine(record: LastRecord, *signals: int) -> LastRecord:
 
 def node_remarks(root: Path, nodes: int, has_accelerators: bool) -> list[str]:
     """Return what the result has to say about its nodes, as sentences: each follows from what a node wrote."""
-    facts = {f"node{node}": _fields(_text(root / f"nodes/node{node}.facts.json")) for node in range(nodes)}
+    facts = {f"node{node}": event_or_none(_text(root / f"nodes/node{node}.facts.json")) or {} for node in range(nodes)}
     own = [said for name, found in facts.items() for said in _own_remarks(name, found, has_accelerators and nodes > 1)]
     network = [said for node in range(nodes) for said in _network_remarks(f"node{node}", last_fields(root, node) or {})]
     return [*_shared_machines(facts), *own, *network]
@@ -136,7 +136,7 @@ def last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
     root: of the run. Another machine wrote the record.
     """
     for line in reversed(_text(root / _record_name(node_rank)).splitlines()):
-        found = _fields(line)
+        found = event_or_none(line) or {}
         if found.get("event") == "ended" and "cause" in found:
             return found
     return None
@@ -151,7 +151,7 @@ def disk_remark(last: Mapping[str, Any]) -> str:
 def _last_record(root: Path, node: NodeWork, names: Sequence[str]) -> LastRecord:
     rank = node.node_rank
     last = last_fields(root, rank) or {}
-    own = _fields(_text(root / f"nodes/node{rank}.facts.json")).get("hostname")
+    own = (event_or_none(_text(root / f"nodes/node{rank}.facts.json")) or {}).get("hostname")
     files = {"facts": f"nodes/node{rank}.facts.json", "telemetry": f"telemetry/node{rank}.raw.jsonl"}
     absent = [name for name, file in files.items() if not (root / file).is_file()]
     return LastRecord(
@@ -175,11 +175,3 @@ def _text(path: Path) -> str:
         return read_regular(path, MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""
-
-
-def _fields(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

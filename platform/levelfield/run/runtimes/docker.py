@@ -30,7 +30,7 @@ from levelfield.run.runtimes.engine import (
     reap,
     started,
 )
-from levelfield.run.runtimes.process_runtime import packages, rank_work, ranks_of, worker_path
+from levelfield.run.runtimes.process_runtime import packages, rank_work, worker_path
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import ContainerPlan, Plan
@@ -56,7 +56,7 @@ class DockerRuntime:
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the container and the processes of one node, without side effect."""
         first, visible = address_of(plan, 0), _container(plan).visible
-        work = (rank_work(plan, paths, rank, first, visible) for rank in ranks_of(plan, node_rank))
+        work = (rank_work(plan, paths, rank, first, visible) for rank in plan.ranks_of(node_rank))
         # the file of the node has no secrets: its processes take them from the container
         secrets = {name: value for name, value in plan.tuning.environment.items() if is_secret(name, value)}
         processes = (

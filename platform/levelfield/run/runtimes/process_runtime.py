@@ -52,7 +52,7 @@ class ProcessRuntime:
             yield self
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
-        ranks = ranks_of(plan, node_rank)
+        ranks = plan.ranks_of(node_rank)
         work = (rank_work(plan, paths, rank, "127.0.0.1", plan.hardware.visible) for rank in ranks)
         return NodeWork(node_rank, "127.0.0.1", tuple(work))
 
@@ -89,11 +89,6 @@ def inherited(environment: dict[str, str] | None = None) -> dict[str, str]:
     """Return the user's variables, without those that would change the training's Python or imitate a launcher."""
     given = dict(os.environ) if environment is None else environment
     return {key: value for key, value in given.items() if key not in REMOVED_VARIABLES}
-
-
-def ranks_of(plan: Plan, node_rank: int) -> range:
-    per_node = plan.hardware.devices_per_node
-    return range(node_rank * per_node, (node_rank + 1) * per_node)
 
 
 def worker_path(code: Path) -> dict[str, str]:
@@ -185,7 +180,7 @@ class NodeRuntime(ProcessRuntime):
         visible = {**plan.hardware.visible, **launch.site.environment}
         if interface := (host and host.interface) or launch.site.interface:
             visible |= dict.fromkeys(_INTERFACE_VARIABLES, interface)
-        work = (rank_work(plan, paths, rank, first, visible, self._folders) for rank in ranks_of(plan, node_rank))
+        work = (rank_work(plan, paths, rank, first, visible, self._folders) for rank in plan.ranks_of(node_rank))
         return NodeWork(
             node_rank=node_rank,
             address=host.reached_at if host else first if node_rank == 0 else f"node{node_rank}",
