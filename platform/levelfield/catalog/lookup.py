@@ -89,24 +89,20 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework, selector.version)
     here = find_hardware(registry, selector.target)
-    adapter, chip, devices = here.adapter, here.chip, here.devices
-    vendor = adapter.spec
+    vendor = here.adapter.spec
     if check:
         _check_supported(case, implementation, vendor)
         _check_version(implementation, vendor.device_kind, folder)
-    overlay = registry.overlay.used(vendor, chip) if registry.overlay else None
-    rows = tuning_rows(registry, vendor.name, case.name)
-    constants = registry.constants(implementation.framework)
     return Selection(
         case=case,
         implementation=implementation,
         folder=folder,
-        adapter=adapter,
-        chip=chip,
-        devices=devices,
-        tuning_rows=rows,
-        overlay=overlay,
-        constants=constants,
+        adapter=here.adapter,
+        chip=here.chip,
+        devices=here.devices,
+        tuning_rows=tuning_rows(registry, vendor.name, case.name),
+        overlay=registry.overlay.used(vendor, here.chip) if registry.overlay else None,
+        constants=registry.constants(implementation.framework),
         problem=here.problem,
         notices=(*here.notices, *access_notices(implementation, vendor)),
         busy=registry.machine.busy(vendor.name),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,7 +24,7 @@ from levelfield.contracts.checked_adapter import checked_adapter
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.measure.parameter_counts import parameters
-from levelfield.specs.base import DocumentCache, load
+from levelfield.specs.base import DocumentCache, Value, load
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, ChipsFile
 from levelfield.specs.constants import Constants
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from levelfield.specs.suite import Suite
 
 ENTRY_POINT_GROUP = "levelfield.plugins"
-T = TypeVar("T")
+D = TypeVar("D", bound=Value)
 _MANIFESTS = {"framework": ("models", "implementation.yaml"), "vendor": ("vendors", "vendor.yaml")}
 _PARTS = ("vendors", "models", "configs", "launchers")
 _DOCUMENTS = (
@@ -64,6 +64,11 @@ def private_chips(given: Path | None) -> Path | None:
     except UsageError:  # a user without a home has no chips file
         return None
     return own if own.exists() else None
+
+
+def _collected(kind: str, pattern: str) -> cached_property[dict[str, Path]]:
+    """Return the property of a registry that has the files of a kind by name."""
+    return cached_property(lambda registry: registry.collect(kind, pattern))
 
 
 class Registry:
@@ -97,7 +102,7 @@ class Registry:
 
     @cached_property
     def cases(self) -> dict[str, Path]:
-        found = self._collect("case", "configs/cases/*.yaml", lambda p: p.stem)
+        found = self.collect("case", "configs/cases/*.yaml")
         for path in self._case_files:
             if not path.is_file():
                 raise UsageError(f"--case-file {path}: no such file; expected a document of schema levelfield.case/1")
@@ -118,33 +123,13 @@ class Registry:
                 found[case.name] = path
         return dict(sorted(found.items()))
 
-    @cached_property
-    def suites(self) -> dict[str, Path]:
-        return self._collect("suite", "configs/suites/*.yaml", lambda p: p.stem)
-
-    @cached_property
-    def references(self) -> dict[str, Path]:
-        return self._collect("reference", "configs/references/*.json", lambda p: p.stem)
-
-    @cached_property
-    def published(self) -> dict[str, Path]:
-        return self._collect("published set", "configs/published/*.yaml", lambda p: p.stem)
-
-    @cached_property
-    def reported(self) -> dict[str, Path]:
-        return self._collect("reported set", "configs/reported/*.json", lambda p: p.stem)
-
-    @cached_property
-    def constants_files(self) -> dict[str, Path]:
-        return self._collect("planner's constants", "configs/planner/*.yaml", lambda p: p.stem)
-
-    @cached_property
-    def frameworks(self) -> dict[str, Path]:
-        return self._collect("framework", "models/*/implementation.yaml", lambda p: p.parent.name)
-
-    @cached_property
-    def vendors(self) -> dict[str, Path]:
-        return self._collect("vendor", "vendors/*/vendor.yaml", lambda p: p.parent.name)
+    suites = _collected("suite", "configs/suites/*.yaml")
+    references = _collected("reference", "configs/references/*.json")
+    published = _collected("published set", "configs/published/*.yaml")
+    reported = _collected("reported set", "configs/reported/*.json")
+    constants_files = _collected("planner's constants", "configs/planner/*.yaml")
+    frameworks = _collected("framework", "models/*/implementation.yaml")
+    vendors = _collected("vendor", "vendors/*/vendor.yaml")
 
     def case(self, name: str) -> Case:
         """Return the whole case, with the values of the case that it extends or is derived from.
@@ -217,30 +202,25 @@ class Registry:
     def reference(self, name: str) -> Reference:
         from levelfield.specs.reference import Reference
 
-        path = self._path("reference", name, self.references)
-        found = self.files.document(Reference, path)
-        return _named(found, found.name, name, path)
+        return self._document(Reference, "reference", name, self.references)
 
     def figures(self, name: str) -> FigureSet:
         """Return a set of published figures."""
         from levelfield.specs.figures import FigureSet
 
-        path = self._path("published set", name, self.published)
-        found = self.files.document(FigureSet, path)
-        return _named(found, found.name, name, path)
+        return self._document(FigureSet, "published set", name, self.published)
 
     def reported_set(self, name: str) -> ReportedSet:
         """Return a set of runs that others logged."""
         from levelfield.specs.reported import ReportedSet
 
-        path = self._path("reported set", name, self.reported)
-        return _named(found := self.files.document(ReportedSet, path), found.name, name, path)
+        return self._document(ReportedSet, "reported set", name, self.reported)
 
     def implementation(self, name: str, version: str | None = None) -> tuple[ImplementationFile, Path]:
         """Return a framework's manifest for one of its versions, and its folder. None: the default version."""
-        path = self._path("framework", name, self.frameworks)
-        found = self.files.document(ImplementationFile, path)
-        return chosen(_named(found, found.framework, name, path), version, path, self.frameworks), path.parent
+        found = self._document(ImplementationFile, "framework", name, self.frameworks, "framework")
+        path = self.frameworks[name]
+        return chosen(found, version, path, self.frameworks), path.parent
 
     def labelled(self, label: str) -> tuple[ImplementationFile, Path]:
         """Return the same of a label such as `jax` or `jax_0.10.1`."""
@@ -261,9 +241,7 @@ class Registry:
         """Return the planner's constants of a framework; None without a document of them."""
         if framework not in self.constants_files:
             return None
-        path = self.constants_files[framework]
-        found = self.files.document(Constants, path)
-        return _named(found, found.framework, framework, path)
+        return self._document(Constants, "planner's constants", framework, self.constants_files, "framework")
 
     @cached_property
     def overlay(self) -> ChipOverlay | None:
@@ -278,9 +256,7 @@ class Registry:
 
     def vendor_file(self, name: str) -> VendorFile:
         """Return vendor.yaml with the chips that the private file adds or corrects."""
-        path = self._path("vendor", name, self.vendors)
-        found = self.files.document(VendorFile, path)
-        _named(found, found.name, name, path)
+        found = self._document(VendorFile, "vendor", name, self.vendors)
         return self.overlay.applied(found) if self.overlay else found
 
     def vendor(self, name: str) -> Vendor:
@@ -304,6 +280,12 @@ class Registry:
             return checked_adapter(cast(Vendor, module.Adapter(spec)), path)
         except (Exception, SystemExit) as error:
             raise DocumentError(f"{path}: Adapter(spec) raised {type(error).__name__}: {error}") from None
+
+    def _document(self, cls: type[D], kind: str, name: str, known: dict[str, Path], key: str = "name") -> D:
+        """Return the document of a name. Raises UnknownName, and DocumentError where its key has another one."""
+        path = self._path(kind, name, known)
+        found = self.files.document(cls, path)
+        return _named(found, getattr(found, key), name, path)
 
     def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
         if name not in known:
@@ -333,11 +315,15 @@ class Registry:
                 return f'`{name}` is an entry of a suite: run `--suite {suite} --entry "{name}"`.'
         return None
 
-    def _collect(self, kind: str, pattern: str, name_of: Callable[[Path], str]) -> dict[str, Path]:
+    def collect(self, kind: str, pattern: str) -> dict[str, Path]:
+        """Return the files that match in any root, by what the star of the pattern stands for.
+
+        Raises UsageError for one name in two roots.
+        """
         found: dict[str, Path] = {}
         for root in self.roots:
             for path in sorted(root.glob(pattern)):
-                name = name_of(path)
+                name = path.stem if "*" in Path(pattern).name else path.parent.name
                 if name in found:
                     raise UsageError(f"two plugins claim the {kind} '{name}': {found[name]} and {path}; remove one")
                 found[name] = path
@@ -369,7 +355,7 @@ def _check_plugins(folder: Path) -> None:
             raise UsageError(f"--plugins {folder}: found {misnamed}, expected the ending .yaml: rename it")
 
 
-def _named(document: T, inside: str, outside: str, path: Path) -> T:
+def _named(document: D, inside: str, outside: str, path: Path) -> D:
     if inside != outside:
         raise DocumentError(f"{path}: found the name '{inside}', expected '{outside}' as in its path")
     return document

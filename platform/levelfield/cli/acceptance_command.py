@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import registry_of, runs_of, store_option, writing
+from levelfield.cli.options import format_options, print_or_write, registry_of, runs_of, store_option
 from levelfield.errors import GateFailed, RunFailed, UnknownName, UsageError
-from levelfield.rundir.directory import write_atomically
+from levelfield.report.sheets import as_form
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -42,9 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("file", type=Path, metavar="FILE", help="criteria (.yaml), or a dossier (.json) to check")
     option("side", nargs="*", metavar="RUN", help="runs of the machines, as `compare` names them")
-    formats = ("table", "markdown", "json")
-    option("--format", choices=formats, default="table", metavar="FORMAT", help=", ".join(formats))
-    option("--json", dest="format", action="store_const", const="json", help="the dossier")
+    format_options(parser, says_of_json="the dossier")
     option("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
     store_option(parser, "look only in ")
 
@@ -52,7 +50,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Print the dossier. Return 0 for accepted, 3 for not decided, 4 for refused. Raises GateFailed past its date."""
     from levelfield.compare.acceptance import refuse_expired, sheets
-    from levelfield.report import sheets as forms
     from levelfield.specs.acceptance import AcceptanceCriteria, Dossier
     from levelfield.specs.base import dump, parse
     from levelfield.specs.bounded_reading import read_mapping
@@ -73,13 +70,8 @@ def execute(options: argparse.Namespace) -> int:
             criteria = parse(AcceptanceCriteria, content, name)
             refuse_expired(name, criteria.valid_until, day)
             found = _judged(criteria, options.side, None, places, registry_of(options), day)
-    written = forms.as_markdown if options.format == "markdown" else forms.as_text
-    text = dump(found) if options.format == "json" else written(sheets(found))
-    if options.output:
-        with writing(options.output):
-            write_atomically(options.output, text)
-    else:
-        print(text, end="")
+    text = dump(found) if options.format == "json" else as_form(options.format, sheets(found))
+    print_or_write(text, options.output)
     return {"accepted": 0, "refused": GateFailed.exit_code}.get(found.word, RunFailed.exit_code)
 
 

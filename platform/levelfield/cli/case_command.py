@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, registry_of
-from levelfield.cli.terminal import say, say_check, say_checked, say_command, shown, this_program
+from levelfield.cli.terminal import check_values, said_checks, say, say_checked, say_command, shown, this_program
 from levelfield.errors import GateFailed, UsageError
-
-if TYPE_CHECKING:
-    from levelfield.testing.findings import CheckFinding
 
 CASE = """\
 Bring a case. docs/writing-a-case.md has every key.
@@ -74,22 +69,17 @@ def _check(options: argparse.Namespace) -> int:
 
     registry = registry_of(options)
     case = registry.case(options.name)
-    found: list[CheckFinding] = []
     try:
         hardware = HARDWARE if options.hardware is None else read_hardware(options.hardware)
     except ValueError as error:
         raise UsageError(f"--hardware: {error}") from None
-    for finding in check_case(CaseSubject(registry, case, hardware)):
-        found.append(finding)
-        if not options.json:
-            say_check(finding, 11)
-    passes = all(finding.is_good for finding in found)
+    found = said_checks(check_case(CaseSubject(registry, case, hardware)), 11, quiet=options.json)
+    values = check_values(found)
     if options.json:
-        checks = [{key: value for key, value in asdict(each).items() if key != "rows"} for each in found]
-        print(json.dumps({"case": case.name, "passes": passes, "checks": checks}, indent=2, ensure_ascii=False))
+        print(json.dumps({"case": case.name, **values}, indent=2, ensure_ascii=False))
     else:
         say_checked(case.name, found)
-    return 0 if passes else GateFailed.exit_code
+    return 0 if values["passes"] else GateFailed.exit_code
 
 
 def _new_options(parser: argparse.ArgumentParser) -> None:

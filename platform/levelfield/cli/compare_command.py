@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import prices_of, prices_option, registry_of, runs_of, store_option
+from levelfield.cli.options import format_options, prices_of, prices_option, registry_of, runs_of, store_option
+from levelfield.cli.terminal import print_compared
 from levelfield.errors import GateFailed, UsageError
 
 if TYPE_CHECKING:
@@ -59,28 +59,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("where from and how")
     prices_option(output)
     store_option(output, "look only in ")
-    output.add_argument(
-        "--format",
-        choices=("table", "markdown", "json"),
-        default="table",
-        metavar="FORMAT",
-        help="table, markdown, json",
-    )
-    output.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
+    format_options(output)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print a comparison. Return 0 when the sides were compared, 4 when they are not comparable."""
-    from levelfield.report.sheets import as_markdown, as_text
     from levelfield.studies.compared_runs import RunPlaces
 
     _refuse_together(options)
     with RunPlaces(runs_of(options), options.store, registry_of(options)) as places:
         sheets, values, is_compared = (_matrix if options.matrix else _compared)(options, places)
-    if options.format == "json":
-        print(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False))
-    else:
-        print((as_markdown if options.format == "markdown" else as_text)(sheets), end="")
+    print_compared(options.format, sheets, values)
     return 0 if is_compared else GateFailed.exit_code
 
 

@@ -50,10 +50,7 @@ _CUT = (
 
 
 def _check(options: argparse.Namespace) -> int:
-    from levelfield.corpus.integrity import check
-
-    with Terminal().bytes_progress(f"checking {options.prefix}") as progress:
-        return _say(check(options.prefix, progress=progress))
+    return _say(Terminal().checked_corpus(options.prefix))
 
 
 def _prepare(options: argparse.Namespace) -> int:

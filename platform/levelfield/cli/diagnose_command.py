@@ -95,7 +95,7 @@ def _question(
         found=ComparedTraining(text(plan.case, own, plan.hardware.vendor), TuningChoice(**same, **mine), given),
         expected=ComparedTraining(text(plan.case, other, plan.hardware.vendor), TuningChoice(**same), options.python),
         scale=plan.scale,
-        corpus=terminal.checked_corpus(plan.corpus.prefix),
+        corpus=None if plan.corpus.prefix is None else terminal.checked_corpus(plan.corpus.prefix),
         folder=paths.root / "diagnosis",
         listener=terminal.listener(),
     )

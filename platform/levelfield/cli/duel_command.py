@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     chips_option,
+    format_options,
     free_options,
     intake,
     prices_of,
@@ -23,7 +23,7 @@ from levelfield.cli.options import (
     runs_of,
     scale_option,
 )
-from levelfield.cli.terminal import Terminal
+from levelfield.cli.terminal import Terminal, print_compared
 from levelfield.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ examples:
   run_benchmarks.py compare duel llama3_8b:torch llama3_8b:torch \\
       --a='--layout TP2' --b='--layout TP1PP2 --micro-batch 4'
 """
-_FORMATS = ("table", "markdown", "json")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,22 +82,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     prices_option(output)
     recording_options(output)
     quiet_option(output)
-    output.add_argument("--format", choices=_FORMATS, default="table", metavar="FORMAT", help=", ".join(_FORMATS))
-    output.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
+    format_options(output)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run the duel and print what it shows. Return the exit code of what stopped it, else 0."""
-    from levelfield.report.sheets import as_markdown, as_text
     from levelfield.studies import duels
 
     prices, looks = prices_of(options), duels.looks_of(options.repeat, options.least)
     found = duels.duel(_names(options), looks, _starting(options, looks))
-    if options.format == "json":
-        print(json.dumps(duels.duel_values(found, prices), indent=2, ensure_ascii=False, allow_nan=False))
-    else:
-        shown = duels.duel_sheets(found, prices)
-        print((as_markdown if options.format == "markdown" else as_text)(shown), end="")
+    print_compared(options.format, duels.duel_sheets(found, prices), duels.duel_values(found, prices))
     return found.exit_code
 
 
@@ -127,7 +120,7 @@ def _starting(options: argparse.Namespace, looks: Looks) -> Callable[[str, int],
         job = iter([arms[arm][number - 1]])
         work = terminal.announced(job) if number == 1 else job
         (result,) = scheduler.run_all(work, runs, listener, partial(reference_of, registry), certify)
-        terminal.finished(result, runs)
+        terminal.finished(result)
         if result.status.is_interrupted:
             raise KeyboardInterrupt
         return keep(arm, RunPaths(runs / result.run_id))

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import sys
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +32,6 @@ from levelfield.report.words import gib
 from levelfield.rundir.directory import replacing
 
 if TYPE_CHECKING:
-    from docker import DockerClient
-
     from levelfield.catalog.registry import Registry
     from levelfield.run.runtimes.images import Built
     from levelfield.specs.plan import EnvironmentPlan, ImagePlan
@@ -191,12 +188,6 @@ def _needs(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> t
     return python, stages
 
 
-def _engine() -> AbstractContextManager[DockerClient]:
-    from levelfield.run.runtimes.engine import engine_ready
-
-    return engine_ready()
-
-
 def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
     from levelfield.plan.image_recipe import image_plan
     from levelfield.specs.requirements import Stages
@@ -211,12 +202,13 @@ def _recipe(options: argparse.Namespace, framework: str) -> ImagePlan:
 
 def _ready(options: argparse.Namespace, framework: str) -> Built:
     from levelfield.run.runtimes import images
+    from levelfield.run.runtimes.engine import engine_ready
     from levelfield.specs.plan import ContainerPlan
     from levelfield.specs.vendor import ContainerOptions
 
     recipe = _recipe(options, framework)
     plan = ContainerPlan(image=recipe, options=ContainerOptions(), visible={}, offline=options.offline)
-    with _engine() as client:
+    with engine_ready() as client:
         return images.ready(client, plan, Terminal().say)
 
 
@@ -234,8 +226,9 @@ def _show(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes import images
+    from levelfield.run.runtimes.engine import engine_ready
 
-    with _engine() as client:
+    with engine_ready() as client:
         found = images.listed(client)
     if options.json:
         print(json.dumps([asdict(image) for image in found], indent=2))
@@ -249,8 +242,9 @@ def _list(options: argparse.Namespace) -> int:
 
 def _prune(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes import images
+    from levelfield.run.runtimes.engine import engine_ready
 
-    with _engine() as client:
+    with engine_ready() as client:
         gone, freed = images.prune(client, options.all)
     for tag in gone:
         print(f"removed {tag}")
@@ -260,6 +254,7 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes import images
+    from levelfield.run.runtimes.engine import engine_ready
     from levelfield.run.runtimes.wheels import verify, wheels_of
 
     if options.context:
@@ -271,7 +266,7 @@ def _export(options: argparse.Namespace) -> int:
         print(f"{options.output}: the build context; build it: `docker build -t NAME - < {options.output}`")
         return 0
     built = _ready(options, options.framework)
-    with _engine() as client:
+    with engine_ready() as client:
         images.export(client, built.tag, options.output)
     print(f"{options.output}: {built.tag}; load it: `docker load -i {options.output}`")
     return 0

@@ -8,19 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option, python_option
-from levelfield.cli.terminal import say, say_check, say_checked, say_command, shown, this_program
+from levelfield.cli.terminal import check_values, said_checks, say, say_checked, say_command, shown, this_program
 from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
-
-if TYPE_CHECKING:
-    from levelfield.testing.findings import CheckFinding
 
 FRAMEWORK = """\
 Bring a framework. docs/writing-a-framework.md shows the steps.
@@ -77,25 +72,20 @@ def _check(options: argparse.Namespace) -> int:
 
     progress = _progress if sys.stderr.isatty() or options.verbose else silent
     subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress, _progress)
-    found: list[CheckFinding] = []
     try:
-        for finding in check_framework(subject, options.fast):
-            found.append(finding)
-            if not options.json:
-                say_check(finding, 13)
+        found = said_checks(check_framework(subject, options.fast), 13, quiet=options.json)
         written = None if options.fast else write_tested(subject)
     finally:
         subject.close()
-    passes = all(finding.is_good for finding in found)
+    values = check_values(found)
     if options.json:
-        checks = [{key: value for key, value in asdict(each).items() if key != "rows"} for each in found]
-        said = {"framework": options.name, "device": options.device, "passes": passes, "checks": checks}
+        said = {"framework": options.name, "device": options.device, **values}
         print(json.dumps({**said, "tested": str(written) if written else None}, indent=2, ensure_ascii=False))
     else:
         if written:
             say(f"wrote    {shown(written)}")
         say_checked(options.name, found)
-    return 0 if passes else GateFailed.exit_code
+    return 0 if values["passes"] else GateFailed.exit_code
 
 
 def _progress(line: str) -> None:

@@ -19,6 +19,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option, opened_store, store_option
 from levelfield.errors import RunFailed, UsageError
 from levelfield.report.words import wrapped
+from levelfield.rundir.directory import utc_now
 from levelfield.user_folders import user_name
 
 if TYPE_CHECKING:
@@ -129,7 +130,6 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     from levelfield.nights import baselines
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import conditions_of, level_evidence, one_series
-    from levelfield.rundir.directory import utc_now
 
     until = None if kind == "note" else _day(options.until)
     with opened_store(options) as store:
@@ -169,7 +169,6 @@ def _accept_all(options: argparse.Namespace) -> int:
     from levelfield.nights import baselines
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import chosen_night, gate_input, level_evidence
-    from levelfield.rundir.directory import utc_now
     from levelfield.series.findings import FAILURES
     from levelfield.series.level import FEWEST
 
@@ -276,7 +275,6 @@ def _history(options: argparse.Namespace) -> int:
     """Return 0. Raises UnknownName for a series that the store does not have."""
     from levelfield.nights.series_history import event_lines, figure_histories, history_lines
     from levelfield.nights.stored_nights import history_input, named_series
-    from levelfield.rundir.directory import utc_now
 
     rows, lines = [], []
     with opened_store(options, read_only=True) as store:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import ModuleType, TracebackType
+from traceback import walk_tb
+from types import ModuleType
 
 from levelfield import installer
 from levelfield.cli.command_line import parser_of
@@ -130,22 +131,13 @@ def _package_of(error: Exception) -> tuple[str | None, str | None]:
     """Return name and file of the package that was imported, or that lacks what it should have."""
     if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType) and _is_foreign(error.obj.__name__):
         return _top(error.obj.__name__), error.obj.__file__
-    imported = [frame for frame in _frames(error.__traceback__) if _is_foreign(frame[0])]
-    if imported:
-        name, file = imported[-1]
-        return _top(name), file
+    imported = [frame.f_globals for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
+    foreign = [module for module in imported if _is_foreign(str(module.get("__name__", _OWN)))]
+    if foreign:
+        return _top(str(foreign[-1]["__name__"])), foreign[-1].get("__file__")
     if isinstance(error, ImportError) and error.name and _is_foreign(error.name):
         return _top(error.name), error.path
     return None, None
-
-
-def _frames(trace: TracebackType | None) -> Iterator[tuple[str, str | None]]:
-    """Yield name and file of each module that was being imported."""
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "<module>":
-            found = trace.tb_frame.f_globals
-            yield str(found.get("__name__", _OWN)), found.get("__file__")
-        trace = trace.tb_next
 
 
 def _is_foreign(module: str) -> bool:

@@ -25,6 +25,7 @@ from levelfield.cli.options import (
     json_option,
     opened_store,
     python_option,
+    quiet_option,
     registry_of,
     runs_of,
     store_option,
@@ -321,7 +322,7 @@ def _bisect_options(parser: argparse.ArgumentParser) -> None:
     python_option(parser, "train every build with this Python")
     chips_option(parser)
     json_option(parser)
-    parser.add_argument("--quiet", action="store_true", help="print only the answer")
+    quiet_option(parser, "answer")
 
 
 def _bisect(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from levelfield.checkout import checkout
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import default_runs, room_left
+from levelfield.rundir.directory import default_runs, room_left, write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.user_folders import config_folder
 
@@ -38,6 +38,18 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 def json_option(parser: Options, more: str = "") -> None:
     parser.add_argument("--json", action="store_true", help=f"machine-readable output{more}")
+
+
+def format_options(
+    parser: Options,
+    formats: tuple[str, ...] = ("table", "markdown", "json"),
+    says: str | None = None,
+    says_of_json: str = "as --format json",
+) -> None:
+    """Add --format, a table by default, and --json for `--format json`."""
+    help_text = says or ", ".join(formats)
+    parser.add_argument("--format", choices=formats, default="table", metavar="FORMAT", help=help_text)
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help=says_of_json)
 
 
 def quiet_option(parser: Options, shown: str = "result") -> None:
@@ -223,6 +235,15 @@ def writing(path: Path, option: str = "--output ") -> Iterator[None]:
     except OSError as error:
         said = f"{option}{error.filename or path}: cannot be written: {error.strerror}{room_left(error, path)}"
         raise UsageError(said) from None
+
+
+def print_or_write(text: str, output: Path | None) -> None:
+    """Print a text, or write it to the file of --output. Raises UsageError where that cannot be written."""
+    if output is None:
+        print(text, end="")
+        return
+    with writing(output):
+        write_atomically(output, text)
 
 
 def launch_of(options: argparse.Namespace) -> LaunchPlan | None:

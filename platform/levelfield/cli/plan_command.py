@@ -8,7 +8,6 @@ import argparse
 import gc
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -170,7 +169,6 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
 def _sweep(options: argparse.Namespace) -> int:
     """Run the layouts and print the table. Return the exit code as `run` does."""
     from levelfield.catalog import lookup
-    from levelfield.catalog.lookup import reference_of
     from levelfield.cli.run_entries import exit_code, run_jobs
     from levelfield.plan.request import Decision, UserRequest
     from levelfield.plan.scale import choose_scale
@@ -199,7 +197,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if not options.dry_run:
         work = entries_of(rows, selector, found.vendor.name, devices, request, chosen.scale)
         jobs = scheduler.jobs(registry, work, None)
-        results = run_jobs(jobs, runs_of(options), terminal, partial(reference_of, registry))
+        results = run_jobs(jobs, runs_of(options), terminal, registry)
         pairs = [PredictedRun(row, result) for row, result in zip_longest(rows, results)]
     if options.json:
         content = {"schema": "levelfield.sweep/1", "rows": [_sweep_content(pair) for pair in pairs]}

@@ -42,14 +42,8 @@ MOST_TOKENS = 1e18
 ZERO_BUBBLE, ITS_SHARE = "zero-bubble", 1 / 3  # of 1F1B's bubble (specs/constants.py)
 # Only products have this precision. The rest of the training has the other.
 _VALUES: dict[str, Precision] = {"tf32": "fp32", "nvfp4": "fp8"}
-_PLANNED_ONLY = (
-    "precision",
-    "calibrate",
-    "program",
-    "attention",
-    "schedule",
-    "explain",
-)  # they change the planner's question, and no run
+# They change the planner's question, and no run.
+_PLANNED_ONLY = ("precision", "calibrate", "program", "attention", "schedule", "explain")
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     terminal, failed, refused = Terminal(quiet=options.json, recorded=intake(options)), False, []
     jobs = scheduler.jobs(registry, variations(registry, plan), None)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), stored):
-        terminal.finished(result, runs)
+        terminal.finished(result)
         if result.status.word != "valid":
             failed = True
             continue

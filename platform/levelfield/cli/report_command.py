@@ -18,9 +18,11 @@ from levelfield.cli.options import (
     RUN_NAME,
     NamedRuns,
     finished_run,
+    format_options,
     opened_store,
     prices_of,
     prices_option,
+    print_or_write,
     registry_of,
     store_option,
     writing,
@@ -28,9 +30,9 @@ from levelfield.cli.options import (
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
-from levelfield.report.sheets import labelled
+from levelfield.report.sheets import Sheet, as_form, as_markdown, as_text, labelled
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import read_plan, write_atomically, write_new
+from levelfield.rundir.directory import read_plan, write_new
 
 if TYPE_CHECKING:
     from levelfield.pages.page_building import BuiltPages
@@ -97,14 +99,8 @@ _NAMED = 5  # runs of a message
 def _report_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("run", nargs="+", metavar="RUN", help=RUN_NAME)
-    option(
-        "--format",
-        choices=("table", "markdown", "csv", "json", *FOREIGN),
-        default="table",
-        metavar="FORMAT",
-        help="table, markdown, csv, json; flagperf, oneflow, osdi: the columns of these reports",
-    )
-    option("--json", dest="format", action="store_const", const="json", help="as --format json")
+    own = ("table", "markdown", "csv", "json")
+    format_options(parser, (*own, *FOREIGN), f"{', '.join(own)}; {', '.join(FOREIGN)}: the columns of these reports")
     option("--log-interval", type=int, metavar="N", help="with --format oneflow: its table of every N batches, too")
     option("--with-published", action="store_true", help="add published rows of the same case, by one convention")
     prices_option(parser)
@@ -132,11 +128,7 @@ def _report(options: argparse.Namespace) -> int:
         if not results or is_private:
             named.raise_error()
         text = _published(options, paths, results) if is_private else _text(options, paths, results)
-    if options.output:
-        with writing(options.output):
-            write_atomically(options.output, printable(text))
-    else:
-        print(text, end="")
+    print_or_write(printable(text), options.output)
     named.raise_error()
     return 0
 
@@ -241,18 +233,14 @@ def _published(options: argparse.Namespace, paths: Sequence[RunPaths], results: 
 
 
 def _explain_options(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
-    option("run", nargs="+", metavar="RUN", help=f"one run or two; {RUN_NAME}")
-    option("--format", choices=("table", "markdown", "json"), default="table", metavar="FORMAT",
-           help="table, markdown, json")  # fmt: skip
-    option("--json", dest="format", action="store_const", const="json", help="as --format json")
+    parser.add_argument("run", nargs="+", metavar="RUN", help=f"one run or two; {RUN_NAME}")
+    format_options(parser)
 
 
 def _explain(options: argparse.Namespace) -> int:
     """Print the parts of a run's step, or the way from one run's step to another's. Return 0."""
     from levelfield.catalog.registry import Registry
     from levelfield.judge.explanation import planned, step_parts
-    from levelfield.report.sheets import as_markdown, as_text
     from levelfield.report.step_tables import step_sheets
     from levelfield.run.measurement import known_host_rates
     from levelfield.specs.base import dump
@@ -269,17 +257,13 @@ def _explain(options: argparse.Namespace) -> int:
     plan, registry = read_plan(paths[0]), Registry()
     host = known_host_rates(registry) if plan.hardware.is_host else None
     found = parts[0].model_copy(update={"planned": planned(plan, parts[0], registry, host)})
-    if options.format == "json":
-        print(dump(found), end="")
-    else:
-        print((as_markdown if options.format == "markdown" else as_text)(step_sheets(found)), end="")
+    print(dump(found) if options.format == "json" else as_form(options.format, step_sheets(found)), end="")
     return 0
 
 
 def _why_slower(form: str, paths: Sequence[RunPaths], parts: Sequence[StepParts]) -> str:
     """Return the difference of two runs as text. Raises GateFailed where their work is not equal."""
     from levelfield.compare.step_difference import as_values, step_difference
-    from levelfield.report.sheets import Sheet, as_markdown, as_text
     from levelfield.report.step_tables import difference_lines, difference_sheet, waterfall
 
     first, second = (read_plan(each) for each in paths)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from levelfield.catalog.lookup import reference_of
+from levelfield.catalog.registry import Registry
 from levelfield.cli import dry_run
 from levelfield.cli.options import base_image, bmc_of, hosts_of, intake, launch_of, registry_of, runs_of
 from levelfield.cli.terminal import Terminal
@@ -25,8 +26,7 @@ from levelfield.run.scheduler import CertificateAttempt, Job
 from levelfield.rundir.directory import find_run, read_plan
 from levelfield.specs.base import MOST_NODES, parse
 from levelfield.specs.derivation import Derivation
-from levelfield.specs.plan import MOST_EXPLAINED, Plan
-from levelfield.specs.reference import Reference
+from levelfield.specs.plan import MOST_EXPLAINED
 from levelfield.specs.result import Result
 from levelfield.specs.selector import MOST, parse_selector
 from levelfield.specs.suite import NamedHardware, read_hardware
@@ -54,7 +54,7 @@ def run_all(options: argparse.Namespace) -> int:
     elif options.weak:
         raise UsageError("--weak: found no --nodes, expected a series such as --nodes 1,2,4")
     work, strategy = _with_files(_chosen(work, options.entry, options.framework), options)
-    jobs = scheduler.jobs(registry, work, terminal.checked_corpus(options.data))
+    jobs = scheduler.jobs(registry, work, None if options.data is None else terminal.checked_corpus(options.data))
     if strategy:
         jobs = _checked(jobs, strategy)
     if options.explain:
@@ -66,7 +66,7 @@ def run_all(options: argparse.Namespace) -> int:
     certify = certificate_maker.left_out
     if not options.no_certificate:
         certify = certificate_maker.CertificateMaker(registry, runs, terminal.listener()).certify
-    return _ended(run_jobs(jobs, runs, terminal, partial(reference_of, registry), certify), options, terminal)
+    return _ended(run_jobs(jobs, runs, terminal, registry, certify), options, terminal)
 
 
 def _ended(results: list[Result], options: argparse.Namespace, terminal: Terminal) -> int:
@@ -88,7 +88,7 @@ def _attached(options: argparse.Namespace, terminal: Terminal) -> Result:
     paths = find_run(runs, options.attach)
     vendor = registry_of(options).vendor(read_plan(paths).hardware.vendor)
     result = runner.attach(paths, vendor, terminal.listener())
-    terminal.finished(result, runs)
+    terminal.finished(result)
     return result
 
 
@@ -96,13 +96,13 @@ def run_jobs(
     jobs: Iterator[Job],
     runs: Path,
     terminal: Terminal,
-    reference: Callable[[Plan], Reference | None],
+    registry: Registry,
     certify: Certify = CertificateAttempt,
 ) -> list[Result]:
     """Run the jobs in order, with sentences on the terminal. Return their results; an interrupted run is the last."""
-    results = []
+    results, reference = [], partial(reference_of, registry)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), reference, certify):
-        terminal.finished(result, runs)
+        terminal.finished(result)
         results.append(result)
     return results
 

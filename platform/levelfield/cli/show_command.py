@@ -112,19 +112,16 @@ def _case_lines(rows: list[Row]) -> list[str]:
     return _lines([row for row in rows if not row["suite"]]) + more
 
 
-def _chip_lines(rows: list[Row]) -> list[str]:
+def _whole_lines(rows: list[Row]) -> list[str]:
     """Return whole texts, wrapped where they are long: a number that is cut is another number."""
-    width = max((len(r["name"]) for r in rows), default=0)
-    lines = [wrapped(line, width + 4) for line in aligned([(f"  {r['name']}", r["says"]) for r in rows])] or ["  none"]
-    private = [(row["name"], row["overlay"]) for row in rows if row["overlay"]]
-    said = (f"  private: {name}: {', '.join(changed['fields'])}, by {changed['file']}" for name, changed in private)
-    return [*lines, *(wrapped(line, 4) for line in said)]
-
-
-def _program_lines(rows: list[Row]) -> list[str]:
-    """Return name, framework and title, wrapped where they are long. --json has where the settings are stated."""
     width = max((len(row["name"]) for row in rows), default=0) + 4
     return [wrapped(line, width) for line in aligned([(f"  {r['name']}", r["says"]) for r in rows])] or ["  none"]
+
+
+def _chip_lines(rows: list[Row]) -> list[str]:
+    private = [(row["name"], row["overlay"]) for row in rows if row["overlay"]]
+    said = (f"  private: {name}: {', '.join(changed['fields'])}, by {changed['file']}" for name, changed in private)
+    return [*_whole_lines(rows), *(wrapped(line, 4) for line in said)]
 
 
 def _vendor_lines(rows: list[Row]) -> list[str]:
@@ -153,7 +150,7 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "cases": _case_lines,
     "vendors": _vendor_lines,
     "chips": _chip_lines,
-    "programs": _program_lines,
+    "programs": _whole_lines,
     "frameworks": _framework_lines,
 }
 

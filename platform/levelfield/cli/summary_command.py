@@ -7,8 +7,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import prices_of, prices_option, registry_of, runs_of, store_option, writing
+from levelfield.cli.options import prices_of, prices_option, print_or_write, registry_of, runs_of, store_option
 from levelfield.errors import GateFailed, UsageError
+from levelfield.report.escapes import printable
+from levelfield.report.sheets import as_markdown
 
 _HELP = """\
 Write one page for a decision: a sentence that says which side is faster, by
@@ -47,9 +49,6 @@ def _execute(options: argparse.Namespace) -> int:
     from levelfield.compare.comparison import compare
     from levelfield.compare.sides import side_of
     from levelfield.pages.summary_page import sides_of_case, summary
-    from levelfield.report.escapes import printable
-    from levelfield.report.sheets import as_markdown
-    from levelfield.rundir.directory import write_atomically
     from levelfield.studies.compared_runs import RunPlaces
 
     if bool(options.case) == bool(options.side):
@@ -69,12 +68,9 @@ def _execute(options: argparse.Namespace) -> int:
     page = summary(compared, histories, left_out, options.language)
     now = datetime.now(timezone.utc)
     text = as_markdown(page.sheets()) if options.format == "markdown" else page.html(now)
+    print_or_write(printable(text), options.output)
     if options.output:
-        with writing(options.output):
-            write_atomically(options.output, printable(text))
         print(f"summary  {options.output}")
-    else:
-        print(text, end="")
     return 0 if compared.comparability.holds else GateFailed.exit_code
 
 

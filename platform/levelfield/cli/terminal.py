@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.checkout import checkout
 from levelfield.report import words
 from levelfield.report.escapes import one_line, printable
-from levelfield.report.sheets import padded
+from levelfield.report.sheets import as_form, as_text, padded
 
 if TYPE_CHECKING:
     from levelfield.compare.scaling import Scaling
     from levelfield.corpus.facts import CorpusFacts
+    from levelfield.report.sheets import Sheet
     from levelfield.run.runner import Listener
     from levelfield.run.scheduler import Job
     from levelfield.rundir.follower import Progress
@@ -79,7 +82,7 @@ class Terminal:
             print(progress_line(progress), file=sys.stderr, flush=True)
             self._last_log = time.monotonic()
 
-    def finished(self, result: Result, runs: Path) -> None:
+    def finished(self, result: Result) -> None:
         self._end_line()
         if result.status.evidence:
             self.say(f"{words.status(result)}: {result.status.evidence}")
@@ -104,7 +107,6 @@ class Terminal:
     def scaled(self, found: Sequence[Scaling | str]) -> None:
         """Print the table of each series, or why there is none."""
         from levelfield.compare import scaling
-        from levelfield.report.sheets import as_text
 
         for each in found:
             if isinstance(each, str):
@@ -129,12 +131,10 @@ class Terminal:
         finally:
             self._end_line()
 
-    def checked_corpus(self, prefix: str | None) -> CorpusFacts | None:
-        """Return what a corpus is, after all of it was read; None without one."""
+    def checked_corpus(self, prefix: str) -> CorpusFacts:
+        """Return what a corpus is, after all of it was read."""
         from levelfield.corpus.integrity import check
 
-        if prefix is None:
-            return None
         with self.bytes_progress(f"checking {prefix}") as progress:
             return check(prefix, progress=progress)
 
@@ -161,7 +161,7 @@ class NoteTaker(Terminal):
     def note(self, text: str) -> None:
         self.notes.append(one_line(text))
 
-    def finished(self, result: Result, runs: Path) -> None:
+    def finished(self, result: Result) -> None:
         if result.status.evidence:
             self.note(f"{words.status(result)}: {result.status.evidence}")
 
@@ -212,6 +212,14 @@ def shown(path: Path) -> str:
         return str(path)
 
 
+def print_compared(form: str, sheets: Iterable[Sheet], values: Mapping[str, object]) -> None:
+    """Print tables as text or Markdown, or their values as JSON."""
+    if form == "json":
+        print(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print(as_form(form, sheets), end="")
+
+
 _STATUS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
 
 
@@ -225,6 +233,22 @@ def say_check(finding: CheckFinding, width: int) -> None:
     say(padded((_STATUS[finding.status], finding.check, printable(finding.says)), (8, width), " "), indent)
     if finding.do:
         say(padded(("", f"> {printable(finding.do)}"), (indent - 3,), " "), indent)
+
+
+def said_checks(findings: Iterable[CheckFinding], width: int, quiet: bool) -> list[CheckFinding]:
+    """Return the findings, and print each as it comes unless `quiet`."""
+    found = []
+    for finding in findings:
+        found.append(finding)
+        if not quiet:
+            say_check(finding, width)
+    return found
+
+
+def check_values(found: Sequence[CheckFinding]) -> dict[str, object]:
+    """Return whether all passed, and each finding without its rows, for JSON."""
+    checks = [{key: value for key, value in asdict(each).items() if key != "rows"} for each in found]
+    return {"passes": all(each.is_good for each in found), "checks": checks}
 
 
 def say_checked(name: str, found: Sequence[CheckFinding]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -40,26 +41,19 @@ class ByteTokenizer:
         return (tokens for part in parts for tokens in self.encode([part]))
 
 
-class FileTokenizer:
-    """A TOKENIZER.json. Raises CorpusError when it is unreadable or has no end-of-document token."""
+class LibraryTokenizer(ABC):
+    """A tokenizer that a library makes of a file. Raises CorpusError where it cannot; what: of the file, in words."""
 
-    def __init__(self, path: Path, end_token: str | None) -> None:
-        from tokenizers import Tokenizer as Library  # imported here: it is slow, and other commands do not need it
-
+    def __init__(self, path: Path, what: str, made: Callable[[bytes], Any]) -> None:
         try:
             content = read_regular(path)
-            self._library = Library.from_buffer(content)
+            self._library = made(content)
         except OSError as error:
             raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
-        except Exception as error:  # the library raises plain Exception
-            raise CorpusError(f"{path}: not a tokenizer: {error}") from None
-        self._library.no_truncation()
-        self._library.no_padding()
-        vocabulary = self._library.get_vocab(with_added_tokens=True)
+        except Exception as error:  # the libraries raise plain Exception, RuntimeError and others
+            raise CorpusError(f"{path}: not {what}: {error}") from None
         self.name = path.name
         self.digest: str | None = "sha256:" + hashlib.sha256(content).hexdigest()
-        self.vocab_size = max(vocabulary.values(), default=0) + 1
-        self.end_token = _end_token(path, vocabulary, end_token)
         self._long = LongText(self._placed)
 
     @property
@@ -67,12 +61,30 @@ class FileTokenizer:
         """Return the places of long texts where the tokens may differ from those of the whole text."""
         return self._long.cuts
 
+    def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]:
+        return self._long.tokens(part.decode() for part in parts)
+
+    @abstractmethod
+    def _placed(self, texts: list[str]) -> list[Tokens]:
+        """Return the tokens of each text with their places."""
+
+
+class FileTokenizer(LibraryTokenizer):
+    """A TOKENIZER.json. Raises CorpusError when it is unreadable or has no end-of-document token."""
+
+    def __init__(self, path: Path, end_token: str | None) -> None:
+        from tokenizers import Tokenizer as Library  # imported here: it is slow, and other commands do not need it
+
+        super().__init__(path, "a tokenizer", Library.from_buffer)
+        self._library.no_truncation()
+        self._library.no_padding()
+        vocabulary = self._library.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=0) + 1
+        self.end_token = _end_token(path, vocabulary, end_token)
+
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
         found = self._library.encode_batch([text.decode() for text in texts], add_special_tokens=False)
         return [np.array(each.ids, dtype=np.int64) for each in found]
-
-    def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]:
-        return self._long.tokens(part.decode() for part in parts)
 
     def _placed(self, texts: list[str]) -> list[Tokens]:
         found = self._library.encode_batch(texts, add_special_tokens=False)
@@ -191,47 +203,30 @@ class LongText:
         return before.numbers, Tokens(alone.numbers, alone.starts + overlap)
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(LibraryTokenizer):
     """A model of SentencePiece. Raises CorpusError when it is unreadable or has no end-of-document token."""
 
     def __init__(self, path: Path, end_token: str | None) -> None:
         from sentencepiece import SentencePieceProcessor  # imported here: other commands do not need it
 
-        try:
-            content = read_regular(path)
-            self._model = SentencePieceProcessor(model_proto=content)
-        except OSError as error:
-            raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
-        except Exception as error:  # the library raises RuntimeError and others
-            raise CorpusError(f"{path}: not a SentencePiece model: {error}") from None
-        self.name = path.name
-        self.digest: str | None = "sha256:" + hashlib.sha256(content).hexdigest()
-        self.vocab_size = int(self._model.get_piece_size())
+        super().__init__(path, "a SentencePiece model", lambda content: SentencePieceProcessor(model_proto=content))
+        self.vocab_size = int(self._library.get_piece_size())
         self.end_token = self._end_token(path, end_token)
-        self._long = LongText(self._placed)
-
-    @property
-    def cuts(self) -> int:
-        """Return the places of long texts where the tokens may differ from those of the whole text."""
-        return self._long.cuts
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
         """Return the token numbers of each UTF-8 text as an array, without the end-of-document token."""
-        return [np.array(ids, dtype=np.int64) for ids in self._model.encode([text.decode() for text in texts])]
-
-    def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]:
-        return self._long.tokens(part.decode() for part in parts)
+        return [np.array(ids, dtype=np.int64) for ids in self._library.encode([text.decode() for text in texts])]
 
     def _end_token(self, path: Path, asked: str | None) -> int:
         """Return the number of the named token, without a name of the model's own end of a sentence."""
-        number = int(self._model.eos_id() if asked is None else self._model.piece_to_id(asked))
-        if number < 0 or (asked is not None and self._model.id_to_piece(number) != asked):
+        number = int(self._library.eos_id() if asked is None else self._library.piece_to_id(asked))
+        if number < 0 or (asked is not None and self._library.id_to_piece(number) != asked):
             found = "no end of a sentence" if asked is None else f"no token {asked}"
             raise CorpusError(f"{path}: found {found}, expected a token of its vocabulary; see --end-token")
         return number
 
     def _placed(self, texts: list[str]) -> list[Tokens]:
-        found = self._model.encode(texts, return_type="offset_mapping")
+        found = self._library.encode(texts, return_type="offset_mapping")
         return [
             Tokens(np.array(each["ids"], np.int64), np.array(each["offsets"], np.int64).reshape(-1, 2)[:, 0])
             for each in found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from levelfield.compare.ranking import Contender
 from levelfield.compare.sides import at
+from levelfield.pages.content import finite
 from levelfield.pages.first_view import RankedTraining
 from levelfield.specs.record import RunRecord
 
@@ -102,7 +103,7 @@ def _y(value: float, low: float, high: float) -> float:
 
 def _memory(contender: Contender) -> MemoryBar:
     record = contender.side.last
-    capacity = _number(at(record.result, "memory", "capacity_bytes"))
+    capacity = finite(at(record.result, "memory", "capacity_bytes"))
     whole = record.memory_bytes
     found = () if whole is None or not capacity else tuple(_parts(record, whole, capacity))
     reason = "" if whole is not None else str(at(record.result, "memory", "device_used_peak", "reason") or "")
@@ -111,15 +112,10 @@ def _memory(contender: Contender) -> MemoryBar:
 
 def _parts(record: RunRecord, whole: float, capacity: float) -> list[tuple[str, float, float]]:
     """Return what each part adds. A part that is not known, or not within the next, is drawn as one with it."""
-    inner = [_number(at(record.result, "memory", f"{name}_peak", "value")) for name in PARTS[:-1]]
+    inner = [finite(at(record.result, "memory", f"{name}_peak", "value")) for name in PARTS[:-1]]
     found, below = [], 0.0
     for name, value in [*zip(PARTS, inner, strict=False), (PARTS[-1], whole)]:
         if value is not None and below <= value <= whole:
             found.append((name, value - below, round(min(100.0, (value - below) / capacity * 100), 1)))
             below = value
     return [part for part in found if part[1] > 0]
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]

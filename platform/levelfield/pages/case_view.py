@@ -214,12 +214,5 @@ def _series_view(runs: SeriesRuns, summary: SeriesSummary, content: PagesContent
 
 
 def _event(event: StoreEvent) -> dict[str, Any]:
-    return {
-        "kind": event.kind,
-        "time": seconds_of(event.at),
-        "until": event.until,
-        "node": event.node,
-        "who": event.who,
-        "why": event.why,
-        "level": event.level,
-    }
+    stated = {name: getattr(event, name) for name in ("until", "node", "who", "why", "level")}
+    return {"kind": event.kind, "time": seconds_of(event.at), **stated}

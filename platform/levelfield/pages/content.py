@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from levelfield.pages.results import StoredResults
-from levelfield.pages.series_history import SeriesRuns, seconds_of
+from levelfield.pages.series_history import SeriesRuns, grouped, seconds_of
 from levelfield.pages.site_files import slug
 from levelfield.series.findings import WORDS, FindingWord
 from levelfield.specs.record import Point, StoreEvent
@@ -54,20 +53,20 @@ class NightFinding:
 def finding_of(night: str, content: Mapping[str, Any]) -> NightFinding:
     """Return a finding from its JSON. What is absent or of a wrong type is None or an empty text."""
     word = next((word for word in WORDS if word == content.get("word")), UNKNOWN)
-    nights, pairs = _number(content.get("nights")), _number(content.get("pairs"))
+    nights, pairs = finite(content.get("nights")), finite(content.get("pairs"))
     return NightFinding(
         night=night,
         series=_text(content.get("series")) or "",
         label=_text(content.get("label")) or "",
         figure=_text(content.get("figure")),
         word=word,
-        change=_number(content.get("change")),
-        low=_number(content.get("low")),
-        high=_number(content.get("high")),
-        level=_number(content.get("level")),
+        change=finite(content.get("change")),
+        low=finite(content.get("low")),
+        high=finite(content.get("high")),
+        level=finite(content.get("level")),
         level_since=_text(content.get("level_since")),
         nights=None if nights is None else int(nights),
-        detectable=_number(content.get("detectable")),
+        detectable=finite(content.get("detectable")),
         run_id=_text(content.get("run_id")),
         detail=_text(content.get("detail")) or "",
         fields=_texts(content.get("fields")),
@@ -89,7 +88,8 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(str(each)[:LONGEST] for each in value) if isinstance(value, (list, tuple)) else ()
 
 
-def _number(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
+    """Return a number of JSON; None for another value, NaN and infinity."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
 
@@ -119,10 +119,8 @@ class PagesContent:
 
     def cases(self) -> dict[str, list[SeriesRuns]]:
         """Return the series of each case, in order of their labels."""
-        found: dict[str, list[SeriesRuns]] = defaultdict(list)
-        for each in sorted(self.series.values(), key=lambda each: each.series.label):
-            found[each.series.case].append(each)
-        return dict(sorted(found.items()))
+        ordered = sorted(self.series.values(), key=lambda each: each.series.label)
+        return dict(sorted(grouped(ordered, lambda each: each.series.case).items()))
 
 
 def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -> PagesContent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -31,7 +31,7 @@ from levelfield.compare.sides import palm, repeat_number, steady_runs, tuning_of
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.pages.content import PagesContent
 from levelfield.pages.results import StoredResults
-from levelfield.pages.series_history import SeriesRuns
+from levelfield.pages.series_history import SeriesRuns, grouped
 from levelfield.predict.pass_timing import moved_bytes
 from levelfield.predict.setup import setup_of
 from levelfield.specs.case import Work
@@ -215,14 +215,11 @@ def ranked_trainings(content: PagesContent, results: StoredResults) -> list[Rank
     Of each chip and framework the fastest series is taken: one with the defaults alone (base), and one with chosen
     fields (peak).
     """
-    columns: dict[tuple[str, ...], list[SeriesRuns]] = defaultdict(list)
-    for runs in sorted(content.series.values(), key=_order, reverse=True):
-        columns[(*_training(runs), chip_of(runs.series), runs.series.framework_label)].append(runs)
+    ordered = sorted(content.series.values(), key=_order, reverse=True)
+    columns = grouped(ordered, lambda runs: (*_training(runs), chip_of(runs.series), runs.series.framework_label))
     chosen, newest = _fastest_by_tuning(list(columns.values()), results)
     records = _with_repeats(chosen, newest, results)
-    fastest: dict[tuple[str, ...], list[SeriesRuns]] = defaultdict(list)
-    for runs in chosen:
-        fastest[_training(runs)].append(runs)
+    fastest = grouped(chosen, _training)
     names = Counter(place[:5] for place in fastest)
     found = [_ranked(row, names[place[:5]] > 1, records) for place, row in sorted(fastest.items())]
     return sorted(found, key=lambda each: each.first.series.scale != "full")

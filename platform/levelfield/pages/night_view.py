@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar
 from xml.sax.saxutils import escape
 
 from levelfield.pages.content import CHANGES, NightFinding, PagesContent, in_order
@@ -67,16 +68,12 @@ class NightView:
     runs: int
     series: int
     unreadable: tuple[str, ...]
+    nights_of_a_level: ClassVar = FEWEST  # that a series has before it is compared
 
     @property
     def is_judged(self) -> bool:
         """Whether a gate said anything about the night; a missing run alone is no judgement."""
         return any(count for word, count in self.counts.items() if word != "missing")
-
-    @property
-    def nights_of_a_level(self) -> int:
-        """How many nights a series has before it is compared."""
-        return FEWEST
 
     @property
     def attention(self) -> int:

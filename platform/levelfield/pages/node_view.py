@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 from levelfield.pages.content import PagesContent
-from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, differences, flat, seconds_of
+from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, differences, flat, grouped, seconds_of
 from levelfield.series.segments import segments_of
 from levelfield.specs.record import Point, StoreEvent
 
-T = TypeVar("T")
-K = TypeVar("K")
 MOST_STAYS = 500  # rows of the page, the newest
 MAIN_FIELDS = ("software.driver", "os", "kernel", "processor")  # of conditions that stand alone
 
@@ -79,7 +77,7 @@ def nodes_view(content: PagesContent, quarantined: Sequence[StoreEvent], documen
     visits.sort(key=lambda visit: seconds_of(visit.since))
     kept_out = {event.node: event for event in quarantined}
     by_node = grouped(visits, lambda visit: visit.points[0].node)
-    nodes = [_node(node, those, kept_out.get(node)) for node, those in by_node.items()]
+    nodes = [_node(those, kept_out.get(node)) for node, those in by_node.items()]
     by_stay = grouped(visits, lambda visit: (visit.points[0].node, visit.points[0].conditions))
     made = [(_stay(those, documents), those[0].points[0].conditions) for those in by_stay.values()]
     told = _with_own_fields(made, documents)
@@ -97,25 +95,20 @@ def _visits(runs: SeriesRuns) -> Iterator[_Visit]:
             yield _Visit(runs, points, before, newest[points[0].node] is points[-1])
 
 
-def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Return the values by a key, in their order."""
-    found: dict[K, list[T]] = {}
-    for value in values:
-        found.setdefault(key(value), []).append(value)
-    return found
+def _together(visits: Sequence[_Visit]) -> dict[str, Any]:
+    """Return the node of visits, when the first began and the last run of all, and their runs and series."""
+    return {
+        "node": visits[0].points[0].node,
+        "since": visits[0].since,
+        "last": max((visit.points[-1].began for visit in visits), key=seconds_of),
+        "runs": sum(len(visit.points) for visit in visits),
+        "series": len({visit.runs.digest for visit in visits}),
+    }
 
 
-def _node(node: str, visits: Sequence[_Visit], quarantine: StoreEvent | None) -> NodeRow:
+def _node(visits: Sequence[_Visit], quarantine: StoreEvent | None) -> NodeRow:
     chips = sorted({visit.runs.series.chip for visit in visits})
-    return NodeRow(
-        node=node,
-        chips=", ".join(chips),
-        runs=sum(len(visit.points) for visit in visits),
-        series=len({visit.runs.digest for visit in visits}),
-        since=visits[0].since,
-        last=_last(visits),
-        quarantine=quarantine,
-    )
+    return NodeRow(**_together(visits), chips=", ".join(chips), quarantine=quarantine)
 
 
 def _stay(visits: Sequence[_Visit], documents: SurroundingDocuments) -> NodeStay:
@@ -123,11 +116,7 @@ def _stay(visits: Sequence[_Visit], documents: SurroundingDocuments) -> NodeStay
     here = visits[0].points[0].conditions
     changed = differences(documents.conditions(left.before), documents.conditions(here)) if left and left.before else []
     return NodeStay(
-        node=visits[0].points[0].node,
-        since=visits[0].since,
-        last=_last(visits),
-        runs=sum(len(visit.points) for visit in visits),
-        series=len({visit.runs.digest for visit in visits}),
+        **_together(visits),
         changed=tuple((name, old, new) for name, old, new in changed),
         is_now=any(visit.is_now for visit in visits),
         frameworks=tuple(dict.fromkeys(visit.runs.series.framework_label for visit in visits)),
@@ -147,7 +136,3 @@ def _with_own_fields(made: Sequence[tuple[NodeStay, str]], documents: Surroundin
         varied = [name for name in names if any(each.get(name) != fields[digest].get(name) for each in others)]
         shown = varied if others else [name for name in MAIN_FIELDS if name in fields[digest]]
         yield replace(stay, own=tuple((name, fields[digest].get(name, "")) for name in shown))
-
-
-def _last(visits: Sequence[_Visit]) -> str:
-    return max((visit.points[-1].began for visit in visits), key=seconds_of)

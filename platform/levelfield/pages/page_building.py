@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,10 @@ import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparability import NOTHING
 from levelfield.compare.ranking import TOKENS, metrics
-from levelfield.pages.case_figures import TrainingFigures, training_figures
+from levelfield.pages.case_figures import training_figures
 from levelfield.pages.case_view import case_view
 from levelfield.pages.content import PagesContent, gathered
-from levelfield.pages.first_view import (
-    FirstView,
-    PlannedIntensity,
-    RankedTraining,
-    first_view,
-    planned_intensity,
-    ranked_trainings,
-)
+from levelfield.pages.first_view import FirstView, PlannedIntensity, first_view, planned_intensity, ranked_trainings
 from levelfield.pages.night_view import badge_files, night_view
 from levelfield.pages.node_view import nodes_view
 from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
@@ -36,6 +27,7 @@ from levelfield.pages.series_history import (
     SeriesRuns,
     SeriesSummary,
     SurroundingDocuments,
+    grouped,
     history,
     month_of,
     summary_of,
@@ -49,21 +41,7 @@ from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.database import rare_collections
 
 HERE = Path(__file__).parent
-_SCRIPTS = (
-    "page",
-    "tables",
-    "saving",
-    "picture",
-    "charts",
-    "groups",
-    "pairs",
-    "case",
-    "run",
-    "traces",
-    "step",
-    "compare",
-)
-ASSETS = (*(f"{name}.js" for name in _SCRIPTS), "style.css", "icon.svg")
+ASSETS = (*sorted(path.name for path in (HERE / "assets").glob("*.js")), "style.css", "icon.svg")
 VENDORED = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
 References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of work and corpus: name, losses
 
@@ -171,8 +149,7 @@ def _write_history(runs: SeriesRuns, surroundings: SurroundingDocuments, writer:
 
 def _changed_months(runs: SeriesRuns, references: References, writer: PagesWriter) -> Iterator[MonthRuns]:
     reference = references.get((runs.series.work, runs.series.corpus))
-    for month, grouped in groupby(runs.points, key=lambda point: month_of(point.began)):
-        points = list(grouped)
+    for month, points in grouped(runs.points, lambda point: month_of(point.began)).items():
         name, stamp = f"runs-{runs.slug}-{month}", _stamp(runs, points, repr(reference))
         if not writer.keeps(f"data/{name}.js", stamp):
             yield MonthRuns(runs, tuple(point.run_id for point in points), name, stamp, reference)
@@ -222,8 +199,10 @@ def write_pages(
     summaries = {digest: summary_of(runs) for digest, runs in content.series.items()}
     cases = [case_view(case, series, summaries, content) for case, series in content.cases().items()]
     trainings, night = ranked_trainings(content, results), night_view(content)
-    views = _first_views(trainings, content, prices)
-    figures = _figures_by_case(trainings, references)
+    histories = {digest: runs.points for digest, runs in content.series.items()}
+    views = [first_view(trainings, metric, histories) for metric in metrics(prices)]  # by throughput first
+    by_case = grouped(trainings, lambda training: training.first.case_slug)
+    figures = {case.slug: [training_figures(each, references) for each in by_case.get(case.slug, ())] for case in cases}
     switches = {view.metric.name: _file(view) if view.overall.rows or view is views[0] else None for view in views}
     lacking = {view.metric.name: _lacking(view) for view in views}
     shown = {"metrics": switches, "lacking": lacking, "paid": _paid(views[-1], prices) if prices else ()}
@@ -253,20 +232,6 @@ def write_pages(
     writer.write("data/site.js", data_script("site", _site(content)))
     for name, text in badge_files(night).items():
         writer.write(name, text)
-
-
-def _first_views(trainings: Sequence[RankedTraining], content: PagesContent, prices: Prices | None) -> list[FirstView]:
-    """Return the first page by each metric; by throughput first."""
-    histories = {digest: runs.points for digest, runs in content.series.items()}
-    return [first_view(trainings, metric, histories) for metric in metrics(prices)]
-
-
-def _figures_by_case(trainings: Sequence[RankedTraining], references: References) -> dict[str, list[TrainingFigures]]:
-    """Return the charts of each case's trainings, by the case's file."""
-    found = defaultdict(list)
-    for training in trainings:
-        found[training.first.case_slug].append(training_figures(training, references))
-    return found
 
 
 def _planned(view: FirstView, registry: Registry) -> dict[str, PlannedIntensity]:

@@ -113,27 +113,17 @@ def _cautions(record: RunRecord) -> dict[str, str]:
 
 def _facts(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return what the result has of these, by name."""
-    found = {name: _at(result, path) for name, path in paths.items()}
+    found = {name: at(result, *path) for name, path in paths.items()}
     return {name: value for name, value in found.items() if value is not None and value != []}
 
 
 def _inherited(result: Any) -> dict[str, Any]:
     """Return the inherited variables that are shown, and the number of others; nothing where there are none."""
-    inherited = _at(result, ("inherited",))
+    inherited = at(result, "inherited")
     if not isinstance(inherited, dict) or not inherited:
         return {}
     known = shown({name: str(text) for name, text in inherited.items()})
     return {"inherited": known, "inherited_others": len(inherited) - len(known)}
-
-
-def _at(content: Any, path: Sequence[str]) -> Any:
-    """Return the value at a path of result.json; None where a part of the path is absent."""
-    try:
-        for part in path:
-            content = content[part]
-    except (LookupError, TypeError):
-        return None
-    return content
 
 
 def command(series: Series) -> str:

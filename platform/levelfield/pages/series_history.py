@@ -7,12 +7,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from levelfield.pages.results import StoredResults
 from levelfield.series.segments import segments_of
 from levelfield.specs.base import Value
 from levelfield.specs.record import Point, Series
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the values by a key, in their order."""
+    found: dict[K, list[T]] = {}
+    for value in values:
+        found.setdefault(key(value), []).append(value)
+    return found
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +22,7 @@ from levelfield.compare.ratios import own_interval, own_mean
 from levelfield.compare.sides import RATE, ComparedSide, Quantity, exclusion, side_of
 from levelfield.errors import UsageError
 from levelfield.pages.page_rendering import PageRenderer, basis, text, verdict
+from levelfield.pages.series_history import grouped
 from levelfield.report.costs import NAME, described
 from levelfield.report.sheets import Sheet
 from levelfield.specs.record import RunRecord
@@ -88,11 +88,8 @@ def sides_of_case(records: Iterable[RunRecord]) -> tuple[list[ComparedSide], int
 
     records: of a case. Only sides count that did the work of the fastest one. Raises UsageError for fewer than two.
     """
-    by_series: dict[str, list[RunRecord]] = defaultdict(list)
-    for record in records:
-        if exclusion(record) is None and RATE.read(record) is not None:
-            by_series[record.series.fingerprint()].append(record)
-    groups = sorted(by_series.values(), key=_speed, reverse=True)
+    counted = (record for record in records if exclusion(record) is None and RATE.read(record) is not None)
+    groups = sorted(grouped(counted, lambda record: record.series.fingerprint()).values(), key=_speed, reverse=True)
     best: dict[tuple[str, str], list[RunRecord]] = {}
     for group in groups:
         first = group[0].series

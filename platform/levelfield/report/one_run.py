@@ -80,23 +80,7 @@ def _next(result: Result) -> str | None:
 
 def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -> str:
     """Return report.md: every figure with its origin, or the reason why it is missing. more: rows behind them."""
-    return _template().render(
-        r=result,
-        plan=plan,
-        more=tuple(more),
-        number=words.number,
-        gib=words.gib,
-        flag=words.flag,
-        memory_rows=words.memory_rows,
-        percent=words.percent,
-        status=words.status,
-        tuning_lines=words.tuning_lines,
-        to_loss_lines=words.to_loss_lines,
-        pace_lines=words.pace_lines,
-        expert_lines=words.expert_lines,
-        parameters=words.parameters,
-        inherited_variables=_inherited,
-    )
+    return _template().render(r=result, plan=plan, more=tuple(more))
 
 
 def _inherited(result: Result) -> str:
@@ -117,6 +101,9 @@ def _template() -> Template:
         finalize=_escaped,
     )
     environment.filters["code"] = code
+    texts = (words.number, words.gib, words.flag, words.percent, words.status, words.parameters, words.memory_rows)
+    lines = (words.tuning_lines, words.to_loss_lines, words.pace_lines, words.expert_lines)
+    environment.globals.update({each.__name__: each for each in (*texts, *lines)}, inherited_variables=_inherited)
     return environment.get_template("run.md.j2")
 
 

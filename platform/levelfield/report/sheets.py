@@ -32,10 +32,10 @@ def padded(cells: Iterable[object], widths: Iterable[int], gap: str = GAP) -> st
     return gap.join(cell.ljust(width) if width >= 0 else cell.rjust(-width) for cell, width in sized).rstrip()
 
 
-def aligned(rows: Sequence[Sequence[str]], gap: str = GAP) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows with columns as wide as their widest cells."""
     widths = widths_of(rows)
-    return [padded(row, widths, gap) for row in rows]
+    return [padded(row, widths) for row in rows]
 
 
 def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
@@ -60,6 +60,11 @@ def as_markdown(sheets: Iterable[Sheet]) -> str:
         parts += [*table(sheet.header, sheet.rows), ""] if sheet.header else []
         parts += [line for note in sheet.notes for line in (markdown(note), "")]
     return "\n".join(parts)
+
+
+def as_form(form: str, sheets: Iterable[Sheet]) -> str:
+    """Return the sheets as Markdown where that is the form, else as text."""
+    return as_markdown(sheets) if form == "markdown" else as_text(sheets)
 
 
 def _lines(sheet: Sheet) -> list[str]:

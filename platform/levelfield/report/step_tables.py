@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import Sheet, padded, widths_of
@@ -141,15 +142,11 @@ def _ranks(parts: StepParts) -> Iterator[tuple[str, ...]]:
 def waterfall(whole: Change, changes: Sequence[Change]) -> list[str]:
     """Return a waterfall from one step to another: a bar for each part, which begins where the one above ends."""
     _, first, last, _ = whole
-    ends, at = [], first
-    for _, before, after, _ in changes:
-        ends.append((at, at + after - before))
-        at += after - before
-    low = min(first, last, *(min(end) for end in ends)) if ends else min(first, last)
-    high = max(first, last, *(max(end) for end in ends)) if ends else max(first, last)
+    places = list(accumulate((after - before for _, before, after, _ in changes), initial=first))
+    low, high = min(last, *places), max(last, *places)
     scale = (_BAR - 1) / ((high - low) or 1.0)
     rows = [("A", f"{first:.2f}", "", _bar(low, first, low, scale))]
-    for (part, before, after, _), (begin, end) in zip(changes, ends, strict=True):
+    for (part, before, after, _), (begin, end) in zip(changes, pairwise(places), strict=True):
         rows.append((part, "", f"{after - before:+.2f}", _bar(begin, end, low, scale)))
     rows.append(("B", f"{last:.2f}", f"{last - first:+.2f}", _bar(low, last, low, scale)))
     widths = [width * (1 if number in (0, 3) else -1) for number, width in enumerate(widths_of(rows))]

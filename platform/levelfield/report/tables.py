@@ -28,7 +28,6 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.suite import EntryUsed
 
-FORMATS = ("table", "markdown", "csv", "json")
 _NARROW = ("case", "scale", "framework", "layout", "tuning", "status", "tokens/s/device", "MFU (palm)", "loss")
 Columns = Mapping[str, Callable[[Result], str]]
 Cells = tuple[str, ...]
@@ -185,11 +184,10 @@ def _of_nodes(result: Result) -> dict[str, object]:
     nodes = result.energy.nodes
     if nodes is None:
         return {}
-    figures = {
-        "joules_per_token_of_nodes": nodes.joules_per_token,
-        "joules_per_token_not_of_chips": nodes.other_joules_per_token,
+    return {
+        "joules_per_token_of_nodes": nodes.joules_per_token.value,
+        "joules_per_token_not_of_chips": nodes.other_joules_per_token.value,
     }
-    return {name: figure.value for name, figure in figures.items()}
 
 
 def planned(plans: Sequence[Plan]) -> list[str]:

@@ -265,6 +265,6 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "memory": lambda r: gib(worst_memory(r)[1]),
     "J/token": lambda r: number(r.energy.joules_per_token.value, 4),
     "loss": lambda r: number(r.loss.tail_mean, 4),
-    "s to loss": lambda r: to_loss(r),
+    "s to loss": to_loss,
     "alignment": lambda r: r.alignment.verdict,
 }

@@ -181,19 +181,11 @@ def _unsteady(runs: Sequence[RunRecord]) -> int:
 
 def duel_sheets(found: DuelOutcome, prices: Prices | None = None) -> list[Sheet]:
     """Return the comparison of both sides, then the pairs in their order below the conclusion."""
-    rows = []
+    rows, shown = [], RATE.column.shown
     for number, (a, b) in enumerate(found.pairs):
         first, second = RATE.read(a), RATE.read(b)
         ratio = f"{second / first:.3f}" if first and second else ""
-        rows.append(
-            (
-                str(number + 1),
-                "B A" if number % 2 else "A B",
-                RATE.column.shown(first),
-                RATE.column.shown(second),
-                ratio,
-            )
-        )
+        rows.append((str(number + 1), "B A" if number % 2 else "A B", shown(first), shown(second), ratio))
     header = ("pair", "order", "A, tokens/s/device", "B, tokens/s/device", "B/A")
     return [*sheets(comparison_of(found, prices)), Sheet(conclusion(found), header, tuple(rows), tuple(_advice(found)))]
 

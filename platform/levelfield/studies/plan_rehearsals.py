@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,14 +116,13 @@ def read_report(content: Mapping[str, Any], seconds: float) -> RowRehearsal:
 def _graph_breaks(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
     if not any("compiled_steps" in rank for rank in ranks):
         return None
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for rank in ranks:
-        of_rank: dict[str, int] = {}
+        of_rank = Counter[str]()
         for step in rank["compiled_steps"]:
-            for why, many in step["graph_breaks"].items():
-                of_rank[why] = of_rank.get(why, 0) + many
-        found.update({why: max(many, found.get(why, 0)) for why, many in of_rank.items()})
-    return found
+            of_rank.update(step["graph_breaks"])
+        found |= of_rank  # the larger number of each
+    return dict(found)
 
 
 def _failure(rank: Mapping[str, Any]) -> str:

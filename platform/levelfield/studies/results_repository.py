@@ -51,7 +51,7 @@ class GitFile:
 class Contribution:
     """What a branch brings. problems: what it must mend. results, notes: of the bundles that it adds.
 
-    records: the runs of every bundle on the branch, for the pages. added, withdrawn: paths.
+    records: the runs of every bundle on the branch, for the pages. added: paths.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -59,7 +59,6 @@ class Contribution:
     results: list[Result] = field(default_factory=list)
     records: list[RunRecord] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
-    withdrawn: list[str] = field(default_factory=list)
 
 
 def examined(
@@ -104,7 +103,6 @@ def _compare(
     for path in gone:
         verb = "changes" if path in after else "removes"
         if path in stated:
-            found.withdrawn.append(path)
             found.notes.append(f"{path}: {verb} a bundle that was here: {stated[path]}")
         else:
             found.problems.append(

@@ -17,7 +17,7 @@ from levelfield.specs.implementation import refused
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
-from levelfield.specs.selector import Selector
+from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.tuning import TuningChoice
 
 # The parallelism that an implementation must offer, and a layout with it over two processes.
@@ -47,11 +47,10 @@ def entries_of(
     rows: Sequence[LayoutEstimate], selector: Selector, vendor: str, devices: int, request: UserRequest, scale: Scale
 ) -> list[Entry]:
     """Return one entry of work for each row, on `devices` devices."""
-    framework = f"{selector.framework}_{selector.version}" if selector.version else selector.framework
+    framework = labelled(selector.framework, selector.version)
     text = f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
-    entries = []
+    names, entries = ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline"), []
     for row in rows:
-        names = ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")
         choice = TuningChoice(layout=str(row.layout), **{name: getattr(row.tuning, name) for name in names})
         entries.append(Entry(text, replace(request, scale=scale, choice=choice)))
     return entries

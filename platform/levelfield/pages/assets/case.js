@@ -2,7 +2,7 @@
 /* The page of a case: for each series its charts over time, what changed around it, and a table of its runs. */
 (() => {
   const { el, t, load, when, figure, figureName, word, runLink, number } = levelfield;
-  const NAMES = ["tokens", "mfu", "memory", "energy", "loss"];
+  const NAMES = Object.keys(levelfield.FIGURES);
   const { GATED, RINGS } = levelfield.pairs;
 
   function start() {
@@ -203,13 +203,10 @@
     return signedPercent(finding.change, 1) + bounds;
   }
 
-  /* The table of the charts. It is made when it is opened: ten series of a year are 3,000 rows. */
+  /* The table of the charts: ten series of a year are 3,000 rows. */
   function runs(place, slug, history, stated) {
     const { columns, kept } = history;
-    const details = el("details", { class: "figures" }, el("summary", {}, t("table-of-runs", { count: columns.run.length })));
-    details.addEventListener("toggle", () => {
-      if (!details.open || details.dataset.filled) return;
-      details.dataset.filled = "yes";
+    levelfield.tables.fold(place, t("table-of-runs", { count: columns.run.length }), () => {
       const rows = columns.run.map((run, i) => [
         when(columns.time[i]), runLink(slug, run), word(kept.words[columns.word[i]]), el("span", {}, wordsOf(stated, run).map((name) => [word(name), " "]).flat()), levelfield.foreign(kept.verdicts[columns.verdict[i]]),
         `${levelfield.charts.SIGNS[columns.node[i] % levelfield.charts.MARKS]} ${short(kept.nodes[columns.node[i]])}`,
@@ -217,9 +214,8 @@
         ...NAMES.map((name) => ({ v: columns[name][i], text: figure(name, columns[name][i]) })),
       ]).reverse();
       const heads = [t("when"), t("run"), t("result"), t("gate"), t("training"), t("node"), t("purpose"), ...NAMES.map((name) => ({ name: figureName(name), number: true }))];
-      levelfield.tables.add(details, t("table-of-runs", { count: rows.length }), heads, rows);
+      return [heads, rows];
     });
-    place.append(details);
   }
 
   levelfield.ready(start);

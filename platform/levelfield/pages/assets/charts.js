@@ -127,10 +127,7 @@ levelfield.charts = (() => {
     ctx.fillStyle = stroke;
     ctx.lineWidth = devicePixelRatio;
     ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
-    ctx.beginPath();
-    ctx.moveTo(x, bbox.top);
-    ctx.lineTo(x, bbox.top + bbox.height);
-    ctx.stroke();
+    levelfield.picture.stroked(ctx, [x, bbox.top], [x, bbox.top + bbox.height]);
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     const width = widthOf(step.label) + 4 * devicePixelRatio;
     const isLeft = x + width > bbox.left + bbox.width;
@@ -147,10 +144,7 @@ levelfield.charts = (() => {
     ctx.strokeStyle = colour(level.colour || "level");
     ctx.lineWidth = 1.5 * devicePixelRatio;
     ctx.setLineDash([7 * devicePixelRatio, 4 * devicePixelRatio]);
-    ctx.beginPath();
-    ctx.moveTo(u.valToPos(level.from, "x", true), y);
-    ctx.lineTo(u.valToPos(level.to, "x", true), y);
-    ctx.stroke();
+    levelfield.picture.stroked(ctx, [u.valToPos(level.from, "x", true), y], [u.valToPos(level.to, "x", true), y]);
   }
 
   /* A ring around each value about which the gate said something, with the word at the first of several alike. */

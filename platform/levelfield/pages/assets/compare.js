@@ -2,8 +2,8 @@
 /* Two runs beside each other: the fields that differ come first, because they decide whether a ratio means anything.
    compare.html#SERIES/RUN/SERIES/RUN */
 (() => {
-  const { el, t, load, when, number, figure, word, foreign, runLink } = levelfield;
-  const NAMES = ["tokens", "mfu", "memory", "energy", "loss"];
+  const { el, t, load, when, number, figure, word, foreign, runLink, section } = levelfield;
+  const NAMES = Object.keys(levelfield.FIGURES);
   const SIDES = [0, 1];
 
   async function start() {
@@ -59,16 +59,12 @@
   async function loaded(rules, side) {
     const slug = document.getElementById(`series${side}`).value;
     const run = document.getElementById(`run${side}`).value;
-    const history = await load(`history-${slug}`);
-    const index = history.columns.run.indexOf(run);
-    if (index < 0) return null;
-    const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
-    const found = levelfield.runOf(history, index, file);
-    return { slug, file, found, fields: fields(rules, history, index, file, found) };
+    const whole = await levelfield.loadRun(slug, run);
+    return whole && { slug, ...whole, fields: fields(rules, whole) };
   }
 
   /* Every field of a run by its name, as in comparison_rules.py. */
-  function fields(rules, history, index, file, found) {
+  function fields(rules, { history, index, file, found }) {
     const { columns, kept } = history;
     const all = new Map();
     const put = (above, value) => {
@@ -138,18 +134,16 @@
   }
 
   function verdict(place, blocking, unfit, isCautious) {
-    const part = el("section", {}, el("h2", {}, t("comparable")));
+    const part = section(place, "comparable");
     if (blocking.length) part.append(el("p", { class: "caution" }, t("not-comparable"), " ", foreign(blocking.join(", "))));
     for (const side of unfit) part.append(el("p", { class: "caution" }, t("run-does-not-count"), " ", foreign(side.found.run)));
     if (!blocking.length && !unfit.length) {
       part.append(el("p", {}, t(isCautious ? "comparable-caution" : "comparable-yes")), el("p", { class: "note" }, t("one-run-a-side")));
     }
-    place.append(part);
   }
 
   function fieldTable(place, a, b, names, kinds) {
-    const part = el("section", {}, el("h2", {}, t("fields-that-differ")));
-    place.append(part);
+    const part = section(place, "fields-that-differ");
     if (!names.length) return part.append(el("p", { class: "empty" }, t("no-field-differs")));
     const order = ["must", "caution", "asked", "other"];
     const rows = [...names].sort((x, y) => order.indexOf(kinds.get(x)) - order.indexOf(kinds.get(y)))
@@ -158,8 +152,7 @@
   }
 
   function figureTable(place, a, b, hasRatio) {
-    const part = el("section", {}, el("h2", {}, t("figures")));
-    place.append(part);
+    const part = section(place, "figures");
     const rows = NAMES.map((name) => {
       const [x, y] = [a.found[name], b.found[name]];
       const ratio = hasRatio && x !== null && y !== null && x !== 0 && name !== "loss" ? y / x : null;
@@ -184,13 +177,9 @@
       name: t("figure.loss"), unit: t("unit.loss"), x, lines, axis: "steps", file: `${a.found.run}_${b.found.run}_loss`, whose: `A: ${a.found.run}, B: ${b.found.run}`,
       describe: (i) => `${t("step")} ${x[i]}: A ${number(lines[0].values[i], 4)}, B ${number(lines[1].values[i], 4)}`,
     });
-    const details = el("details", { class: "figures" }, el("summary", {}, t("table-of-steps", { count })));
-    part.append(details);
-    details.addEventListener("toggle", () => {
-      if (details.dataset.filled) return;
-      details.dataset.filled = "yes";
+    levelfield.tables.fold(part, t("table-of-steps", { count }), () => {
       const rows = x.map((step, i) => [{ v: step, text: String(step) }, ...lines.map((line) => ({ v: line.values[i], text: number(line.values[i], 4) }))]);
-      levelfield.tables.add(details, t("table-of-steps", { count }), [{ name: t("step"), number: true }, { name: `A, ${t("figure.loss")}`, number: true }, { name: `B, ${t("figure.loss")}`, number: true }], rows);
+      return [[{ name: t("step"), number: true }, { name: `A, ${t("figure.loss")}`, number: true }, { name: `B, ${t("figure.loss")}`, number: true }], rows];
     });
   }
 

@@ -126,9 +126,24 @@ const levelfield = (() => {
     return el("a", { href: `run.html#${slug}/${encodeURIComponent(run)}` }, text || run);
   }
 
+  /* Append a section below the text of a key, and return it. */
+  function section(place, key) {
+    const made = el("section", {}, el("h2", {}, t(key)));
+    place.append(made);
+    return made;
+  }
+
+  /* Return a promise of a run of a series, `found`, with its history, its place there and the file of its month; null
+     where the history lacks it. */
+  async function loadRun(slug, run) {
+    const history = await load(`history-${slug}`), index = history.columns.run.indexOf(run);
+    if (index < 0) return null;
+    const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
+    return { history, index, file, found: runOf(history, index, file) };
+  }
+
   /* Return a run with all that the history and the month's file have of it. Steps and losses are in millionths. */
-  function runOf(history, index, file) {
-    const { columns, kept } = history;
+  function runOf({ columns, kept }, index, file) {
     const found = file.runs.find((each) => each.run === columns.run[index]);
     if (!found) throw new Missing(columns.run[index]);
     const whole = (values) => values.map((value) => (value === null ? null : value / 1e6));
@@ -231,7 +246,7 @@ const levelfield = (() => {
   });
 
   return {
-    data, load, known, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, runOf, parts,
-    settings, remember, copy, announce, printing, ready, root, language,
+    data, load, known, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, section, loadRun, parts,
+    settings, remember, copy, announce, printing, ready, language,
   };
 })();

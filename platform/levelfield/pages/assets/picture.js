@@ -41,6 +41,7 @@ levelfield.picture = (() => {
     }
   }
 
+  /* Draw a straight line. */
   function stroked(context, from, to) {
     context.beginPath();
     context.moveTo(...from);
@@ -114,5 +115,5 @@ levelfield.picture = (() => {
     return whole;
   }
 
-  return picture;
+  return Object.assign(picture, { stroked });
 })();

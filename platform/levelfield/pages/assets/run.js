@@ -1,8 +1,8 @@
 "use strict";
 /* The page of one run, made from the data files of its series: run.html#SERIES/RUN. */
 (() => {
-  const { el, t, load, when, number, figure, word, foreign, runLink } = levelfield;
-  const NAMES = ["tokens", "mfu", "memory", "energy", "loss"];
+  const { el, t, load, when, number, figure, word, foreign, section } = levelfield;
+  const NAMES = Object.keys(levelfield.FIGURES);
   const EXPERTS = ["active_parameters", "expert_imbalance", "expert_imbalance_last", "experts_never_chosen", "auxiliary_first", "auxiliary_last"];
   const BYTES = ["device_used", "reserved", "allocated", "process"];
   const GIB = 2 ** 30;
@@ -23,11 +23,9 @@
 
   async function show(place, slug, run) {
     const { rules } = await load("site");
-    const history = await load(`history-${slug}`);
-    const index = history.columns.run.indexOf(run);
-    if (index < 0) throw new levelfield.Missing(run);
-    const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
-    const found = levelfield.runOf(history, index, file);
+    const whole = await levelfield.loadRun(slug, run);
+    if (!whole) throw new levelfield.Missing(run);
+    const { history, index, file, found } = whole;
     const shared = file.shared[found.shared];
     const fact = (name) => (Object.hasOwn(found, name) ? found[name] : Object.hasOwn(shared, name) ? shared[name] : null);
     document.title = `${levelfield.shown(run)} · Levelfield`;
@@ -42,12 +40,6 @@
     surroundings(place, history, index, fact);
     remarks(place, fact);
     repeat(place, file.command, found, history.kept.subjects[history.columns.subject[index]]);
-  }
-
-  function section(place, key) {
-    const made = el("section", {}, el("h2", {}, t(key)));
-    place.append(made);
-    return made;
   }
 
   function heading(place, slug, history, index, found, fact) {
@@ -154,10 +146,7 @@
 
   function steps(part, file, found) {
     const count = Math.max(found.losses.length, found.steps.length);
-    const details = el("details", { class: "figures" }, el("summary", {}, t("table-of-steps", { count })));
-    details.addEventListener("toggle", () => {
-      if (!details.open || details.dataset.filled) return;
-      details.dataset.filled = "yes";
+    levelfield.tables.fold(part, t("table-of-steps", { count }), () => {
       const [from, to] = found.window;
       const rows = Array.from({ length: count }, (_, i) => [
         { v: i + 1, text: String(i + 1) }, i + 1 >= from && i + 1 <= to ? t("yes") : t("no"),
@@ -167,9 +156,8 @@
       ]);
       const columns = [{ name: t("step"), number: true }, t("in-window"), { name: `${t("step-time")} (ms)`, number: true },
         { name: t("figure.loss"), number: true }, { name: t("reference"), number: true }];
-      levelfield.tables.add(details, t("table-of-steps", { count }), columns, rows);
+      return [columns, rows];
     });
-    part.append(details);
   }
 
   function training(place, alignment, certificate, found) {

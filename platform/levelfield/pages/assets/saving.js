@@ -155,5 +155,5 @@ levelfield.saving = (() => {
     document.querySelectorAll("figure[data-file]").forEach(attach);
     document.querySelectorAll("table.bars[data-file]").forEach(attachBars);
   });
-  return { buttons, barsOf, svg, SVG };
+  return { buttons, barsOf, svg };
 })();

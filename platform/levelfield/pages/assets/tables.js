@@ -120,6 +120,18 @@ levelfield.tables = (() => {
     return table;
   }
 
+  /* Append a table that is folded below its caption. It is made when it is opened first: a year of runs has many rows.
+     make: returns the columns and the rows. */
+  function fold(place, caption, make) {
+    const details = el("details", { class: "figures" }, el("summary", {}, caption));
+    details.addEventListener("toggle", () => {
+      if (!details.open || details.dataset.filled) return;
+      details.dataset.filled = "yes";
+      add(details, caption, ...make());
+    });
+    place.append(details);
+  }
+
   /* Paper does not scroll: a table that is wider is printed in smaller letters, and if that does not help as several. */
   function toPaper() {
     const room = document.querySelector("main").clientWidth;
@@ -178,5 +190,5 @@ levelfield.tables = (() => {
 
   levelfield.printing(toPaper, toScreen);
   levelfield.ready(() => document.querySelectorAll("table.sortable").forEach(enhance));
-  return { add, enhance, inert, rowsOf };
+  return { add, fold, inert, rowsOf };
 })();
