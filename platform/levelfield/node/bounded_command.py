@@ -166,7 +166,7 @@ def _output(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, b
                     open_streams.unregister(key.fileobj)
                 kept[key.fileobj] += part  # type: ignore[index]
                 if len(kept[key.fileobj]) > MOST_BYTES:  # type: ignore[index]
-                    raise _TooMuch
+                    raise _TooMuch(f"more than {MOST_BYTES} bytes")
     process.wait(_left(process, deadline))
     printed, complaint = kept.values()
     return bytes(printed), bytes(complaint)

@@ -22,6 +22,7 @@ from levelfield.contracts.execution import NodesNotReady, NodeWork, ProcessWork,
 from levelfield.node import node_setup
 from levelfield.node.code_digest import code_digest
 from levelfield.run.launchers.node_content import code_archive, wheels_archive
+from levelfield.run.launchers.ssh import ssh_runtime
 from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
 from levelfield.run.launchers.ssh.ssh_launcher import SshLauncher
 from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
@@ -113,6 +114,35 @@ def test_host_keys_are_checked_and_nothing_is_asked_whatever_the_site_says() -> 
     assert not [word for word in options if "KnownHosts" in word]
     assert argv[:3] == ("ssh", "-F", "/etc/mine") and argv[-6:-1] == ("-p", "2222", "-l", "me", "h1")
     assert argv[-1] == "exec python3 'a b'"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo welcome to h1", "its container engine printed 'welcome to h1\\n', expected an image's id"),
+        ("head -c 5000000 /dev/zero", "its container engine printed more than 4194304 bytes"),
+        (
+            "echo no such file >&2; exit 127",
+            "does not answer `docker`: no such file; name its command as ssh.container",
+        ),
+        ("sleep 60", "its container engine gave no answer in 2 s"),
+    ],
+)
+def test_an_engine_of_a_node_without_a_usable_answer_is_named(
+    script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\n{script}\n")
+    ssh.chmod(0o755)
+    site = Site.model_validate({"ssh": {"command": [str(ssh)], "container": "docker"}})
+    plan = make_plan(Registry(), "llama3_8b:torch:cpu:1:1", scale="smoke", assume=True).model_copy(
+        update={"launch": LaunchPlan(launcher="ssh", site=site, hosts=(Host(name="h1"),))}
+    )
+    monkeypatch.setattr(ssh_runtime, "image_of", lambda plan: "levelfield:x")
+    monkeypatch.setattr(ssh_runtime, "QUESTION_SECONDS", 2.0)
+    with pytest.raises(NodesNotReady, match="h1") as error:
+        ssh_runtime.NodeEngine(plan, 0)._found()
+    assert said in str(error.value) and error.value.nodes[0].node_rank == 0
 
 
 def test_modules_are_loaded_by_a_login_shell() -> None:

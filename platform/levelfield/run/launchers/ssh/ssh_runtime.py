@@ -172,8 +172,14 @@ class NodeEngine:
             done = completed(self._argv("image", "inspect", "--format", "{{json .Id}}", self._image), QUESTION_SECONDS)
         except subprocess.TimeoutExpired:
             raise self._failed(f"its container engine gave no answer in {QUESTION_SECONDS:g} s") from None
+        except subprocess.SubprocessError as error:
+            raise self._failed(f"its container engine printed {error}") from None
         if done.returncode == 0:
-            return str(json.loads(done.stdout))
+            try:
+                return str(json.loads(done.stdout))
+            except ValueError:
+                said = done.stdout[:80]
+                raise self._failed(f"its container engine printed {said!r}, expected an image's id") from None
         if "o such image" in done.stderr or "o such object" in done.stderr:
             return None
         said = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
