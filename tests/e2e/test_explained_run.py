@@ -26,5 +26,9 @@ def test_a_run_explains_its_step(benchmark: Benchmark) -> None:
     assert sum(parts.values()) == pytest.approx(found["step"]["mean"], rel=0.02)
     assert parts["mlp"] > 0 and parts["unexplained"] < 0.02 * found["step"]["mean"]
     assert json.loads((run / "step-parts.json").read_text()) == {**found, "planned": None}
-    assert {"mlp", "attention core"} <= {each["part"] for each in found["alone"]["parts"]}
+    alone = found["alone"]
+    shown = {each["part"] for each in alone["parts"]}
+    refused = [each for each in alone["missing"] if "run it again" in each]
+    for part in ("mlp", "attention core"):  # beside other tests a time may be no measurement, which a sentence says
+        assert part in shown or any(each.startswith(part) or "nothing is shown" in each for each in refused), alone
     assert found["planned"]["reason"] or {"computation", "step"} <= {each["name"] for each in found["planned"]["parts"]}
