@@ -27,12 +27,11 @@ export LEVELFIELD_STORE := none
 
 .PHONY: test computing waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check rehearse matrix host-runs thorough drills clean
 
-# Three lanes, for two cores. One computes and is the longest: four processes for the tests without a framework and four
-# for the frameworks' tests give it the larger part of the cores. Each process reads all tests, so more cost more. One that
-# has no test left takes some of another, so that no test that waits is the last. Whole runs and the container engine mostly
-# wait, and so do the installing of packages and the runs on several machines: they run beside it. The engine's tests come
-# last: what ends a rank by a signal must not run beside a container that runs out of memory. A second lane that computes
-# is slower, because ranks of several processes spin while they wait for each other.
+# Three lanes, for two cores. One computes: the tests without a framework, on four processes. Each process reads all tests,
+# so more cost more; one that has no test left takes some of another, so that no test that waits is the last. Whole runs and
+# the container engine mostly wait: they are the second. The engine's tests come last: what ends a rank by a signal must not
+# run beside a container that runs out of memory. The third installs packages, then runs on several machines, then tests each
+# framework in its environment. No core is idle while two lanes run; the second and the third take about as long.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 3 computing waiting installing
 
@@ -41,7 +40,6 @@ test: $(STAMP)
 computing: $(STAMP)
 	-@$(PYTEST) --collect-only -qqq tests > /dev/null 2>&1
 	$(MAKE) --no-print-directory framework-free
-	$(MAKE) --no-print-directory each-framework
 
 waiting: $(STAMP)
 	$(MAKE) --no-print-directory lint
@@ -51,6 +49,7 @@ waiting: $(STAMP)
 installing: $(STAMP)
 	$(MAKE) --no-print-directory environments
 	$(MAKE) --no-print-directory on-machines
+	$(MAKE) --no-print-directory each-framework
 
 each-framework: $(STAMP)
 	$(IN_MEMORY) -n 4 -m "$(NEW)" tests/models
