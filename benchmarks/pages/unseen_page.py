@@ -8,6 +8,7 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Iterator
 
+from pages.chip_ratios import ChipRatio, ratio_lines
 from pages.goals import REGRET, Goal, goals_table
 from pages.own_bound import Bounded, bound_table
 from pages.own_runs import own_runs, own_runs_table
@@ -62,8 +63,10 @@ def page(
     context: list[Judged],
     own: list[Bounded],
     described: Iterable[tuple[str, int, float, float]],
+    ratios: list[ChipRatio],
 ) -> str:
-    """Return the page. own: the rehearsed plans; described: the errors of own constants, as ever more is known."""
+    """Return the page. own: the rehearsed plans; described: the errors of own constants, as ever more is known;
+    ratios: of two chips."""
     lines = [
         "# The planner against runs that it was not fitted to",
         "",
@@ -78,6 +81,10 @@ def page(
         "[data/planner_constants.csv](data/planner_constants.csv) the rates and their ranges.",
         "",
         *_described(described),
+        "",
+        *ratio_lines(ratios),
+        "",
+        "## Order of the layouts",
         "",
         *_sweeps(sweeps_of(found)),
         "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -172,6 +172,18 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
     names = [n for spec in files for c in spec.chips for n in (c.name, *c.aliases)]
     own = "" if "--plugins" in registry.options else " A folder of your own is given with --plugins DIR."
     raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint=f"`show chips` shows all.{own}")
+
+
+def find_chips(registry: Registry, names: Iterable[str]) -> list[tuple[VendorFile, Chip]]:
+    """Return the chips of these names in their order, each once. A vendor's name stands for all its chips. Raises as
+    find_chip does."""
+    files = [registry.vendor_file(v) for v in registry.vendors]
+    found: dict[str, tuple[VendorFile, Chip]] = {}
+    for name in names:
+        vendors = [] if any(spec.chip(name) for spec in files) else [v for v in files if v.name.lower() == name.lower()]
+        for spec, chip in [(v, each) for v in vendors for each in v.chips] or [find_chip(registry, name)]:
+            found.setdefault(chip.name, (spec, chip))
+    return list(found.values())
 
 
 def chip_clash(registry: Registry, vendor: VendorFile, names: Collection[str] | None = None) -> str | None:

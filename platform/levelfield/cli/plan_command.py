@@ -48,6 +48,7 @@ examples:
   run_benchmarks.py plan llama3_8b --chip H100 --layout DP4CP2SH3
   run_benchmarks.py plan gpt2_medium --chip A100 --precision tf32
   run_benchmarks.py plan llama3_8b --chip H100 --tokens 1T --prices prices.yaml
+  run_benchmarks.py plan llama3_8b --chip H100,H200,MI300X --devices 8
   run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --calibrate latest
   run_benchmarks.py plan llama3_8b:torch:H100:1:8 --rehearse
   run_benchmarks.py plan gpt2_small:torch:H100:1:1 --rehearse 1 --compile
@@ -83,7 +84,12 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     option(
         "case", metavar="CASE", help="a name of `show cases`; or a case string, case:framework[:chip[:nodes[:devices]]]"
     )
-    option("--chip", metavar="NAME", help="a chip of `show chips`; cpu: this host, measured by torch")
+    option(
+        "--chip",
+        metavar="NAME",
+        help="a chip of `show chips`; cpu: this host, measured by torch. Several, joined by commas, or a vendor: the "
+        "best row of each",
+    )
     option("--nodes", type=int, metavar="N", help="number of nodes (default: from --devices)")
     option("--devices", type=int, metavar="N", help="devices per node; without --nodes: devices of all nodes")
     option("--framework", metavar="NAME", help="default: torch")
@@ -136,13 +142,20 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    """Print the ranking or one row's arithmetic. Return 0, also when no layout fits; with --rehearse as it went."""
-    from levelfield.cli.plan_question import planned
+    """Print the ranking, one row's arithmetic, or the best row of each chip. Return 0, also when no layout fits; with
+    --rehearse as it went."""
+    from levelfield.cli.plan_question import asked_chips, planned
     from levelfield.cli.plan_tables import print_explained, print_plan, rehearsed
 
+    registry, chips = asked_chips(options)
     gc.disable()  # a search leaves no garbage: looking for it takes a tenth of the search's processor time
     try:
-        plan = planned(options)
+        if len(chips) > 1:
+            from levelfield.cli.chip_plans import print_chips
+
+            print_chips(options, registry, chips)
+            return 0
+        plan = planned(options, registry, *chips[0])
     finally:
         gc.enable()
     if plan.rehearser:

@@ -44,6 +44,7 @@ ZERO_BUBBLE, ITS_SHARE = "zero-bubble", 1 / 3  # of 1F1B's bubble (specs/constan
 _VALUES: dict[str, Precision] = {"tf32": "fp32", "nvfp4": "fp8"}
 # They change the planner's question, and no run.
 _PLANNED_ONLY = ("precision", "calibrate", "program", "attention", "schedule", "explain")
+_OF_ONE_CHIP = ("explain", "calibrate", "rehearse", "beyond")
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,24 @@ class AnsweredPlan:
         return self.question.devices // self.nodes
 
 
-def planned(options: argparse.Namespace) -> AnsweredPlan:
-    """Return the rows for the options. Raises UsageError or LayoutError for what is impossible."""
+def asked_chips(options: argparse.Namespace) -> tuple[Registry, list[tuple[VendorFile, Chip]]]:
+    """Return the chips that the options name. Raises UsageError for a part of the case string that is given twice, for
+    an unknown name, and for what is said of one chip where several are named."""
     _read_case(options)
+    registry = registry_of(options)
+    chips = lookup.find_chips(registry, [name.strip() for name in options.chip.split(",")])
+    if len(chips) > 1:
+        for name in _OF_ONE_CHIP:
+            if getattr(options, name):
+                raise UsageError(f"--{name}: found {len(chips)} chips, expected one; leave --{name} or the others out")
+    return registry, chips
+
+
+def planned(options: argparse.Namespace, registry: Registry, vendor: VendorFile, chip: Chip) -> AnsweredPlan:
+    """Return the rows for the options on a chip. Raises UsageError or LayoutError for what is impossible."""
     tokens, prices = _tokens(options.tokens), prices_of(options)
     if prices and tokens is None:
         raise UsageError("--prices: expected --tokens N beside it; `report --prices` has the cost of runs")
-    registry = registry_of(options)
-    vendor, chip = lookup.find_chip(registry, options.chip)
     nodes, per_node, network, assumed = _place(options, chip)
     rehearser = _rehearser(options, chip, nodes, per_node)
     work = _work_in(registry.case(options.case).work(options.scale), options.precision)
@@ -159,7 +170,7 @@ def _of_products(chip: Chip, dtype: PeakDtype, registry: Registry) -> Iterator[s
     known = [each for name in registry.vendors for each in registry.vendor_file(name).chips]
     rates = [(each.achievable.get(dtype), each.peaks.get(dtype)) for each in known]
     reached = [rate.tflops / peak.tflops for rate, peak in rates if rate and peak]
-    others = f"; the {len(reached)} chips with one reach {min(reached):.0%} to {max(reached):.0%}" if reached else ""
+    others = f"; {len(reached)} measured reach {min(reached):.0%} to {max(reached):.0%}" if len(reached) > 1 else ""
     yield f"large products at {share:.0%} of {chip.name}'s {dtype} peak, as no public measurement is known{others}"
 
 

@@ -38,7 +38,7 @@ def print_plan(
 ) -> None:
     """Print the table, or as JSON with `more`."""
     if options.json:
-        print(json.dumps({**_content(plan, options), **more}, indent=2, ensure_ascii=False))
+        print(json.dumps({**plan_content(plan, options), **more}, indent=2, ensure_ascii=False))
     else:
         print("\n".join(_lines(plan, options)), flush=True)
 
@@ -53,7 +53,8 @@ def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
     yield from (wrapped(f"assumed: {remark}", 2) for remark in plan.remarks)
     yield ""
     if not found.rows:
-        yield from _nothing_fits(plan)
+        yield wrapped(nothing_fits(plan), 2)
+        yield ""
         if plan.tokens is not None:
             cost = " and no cost" if plan.prices else ""
             yield f"a training on {plan.tokens:,.0f} tokens has no time{cost} here, as no layout runs it"
@@ -86,19 +87,21 @@ def _legend(plan: AnsweredPlan, dtype: PeakDtype) -> str:
     tight = f"tight: leaves less than {free:.0%} of the memory free, so a default run takes another row"
     if plan.assumes_rates:
         return f"assumed: speed over row 1's, by the assumed rates; no speed and no MFU follow from them; {tight}"
-    return f"tokens/s is per device{_expected(plan)}. MFU is by formula palm, of the {dtype} peak; {tight}"
+    said = "; ".join(["tokens/s is per device", *expected(plan)])
+    return f"{said}. MFU is by formula palm, of the {dtype} peak; {tight}"
 
 
-def _expected(plan: AnsweredPlan) -> str:
-    """Return how far published runs of unknown programs were from the plan."""
+def expected(plan: AnsweredPlan) -> Iterator[str]:
+    """Yield how far published runs of unknown programs were from the plan; nothing on a host."""
     if plan.question.on_host:
-        return ""
+        return
     if plan.question.work.model.experts is not None:
-        return "; no published mixture set the rates, and some are off by more than a third"
-    if plan.vendor not in SPEED_VENDORS:
-        return f"; {_no_run_on(plan)}, so it has no interval"
-    low, high = SPEED_INTERVAL
-    return f"; 90 of 100 published runs by other programs have {low:.0%} to {high:.0%} of what is planned for them"
+        yield "no published mixture set the rates, and some are off by more than a third"
+    elif plan.vendor not in SPEED_VENDORS:
+        yield f"{_no_run_on(plan)}, so it has no interval"
+    else:
+        low, high = SPEED_INTERVAL
+        yield f"90 of 100 published runs by other programs have {low:.0%} to {high:.0%} of what is planned for them"
 
 
 def _cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[object, ...]:
@@ -126,7 +129,7 @@ def _utilisation(plan: AnsweredPlan, row: LayoutEstimate, dtype: PeakDtype) -> s
     return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):.1%}"
 
 
-def _bill(plan: AnsweredPlan, row: LayoutEstimate, tokens: float, share: float = 1.0) -> TrainingBill:
+def planned_bill(plan: AnsweredPlan, row: LayoutEstimate, tokens: float, share: float = 1.0) -> TrainingBill:
     """Return what a training takes. share: its speed, over the row's."""
     chip, devices = plan.chip, plan.question.devices
     rate = share * row.tokens_per_second * devices
@@ -154,13 +157,17 @@ def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[st
     currency = plan.prices.currency if plan.prices else ""
     widths = (-3, -12, -16, -14, -16)
     yield padded(("row", "days", "device-hours", "MWh", currency), widths, " ")
-    bills = [_bill(plan, row, plan.tokens) for row in rows]
+    bills = [planned_bill(plan, row, plan.tokens) for row in rows]
     for number, bill in enumerate(bills, 1):
-        time = (significant(bill.seconds / 86400), f"{bill.device_hours:,.0f}")
-        energy = significant(bill.kilowatt_hours / 1000 if bill.kilowatt_hours else None)
-        yield padded((number, *time, energy, significant(bill.cost) if plan.prices else ""), widths, " ")
-    yield from (wrapped(said, 2) for said in (*_bill_interval(plan, rows), *_training_notes(plan, bills[0])))
+        yield padded((number, *bill_cells(bill)[: 4 if plan.prices else 3]), widths, " ")
+    yield from (wrapped(said, 2) for said in (*_bill_interval(plan, rows), *training_notes(plan, bills[0])))
     yield ""
+
+
+def bill_cells(bill: TrainingBill) -> tuple[str, str, str, str]:
+    """Return days, device-hours, MWh and cost."""
+    energy = bill.kilowatt_hours / 1000 if bill.kilowatt_hours else None
+    return significant(bill.seconds / 86400), f"{bill.device_hours:,.0f}", significant(energy), significant(bill.cost)
 
 
 def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
@@ -192,10 +199,10 @@ def _bills_at_ends(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[TrainingBil
     if plan.tokens is None or _interval(plan, row) is None:
         return None
     low, high = SPEED_INTERVAL
-    return _bill(plan, row, plan.tokens, high), _bill(plan, row, plan.tokens, low)
+    return planned_bill(plan, row, plan.tokens, high), planned_bill(plan, row, plan.tokens, low)
 
 
-def _training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
+def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
     """Yield what the figures of a training hold and where they are from."""
     from levelfield.report.costs import described  # it imports numpy, which no other plan needs
 
@@ -253,16 +260,14 @@ def _breakdown(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
     yield ""
 
 
-def _nothing_fits(plan: AnsweredPlan) -> Iterator[str]:
-    """Yield why no row fits: the least that one needs, or the numbers that do not divide."""
+def nothing_fits(plan: AnsweredPlan) -> str:
+    """Return why no row fits: the least that one needs, or the numbers that do not divide."""
     nearest = plan.found.nearest
     if nearest is None:
-        yield wrapped(_what_divides(plan.question), 0)
-        return
+        return _what_divides(plan.question)
     need, have = nearest.memory.total / GIB, (plan.question.capacity_bytes or 0) / GIB
-    yield "no layout fits; the smallest is"
-    yield f"  {nearest.layout} micro-batch {nearest.tuning.micro_batch}: {need:.1f} GiB, of {have:.1f} GiB"
-    yield ""
+    smallest = f"{nearest.layout} micro-batch {nearest.tuning.micro_batch}: {need:.1f} GiB, of {have:.1f} GiB"
+    return f"no layout fits; the smallest is {smallest}"
 
 
 def _what_divides(question: LayoutQuestion) -> str:
@@ -288,7 +293,7 @@ def _listed(numbers: list[int]) -> str:
     return shown if len(numbers) <= 12 else f"{shown}, ..."
 
 
-def _content(plan: AnsweredPlan, options: argparse.Namespace) -> dict[str, object]:
+def plan_content(plan: AnsweredPlan, options: argparse.Namespace) -> dict[str, object]:
     work, found = plan.question.work, plan.found
     count = parameters(work.model, work.training.sequence_length)
     return {
@@ -309,14 +314,14 @@ def _content(plan: AnsweredPlan, options: argparse.Namespace) -> dict[str, objec
         "active_parameters": count.active,
         "fitting": len(found.rows),
         "considered": found.considered,
-        "nearest": _row_content(plan, found.nearest) if found.nearest else None,
-        "rows": [_row_content(plan, row) for row in found.rows[: options.top]],
-        "beyond": [_row_content(plan, row) for row in found.beyond],
-        "not_offered": [_row_content(plan, row) for row in plan.others],
+        "nearest": row_content(plan, found.nearest) if found.nearest else None,
+        "rows": [row_content(plan, row) for row in found.rows[: options.top]],
+        "beyond": [row_content(plan, row) for row in found.beyond],
+        "not_offered": [row_content(plan, row) for row in plan.others],
     }
 
 
-def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
+def row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
     return {
         **_choices(row),
         "needs_what_is_not_offered": list(plan.question.offer.lacks(row.tuning, plan.question.work.model.layers)),
@@ -345,7 +350,7 @@ def _training_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, obje
         return {}
     ends = _bills_at_ends(plan, row)
     return {
-        "training": None if plan.assumes_rates else asdict(_bill(plan, row, plan.tokens)),
+        "training": None if plan.assumes_rates else asdict(planned_bill(plan, row, plan.tokens)),
         "training_interval": None if ends is None else [asdict(end) for end in ends],
     }
 

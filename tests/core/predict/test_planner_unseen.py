@@ -16,7 +16,7 @@ import pytest
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import Link, MachineRates
-from levelfield.specs.constants import SPEED_VENDORS
+from levelfield.specs.constants import CHIP_RATIO_OFF, SPEED_VENDORS
 from levelfield.specs.layout import parse_layout
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,6 +66,18 @@ def test_the_interval_is_of_the_vendors_whose_chips_set_the_rates(unseen: Module
     chips = {row.chip for row in rows if row.fitted}
     listed = {unseen.LIKE[chip][0] if chip in unseen.LIKE else chip for chip in chips}
     assert {find_chip(Registry(), chip)[0].name for chip in listed} == set(SPEED_VENDORS) and len(listed) > 3
+
+
+def test_the_ratio_of_two_chips_is_off_as_plan_says(unseen: ModuleType) -> None:
+    from pages import chip_ratios
+
+    found = chip_ratios.chip_ratios(Registry())
+    count, *off = chip_ratios.ratio_spread(found, Registry())
+    assert count == 29 == len(found) - 1 and tuple(round(each, 2) for each in off) == CHIP_RATIO_OFF
+    for each in found:
+        one, other = each.one.run, each.other.run
+        assert one.row["chip"] < other.row["chip"] and one.program == other.program
+        assert each.off == pytest.approx((1 + each.one.speed_off) / (1 + each.other.speed_off) - 1)
 
 
 def test_a_program_whose_runs_set_no_rate(rows: list[Any]) -> None:

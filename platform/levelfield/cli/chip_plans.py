@@ -1,0 +1,172 @@
+"""The best row of a plan on each of several chips, side by side, as a table and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from levelfield.catalog.registry import Registry
+from levelfield.cli.plan_question import AnsweredPlan, planned
+from levelfield.cli.plan_tables import (
+    bill_cells,
+    expected,
+    nothing_fits,
+    plan_content,
+    planned_bill,
+    row_content,
+    training_notes,
+)
+from levelfield.errors import UsageError
+from levelfield.measure.parameter_counts import parameters
+from levelfield.predict.layout_search import LayoutEstimate, is_tight
+from levelfield.report.sheets import Sheet, as_text
+from levelfield.report.words import GIB, NONE, parameters_in_words
+from levelfield.specs.constants import CHIP_RATIO_OFF, SPEED_VENDORS
+from levelfield.specs.vendor import Chip, VendorFile
+
+
+@dataclass(frozen=True)
+class ChipPlan:
+    """A plan, and its row that a default run takes; None where no layout fits."""
+
+    plan: AnsweredPlan
+    row: LayoutEstimate | None
+
+    @property
+    def name(self) -> str:
+        return self.plan.chip.name
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens/s of a device; None where no layout fits, and where the chip's rates are not known."""
+        return None if self.row is None or self.plan.assumes_rates else self.row.tokens_per_second
+
+
+def print_chips(options: argparse.Namespace, registry: Registry, chips: Sequence[tuple[VendorFile, Chip]]) -> None:
+    """Print the best row of each chip, fastest first. Raises UsageError or LayoutError where no chip has a plan."""
+    found, refused = list[ChipPlan](), dict[str, UsageError]()
+    for vendor, chip in chips:
+        try:
+            plan = planned(options, registry, vendor, chip)
+        except UsageError as error:
+            refused[chip.name] = error
+        else:
+            found.append(ChipPlan(plan, next(iter(plan.found.rows.roomy_first()), None)))
+    if not found:
+        raise next(iter(refused.values()))
+    base = next((each for each in found if each.speed), None)
+    found.sort(key=lambda each: each.speed or 0, reverse=True)
+    if options.json:
+        print(json.dumps(_content(options, found, refused, base), indent=2, ensure_ascii=False))
+    else:
+        print(as_text(_sheets(options, found, refused, base)), end="")
+
+
+def _over(each: ChipPlan, base: ChipPlan | None) -> float | None:
+    return each.speed / base.speed if base and base.speed and each.speed else None
+
+
+def _content(
+    options: argparse.Namespace, found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: ChipPlan | None
+) -> dict[str, object]:
+    chips = [
+        {
+            **plan_content(each.plan, options),
+            "rows": [row_content(each.plan, each.row)] if each.row else [],
+            "speed_over_base": _over(each, base),
+        }
+        for each in found
+    ]
+    return {
+        "schema": "levelfield.planned_chips/1",
+        "case": options.case,
+        "framework": options.framework,
+        "base": base and base.name,
+        "chips": chips,
+        "not_planned": [{"chip": name, "why": str(error)} for name, error in refused.items()],
+    }
+
+
+def _sheets(
+    options: argparse.Namespace, found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: ChipPlan | None
+) -> Iterator[Sheet]:
+    first = found[0].plan
+    model, training = first.question.work.model, first.question.work.training
+    count = parameters(model, training.sequence_length)
+    places = {_place(each) for each in found}
+    devices = f" on {places.pop()} devices" if len(places) == 1 else ""
+    about = (
+        f"{options.case} ({options.scale}) by {options.framework}{devices}, "
+        f"{parameters_in_words(count.total, count.active)}; predicted, not measured"
+    )
+    header = ("chip", *([] if devices else ["devices"]), "layout", "micro", "again", "GiB", "tokens/s", "ratio")
+    yield Sheet(
+        about,
+        header,
+        tuple((each.name, *([] if devices else [_place(each)]), *_cells(each, base)) for each in found),
+        tuple(_notes(found, refused, base)),
+    )
+    if first.tokens is not None:
+        yield _training(found, first.tokens)
+
+
+def _place(each: ChipPlan) -> str:
+    return f"{each.plan.nodes} x {each.plan.devices_per_node}"
+
+
+def _cells(each: ChipPlan, base: ChipPlan | None) -> tuple[str, ...]:
+    row, over = each.row, _over(each, base)
+    if row is None:
+        return ("none fits", *[NONE] * 5)
+    return (
+        str(row.layout),
+        str(row.tuning.micro_batch),
+        str(row.tuning.recomputation),
+        f"{row.memory.total / GIB:.1f}" + ("*" if is_tight(each.plan.question, row.memory.total) else ""),
+        f"{each.speed:,.0f}" if each.speed else NONE,
+        f"{over:.2f}" if over else NONE,
+    )
+
+
+def _notes(found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: ChipPlan | None) -> Iterator[str]:
+    """Yield what the figures mean and what is assumed; of several chips at once where it is the same sentence."""
+    yield (
+        "the row that a run takes on each chip; `plan` with one chip has all rows. GiB: of the fullest device (*: "
+        "nearly all that it has); again: what is recomputed; tokens/s: of one device"
+        + (f"; ratio: over {base.name}" if base else "")
+    )
+    if base and found[0].plan.question.work.model.experts is None:
+        middle, high = CHIP_RATIO_OFF
+        makers = " and ".join(SPEED_VENDORS)
+        yield (
+            f"ratios of published runs on chips of {makers} were off by {middle:.0%} in the middle, and by at most "
+            f"{high:.0%} in 9 of 10 pairs"
+        )
+    said = [(each.name, sentence) for each in found if each.speed for sentence in expected(each.plan)]
+    said += [(each.name, f"assumed: {remark}") for each in found for remark in each.plan.remarks]
+    said += [(each.name, nothing_fits(each.plan)) for each in found if each.row is None]
+    said += [(name, f"no plan: {error}") for name, error in refused.items()]
+    yield from _grouped(said, [each.name for each in found])
+
+
+def _grouped(said: Iterable[tuple[str, str]], rows: list[str]) -> Iterator[str]:
+    """Yield each sentence once, behind the names of its chips where it is not of all rows."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for name, sentence in said:
+        names[sentence.replace(name, "the chip")].append(name)
+    for sentence, chips in names.items():
+        yield sentence if chips == rows else f"{', '.join(chips)}: {sentence}"
+
+
+def _training(found: Sequence[ChipPlan], tokens: float) -> Sheet:
+    """Return what a training on so many tokens takes on each chip that has a speed."""
+    known = [(each, planned_bill(each.plan, each.row, tokens)) for each in found if each.row and each.speed]
+    prices = found[0].plan.prices
+    header = ("chip", "days", "device-hours", "MWh", *([prices.currency] if prices else []))
+    rows = tuple((each.name, *bill_cells(bill))[: len(header)] for each, bill in known)
+    said = ((each.name, sentence) for each, bill in known for sentence in training_notes(each.plan, bill))
+    heading = f"a training on {tokens:,.0f} tokens" + ("" if known else ": no chip here has a speed")
+    return Sheet(heading, header if known else (), rows, tuple(_grouped(said, [each.name for each, _ in known])))
