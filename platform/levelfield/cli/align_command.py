@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from levelfield.cli.options import RUN_NAME, chips_option, finished_run, json_op
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import reason_without_limits, wrapped
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from levelfield.measure.curves import TailComparison
@@ -150,7 +150,7 @@ def _curves(options: argparse.Namespace) -> int:
     usual = None if options.from_step is None else compare_tails(ours, theirs, options.margin)
     if options.json:
         more = {"runs": len(ours), "against": len(theirs), "repeated": repeats}
-        print(json.dumps({**asdict(found), **more, "default_tail": usual and asdict(usual)}, indent=2))
+        print(json_text({**asdict(found), **more, "default_tail": usual and asdict(usual)}))
     else:
         print("\n".join(_curve_lines(found, usual, repeats, f"{len(ours)} against {len(theirs)}")))
     return 0 if found.word == "within the margin" else GateFailed.exit_code

@@ -14,6 +14,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, registry_of
 from levelfield.cli.terminal import check_values, said_checks, say, say_checked, say_command, shown, this_program
 from levelfield.errors import GateFailed, UsageError
+from levelfield.specs.base import json_text
 
 CASE = """\
 Bring a case. docs/writing-a-case.md has every key.
@@ -76,7 +77,7 @@ def _check(options: argparse.Namespace) -> int:
     found = said_checks(check_case(CaseSubject(registry, case, hardware)), 11, quiet=options.json)
     values = check_values(found)
     if options.json:
-        print(json.dumps({"case": case.name, **values}, indent=2, ensure_ascii=False))
+        print(json_text({"case": case.name, **values}))
     else:
         say_checked(case.name, found)
     return 0 if values["passes"] else GateFailed.exit_code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.layout_search import LayoutEstimate, is_tight
 from levelfield.report.sheets import Sheet, as_text
 from levelfield.report.words import GIB, NONE, parameters_in_words
+from levelfield.specs.base import json_text
 from levelfield.specs.constants import CHIP_RATIO_OFF, SPEED_VENDORS
 from levelfield.specs.vendor import Chip, VendorFile
 
@@ -60,7 +60,7 @@ def print_chips(options: argparse.Namespace, registry: Registry, chips: Sequence
     base = next((each for each in found if each.speed), None)
     found.sort(key=lambda each: each.speed or 0, reverse=True)
     if options.json:
-        print(json.dumps(_content(options, found, refused, base), indent=2, ensure_ascii=False))
+        print(json_text(_content(options, found, refused, base)))
     else:
         print(as_text(_sheets(options, found, refused, base)), end="")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import wrapped
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ def execute(options: argparse.Namespace) -> int:
     found = first_difference(question, suspect)
     verdict = collect(paths).alignment
     if options.json:
-        print(json.dumps(_as_json(question, verdict, suspect, found), indent=2, ensure_ascii=False))
+        print(json_text(_as_json(question, verdict, suspect, found)))
     else:
         print("\n".join(_lines(plan, question, verdict, suspect, found)))
     return GateFailed.exit_code if found else 0

@@ -26,6 +26,7 @@ from levelfield.report.words import gib, parameters_in_words, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.preflight_run import plan_of
 from levelfield.run.runtimes.environments import is_ready
+from levelfield.specs.base import json_text
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import EnvironmentPlan, Plan, PreflightPlan, job_of
@@ -46,7 +47,7 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
             request, paths = _request(plan, runs)
             job = job_of(plan, paths)
             contents.append({"plan": plan.model_dump(mode="json"), "request": request.to_dict(), "job": job})
-        print(json.dumps(contents, indent=2, ensure_ascii=False))
+        print(json_text(contents))
     else:
         alone = [_text(plan, runs) for plan in plans if plan.entry is None]
         suites = ["\n".join(tables.planned(listed)) for listed in tables.by_suite(plans)]
@@ -191,7 +192,7 @@ def _standard_input(text: str) -> Iterator[str]:
         return
     shown = {**content, "files": {name: SHOWN_BELOW for name in files}} if files else content
     yield "standard input, sent as JSON in one line:"
-    yield from json.dumps(shown, indent=2).splitlines()
+    yield from json_text(shown).splitlines()
     for name, file in files.items():
         yield f"its file {name}:"
         yield from file.splitlines()

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -30,6 +29,7 @@ from levelfield.installer import WHEELS
 from levelfield.report.sheets import padded
 from levelfield.report.words import gib
 from levelfield.rundir.directory import replacing
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -231,7 +231,7 @@ def _list(options: argparse.Namespace) -> int:
     with engine_ready() as client:
         found = images.listed(client)
     if options.json:
-        print(json.dumps([asdict(image) for image in found], indent=2))
+        print(json_text([asdict(image) for image in found]))
         return 0
     for image in found:
         print(padded((image.tag, gib(image.size_bytes), image.created[:19]), (46, -9)))

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from levelfield.node.regular_files import read_regular_text
 from levelfield.report.sheets import LabelledText, labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_new
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -221,7 +221,7 @@ def _verify(options: argparse.Namespace) -> int:
             "runs": [run.as_json() for run in runs],
             "replacements": [each.model_dump(mode="json") for each in manifest.replacements],
         }
-        print(json.dumps(content, indent=2, ensure_ascii=False))
+        print(json_text(content))
     else:
         print("\n".join(labelled(*row, 9) for row in _verified_rows(options.bundle, bundle, signer, runs)))
     return 0 if all(run.word == "follows" for run in runs) else GateFailed.exit_code
@@ -280,7 +280,7 @@ def _audit(options: argparse.Namespace) -> int:
     registry = registry_of(options)
     audits = [_audited(registry, name) for name in options.what or sorted(registry.published)]
     if options.json:
-        print(json.dumps([_row(audit) for audit in audits], indent=2, ensure_ascii=False))
+        print(json_text([_row(audit) for audit in audits]))
     else:
         print("\n".join(line for audit in audits for line in _lines(audit, options.all)))
     if faults := [f"{audit.name}: {finding.row}, {finding.figure}" for audit in audits for finding in audit.faults]:

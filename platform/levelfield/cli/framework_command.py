@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from levelfield.cli.options import json_option, python_option
 from levelfield.cli.terminal import check_values, said_checks, say, say_checked, say_command, shown, this_program
 from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
+from levelfield.specs.base import json_text
 
 FRAMEWORK = """\
 Bring a framework. docs/writing-a-framework.md shows the steps.
@@ -80,7 +80,7 @@ def _check(options: argparse.Namespace) -> int:
     values = check_values(found)
     if options.json:
         said = {"framework": options.name, "device": options.device, **values}
-        print(json.dumps({**said, "tested": str(written) if written else None}, indent=2, ensure_ascii=False))
+        print(json_text({**said, "tested": str(written) if written else None}))
     else:
         if written:
             say(f"wrote    {shown(written)}")

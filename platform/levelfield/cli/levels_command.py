@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from dataclasses import asdict, replace
 from datetime import date, datetime, timezone
@@ -20,6 +19,7 @@ from levelfield.cli.options import json_option, opened_store, store_option
 from levelfield.errors import RunFailed, UsageError
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import utc_now
+from levelfield.specs.base import json_text
 from levelfield.user_folders import user_name
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _print_accepted(
         refused = [{"series": series, "label": label(series), "why": why} for series, why in found.refused.items()]
         events = [event.model_dump(mode="json") for event in found.events]
         head = {"schema": "levelfield.accepted/1", "dry_run": options.dry_run}
-        print(json.dumps({**head, "accepted": events, "refused": refused}, indent=2))
+        print(json_text({**head, "accepted": events, "refused": refused}))
         return
     for event in found.events:
         print("\n".join([label(event.series or ""), *event_lines([event])]))
@@ -235,7 +235,7 @@ def _list(options: argparse.Namespace) -> int:
         chosen = one_series(store, options.series).digest if options.series else None
         events, labels = store.events(chosen), {s.digest: s.series.label for s in store.series()}
     if options.json:
-        print(json.dumps([{"schema": e.schema_name(), **e.model_dump(mode="json")} for e in events], indent=2))
+        print(json_text([{"schema": e.schema_name(), **e.model_dump(mode="json")} for e in events]))
         return 0
     for event in events:
         label = labels.get(event.series or "", event.series or f"node {event.node}")
@@ -295,7 +295,7 @@ def _history(options: argparse.Namespace) -> int:
             lines += [wrapped(f"{stored.series.label}  ({stored.digest.removeprefix('sha256:')[:10]})", 2)]
             lines += [line for history in histories for line in history_lines(history, options.chart)]
             lines += (["events", *event_lines(events)] if events else []) + [""]
-    print(json.dumps(rows, indent=2) if options.json else "\n".join(lines[:-1]))
+    print(json_text(rows) if options.json else "\n".join(lines[:-1]))
     return 0
 
 

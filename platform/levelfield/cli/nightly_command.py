@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,6 +34,7 @@ from levelfield.errors import INTERRUPTED, RunFailed, UsageError
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_atomically
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from levelfield.nights.bisection import FirstBad
@@ -385,7 +385,7 @@ def _print_bisected(names: list[str], found: FirstBad, as_json: bool) -> None:
     if as_json:
         trials = [{"build": names[trial.place], "answer": trial.answer} for trial in found.trials]
         content = {"last_good": names[found.good], "first_bad": names[found.bad], "undecided": undecided}
-        print(json.dumps({"schema": "levelfield.bisect/1", **content, "trials": trials}, indent=2))
+        print(json_text({"schema": "levelfield.bisect/1", **content, "trials": trials}))
         return
     print(f"first bad  {names[found.bad]}")
     print(f"last good  {names[found.good]}")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, status, wrapped
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from levelfield.studies.variations import PredictedRun
@@ -214,7 +214,7 @@ def _sweep(options: argparse.Namespace) -> int:
         pairs = [PredictedRun(row, result) for row, result in zip_longest(rows, results)]
     if options.json:
         content = {"schema": "levelfield.sweep/1", "rows": [_sweep_content(pair) for pair in pairs]}
-        print(json.dumps(content, indent=2, ensure_ascii=False))
+        print(json_text(content))
     else:
         print("\n".join(_sweep_lines(pairs)))
     return exit_code([pair.result for pair in pairs if pair.result])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -22,6 +21,7 @@ from levelfield.predict.machines import ASSUMED
 from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.run.interruption import interrupted_once
+from levelfield.specs.base import json_text
 from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS
 from levelfield.specs.vendor import HOST_SHARE, PeakDtype
 from levelfield.studies.plan_rehearsals import Rehearser, RowRehearsal
@@ -38,7 +38,7 @@ def print_plan(
 ) -> None:
     """Print the table, or as JSON with `more`."""
     if options.json:
-        print(json.dumps({**plan_content(plan, options), **more}, indent=2, ensure_ascii=False))
+        print(json_text({**plan_content(plan, options), **more}))
     else:
         print("\n".join(_lines(plan, options)), flush=True)
 
@@ -375,7 +375,7 @@ def print_explained(plan: AnsweredPlan, options: argparse.Namespace) -> None:
     if options.json:
         terms = {"memory": memory_terms(question, row), "time": time_terms(question, row)}
         content: dict[str, object] = {name: [asdict(term) for term in found] for name, found in terms.items()}
-        print(json.dumps({**content, **({"assumed": assumed} if assumed else {})}, indent=2))
+        print(json_text({**content, **({"assumed": assumed} if assumed else {})}))
     else:
         lines = explained(question, row, assumed=bool(assumed))
         print("\n".join([*(wrapped(f"assumed: {remark}", 2) for remark in assumed), *lines]))

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from levelfield.report.escapes import printable
 from levelfield.report.sheets import Sheet, as_form, as_markdown, as_text, labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import read_plan, write_new
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from levelfield.pages.page_building import BuiltPages
@@ -276,7 +276,7 @@ def _why_slower(form: str, paths: Sequence[RunPaths], parts: Sequence[StepParts]
     ids = parts[0].run_id, parts[1].run_id
     if form == "json":
         values = {"a": ids[0], "b": ids[1], **as_values(found)}
-        return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json_text(values) + "\n"
     whole, rows = found.whole.row, [each.row for each in found.changes]
     sheet = difference_sheet([*rows, whole])
     warnings = [f"{side}: {each}" for side, step in zip("AB", parts, strict=True) for each in step.warnings]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import lru_cache
@@ -16,6 +15,7 @@ from levelfield.cli.options import chips_option, json_option, registry_of, runs_
 from levelfield.errors import UnknownName, UsageError
 from levelfield.report.sheets import aligned, padded, widths_of
 from levelfield.report.words import WIDTH, wrapped
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -92,7 +92,7 @@ def listing(registry: Registry, runs: Path, kind: str | None, as_json: bool) -> 
     }
     found = {name: kinds[name]() for name in ([kind] if kind else [k for k in kinds if k != "runs"])}
     if as_json:
-        return json.dumps(found, indent=2, ensure_ascii=False)
+        return json_text(found)
     blocks = ["\n".join([kind, *LINES.get(kind, _lines)(rows)]) for kind, rows in found.items()]
     if kind == "frameworks":
         blocks += ["\n".join(support.table(works))]
@@ -284,7 +284,7 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
         **{scale: _work(case, scale) | _tuned(options.vendor, case, rows, scale, place) for scale in scales},
     }
     if options.json:
-        print(json.dumps(content, indent=2, ensure_ascii=False))
+        print(json_text(content))
     else:
         print(yaml.dump(content, Dumper=WordDumper, sort_keys=False, allow_unicode=True, width=80), end="")
     return 0
@@ -359,7 +359,7 @@ def _print_changes(
     found = {scale: list(row_changes(case, rows, scale, place)) for scale in scales}
     if options.json:
         content = {scale: [_changes_as_json(row) for row in changed] for scale, changed in found.items()}
-        print(json.dumps({"case": case.name, "vendor": options.vendor, **content}, indent=2, ensure_ascii=False))
+        print(json_text({"case": case.name, "vendor": options.vendor, **content}))
     else:
         print("\n".join(wrapped(line, 8) for line in _change_lines(case, options.vendor, found)))
     return 0

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -32,6 +31,7 @@ from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import NONE, WIDTH, wrapped
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from levelfield.run.site_checks import SiteFinding
@@ -107,7 +107,7 @@ def _check(options: argparse.Namespace) -> int:
     lacking = sum(each.word == "missing" for each in found)
     if options.json:
         content = {"schema": SCHEMA, "launcher": launch and launch.launcher, "missing": lacking}
-        print(json.dumps({**content, "findings": [each.to_dict() for each in found]}, indent=2))
+        print(json_text({**content, "findings": [each.to_dict() for each in found]}))
     else:
         print(f"{lacking} missing" if lacking else "nothing is missing")
     return GateFailed.exit_code if lacking else 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,6 +28,7 @@ from levelfield.report.escapes import spreadsheet_cell
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import PAIRS, find_run, replacing
+from levelfield.specs.base import json_text
 from levelfield.specs.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _import(options: argparse.Namespace) -> int:
     events = len(source.statements)
     if options.json:
         counts = {"new": added.new, "known": added.known, "conflicts": list(added.conflicts), "statements": events}
-        print(json.dumps({**counts, "not_sealed": source.not_sealed, "problems": source.problems}, indent=2))
+        print(json_text({**counts, "not_sealed": source.not_sealed, "problems": source.problems}))
     else:
         beside = f", {events:,} event(s), expectation(s) or finding(s)" if events else ""
         print(f"{added.new:,} new, {added.known:,} known already{beside}")
@@ -328,7 +328,7 @@ def _pruned(options: argparse.Namespace) -> int:
     with opened_store(options, read_only=is_missing(options.store)) as store:
         found = prune(store, options.keep_days, options.case, options.run, options.dry_run)
     if options.json:
-        print(json.dumps({"removed": found.removed, "kept": found.kept, "dry_run": options.dry_run}, indent=2))
+        print(json_text({"removed": found.removed, "kept": found.kept, "dry_run": options.dry_run}))
         return 0
     for run_id in found.removed if options.dry_run else ():
         print(run_id)
@@ -348,7 +348,7 @@ def _checked(options: argparse.Namespace) -> int:
         rows = counts(store)
         where = store.address.text
     if options.json:
-        print(json.dumps({"store": where, "rows": rows, "faults": found}, indent=2))
+        print(json_text({"store": where, "rows": rows, "faults": found}))
     else:
         print(wrapped(", ".join(f"{count:,} {name}" for name, count in rows.items()), 2))
         print("\n".join(wrapped(fault, 2) for fault in found) or "every row is what its digest says")
@@ -373,7 +373,7 @@ def _shown(options: argparse.Namespace) -> int:
         "nights": len(nights),
     }
     if options.json:
-        print(json.dumps(facts, indent=2))
+        print(json_text(facts))
         return 0
     print(f"store    {where}")
     print(f"schema   {REVISION}, {size / 2**20:,.1f} MiB")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import select
 import sys
@@ -23,6 +22,7 @@ from levelfield.checkout import checkout
 from levelfield.report import words
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import as_form, as_text, padded
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from levelfield.compare.scaling import Scaling
@@ -215,7 +215,7 @@ def shown(path: Path) -> str:
 def print_compared(form: str, sheets: Iterable[Sheet], values: Mapping[str, object]) -> None:
     """Print tables as text or Markdown, or their values as JSON."""
     if form == "json":
-        print(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False))
+        print(json_text(values))
     else:
         print(as_form(form, sheets), end="")
 

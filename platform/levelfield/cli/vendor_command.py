@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option
 from levelfield.cli.terminal import BLANK, say, say_check, say_command, shown, this_program
 from levelfield.errors import GateFailed
+from levelfield.specs.base import json_text
 
 if TYPE_CHECKING:
     from levelfield.testing.findings import CheckFinding
@@ -101,7 +101,7 @@ def _check(options: argparse.Namespace) -> int:
     bad = [finding.check for finding in found if not finding.is_good]
     if options.json:
         report = {"vendor": options.name, "passes": not bad, "checks": [asdict(finding) for finding in found]}
-        print(json.dumps(report, indent=2, ensure_ascii=False))
+        print(json_text(report))
     else:
         say(f"{options.name}: {_conclusion(found, bad)}")
     return GateFailed.exit_code if bad else 0

@@ -7,7 +7,6 @@ is absent, with the reason. A reported run is a log that `evidence read` read; i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -22,6 +21,7 @@ from levelfield.report.escapes import markdown, table
 from levelfield.report.sheets import padded
 from levelfield.report.tables import csv_text
 from levelfield.report.words import gib, number, wrapped
+from levelfield.specs.base import json_text
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.figures import FigureSet, PublishedRow
 from levelfield.specs.reported import ReportedFigure, ReportedRow, ReportedSet
@@ -256,7 +256,7 @@ def beside_published(form: str, results: Sequence[Result], registry: Registry) -
         "table": lambda: as_text(lines, said),
         "markdown": lambda: as_markdown(lines, said),
         "csv": lambda: csv_text(rows),  # raw numbers with units in their names, each with its origin
-        "json": lambda: json.dumps({"rows": rows, "remarks": said}, indent=2, ensure_ascii=False) + "\n",
+        "json": lambda: json_text({"rows": rows, "remarks": said}) + "\n",
     }
     return writers[form]()
 

@@ -6,7 +6,6 @@ three give the third. Joules per token and watts give tokens/s.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
@@ -15,6 +14,7 @@ from levelfield.errors import UnknownName, UsageError
 from levelfield.report.escapes import printable
 from levelfield.report.tables import as_markdown, as_text, csv_text, plain
 from levelfield.report.words import COLUMNS, NONE, utilisation
+from levelfield.specs.base import json_text
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import PeakDtype
@@ -208,4 +208,4 @@ def _json(results: Sequence[Result], fields: Sequence[Withheld]) -> str:
         {"schema": "levelfield.published/1", "withheld": list(fields), **hidden(result, fields, WORD)}
         for result in results
     ]
-    return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+    return json_text(rows) + "\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -24,6 +23,7 @@ from levelfield.report.words import (
     worst_memory,
     wrapped,
 )
+from levelfield.specs.base import json_text
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.suite import EntryUsed
@@ -50,7 +50,7 @@ def as_json(
     more: objects behind them, each with its schema. figures: those of the summaries.
     """
     rows = [{"schema": r.schema_name(), **r.model_dump(mode="json")} for r in results]
-    return json.dumps([*rows, *repeats.as_values(results, figures), *more], indent=2, ensure_ascii=False) + "\n"
+    return json_text([*rows, *repeats.as_values(results, figures), *more]) + "\n"
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:

@@ -16,6 +16,7 @@ from levelfield.checkout import checkout
 from levelfield.errors import StillRunning, UnknownName, UsageError
 from levelfield.node.process_identity import ProcessIdentity, identity_from, is_alive, own_identity
 from levelfield.node.regular_files import read_regular
+from levelfield.specs.base import json_text
 from levelfield.specs.paths import RunPaths
 
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
@@ -125,11 +126,11 @@ def write_status(paths: RunPaths, phase: str, state: str, **more: Any) -> None:
     writer = own_identity()
     platform = writer.to_dict() if writer else None
     content = {"phase": phase, "state": state, "time": utc_now(), "platform": platform, **more}
-    write_atomically(paths.status, json.dumps(content, indent=2) + "\n")
+    write_atomically(paths.status, json_text(content) + "\n")
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(path, json_text(content) + "\n")
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from levelfield.series.findings import (
     percent_change,
 )
 from levelfield.series.ticket import Ticket, commit_text, ticket_lines, ticket_markdown
+from levelfield.specs.base import json_text
 
 FORMATS = ("text", "markdown", "junit", "json", "webhook")
 MOST_SENT = 20  # findings of a webhook; its text has the first lines of five
@@ -158,7 +158,7 @@ def as_json(page: FindingPage) -> str:
     rows = [{**f.model_dump(mode="json"), "ticket": _ticket_values(page.ticket(f))} for f in page.findings]
     head = {"schema": "levelfield.gate/1", "night": page.night, "verdict": page.verdict, "first_line": page.first_line}
     found = {**head, "exit_code": page.exit_code, "notes": list(page.notes), "findings": rows}
-    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    return json_text(found) + "\n"
 
 
 def as_webhook(page: FindingPage) -> str:
@@ -172,7 +172,7 @@ def as_webhook(page: FindingPage) -> str:
         "findings": [_sent(finding, page.ticket(finding)) for finding in said[:MOST_SENT]],
         "more": max(0, len(said) - MOST_SENT),
     }  # fmt: skip
-    return json.dumps(sent, indent=2, ensure_ascii=False) + "\n"
+    return json_text(sent) + "\n"
 
 
 def _plain(page: FindingPage, said: Sequence[Finding]) -> str:

@@ -52,6 +52,16 @@ def sha256_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
+def json_text(content: Any) -> str:
+    """Return JSON for readers: indented, letters of every language as they are, and null for a number that is none
+    (NaN, infinity), which JSON cannot say."""
+    try:
+        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+        return json.dumps(finite, indent=2, ensure_ascii=False)
+
+
 def json_digest(content: Any) -> str:
     """Return the sha256 of a JSON value in its canonical form."""
     return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
@@ -86,7 +96,7 @@ class Value(BaseModel):
 
     def to_json(self) -> str:
         """Return the document as JSON text, with keys in the order of the schema and a final newline."""
-        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+        return json_text(self.model_dump(mode="json")) + "\n"
 
 
 class Document(Value):
@@ -119,7 +129,7 @@ def parse(cls: type[T], content: Any, origin: str) -> T:
 def dump(document: Document) -> str:
     """Return a document as JSON text with its schema first. `load` reads it back."""
     body = {"schema": document.schema_name(), **document.model_dump(mode="json")}
-    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+    return json_text(body) + "\n"
 
 
 def load(cls: type[T], path: Path) -> T:
