@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from levelfield.node.regular_files import MOST_BYTES, MOST_DOCUMENT_BYTES, read_regular
+from levelfield.rundir.bundle_archive import MANIFEST
 from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping
 from levelfield.specs.base import Value, json_digest, sha256_of
 from levelfield.specs.paths import RunPaths
@@ -38,6 +39,10 @@ _NAMING_BELOW = (
 _NAMING_NODE = ("name", "hostname", "address", "addresses", "first_node", "boot_id", "interfaces", "detail")
 _SAID = ("text", "reason")  # by a command
 _NAMED = 3  # files in a reason
+_UNPACKED = (
+    "It lies in an unpacked bundle, which has other names in place of those of people and machines: read the bundle "
+    "itself, FILE.zip, which has the digests before"
+)
 
 OUTCOME = "outcome.json"  # holds the seal, and is sealed besides it
 FILES = (
@@ -90,7 +95,10 @@ def seal_of(paths: RunPaths, outcome: Event) -> Seal:
 
 def seal_finding(paths: RunPaths) -> SealFinding:
     """Return whether the raw files are those that were sealed when the run ended. Nothing raises."""
-    return finding_of(document(paths.outcome), digests(paths))
+    found = finding_of(document(paths.outcome), digests(paths))
+    if found.word == "tampered" and (paths.root.absolute().parent.parent / MANIFEST).is_file():
+        return found.model_copy(update={"reason": f"{found.reason}. {_UNPACKED}"})
+    return found
 
 
 def finding_of(

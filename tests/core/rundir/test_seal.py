@@ -55,6 +55,17 @@ def test_a_recorded_run_is_sealed_and_valid(run: RunPaths) -> None:
     assert (result.status.word, result.seal.word, result.seal.reason) == ("valid", "sealed", None)  # type: ignore[union-attr]
 
 
+def test_a_run_of_an_unpacked_bundle_is_named_as_one(run: RunPaths, tmp_path: Path) -> None:
+    """Its files differ from the sealed ones, as names were replaced; whoever unpacked it learns why."""
+    bundle, folder = tmp_path / "run.zip", tmp_path / "unpacked"
+    assert main(["evidence", "bundle", str(run.root), "--output", str(bundle)]) == 0
+    shutil.unpack_archive(bundle, folder)
+    unpacked = seal_finding(RunPaths(folder / "runs" / run.root.name))
+    assert unpacked.word == "tampered" and "read the bundle itself, FILE.zip" in (unpacked.reason or "")
+    faster(run)
+    assert "bundle" not in (seal_finding(run).reason or "")
+
+
 def test_times_divided_by_four_are_found(run: RunPaths) -> None:
     """Without the seal the run is valid with four times the speed: the fault that the seal is for."""
     before = collect(run).throughput
