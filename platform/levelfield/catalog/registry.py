@@ -289,8 +289,8 @@ class Registry:
 
     def _path(self, kind: str, name: str, known: dict[str, Path]) -> Path:
         if name not in known:
-            row = self._row_of(name) if kind == "case" else None
-            raise UnknownName(kind, name, known, hint=row or self.absence(kind, name, "`show` shows all."))
+            more = self._row_of(name) or _file_hint(name) if kind == "case" else None
+            raise UnknownName(kind, name, known, hint=more or self.absence(kind, name, "`show` shows all."))
         return known[name]
 
     def absence(self, kind: str, name: str, otherwise: str) -> str:
@@ -353,6 +353,14 @@ def _check_plugins(folder: Path) -> None:
     for pattern in (each.removesuffix(".yaml") for each in _DOCUMENTS if each.endswith(".yaml")):
         if misnamed := next(folder.glob(f"{pattern}.yml"), None):
             raise UsageError(f"--plugins {folder}: found {misnamed}, expected the ending .yaml: rename it")
+
+
+def _file_hint(name: str) -> str | None:
+    """Return how a case's file is given, where a file was given in place of a name."""
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        return None
+    return f"A file outside of configs/cases is given with --case-file {name}, and its case is called '{path.stem}'."
 
 
 def _named(document: D, inside: str, outside: str, path: Path) -> D:

@@ -46,6 +46,11 @@ def test_another_name_stays_unknown(name: str) -> None:
         REGISTRY.case(name)
 
 
+def test_a_file_in_place_of_a_name_is_told_how_files_are_given() -> None:
+    with pytest.raises(UnknownName, match=r"--case-file mine/own\.yaml, and its case is called 'own'"):
+        REGISTRY.case("mine/own.yaml")
+
+
 def test_no_two_shipped_cases_differ_in_spelling_only() -> None:
     assert [REGISTRY.spelled(name.upper().replace("_", "-")) for name in REGISTRY.all_cases] == list(REGISTRY.all_cases)
 
