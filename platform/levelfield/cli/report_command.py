@@ -118,12 +118,13 @@ def _report(options: argparse.Namespace) -> int:
     """
     _refuse_together(options)
     named = NamedRuns(options)
-    paths, results = [], []
+    found: dict[tuple[str, str | None], tuple[RunPaths, Result]] = {}  # a run that is named twice counts once
     with ExitStack() as opened:
         for each, result in _collected(options, named, opened):
             with named.kept_error():
-                results.append(_real(result))
-                paths.append(each)
+                files = result.seal.digest if result.seal else None
+                found.setdefault((result.run_id, files), (each, _real(result)))
+        paths, results = [each for each, _ in found.values()], [result for _, result in found.values()]
         is_private = options.withhold or options.bundle
         if not results or is_private:
             named.raise_error()

@@ -348,6 +348,11 @@ def test_wrong_usage_publishes_nothing(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["runs", "taken"]
 
 
-def test_a_run_given_twice_is_refused(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report([runs[0], runs[0]], "--withhold", "mfu,peak", "--bundle", tmp_path / "out") == 2
-    assert f"found a run twice: {runs[0].name}" in capsys.readouterr().err
+def test_a_run_given_twice_is_published_and_shown_once(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report([runs[0], runs[0]], "--withhold", "mfu,peak", "--bundle", tmp_path / "out") == 0
+    capsys.readouterr()
+    assert report([runs[0], runs[1], runs[0]], "--format", "json") == 0
+    listed = [each["run_id"] for each in json.loads(capsys.readouterr().out) if "run_id" in each]
+    assert listed == [run.name for run in runs[:2]]
