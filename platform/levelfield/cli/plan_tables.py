@@ -22,7 +22,7 @@ from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.run.interruption import interrupted_once
 from levelfield.specs.base import json_text
-from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS
+from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS, speed_interval
 from levelfield.specs.vendor import HOST_SHARE, PeakDtype
 from levelfield.studies.plan_rehearsals import Rehearser, RowRehearsal
 
@@ -340,9 +340,8 @@ def row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
 def _interval(plan: AnsweredPlan, row: LayoutEstimate) -> list[float] | None:
     """Return between which speeds 90 of 100 runs lie; None where no published run is near: mixtures, hosts, unknown
     rates, other makers' chips."""
-    unknown = plan.assumes_rates or plan.question.on_host or plan.question.work.model.experts
-    known = plan.vendor in SPEED_VENDORS and not unknown
-    return [share * row.tokens_per_second for share in SPEED_INTERVAL] if known else None
+    known = speed_interval(plan.vendor, plan.question.on_host, plan.question.work.model.experts is not None)
+    return [share * row.tokens_per_second for share in known] if known and not plan.assumes_rates else None
 
 
 def _training_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from levelfield.specs.constants import SPEED_INTERVAL
 from levelfield.specs.step_parts import (
     BUBBLE,
     COMMUNICATION,
@@ -181,14 +180,15 @@ _PREDICTED: tuple[tuple[str, tuple[str, ...], tuple[Part, ...]], ...] = (
 _NOTICEABLE = 0.02  # of the step
 
 
-def step_planned(parts: StepParts, seconds: Mapping[str, float]) -> StepPlanned:
-    """Return the planner's parts of a step beside the measured ones. seconds: of its own parts, by name."""
+def step_planned(parts: StepParts, seconds: Mapping[str, float], interval: tuple[float, float] | None) -> StepPlanned:
+    """Return the planner's parts of a step beside the measured ones. seconds: of its own parts, by name. interval: of
+    measured speeds over planned ones; None where it is not known, so that nothing is called off."""
     rows = [
-        _planned(name, of, [each.time for each in parts.parts if each.part in of], _ms(seconds, own), parts)
+        _planned(name, of, [each.time for each in parts.parts if each.part in of], _ms(seconds, own), parts, interval)
         for name, own, of in _PREDICTED
     ]
     rows = [each for each in rows if each.measured_ms or each.planned_ms]
-    rows.append(_planned("step", (), [parts.step], _ms(seconds, seconds), parts))
+    rows.append(_planned("step", (), [parts.step], _ms(seconds, seconds), parts, interval))
     findings = (
         f"{each.name}: planned {each.planned_ms:.2f} ms, {each.low_ms:.2f} to {each.high_ms:.2f}; measured "
         f"{each.measured_ms:.2f} ms"
@@ -203,11 +203,19 @@ def _ms(seconds: Mapping[str, float], names: Iterable[str]) -> float:
 
 
 def _planned(
-    name: str, of: tuple[Part, ...], times: Sequence[Milliseconds], planned: float, parts: StepParts
+    name: str,
+    of: tuple[Part, ...],
+    times: Sequence[Milliseconds],
+    planned: float,
+    parts: StepParts,
+    interval: tuple[float, float] | None,
 ) -> PlannedPart:
     """Return one row. The speed's interval is of the whole step; a part is held to the same shares."""
-    least, most = planned / SPEED_INTERVAL[1], planned / SPEED_INTERVAL[0]
     measured = sum(each.mean for each in times)
+    if interval is None:
+        unknown = {"low_ms": None, "high_ms": None, "is_off": False}
+        return PlannedPart(name=name, of=of, measured_ms=measured, planned_ms=planned, **unknown)
+    least, most = planned / interval[1], planned / interval[0]
     half = sum((each.high - each.mean) ** 2 for each in times if each.high is not None) ** 0.5
     beyond = max(measured - half - most, least - measured - half)
     is_off = not (beyond <= 0 or abs(measured - planned) < _NOTICEABLE * parts.step.mean)

@@ -38,6 +38,7 @@ from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
 from levelfield.rundir.preflight_events import measured_by
 from levelfield.specs.base import load
+from levelfield.specs.constants import speed_interval
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
@@ -115,7 +116,8 @@ def planned(plan: Plan, parts: StepParts, registry: Registry, host: HostRates | 
             return StepPlanned(reason="the rates of this host were not measured: `plan CASE --chip cpu` measures them")
         else:
             question = question_on_host(registry, framework, plan.work, devices, None, host)
-        return step_planned(parts, predict(question, plan.tuning).time.parts())
+        interval = speed_interval(plan.hardware.vendor, question.on_host, plan.work.model.experts is not None)
+        return step_planned(parts, predict(question, plan.tuning).time.parts(), interval)
     except (UsageError, UnknownLink) as error:
         return StepPlanned(reason=str(error))
 

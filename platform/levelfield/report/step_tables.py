@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import Sheet, padded, widths_of
-from levelfield.report.words import wrapped
+from levelfield.report.words import NONE, wrapped
 from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, of_all_layers
 
 _LARGE = 0.05  # of the step: an unexplained part of this size is shown first
@@ -83,12 +83,19 @@ def _planned_sheet(planned: StepPlanned) -> Sheet:
     if planned.reason is not None:
         return Sheet("", notes=(f"the planner predicts no parts: {planned.reason}",))
     rows = [
-        (each.name, f"{each.measured_ms:.2f}", f"{each.planned_ms:.2f}", f"{each.low_ms:.2f} to {each.high_ms:.2f}",
-         "off" if each.is_off else "")
+        (
+            each.name,
+            f"{each.measured_ms:.2f}",
+            f"{each.planned_ms:.2f}",
+            NONE if each.low_ms is None else f"{each.low_ms:.2f} to {each.high_ms:.2f}",
+            "off" if each.is_off else "",
+        )
         for each in planned.parts
-    ]  # fmt: skip
-    header = ("part", "measured ms", "planned ms", "expected", "")
-    return Sheet("beside the planner", header, tuple(rows), tuple(f"planner's finding: {e}" for e in planned.findings))
+    ]
+    notes = [f"planner's finding: {each}" for each in planned.findings]
+    if any(each.low_ms is None for each in planned.parts):
+        notes.append("no published run of this kind says how far the planner may be off, so nothing is expected")
+    return Sheet("beside the planner", ("part", "measured ms", "planned ms", "expected", ""), tuple(rows), tuple(notes))
 
 
 def _heading(parts: StepParts) -> str:

@@ -136,6 +136,13 @@ SPEED_VENDORS = ("nvidia",)
 # How far the planned ratio of two chips was off, in the middle of the published pairs and at their 90th percentile, of
 # dense models by one program on chips of these vendors (docs/planner-unseen.md).
 CHIP_RATIO_OFF = (0.09, 0.21)
+
+
+def speed_interval(vendor: str, is_host: bool, is_mixture: bool) -> tuple[float, float] | None:
+    """Return SPEED_INTERVAL for a plan on a vendor's chip; None where no published run says how far it may be off."""
+    return SPEED_INTERVAL if vendor in SPEED_VENDORS and not (is_host or is_mixture) else None
+
+
 # The fields of Pace that are fitted, for all programs and chips together.
 RATES = ("matmul_efficiency", "memory_efficiency", "network_efficiency", "launch_seconds")
 

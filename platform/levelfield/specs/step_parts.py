@@ -166,16 +166,16 @@ class StepAlone(Value):
 class PlannedPart(Value):
     """Parts of a step as they were measured, and as the planner predicts them. of: the parts; empty for the whole step.
 
-    low_ms, high_ms: where 90 of 100 published runs lie, by the whole step's interval. is_off: the measured time is
-    outside with its own interval, by a noticeable part of the step.
+    low_ms, high_ms: where 90 of 100 published runs lie, by the whole step's interval; None where no published run says
+    it. is_off: the measured time is outside with its own interval, by a noticeable part of the step.
     """
 
     name: str
     of: tuple[Part, ...]
     measured_ms: float = Field(ge=0)
     planned_ms: float = Field(ge=0)
-    low_ms: float = Field(ge=0)
-    high_ms: float = Field(ge=0)
+    low_ms: float | None = Field(ge=0)
+    high_ms: float | None = Field(ge=0)
     is_off: bool
 
 

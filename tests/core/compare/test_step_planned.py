@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import pytest
-from levelfield.compare.step_difference import step_planned
-from levelfield.specs.step_parts import PlannedPart, StepParts
+from levelfield.compare import step_difference
+from levelfield.report.step_tables import step_sheets
+from levelfield.specs.constants import SPEED_INTERVAL, speed_interval
+from levelfield.specs.step_parts import PlannedPart, StepParts, StepPlanned
 
 SECONDS = dict.fromkeys(("imbalance", "tensor", "context", "pipeline", "expert"), 0.0)
 PLANNED = {**SECONDS, "compute": 0.1, "bubble": 0.01, "data": 0.02, "optimizer": 0.005}
@@ -31,6 +33,10 @@ def parts(half: float = 0.5, **ms: float) -> StepParts:
             "parts": [{"part": name, "time": time(mean)} for name, mean in own.items()],
         }
     )  # fmt: skip
+
+
+def step_planned(found: StepParts, seconds: dict[str, float]) -> StepPlanned:
+    return step_difference.step_planned(found, seconds, SPEED_INTERVAL)
 
 
 def row(name: str, found: StepParts, seconds: dict[str, float] = PLANNED) -> PlannedPart:
@@ -65,3 +71,21 @@ def test_seconds_for_milliseconds_and_no_number_are_off() -> None:
     assert len(step_planned(parts(), {name: each * 1e3 for name, each in PLANNED.items()}).findings) == 5
     with pytest.raises(ValueError, match="planned_ms"):
         step_planned(parts(), {**PLANNED, "compute": math.nan})
+
+
+def shown(planned: StepPlanned) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    sheets = step_sheets(parts().model_copy(update={"planned": planned}))
+    return next((each.rows, each.notes) for each in sheets if each.heading == "beside the planner")
+
+
+def test_nothing_is_off_where_no_published_run_says_how_far_a_plan_may_be() -> None:
+    assert speed_interval("nvidia", is_host=False, is_mixture=False) == SPEED_INTERVAL
+    for vendor, host, mixture in (("amd", False, False), ("cpu", True, False), ("nvidia", False, True)):
+        assert speed_interval(vendor, host, mixture) is None
+    found = step_difference.step_planned(parts(all_reduce=45.0), PLANNED, None)
+    assert found.findings == () and {(each.low_ms, each.high_ms, each.is_off) for each in found.parts} == {
+        (None, None, False)
+    }
+    rows, notes = shown(found)
+    assert {row[3] for row in rows} == {"-"} and "no published run of this kind" in notes[-1]
+    assert not any("no published run" in note for note in shown(step_planned(parts(), PLANNED))[1])
