@@ -15,7 +15,7 @@ from levelfield.cli.options import RUN_NAME, chips_option, finished_run, json_op
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import reason_without_limits, wrapped
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.measure.curves import TailComparison

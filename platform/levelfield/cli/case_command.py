@@ -14,7 +14,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, registry_of
 from levelfield.cli.terminal import check_values, said_checks, say, say_checked, say_command, shown, this_program
 from levelfield.errors import GateFailed, UsageError
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 CASE = """\
 Bring a case. docs/writing-a-case.md has every key.

@@ -23,8 +23,8 @@ from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.layout_search import LayoutEstimate, is_tight
 from levelfield.report.sheets import Sheet, as_text
 from levelfield.report.words import GIB, NONE, parameters_in_words
-from levelfield.specs.base import json_text
 from levelfield.specs.constants import CHIP_RATIO_OFF, SPEED_VENDORS
+from levelfield.specs.readable_json import json_text
 from levelfield.specs.vendor import Chip, VendorFile
 
 

@@ -12,7 +12,7 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import wrapped
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

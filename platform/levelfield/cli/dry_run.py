@@ -26,10 +26,10 @@ from levelfield.report.words import gib, parameters_in_words, wrapped
 from levelfield.run.launchers import means
 from levelfield.run.preflight_run import plan_of
 from levelfield.run.runtimes.environments import is_ready
-from levelfield.specs.base import json_text
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import EnvironmentPlan, Plan, PreflightPlan, job_of
+from levelfield.specs.readable_json import json_text
 from levelfield.specs.variables import masked
 
 SHOWN_BELOW = "shown below"

@@ -29,7 +29,7 @@ from levelfield.installer import WHEELS
 from levelfield.report.sheets import padded
 from levelfield.report.words import gib
 from levelfield.rundir.directory import replacing
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry

@@ -22,7 +22,7 @@ from levelfield.node.regular_files import read_regular_text
 from levelfield.report.sheets import LabelledText, labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_new
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry

@@ -15,7 +15,7 @@ from levelfield.cli.options import json_option, python_option
 from levelfield.cli.terminal import check_values, said_checks, say, say_checked, say_command, shown, this_program
 from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 FRAMEWORK = """\
 Bring a framework. docs/writing-a-framework.md shows the steps.

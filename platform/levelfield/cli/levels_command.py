@@ -19,7 +19,7 @@ from levelfield.cli.options import json_option, opened_store, store_option
 from levelfield.errors import RunFailed, UsageError
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import utc_now
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 from levelfield.user_folders import user_name
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from levelfield.errors import INTERRUPTED, RunFailed, UsageError
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_atomically
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.nights.bisection import FirstBad

@@ -28,7 +28,7 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, status, wrapped
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.studies.variations import PredictedRun

@@ -21,8 +21,8 @@ from levelfield.predict.machines import ASSUMED
 from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.run.interruption import interrupted_once
-from levelfield.specs.base import json_text
 from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS, speed_interval
+from levelfield.specs.readable_json import json_text
 from levelfield.specs.vendor import HOST_SHARE, PeakDtype
 from levelfield.studies.plan_rehearsals import Rehearser, RowRehearsal
 

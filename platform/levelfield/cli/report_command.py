@@ -32,7 +32,7 @@ from levelfield.report.escapes import printable
 from levelfield.report.sheets import Sheet, as_form, as_markdown, as_text, labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import read_plan, write_new
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.pages.page_building import BuiltPages

@@ -15,7 +15,7 @@ from levelfield.cli.options import chips_option, json_option, registry_of, runs_
 from levelfield.errors import UnknownName, UsageError
 from levelfield.report.sheets import aligned, padded, widths_of
 from levelfield.report.words import WIDTH, wrapped
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry

@@ -31,7 +31,7 @@ from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import NONE, WIDTH, wrapped
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.run.site_checks import SiteFinding

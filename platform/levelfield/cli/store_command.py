@@ -28,8 +28,8 @@ from levelfield.report.escapes import spreadsheet_cell
 from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import PAIRS, find_run, replacing
-from levelfield.specs.base import json_text
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry

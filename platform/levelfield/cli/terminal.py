@@ -22,7 +22,7 @@ from levelfield.checkout import checkout
 from levelfield.report import words
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import as_form, as_text, padded
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.compare.scaling import Scaling

@@ -19,7 +19,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import json_option
 from levelfield.cli.terminal import BLANK, say, say_check, say_command, shown, this_program
 from levelfield.errors import GateFailed
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.testing.findings import CheckFinding

@@ -21,9 +21,9 @@ from levelfield.report.escapes import markdown, table
 from levelfield.report.sheets import padded
 from levelfield.report.tables import csv_text
 from levelfield.report.words import gib, number, wrapped
-from levelfield.specs.base import json_text
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.figures import FigureSet, PublishedRow
+from levelfield.specs.readable_json import json_text
 from levelfield.specs.reported import ReportedFigure, ReportedRow, ReportedSet
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import Chip

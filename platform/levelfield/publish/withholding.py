@@ -14,8 +14,8 @@ from levelfield.errors import UnknownName, UsageError
 from levelfield.report.escapes import printable
 from levelfield.report.tables import as_markdown, as_text, csv_text, plain
 from levelfield.report.words import COLUMNS, NONE, utilisation
-from levelfield.specs.base import json_text
 from levelfield.specs.plan import Plan
+from levelfield.specs.readable_json import json_text
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import PeakDtype
 

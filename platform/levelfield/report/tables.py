@@ -23,8 +23,8 @@ from levelfield.report.words import (
     worst_memory,
     wrapped,
 )
-from levelfield.specs.base import json_text
 from levelfield.specs.plan import Plan
+from levelfield.specs.readable_json import json_text
 from levelfield.specs.result import Result
 from levelfield.specs.suite import EntryUsed
 

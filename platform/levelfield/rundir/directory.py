@@ -16,8 +16,8 @@ from levelfield.checkout import checkout
 from levelfield.errors import StillRunning, UnknownName, UsageError
 from levelfield.node.process_identity import ProcessIdentity, identity_from, is_alive, own_identity
 from levelfield.node.regular_files import read_regular
-from levelfield.specs.base import json_text
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan

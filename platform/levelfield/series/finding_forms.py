@@ -23,7 +23,7 @@ from levelfield.series.findings import (
     percent_change,
 )
 from levelfield.series.ticket import Ticket, commit_text, ticket_lines, ticket_markdown
-from levelfield.specs.base import json_text
+from levelfield.specs.readable_json import json_text
 
 FORMATS = ("text", "markdown", "junit", "json", "webhook")
 MOST_SENT = 20  # findings of a webhook; its text has the first lines of five

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from levelfield.errors import DocumentError
 from levelfield.specs.bounded_reading import bounded_text, mapping_of, read_mapping
+from levelfield.specs.readable_json import json_text
 
 T = TypeVar("T", bound="Value")
 # json_schema_extra of a field that came after digests of its document had been stored: they stay as they were.
@@ -50,16 +51,6 @@ MOST_SIZE = 10**12  # of a width, a vocabulary, a length or a batch: only comput
 
 def sha256_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def json_text(content: Any) -> str:
-    """Return JSON for readers: indented, letters of every language as they are, and null for a number that is none
-    (NaN, infinity), which JSON cannot say."""
-    try:
-        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
-        return json.dumps(finite, indent=2, ensure_ascii=False)
 
 
 def json_digest(content: Any) -> str:

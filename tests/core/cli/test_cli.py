@@ -23,7 +23,7 @@ from levelfield.run.runner import finish
 from levelfield.rundir import directory
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS, ROOT
-from recorded_runs import break_off, fail
+from recorded_runs import break_off, fail, rename
 
 
 class Done(NamedTuple):
@@ -289,6 +289,8 @@ def test_the_command_line_wins_over_a_suite(command: Command) -> None:
 def test_a_run_is_reported_in_every_form(command: Command, run: RunPaths, form: str) -> None:
     done = command("report", "latest", "--format", form)
     assert done.code == 0 and "tiny" in done.out
+    assert command("report", "latest", "abcdef", "--format", form).out == done.out, "one run by two names"
+    rename(RunPaths(Path(shutil.copytree(run.root, run.root.with_name("20260102T030406Z_tiny_fake_fake_123456")))))
     both = command("report", "latest", "abcdef", "--format", form)
     assert both.code == 0 and both.out.count("tiny") > 1
 
