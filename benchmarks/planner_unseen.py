@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
-from pages.chip_ratios import chip_ratios
 from pages.goals import REGRET, by_description, goals, goals_lines
 from pages.own_bound import bounded
 from pages.program_fit import Rates, fitted_rates, interval, timed_points, timed_runs, without_own, written
@@ -89,7 +88,7 @@ def repage(write: bool) -> list[Path]:
     found, context = judged(runs_of(RUNS), questions), judged(runs_of(CONTEXT_RUNS), questions)
     registry = Registry()
     described = by_description(registry)
-    files = {PAGE: page(goals(registry), found, context, bounded(registry), described, chip_ratios(registry))}
+    files = {PAGE: page(goals(registry), found, context, bounded(registry), described, registry)}
     files.update({PAGE.parent / "data" / name: text for name, text in tables(found, context).items()})
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     for path in stale:

@@ -8,7 +8,8 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from pages.chip_ratios import ChipRatio, ratio_lines
+from levelfield.catalog.registry import Registry
+from pages.chip_ratios import ratio_lines
 from pages.goals import REGRET, Goal, goals_table
 from pages.own_bound import Bounded, bound_table
 from pages.own_runs import own_runs, own_runs_table
@@ -63,10 +64,9 @@ def page(
     context: list[Judged],
     own: list[Bounded],
     described: Iterable[tuple[str, int, float, float]],
-    ratios: list[ChipRatio],
+    registry: Registry,
 ) -> str:
-    """Return the page. own: the rehearsed plans; described: the errors of own constants, as ever more is known;
-    ratios: of two chips."""
+    """Return the page. own: the rehearsed plans; described: the errors of own constants, as ever more is known."""
     lines = [
         "# The planner against runs that it was not fitted to",
         "",
@@ -82,7 +82,7 @@ def page(
         "",
         *_described(described),
         "",
-        *ratio_lines(ratios),
+        *ratio_lines(registry),
         "",
         "## Order of the layouts",
         "",

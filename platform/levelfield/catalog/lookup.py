@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,10 +174,11 @@ def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
     raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint=f"`show chips` shows all.{own}")
 
 
-def find_chips(registry: Registry, names: Iterable[str]) -> list[tuple[VendorFile, Chip]]:
-    """Return the chips of these names in their order, each once. A vendor's name stands for all its chips. Raises as
-    find_chip does."""
+def find_chips(registry: Registry, text: str) -> list[tuple[VendorFile, Chip]]:
+    """Return the chips of names that commas join, in their order, each once. A vendor's name stands for all its chips.
+    Raises as find_chip does."""
     files = [registry.vendor_file(v) for v in registry.vendors]
+    names = [text] if any(spec.chip(text) for spec in files) else [name.strip() for name in text.split(",")]
     found: dict[str, tuple[VendorFile, Chip]] = {}
     for name in names:
         vendors = [] if any(spec.chip(name) for spec in files) else [v for v in files if v.name.lower() == name.lower()]
@@ -270,9 +271,14 @@ def _chip_of(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[D
     return chip or unknown, same
 
 
+def lacking_parts(case: Case, implementation: ImplementationFile) -> list[str]:
+    """Return the parts of the case's model that the framework does not have."""
+    return [part for part in case.parts if part not in implementation.architecture]
+
+
 def _check_supported(case: Case, implementation: ImplementationFile, vendor: VendorFile) -> None:
     name = implementation.framework
-    if lacking := [part for part in case.parts if part not in implementation.architecture]:
+    if lacking := lacking_parts(case, implementation):
         raise NotHere(
             f"{name} does not have {', '.join(lacking)}, which case {case.name} needs; it has "
             f"{', '.join(implementation.architecture)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.plan_question import AnsweredPlan, planned
 from levelfield.cli.plan_tables import (
     bill_cells,
+    bills_at_ends,
     expected,
     nothing_fits,
     plan_content,
@@ -18,19 +20,23 @@ from levelfield.cli.plan_tables import (
     row_content,
     training_notes,
 )
+from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
+from levelfield.measure.cost import TrainingBill
 from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.layout_search import LayoutEstimate, is_tight
 from levelfield.report.sheets import Sheet, as_text
 from levelfield.report.words import GIB, NONE, parameters_in_words
-from levelfield.specs.constants import CHIP_RATIO_OFF, SPEED_VENDORS
+from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_OFF, SPEED_VENDORS
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.vendor import Chip, VendorFile
+
+_SILENT_SECONDS = 2.0  # after which each further chip is named
 
 
 @dataclass(frozen=True)
 class ChipPlan:
-    """A plan, and its row that a default run takes; None where no layout fits."""
+    """A plan, and its fastest row that leaves memory free, else its fastest; None where no layout fits."""
 
     plan: AnsweredPlan
     row: LayoutEstimate | None
@@ -48,7 +54,10 @@ class ChipPlan:
 def print_chips(options: argparse.Namespace, registry: Registry, chips: Sequence[tuple[VendorFile, Chip]]) -> None:
     """Print the best row of each chip, fastest first. Raises UsageError or LayoutError where no chip has a plan."""
     found, refused = list[ChipPlan](), dict[str, UsageError]()
-    for vendor, chip in chips:
+    terminal, begin = Terminal(), time.monotonic()
+    for number, (vendor, chip) in enumerate(chips, 1):
+        if time.monotonic() - begin > _SILENT_SECONDS:
+            terminal.say(f"planning {chip.name}, {number} of {len(chips)} chips")
         try:
             plan = planned(options, registry, vendor, chip)
         except UsageError as error:
@@ -133,17 +142,18 @@ def _cells(each: ChipPlan, base: ChipPlan | None) -> tuple[str, ...]:
 
 def _notes(found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: ChipPlan | None) -> Iterator[str]:
     """Yield what the figures mean and what is assumed; of several chips at once where it is the same sentence."""
+    rated = [each for each in found if each.speed and each.plan.vendor in SPEED_VENDORS]
     yield (
-        "the row that a run takes on each chip; `plan` with one chip has all rows. GiB: of the fullest device (*: "
-        "nearly all that it has); again: what is recomputed; tokens/s: of one device"
+        "the fastest row of each chip that leaves memory free (* where none does); `plan` with one chip has all rows. "
+        "GiB: of the fullest device; again: what is recomputed; tokens/s: of one device"
         + (f"; ratio: over {base.name}" if base else "")
     )
-    if base and found[0].plan.question.work.model.experts is None:
-        middle, high = CHIP_RATIO_OFF
+    if len(rated) > 1 and found[0].plan.question.work.model.experts is None:
+        middle, most = CHIP_RATIO_OFF
         makers = " and ".join(SPEED_VENDORS)
         yield (
-            f"ratios of published runs on chips of {makers} were off by {middle:.0%} in the middle, and by at most "
-            f"{high:.0%} in 9 of 10 pairs"
+            f"planned ratios of {CHIP_PAIRS} pairs of {makers} chips were off from published ones by {middle:.0%} in "
+            f"the middle and {most:.0%} at most"
         )
     said = [(each.name, sentence) for each in found if each.speed for sentence in expected(each.plan)]
     said += [(each.name, f"assumed: {remark}") for each in found for remark in each.plan.remarks]
@@ -153,20 +163,29 @@ def _notes(found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: C
 
 
 def _grouped(said: Iterable[tuple[str, str]], rows: list[str]) -> Iterator[str]:
-    """Yield each sentence once, behind the names of its chips where it is not of all rows."""
-    names: defaultdict[str, list[str]] = defaultdict(list)
+    """Yield each sentence once, behind the names of its chips where it is not of all rows. Sentences that differ only
+    in the name of their chip are one."""
+    same: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for name, sentence in said:
-        names[sentence.replace(name, "the chip")].append(name)
-    for sentence, chips in names.items():
-        yield sentence if chips == rows else f"{', '.join(chips)}: {sentence}"
+        same[sentence.replace(name, "the chip")][name] = sentence
+    for shared, own in same.items():
+        sentence = shared if len(own) > 1 else next(iter(own.values()))
+        yield sentence if list(own) == rows else f"{', '.join(own)}: {sentence}"
 
 
 def _training(found: Sequence[ChipPlan], tokens: float) -> Sheet:
     """Return what a training on so many tokens takes on each chip that has a speed."""
     known = [(each, planned_bill(each.plan, each.row, tokens)) for each in found if each.row and each.speed]
     prices = found[0].plan.prices
-    header = ("chip", "days", "device-hours", "MWh", *([prices.currency] if prices else []))
-    rows = tuple((each.name, *bill_cells(bill))[: len(header)] for each, bill in known)
+    header = ("chip", "days", "in 90 of 100 runs", "device-hours", "MWh", *([prices.currency] if prices else []))
+    rows = tuple(_bill_row(each, bill)[: len(header)] for each, bill in known)
     said = ((each.name, sentence) for each, bill in known for sentence in training_notes(each.plan, bill))
     heading = f"a training on {tokens:,.0f} tokens" + ("" if known else ": no chip here has a speed")
     return Sheet(heading, header if known else (), rows, tuple(_grouped(said, [each.name for each, _ in known])))
+
+
+def _bill_row(each: ChipPlan, bill: TrainingBill) -> tuple[str, ...]:
+    """Return the cells of a training, with the days at both ends of the interval of its speed."""
+    ends = bills_at_ends(each.plan, each.row) if each.row else None
+    days, *others = bill_cells(bill)
+    return each.name, days, " to ".join(bill_cells(end)[0] for end in ends) if ends else NONE, *others

@@ -26,7 +26,7 @@ from levelfield.predict.layout_search import (
 )
 from levelfield.predict.machines import UnknownLink, with_assumed_rates
 from levelfield.specs.base import MOST_RANKS
-from levelfield.specs.case import Precision, Work
+from levelfield.specs.case import Case, Precision, Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.implementation import FIRST_LAYERS, Refusable
 from levelfield.specs.layout import parse_layout
@@ -44,7 +44,7 @@ ZERO_BUBBLE, ITS_SHARE = "zero-bubble", 1 / 3  # of 1F1B's bubble (specs/constan
 _VALUES: dict[str, Precision] = {"tf32": "fp32", "nvfp4": "fp8"}
 # They change the planner's question, and no run.
 _PLANNED_ONLY = ("precision", "calibrate", "program", "attention", "schedule", "explain")
-_OF_ONE_CHIP = ("explain", "calibrate", "rehearse", "beyond")
+_OF_ONE_CHIP = ("explain", "calibrate", "rehearse")
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ def asked_chips(options: argparse.Namespace) -> tuple[Registry, list[tuple[Vendo
     an unknown name, and for what is said of one chip where several are named."""
     _read_case(options)
     registry = registry_of(options)
-    chips = lookup.find_chips(registry, [name.strip() for name in options.chip.split(",")])
+    chips = lookup.find_chips(registry, options.chip)
     if len(chips) > 1:
-        for name in _OF_ONE_CHIP:
-            if getattr(options, name):
-                raise UsageError(f"--{name}: found {len(chips)} chips, expected one; leave --{name} or the others out")
+        given = [name for name in _OF_ONE_CHIP if getattr(options, name) is not None]
+        for name in [*given, *(["beyond"] if options.beyond else [])]:
+            raise UsageError(f"--{name}: found {len(chips)} chips, expected one; leave --{name} or the others out")
     return registry, chips
 
 
@@ -95,7 +95,8 @@ def planned(options: argparse.Namespace, registry: Registry, vendor: VendorFile,
         raise UsageError("--prices: expected --tokens N beside it; `report --prices` has the cost of runs")
     nodes, per_node, network, assumed = _place(options, chip)
     rehearser = _rehearser(options, chip, nodes, per_node)
-    work = _work_in(registry.case(options.case).work(options.scale), options.precision)
+    case = registry.case(options.case)
+    work = _work_in(case.work(options.scale), options.precision)
     rated, unknown = (chip, ()) if vendor.is_host else _rated(chip, work, options.precision, nodes * per_node)
     if unknown:
         assumed.append(
@@ -118,6 +119,7 @@ def planned(options: argparse.Namespace, registry: Registry, vendor: VendorFile,
             f"{chip.name}: {error}. Put `interconnect` with `each_way_bytes_per_second` and its source into "
             "vendor.yaml or a private chips file (--chips, docs/private-chips.md), or plan for one device"
         ) from None
+    said = (*_of_precision(options.precision), *_of_schedule(options), *_remarks(question, case, registry))
     return AnsweredPlan(
         question,
         vendor.name,
@@ -125,7 +127,7 @@ def planned(options: argparse.Namespace, registry: Registry, vendor: VendorFile,
         nodes,
         network,
         tuple(assumed),
-        (*assumed, *fitted, *_of_precision(options.precision), *_of_schedule(options), *_remarks(question)),
+        (*assumed, *fitted, *said),
         assumes_rates=bool(unknown),
         found=found,
         others=not_offered(question)[: options.beyond] if options.beyond and not options.layout else (),
@@ -414,8 +416,11 @@ def _of_schedule(options: argparse.Namespace) -> Iterator[str]:
         yield "a zero-bubble pipeline, a third of 1F1B's bubble, in which no framework here trains; predicted only"
 
 
-def _remarks(question: LayoutQuestion) -> Iterator[str]:
+def _remarks(question: LayoutQuestion, case: Case, registry: Registry) -> Iterator[str]:
     layout, layers = question.wanted.layout, question.work.model.layers
+    implementation, _ = registry.implementation(question.constants.framework)
+    if lacking := lookup.lacking_parts(case, implementation):
+        yield f"{', '.join(lacking)}, which {implementation.framework} does not have here; predicted only"
     if question.work.model.experts is not None:
         busiest = question.constants.pace_on(question.on_host).expert_imbalance
         yield f"the busiest expert rank has {busiest:g} x the mean's tokens; published runs lose 8 to 17 % to imbalance"

@@ -172,10 +172,8 @@ def bill_cells(bill: TrainingBill) -> tuple[str, str, str, str]:
 
 def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
     """Yield between what the figures of a row lie, by the interval of its speed: the row that a default run takes."""
-    roomy = (n for n, each in enumerate(rows) if not is_tight(plan.question, each.memory.total))
-    number = next(roomy, 0)
-    row = rows[number]
-    if (ends := _bills_at_ends(plan, row)) is None:
+    row = plan.found.rows.roomy_first()[0]
+    if (ends := bills_at_ends(plan, row)) is None:
         why = "no published run near to this one says how far it may be off"
         yield f"no interval: {why if plan.vendor in SPEED_VENDORS else _no_run_on(plan)}"
         return
@@ -187,14 +185,15 @@ def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterat
     }
     found = ", ".join(f"{' to '.join(map(significant, both))} {unit}" for unit, both in columns.items() if all(both))
     low, high = SPEED_INTERVAL
-    yield f"row {number + 1} in 90 of 100 runs: {found}, as its speed is within {low:.0%} to {high:.0%}"
+    number = next((f"row {n}" for n, each in enumerate(rows, 1) if each == row), f"{row.layout}, not shown here,")
+    yield f"{number} in 90 of 100 runs: {found}, as its speed is within {low:.0%} to {high:.0%}"
 
 
 def _no_run_on(plan: AnsweredPlan) -> str:
     return f"no published run on a chip of {plan.vendor} set the rates"
 
 
-def _bills_at_ends(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:
+def bills_at_ends(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:
     """Return what the training takes at the fast and at the slow end of the row's interval of speed; None without."""
     if plan.tokens is None or _interval(plan, row) is None:
         return None
@@ -347,7 +346,7 @@ def _interval(plan: AnsweredPlan, row: LayoutEstimate) -> list[float] | None:
 def _training_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
     if plan.tokens is None:
         return {}
-    ends = _bills_at_ends(plan, row)
+    ends = bills_at_ends(plan, row)
     return {
         "training": None if plan.assumes_rates else asdict(planned_bill(plan, row, plan.tokens)),
         "training_interval": None if ends is None else [asdict(end) for end in ends],

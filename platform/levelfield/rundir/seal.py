@@ -16,10 +16,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from levelfield.errors import LevelfieldError
 from levelfield.node.regular_files import MOST_BYTES, MOST_DOCUMENT_BYTES, read_regular
-from levelfield.rundir.bundle_archive import MANIFEST
+from levelfield.rundir.bundle_archive import MANIFEST, Manifest
 from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping
-from levelfield.specs.base import Value, json_digest, sha256_of
+from levelfield.specs.base import Value, json_digest, load, sha256_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import SealFinding
 
@@ -95,10 +96,23 @@ def seal_of(paths: RunPaths, outcome: Event) -> Seal:
 
 def seal_finding(paths: RunPaths) -> SealFinding:
     """Return whether the raw files are those that were sealed when the run ended. Nothing raises."""
-    found = finding_of(document(paths.outcome), digests(paths))
-    if found.word == "tampered" and (paths.root.absolute().parent.parent / MANIFEST).is_file():
+    present = digests(paths)
+    found = finding_of(document(paths.outcome), present)
+    if found.word == "tampered" and _is_unpacked(paths, present):
         return found.model_copy(update={"reason": f"{found.reason}. {_UNPACKED}"})
     return found
+
+
+def _is_unpacked(paths: RunPaths, present: Mapping[str, str | None]) -> bool:
+    """Return whether the run lies in an unpacked bundle, and its raw files are those that the manifest lists."""
+    root = paths.root.absolute()
+    try:
+        listed = load(Manifest, root.parent.parent / MANIFEST).runs.get(root.name)
+    except LevelfieldError:
+        return False
+    files = listed.files if listed else {}
+    own = {**present, OUTCOME: _file_digest(paths.outcome)}
+    return all(name in files and digest == files[name].stored for name, digest in own.items())
 
 
 def finding_of(

@@ -69,6 +69,17 @@ def test_a_bill_has_the_interval_of_the_speed(capsys: pytest.CaptureFixture[str]
     assert json.loads(said(capsys, *mixture, "--json"))["rows"][0]["training_interval"] is None
 
 
+def test_the_interval_is_of_the_row_that_leaves_memory_free_also_where_it_is_not_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("llama3_70b", "--chip", "H100", "--devices", "1024", "--framework", "megatron", "--tokens", "15T")
+    few = " ".join(said(capsys, *arguments, "--top", "2").split())
+    rows = json.loads(said(capsys, *arguments, "--top", "100", "--json"))["rows"]
+    row = next(each for each in rows if not each["is_tight"])
+    low, high = (end["seconds"] / 86400 for end in row["training_interval"])
+    assert f"{row['layout']}, not shown here, in 90 of 100 runs: {low:.1f} to {high:.1f} days" in few
+
+
 def test_a_chip_whose_maker_has_no_run_in_the_fit_has_no_interval(
     capsys: pytest.CaptureFixture[str], prices: str
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import Link, MachineRates
-from levelfield.specs.constants import CHIP_RATIO_OFF, SPEED_VENDORS
+from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_OFF, SPEED_VENDORS
 from levelfield.specs.layout import parse_layout
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -71,9 +71,11 @@ def test_the_interval_is_of_the_vendors_whose_chips_set_the_rates(unseen: Module
 def test_the_ratio_of_two_chips_is_off_as_plan_says(unseen: ModuleType) -> None:
     from pages import chip_ratios
 
-    found = chip_ratios.chip_ratios(Registry())
-    count, *off = chip_ratios.ratio_spread(found, Registry())
-    assert count == 29 == len(found) - 1 and tuple(round(each, 2) for each in off) == CHIP_RATIO_OFF
+    registry = Registry()
+    found = chip_ratios.chip_ratios(unseen.OwnQuestions(registry))
+    pairs, *off = chip_ratios.known_pairs(found, registry)
+    assert pairs == CHIP_PAIRS == len(chip_ratios.by_chips(found)) - 1
+    assert tuple(round(each, 2) for each in off) == CHIP_RATIO_OFF
     for each in found:
         one, other = each.one.run, each.other.run
         assert one.row["chip"] < other.row["chip"] and one.program == other.program

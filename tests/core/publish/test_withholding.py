@@ -356,3 +356,8 @@ def test_a_run_given_twice_is_published_and_shown_once(
     assert report([runs[0], runs[1], runs[0]], "--format", "json") == 0
     listed = [each["run_id"] for each in json.loads(capsys.readouterr().out) if "run_id" in each]
     assert listed == [run.name for run in runs[:2]]
+    bundle = tmp_path / "run.zip"
+    assert main(["evidence", "bundle", str(runs[0]), "--output", str(bundle)]) == 0
+    capsys.readouterr()
+    assert report([runs[0], bundle], "--format", "json") == 0
+    assert [each["run_id"] for each in json.loads(capsys.readouterr().out) if "run_id" in each] == [runs[0].name]

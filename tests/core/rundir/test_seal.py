@@ -60,10 +60,23 @@ def test_a_run_of_an_unpacked_bundle_is_named_as_one(run: RunPaths, tmp_path: Pa
     bundle, folder = tmp_path / "run.zip", tmp_path / "unpacked"
     assert main(["evidence", "bundle", str(run.root), "--output", str(bundle)]) == 0
     shutil.unpack_archive(bundle, folder)
-    unpacked = seal_finding(RunPaths(folder / "runs" / run.root.name))
-    assert unpacked.word == "tampered" and "read the bundle itself, FILE.zip" in (unpacked.reason or "")
-    faster(run)
-    assert "bundle" not in (seal_finding(run).reason or "")
+    unpacked = RunPaths(folder / "runs" / run.root.name)
+    found = seal_finding(unpacked)
+    assert found.word == "tampered" and "read the bundle itself, FILE.zip" in (found.reason or "")
+
+    def reason() -> str:
+        changed = seal_finding(unpacked)
+        assert changed.word == "tampered"
+        return changed.reason or ""
+
+    content = (unpacked.events / "rank0.jsonl").read_bytes()
+    faster(unpacked)
+    assert "bundle" not in reason(), "a change after it was unpacked is no replaced name"
+    (unpacked.events / "rank0.jsonl").write_bytes(content)
+    (folder / "manifest.json").write_text('{"name": "an application of the web"}')
+    assert "bundle" not in reason()
+    (folder / "manifest.json").unlink()
+    assert "bundle" not in reason()
 
 
 def test_times_divided_by_four_are_found(run: RunPaths) -> None:
