@@ -71,8 +71,8 @@ def default_layout(place: Place, scale: Scale, fixed: TuningChoice, wanted: Tuni
     if not estimates:
         return _near_data_parallel(place, fixed, wanted)
     best, origin = estimates[0].tuning, _origin(place, estimates[0].fits)
-    named = {name: getattr(best, name) for name in SEARCHED}
-    return DefaultLayout(best.layout, named, dict.fromkeys(("layout", *SEARCHED), origin), estimates)
+    named = {name: getattr(best, name) for name in SEARCHED if getattr(fixed, name) is None}
+    return DefaultLayout(best.layout, named, dict.fromkeys(("layout", *named), origin), estimates)
 
 
 def most_devices(place: Place, fixed: TuningChoice) -> int:

@@ -89,6 +89,8 @@ def test_a_field_of_the_user_stays_and_the_planner_searches_the_others() -> None
     plan = plan_of("gpt3_6.7B:torch:H100:1:8", micro_batch=1, recompute="full")
     assert (plan.tuning.micro_batch, plan.tuning.recompute) == (1, "full")
     assert {(row.micro_batch, row.recompute) for row in plan.predicted} == {(1, "full")}
+    assert plan.origins["micro_batch"] == plan.origins["recompute"] == "command line", "so the run is a tuned one"
+    assert plan.origins["layout"] == "planner: fastest of those that fit"
 
 
 def test_a_default_recomputes_the_first_layers_where_that_is_faster() -> None:
