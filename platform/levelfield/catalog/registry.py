@@ -9,6 +9,7 @@ a folder by an entry point of group `levelfield.plugins`. The entry point is a m
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
@@ -53,11 +54,15 @@ _DOCUMENTS = (
 _PUNCTUATION = str.maketrans("", "", "-_ ")
 
 
+def _not_a_file(path: Path) -> str:
+    return "found no regular file" if os.path.lexists(path) else "no such file"
+
+
 def private_chips(given: Path | None) -> Path | None:
     """Return the chips file: the one of --chips, else the user's own if it exists. Raises UsageError."""
     if given is not None:
         if not given.is_file():
-            raise UsageError(f"--chips {given}: no such file; expected a document of schema levelfield.chips/1")
+            raise UsageError(f"--chips {given}: {_not_a_file(given)}; expected a document of schema levelfield.chips/1")
         return given
     try:
         own = config_folder() / "levelfield" / "chips.yaml"
@@ -105,7 +110,9 @@ class Registry:
         found = self.collect("case", "configs/cases/*.yaml")
         for path in self._case_files:
             if not path.is_file():
-                raise UsageError(f"--case-file {path}: no such file; expected a document of schema levelfield.case/1")
+                raise UsageError(
+                    f"--case-file {path}: {_not_a_file(path)}; expected a document of schema levelfield.case/1"
+                )
             if path.stem in found:
                 raise UsageError(f"two files claim the case '{path.stem}': {found[path.stem]} and {path}; rename one")
             found[path.stem] = path

@@ -339,14 +339,18 @@ def _pruned(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace) -> int:
+    from levelfield.store.connections import DamagedStore
     from levelfield.store.upkeep import counts, faults
 
     terminal = Terminal(quiet=options.json)
-    with opened_store(options, read_only=True) as store:
-        with terminal.bytes_progress("checking") as progress:
-            found = faults(store, progress)
-        rows = counts(store)
-        where = store.address.text
+    try:
+        with opened_store(options, read_only=True) as store:
+            with terminal.bytes_progress("checking") as progress:
+                found = faults(store, progress)
+            rows = counts(store)
+            where = store.address.text
+    except DamagedStore as error:
+        raise GateFailed(str(error)) from None
     if options.json:
         print(json_text({"store": where, "rows": rows, "faults": found}))
     else:

@@ -83,7 +83,10 @@ def chosen_night(store: Store, name: str | None) -> str:
         raise UnknownName("night", name, nights)
     newest = nights[-1:] or sorted(stored.last[:10] for stored in store.series())[-1:]
     if not newest:
-        raise UsageError("the store has no run; `nightly run` makes some, and `store import` brings recorded ones")
+        raise UsageError(
+            f"the store {store.address.text} has no run; `nightly run` makes some, and `store import` brings recorded "
+            "ones"
+        )
     return newest[0]
 
 

@@ -97,7 +97,13 @@ def _why_not(info: zipfile.ZipInfo) -> str | None:
     if not MEMBER_NAME.fullmatch(name) or info.orig_filename != name:
         return f"found a member {name[:120]!r}, which no bundle has"
     if info.external_attr != _MODE:
-        return f"member '{name}': found a link or another kind of file, expected a regular file"
+        found, expected = (
+            f"{attributes >> 16:o}, {attributes & 0xFFFF:#x}" for attributes in (info.external_attr, _MODE)
+        )
+        return (
+            f"member '{name}': found attributes {found}, expected {expected} of a regular file: it is a link or "
+            "another kind of file, or another program than `evidence bundle` wrote the archive"
+        )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return f"member '{name}': found compression {info.compress_type}, expected none or deflate"
     if info.file_size > MOST_RATIO * max(1, info.compress_size):

@@ -73,6 +73,11 @@ def find_run(runs: Path, name: str) -> RunPaths:
     with suppress(OSError, ValueError):  # of a name that is too long for a path
         if (given / "plan.json").is_file():
             return RunPaths(given.resolve())
+        if os.sep in name and given.is_dir():
+            raise UsageError(
+                f"{given}: found a folder without a plan.json that is a file, expected a run directory; without its "
+                "plan nothing of a run can be read"
+            )
     plans = sorted(runs.glob("*/plan.json"))
     if name == "latest" and (latest := _latest(runs, plans)):
         return latest

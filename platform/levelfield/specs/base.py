@@ -46,6 +46,7 @@ MOST_NODES = 100_000
 MOST_DEVICES = 1_024  # of one node
 MOST_RANKS = 2**20  # of one run
 MOST_REPEATS = 1_000  # of one command
+MOST_THREADS = 4_096  # of one process
 MOST_SIZE = 10**12  # of a width, a vocabulary, a length or a batch: only computed with
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_serializer, model_validator
 
-from levelfield.specs.base import LATER, MOST_LAYERS, Document, Value
+from levelfield.specs.base import LATER, MOST_LAYERS, MOST_THREADS, Document, Value
 from levelfield.specs.layout import Layout
 from levelfield.specs.variables import TuningVariables, masked
 
@@ -36,7 +36,7 @@ class Tuning(Value):
     recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
     compile: bool = False
     attention: Attention = "sdpa"
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     environment: dict[str, str] = Field(default_factory=dict)
 
     @property
@@ -84,7 +84,7 @@ class TuningChoice(Value):
     recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
     compile: bool | None = None
     attention: Attention | None = None
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     environment: TuningVariables | None = None
 
     @model_validator(mode="before")

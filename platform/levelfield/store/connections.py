@@ -28,11 +28,13 @@ WRITER_LOCK = 0x6C6576656C  # of PostgreSQL: any number that nobody else uses
 OWN_TABLES = {"alembic_version", "series", "condition", "subject", "run", "raw"}  # since the first version
 PSYCOPG = "psycopg[binary]==3.3.9"
 
+
+_DAMAGED = "is damaged"
 _KEPT = "nothing of this transaction was stored"
 # By a part of the database's message, in lower case.
 _MEANINGS = {
     "not a database": "is no store: {}. Name another file, or move it aside",
-    "malformed": "is damaged: {}. Move it aside; `store import` makes it again: all of it from an export, from "
+    "malformed": f"{_DAMAGED}: {{}}. Move it aside; `store import` makes it again: all of it from an export, from "
     "run directories the runs without their nights, levels and remarks",
     "readonly": "cannot be written: {}. Change its rights or its folder's, or name another with --store",
     "read-only": "cannot be written: {}. Use a user that may write, or name another store with --store",
@@ -47,6 +49,10 @@ _MEANINGS = {
     "disk i/o error": f"cannot be read or written: {{}}; {_KEPT}. Check the disk",
     "connection": "cannot be reached: {}. Check that the server runs, the address and the rights",
 }
+
+
+class DamagedStore(UsageError):
+    """The database itself says that its file is damaged."""
 
 
 def engine_of(address: StoreAddress, read_only: bool) -> Engine:
@@ -184,7 +190,8 @@ def explained(address: StoreAddress) -> Iterator[None]:
     except IntegrityError:
         raise  # a fault of this code: it checks before it writes
     except (DBAPIError, sqlite3.Error) as error:
-        raise UsageError(f"store {address.text} {_meaning(error)}") from None
+        said = _meaning(error)
+        raise (DamagedStore if said.startswith(_DAMAGED) else UsageError)(f"store {address.text} {said}") from None
 
 
 def _meaning(error: Exception) -> str:

@@ -187,6 +187,8 @@ def test_without_xdg_the_file_lies_below_home(tmp_path: Path, monkeypatch: pytes
 
 def test_a_named_file_wins_and_has_to_be_there(chips: Path, tmp_path: Path) -> None:
     assert private_chips(chips) == chips
+    with pytest.raises(UsageError, match="found no regular file; expected a document of schema levelfield"):
+        private_chips(tmp_path)
     with pytest.raises(UsageError, match=r"absent\.yaml: no such file; expected a document of schema levelfield"):
         private_chips(tmp_path / "absent.yaml")
 

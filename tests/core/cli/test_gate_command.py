@@ -309,7 +309,7 @@ def test_history_shows_segments_level_events_and_what_it_sees(
                 "nightly",
                 "gate",
             ),
-            "the store has no run",
+            "results.sqlite has no run",
         ),
         (("nightly", "gate", "--night", "2026-01-02"), "unknown night"),
         (("nightly", "gate", "--night", "x"), "unknown night 'x'"),

@@ -572,8 +572,18 @@ ARCHIVES: dict[str, tuple[Callable[[], tuple[zipfile.ZipInfo, bytes]], str]] = {
     "a backslash": (lambda: (member("runs/zz/logs\\..\\x"), b"x"), "which no bundle has"),
     "a name with a control character": (lambda: (member("runs/zz/logs/\x1b[2J"), b"x"), "which no bundle has"),
     "a file that no run has": (lambda: (member("runs/zz/.ssh"), b"x"), "which no bundle has"),
-    "a link": (lambda: (member(LAST, 0o120777), b"/etc/passwd"), "found a link or another kind of file"),
-    "a device": (lambda: (member(LAST, 0o060600), b""), "found a link or another kind of file"),
+    "a link": (
+        lambda: (member(LAST, 0o120777), b"/etc/passwd"),
+        "found attributes 120777, 0x0, expected 100644, 0x0 of",
+    ),
+    "a device": (
+        lambda: (member(LAST, 0o060600), b""),
+        "found attributes 60600, 0x0, expected 100644, 0x0 of a regular",
+    ),
+    "another program": (
+        lambda: (member(LAST, 0o100600), b""),
+        "another program than `evidence bundle` wrote the archive",
+    ),
     "a comment": (lambda: (with_option(LAST, comment=b"hidden"), b"x"), "belong to no member"),
     "an extra field": (lambda: (with_option(LAST, extra=b"\xfe\xca\x02\x00ab"), b"x"), "differs from the archive's"),
     "a bomb": (lambda: (member(LAST), bytes(10_000_000)), "times its compressed size"),

@@ -99,6 +99,13 @@ def test_a_run_is_found_by_its_path(runs: Path) -> None:
     assert directory.find_run(runs / "elsewhere", str(folder)).root == folder.resolve()
 
 
+def test_a_run_s_folder_that_lost_its_plan_is_named(runs: Path) -> None:
+    folder = next(runs.glob("*333333"))
+    (folder / "plan.json").unlink()
+    with pytest.raises(UsageError, match=r"333333: found a folder without a plan\.json that is a file, expected a run"):
+        directory.find_run(runs / "elsewhere", str(folder))
+
+
 def test_a_name_that_fits_several_runs_is_refused_with_them(runs: Path) -> None:
     with pytest.raises(UsageError, match=r"run '_a_torch': found 2 matching runs: .*111111, .*222222; give more of"):
         directory.find_run(runs, "_a_torch")

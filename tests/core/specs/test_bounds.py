@@ -32,6 +32,7 @@ OF_A_PLAN = {
     "hardware.nodes": 10**7,
     "hardware.devices_per_node": 10**6,
     "tuning.layout.data": 10**9,
+    "tuning.threads": 10**5,
     "accumulation": FAR,
     "repeat": FAR,
     "repeats": FAR,

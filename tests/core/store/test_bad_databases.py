@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.specs.record import RunRecord
 from levelfield.store import connections
@@ -80,7 +82,7 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
         assert store.run_ids() == []
 
 
-def test_damaged_pages_are_found_by_check_and_named_by_a_query(path: Path) -> None:
+def test_damaged_pages_are_found_by_check_and_named_by_a_query(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
     content[middle : middle + 16384] = b"\x07" * 16384
@@ -91,6 +93,9 @@ def test_damaged_pages_are_found_by_check_and_named_by_a_query(path: Path) -> No
             list(store.records())
         with pytest.raises(UsageError, match=message):
             assert faults(store) == []
+    assert main(["store", "check", "--store", str(path)]) == 4, "as of a row that is not what its digest says"
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+    assert main(["store", "info", "--store", str(path.with_name("absent.sqlite"))]) == 2
 
 
 def test_a_missing_file_is_no_empty_store(tmp_path: Path) -> None:
