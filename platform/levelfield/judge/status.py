@@ -231,6 +231,12 @@ def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
     if library := _LIBRARY.search(message):
         advice.append(f"install the system's package that has {library[1]}; on Debian libgomp1 has libgomp.so.1")
     code, module = plan.implementation, _MODULE.search(message)
+    if module and module[1] in {each.partition(".")[0] for each in plan.access.preload}:
+        python = plan.environment.python
+        return (
+            *advice,
+            f"{plan.hardware.vendor}'s vendor.yaml asks for {module[1]} (`preload`), and {python} lacks it",
+        )
     if code.folder in message:
         return (*advice, f"correct the file of {code.framework} that the message names")
     if module and not any(package.startswith(module[1]) for package in _packages(plan)):

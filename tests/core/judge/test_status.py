@@ -258,6 +258,16 @@ def test_a_module_of_the_frameworks_own_folder_is_no_lost_package(run: RunPaths,
     ]
 
 
+def test_a_module_that_the_vendor_asks_for_is_named_with_who_asks(run: RunPaths) -> None:
+    plan = directory.read_plan(run)
+    access = plan.access.model_copy(update={"preload": ("torch_zen.backend",)})
+    run.plan.write_text(dump(plan.model_copy(update={"access": access})))
+    break_off(run, 7, {"class": "environment", "message": "No module named 'torch_zen'", "type": "ImportError"})
+    fail(run)
+    python = plan.environment.python
+    assert status(run).reasons[1:] == (f"fake's vendor.yaml asks for torch_zen (`preload`), and {python} lacks it",)
+
+
 def test_an_import_that_lacks_a_library_of_the_system_names_it(run: RunPaths) -> None:
     message = "libgomp.so.1: cannot open shared object file: No such file or directory"
     break_off(run, 7, {"class": "environment", "message": message, "type": "ImportError"})
