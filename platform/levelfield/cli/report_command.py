@@ -357,7 +357,8 @@ def _said(built: BuiltPages, options: argparse.Namespace) -> Iterator[str]:
     if built.unreadable:
         shown = ", ".join(built.unreadable[:_NAMED])
         yield wrapped(f"left out {len(built.unreadable):,} run(s) whose time cannot be read: {shown}", 9)
-    yield f"look     open {options.folder / 'index.html'}, or run: run_benchmarks.py report serve {options.folder}"
+    look = f"open {options.folder / 'index.html'}, or run: run_benchmarks.py report serve {options.folder}"
+    yield wrapped(f"look     {look}", 9)
 
 
 def _pages_options(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -249,16 +250,25 @@ def _figure_rows(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> Itera
 
 def _ratios(comparison: Comparison) -> Sheet:
     base, *others = comparison.sides
-    rows, reasons = [], []
+    rows, reasons = [], defaultdict[str, list[str]](list)
     for figure in _known(comparison):
+        name = _name(figure)
         for place, (side, found) in enumerate(zip(others, figure.ratios, strict=True), 1):
-            rows.append((_name(figure), f"{side.name}/{base.name}", *_cells(found, figure.quantity.is_noisy)))
-            reasons.append(f"{found.standing}: {found.reason}" if found.low is None else found.reason)
-            reasons += _medians_apart(figure, place, found)
+            rows.append((name, f"{side.name}/{base.name}", *_cells(found, figure.quantity.is_noisy)))
+            reasons[f"{found.standing}: {found.reason}" if found.low is None else found.reason].append(name)
+            for said in _medians_apart(figure, place, found):
+                reasons[said] = []
             if found.standing == "inconclusive":
-                reasons.append(f"{side.name}/{base.name}, to decide: {deciding_command(side, base)}")
+                reasons[f"{side.name}/{base.name}, to decide: {deciding_command(side, base)}"] = []
     header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
-    return Sheet(f"against {base.name}", header, tuple(rows), tuple(dict.fromkeys(reasons)))
+    every = len({row[0] for row in rows})
+    notes = (_of_figures(dict.fromkeys(names), every, said) for said, names in reasons.items())
+    return Sheet(f"against {base.name}", header, tuple(rows), tuple(notes))
+
+
+def _of_figures(names: Collection[str], every: int, said: str) -> str:
+    """Return a note behind the names of its figures, where it is not of all or of none."""
+    return said if len(names) in (0, every) else f"{', '.join(names)}: {said}"
 
 
 def _medians_apart(figure: ComparedFigure, place: int, found: Ratio) -> Iterator[str]:

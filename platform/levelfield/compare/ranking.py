@@ -232,7 +232,7 @@ def trust(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
     verdicts = ", ".join(dict.fromkeys(record.verdict for record in runs))
     evidence = ", ".join(dict.fromkeys(record.evidence for record in runs))
     uncertified = next((why for record in runs if (why := _uncertified(record))), "")
-    disturbed = next((why for record in runs if (why := _disturbed(record))), "")
+    disturbed = _disturbed(runs)
     return (
         TrustPart("aligned", bool(runs) and verdicts == "aligned", verdicts),
         TrustPart("certified", bool(runs) and not uncertified, uncertified),
@@ -251,9 +251,9 @@ def _uncertified(record: RunRecord) -> str:
     return "" if at(found, "holds") is True else str(at(found, "reason") or "none holds")
 
 
-def _disturbed(record: RunRecord) -> str:
-    """Return what others used of the machine; also where nobody recorded it."""
-    used = record.result.get("other_use")
-    if not isinstance(at(used, "host_in_window", "value"), (int, float)):
+def _disturbed(runs: Sequence[RunRecord]) -> str:
+    """Return the most that others used of the machine during a run; also where nobody recorded it."""
+    used = [at(record.result.get("other_use"), "host_in_window", "value") for record in runs]
+    if not all(isinstance(each, (int, float)) for each in used):
         return "not recorded"
-    return busy(record)[1]
+    return max(map(busy, runs), default=(0.0, ""))[1]

@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelfield.measure.straggler import at_least
-from levelfield.measure.student import bisected
+from levelfield.measure.student import bisected, t_quantile
 
 Series = NDArray[np.float64]
-# Two-sided 97.5 % quantiles of Student's t for 1 to 4 degrees of freedom.
-_STUDENT = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764}
 _FEWEST_FOR_ORDER_STATISTICS = 6
 _LARGEST_LOG = 700.0  # of which the exponential is still a number
 
@@ -104,7 +102,7 @@ def over_repeats(values: Sequence[float], most: float | None = None) -> Interval
     if n < _FEWEST_FOR_ORDER_STATISTICS:
         is_positive = bool(data[0] > 0)
         used = np.log(data) if is_positive else data
-        half = _STUDENT[n - 1] * float(np.std(used, ddof=1)) / math.sqrt(n)
+        half = t_quantile(0.025, n - 1) * float(np.std(used, ddof=1)) / math.sqrt(n)
         ends = np.mean(used) + np.array([-half, half])
         low, high = map(float, np.exp(np.clip(ends, -_LARGEST_LOG, _LARGEST_LOG)) if is_positive else ends)
         of = " of the logarithms" if is_positive else ""

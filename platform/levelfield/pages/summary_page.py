@@ -76,6 +76,8 @@ class Summary:
             "summary",
             "summary",
             s=self,
+            certainty=map(_short, self.certainty),
+            runs=[_short(line, LONGEST_IDS) for line in self.runs],
             style=style,
             policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
             made=made.strftime("%Y-%m-%d %H:%M UTC"),
@@ -86,14 +88,15 @@ class Summary:
 def sides_of_case(records: Iterable[RunRecord]) -> tuple[list[ComparedSide], int]:
     """Return the fastest series of each chip and framework, the fastest first, and how many are left out.
 
-    records: of a case. Only sides count that did the work of the fastest one. Raises UsageError for fewer than two.
+    records: of a case; those that do not count stay in their side, as in `compare`. Only sides count that did the work
+    of the fastest one. Raises UsageError for fewer than two.
     """
-    counted = (record for record in records if exclusion(record) is None and RATE.read(record) is not None)
-    groups = sorted(grouped(counted, lambda record: record.series.fingerprint()).values(), key=_speed, reverse=True)
+    every = grouped(records, lambda record: record.series.fingerprint()).values()
+    groups = sorted((group for group in every if _counted(group)), key=_speed, reverse=True)
     best: dict[tuple[str, str], list[RunRecord]] = {}
     for group in groups:
         first = group[0].series
-        if not best or _did_same_work(next(iter(best.values())), group):
+        if not best or _did_same_work(_counted(next(iter(best.values()))), _counted(group)):
             best.setdefault((chip_of(first), first.framework_label), group)
     if len(best) < 2:
         raise UsageError(
@@ -108,8 +111,13 @@ def _did_same_work(runs: Sequence[RunRecord], others: Sequence[RunRecord]) -> bo
     return comparability([side_of("A", runs), side_of("B", others)]).holds
 
 
+def _counted(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    return [run for run in runs if exclusion(run) is None and RATE.read(run) is not None]
+
+
 def _speed(runs: Sequence[RunRecord]) -> float:
-    return math.fsum(RATE.read(run) or 0.0 for run in runs) / len(runs)
+    counted = _counted(runs)
+    return math.fsum(RATE.read(run) or 0.0 for run in counted) / len(counted)
 
 
 def summary(comparison: Comparison, histories: Histories, left_out: int = 0, language: str = "en") -> Summary:
@@ -124,7 +132,7 @@ def summary(comparison: Comparison, histories: Histories, left_out: int = 0, lan
         language=language,
         title=say("summary.title", case=first.case, scale=first.scale, precision=first.precision),
         sentence=_sentence(comparison, names, language),
-        certainty=tuple(map(_short, (*_certainty(comparison, names, language), *more))),
+        certainty=(*_certainty(comparison, names, language), *more),
         header=(
             say("summary.side"),
             *(_heading(figure, comparison, say) for figure in figures),
@@ -132,7 +140,7 @@ def summary(comparison: Comparison, histories: Histories, left_out: int = 0, lan
         ),
         rows=tuple(_row(i, comparison, figures, names, histories, say) for i in range(len(sides))),
         bars=tuple(_bars(comparison, histories, names)),
-        runs=tuple(_short(_ids(*pair), LONGEST_IDS) for pair in zip(names, sides, strict=True)),
+        runs=tuple(_ids(*pair) for pair in zip(names, sides, strict=True)),
     )
 
 

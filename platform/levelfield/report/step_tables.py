@@ -93,6 +93,10 @@ def _planned_sheet(planned: StepPlanned) -> Sheet:
         for each in planned.parts
     ]
     notes = [f"planner's finding: {each}" for each in planned.findings]
+    notes.append(
+        "optimizer: with gradient clipping; step: measured with what the planner does not predict, such as host, "
+        "waiting and input"
+    )
     if any(each.low_ms is None for each in planned.parts):
         notes.append("no published run of this kind says how far the planner may be off, so nothing is expected")
     return Sheet("beside the planner", ("part", "measured ms", "planned ms", "expected", ""), tuple(rows), tuple(notes))

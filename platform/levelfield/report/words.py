@@ -19,6 +19,7 @@ WIDTH = 80
 _TREND = re.compile(
     r"(?P<said>trend: step time drifts by (?P<percent>[+-]\d+\.\d)%) over the window (?P<p>\(p = [^)]*\))"
 )
+_CHANGE = re.compile(r"(?P<said>change point: step time shifts by [+-]\d+\.\d%)(?P<rest> at step \d+ \(p = [^)]*\))")
 MOST_NODES = 8  # in the report of one run; report.md has all
 
 
@@ -151,6 +152,8 @@ def node_rows(result: Result) -> list[tuple[str, str]]:
 
 def flag(stored: str) -> str:
     """Return the flag of step times in words. A drift is that of a fitted line, which may lose more than the median."""
+    if change := _CHANGE.fullmatch(stored):
+        return f"{change['said']} of the window's median{change['rest']}"
     found = _TREND.fullmatch(stored)
     if found is None:
         return stored

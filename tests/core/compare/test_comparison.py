@@ -240,6 +240,14 @@ def test_medians_that_do_not_divide_to_the_ratio_are_told() -> None:
     assert "the medians divide" not in as_text(sheets(of(repeats(*A), repeats(*B, first=10))))
 
 
+def test_notes_of_some_figures_name_them() -> None:
+    """The speeds are noisy on one side alone, so their interval has fewer degrees of freedom than that of memory."""
+    found = of(repeats(1000, 1300, 800), repeats(*B, first=10))
+    notes = " ".join(next(each for each in sheets(found) if each.heading == "against A").notes)
+    assert notes.startswith("tokens/s/device: 95 %, Welch on logarithms, 2 degrees of freedom")
+    assert "memory, J/token, MFU (palm): 95 %, Welch on logarithms, 4 degrees of freedom" in notes
+
+
 def test_a_run_is_not_compared_with_itself() -> None:
     with pytest.raises(UsageError, match="found run 20261122T100001Z_gpt_torch on sides A and B; expected it once"):
         of([record(1)], [record(1)])

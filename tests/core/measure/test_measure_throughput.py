@@ -129,6 +129,13 @@ def test_a_trend_is_flagged() -> None:
     assert "of its median over the window, on a line from 0.9" in words.flag(flag), "the report knows these words"
 
 
+def test_a_shift_is_said_as_what_it_is_a_share_of() -> None:
+    """From 1.0 to 0.5 s in the last third of 30 steps: half of the window's median, which is 1.0."""
+    (flag,) = (f for f in measured([1.0, 1.001] * 10 + [0.5] * 10).step_seconds.flags if f.startswith("change point"))
+    assert words.flag(flag).startswith("change point: step time shifts by -50.0% of the window's median at step ")
+    assert words.flag(flag).endswith(flag[flag.index(" at step") :])
+
+
 def test_a_change_point_is_flagged_at_its_step() -> None:
     stepped = [t * (1.2 if i >= 20 else 1.0) for i, t in enumerate(noisy(40))]
     flags = measured(stepped).step_seconds.flags

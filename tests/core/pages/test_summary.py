@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -106,6 +107,26 @@ def test_a_case_has_the_fastest_series_of_each_chip_and_framework() -> None:
     sides, left_out = sides_of_case([r for r in records if r.tokens_per_second_per_device != 5000])
     assert [side.first.series.framework for side in sides] == ["torch", "jax", "paddle"] and left_out == 0
     assert [len(side.counted) for side in sides] == [3, 1, 3] and sides[0].first.series.micro_batch == 4
+
+
+def test_a_run_that_failed_stays_in_its_side_of_a_case() -> None:
+    failed = repeats(390, first=13, word="failed", framework="paddle")
+    sides, _ = sides_of_case([*torch(1000, 1010, 990), *paddle(400, 404, 396), *failed])
+    assert [(len(side.counted), len(side.runs)) for side in sides] == [(3, 3), (3, 4)]
+    found = "\n".join(summary(compare(sides, NONE), NONE).certainty)
+    assert "X1 with paddle: 3 of 4" in found and failed[0].run_id in found
+
+
+def test_the_page_names_every_run_and_cuts_nothing_but_in_the_html() -> None:
+    many = (
+        repeats(*(1000.0 + n for n in range(12)), first=1),
+        repeats(*(400.0 + n for n in range(12)), first=30, framework="paddle"),
+    )
+    found = page(*many)
+    assert all(run.run_id in line for runs, line in zip(many, found.runs, strict=True) for run in runs)
+    assert all("…" not in line for line in (*found.certainty, *found.runs))
+    html = found.html(datetime(2026, 1, 1, tzinfo=timezone.utc))
+    assert many[0][0].run_id in html and many[0][-1].run_id not in html and "…" in html
 
 
 def test_a_page_has_room_for_few_sides_and_says_how_many_are_left_out() -> None:
