@@ -30,7 +30,9 @@ _ROTARY = {
     "tie_word_embeddings": False,
     "hidden_act": "silu",
 }
-_SWITCHED = {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
+_SWITCHED = {"use_sliding_window": False, "sliding_window": 4096, "layer_types": None}
+_WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True}
 _GPT2 = {"n_inner": None, "tie_word_embeddings": True, "initializer_range": 0.02, "activation_function": "gelu_new"}
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
@@ -304,11 +306,13 @@ def _without_bias(keys: ConfigKeys, window: int | None = None) -> Fields:
 
 
 def _qwen2(keys: ConfigKeys, _: list[str]) -> Fields:
-    return {**_without_bias(keys, _switched_window(keys)), "qkv_bias": True}
+    fields = _without_bias(keys)
+    return {**fields, "sliding_window": _switched_window(keys, fields["layers"]), "qkv_bias": True}
 
 
 def _qwen3(keys: ConfigKeys, _: list[str]) -> Fields:
-    return {**_without_bias(keys, _switched_window(keys)), "query_key_norm": True}
+    fields = _without_bias(keys)
+    return {**fields, "sliding_window": _switched_window(keys, fields["layers"]), "query_key_norm": True}
 
 
 def _mistral(keys: ConfigKeys, _: list[str]) -> Fields:
@@ -338,7 +342,8 @@ def _mixtral(keys: ConfigKeys, remarks: list[str]) -> Fields:
 
 
 def _qwen3_moe(keys: ConfigKeys, remarks: list[str]) -> Fields:
-    fields = _without_bias(keys, _switched_window(keys))
+    fields = _without_bias(keys)
+    fields["sliding_window"] = _switched_window(keys, fields["layers"], is_mixture=True)
     chosen, step = keys.take("num_experts_per_tok", int), keys.take("decoder_sparse_step", int)
     dense = keys.take("mlp_only_layers", list) or []
     first = (step or 1) - 1
@@ -377,19 +382,35 @@ def _one_of(keys: ConfigKeys, key: str, known: dict[str, str]) -> str | None:
     return known.get(value or "")
 
 
-def _switched_window(keys: ConfigKeys) -> int | None:
+def _switched_window(keys: ConfigKeys, layers: int | None, is_mixture: bool = False) -> int | None:
     """Return the sliding window of all layers; None without one. Adds a problem where only some layers have one."""
-    window, is_used = keys.take("sliding_window", (int, type(None))), keys.take("use_sliding_window", bool)
-    kinds = set(map(str, keys.take("layer_types", (list, type(None))) or ()))
-    full = keys.take("max_window_layers", int) if is_used else 0
-    keys.leave("max_window_layers")
-    if full:
-        keys.problem("max_window_layers", f"found {full}: of a case, all layers have a sliding window or none")
-    if kinds and kinds != {"sliding_attention" if is_used else "full_attention"}:
-        keys.problem(
-            "layer_types", f"found {', '.join(sorted(kinds))}: of a case, all layers have one kind of attention"
-        )
-    return window if is_used else None
+    keys.leave(*_WINDOW_KEYS)
+    if ignored := [key for key in _WINDOW_KEYS if keys.is_ignored(key)]:
+        for key in ignored:
+            keys.needed(key, "it says which layers have a sliding window: it cannot be left out")
+        return None
+    window = keys.take("sliding_window", (int, type(None))) if keys.take("use_sliding_window", bool) else None
+    key, found, kinds = _attention_kinds(keys, window, layers)
+    if kinds not in ({_FULL}, {_SLIDING}):
+        keys.needed(key, f"found {found}: of a case, all layers have a sliding window or none")
+    elif kinds == {_SLIDING} and window is None:
+        keys.needed(key, f"found {found}, and use_sliding_window and sliding_window give no window")
+    elif kinds == {_FULL} and window is not None and is_mixture:
+        keys.needed(key, f"found {found}: by it no layer has a window, and in transformers' qwen3_moe all have it")
+    return window if kinds == {_SLIDING} else None
+
+
+def _attention_kinds(keys: ConfigKeys, window: int | None, layers: int | None) -> tuple[str, object, set[str]]:
+    """Return the key that says which layers have a sliding window, what was found there, and the layers' kinds."""
+    given = keys.take("layer_types", (list, type(None)))
+    if given is not None:
+        kinds = set(map(str, given))
+        return "layer_types", ", ".join(sorted(kinds)) or "no entry", kinds
+    first = None if window is None else keys.take("max_window_layers", int)
+    if first is None or layers is None:
+        return "max_window_layers", first, {_FULL if window is None else _SLIDING}
+    kinds = ({_FULL} if first > 0 else set()) | ({_SLIDING} if first < layers else set())
+    return "max_window_layers", first, kinds
 
 
 def _rope(keys: ConfigKeys) -> tuple[float | None, Fields | None]:

@@ -203,8 +203,8 @@ REFUSED = [
     ("mistral_7b", {"layer_types": ["full_attention"]}, "key 'layer_types'"),
     (
         "qwen2.5_7b",
-        {"use_sliding_window": True},
-        "key 'max_window_layers': found 28: of a case, all layers have a sliding",
+        {"use_sliding_window": True, "max_window_layers": 14},
+        "key 'max_window_layers': found 14: of a case, all layers have a sliding",
     ),
     (
         "qwen3_8b",
@@ -310,6 +310,38 @@ def test_only_keys_that_can_be_left_out_get_the_hint_of_ignore(tmp_path: Path) -
     assert "key 'num_hidden_layers': found \"x\", expected int" in said and "attention_dropout" not in said
     path = written(tmp_path, {**content, "attention_dropout": "x"})
     assert read_config(path, frozenset(["attention_dropout"])).model.attention_dropout == 0
+
+
+def test_a_switched_window_is_that_of_each_layer(tmp_path: Path) -> None:
+    """As transformers has it: layer_types, and without it the layers from max_window_layers on."""
+    full, sliding = "full_attention", "sliding_attention"
+    qwen = {**PUBLISHED["qwen3_8b"][0], "use_sliding_window": True, "sliding_window": 1024}
+    lacking = {key: value for key, value in qwen.items() if key != "sliding_window"}
+    for content, change, window in (
+        (qwen, {"max_window_layers": 36}, None),
+        (qwen, {"max_window_layers": 40}, None),
+        (qwen, {"max_window_layers": 0}, 1024),
+        (lacking, {"max_window_layers": 0}, 4096),
+        (qwen, {"max_window_layers": 18, "sliding_window": None}, None),
+        (qwen, {"max_window_layers": 18, "use_sliding_window": False}, None),
+        (qwen, {"max_window_layers": 0, "layer_types": [full] * 36}, None),
+        (qwen, {"max_window_layers": 36, "layer_types": [sliding] * 36}, 1024),
+        (PUBLISHED["qwen3_30b_a3b"][0], {"use_sliding_window": True, "max_window_layers": 0}, 131072),
+    ):
+        assert read_config(written(tmp_path, {**content, **change})).model.sliding_window == window, change
+    for name, change, says in (
+        ("qwen3_8b", {"max_window_layers": 18}, "key 'max_window_layers': found 18: of a case, all layers have"),
+        ("qwen3_8b", {"layer_types": [full, sliding] * 18}, "key 'layer_types': found full_attention, sliding_att"),
+        ("qwen3_8b", {"layer_types": ["chunked_attention"] * 36}, "key 'layer_types': found chunked_attention: of"),
+        ("qwen3_8b", {"layer_types": [sliding] * 36, "sliding_window": None}, "use_sliding_window and sliding_window"),
+        ("qwen3_8b", {"max_window_layers": "x"}, "key 'max_window_layers': found \"x\", expected int"),
+        ("qwen3_30b_a3b", {"max_window_layers": 48}, "key 'max_window_layers': found 48: by it no layer has a window"),
+    ):
+        content = {**PUBLISHED[name][0], "use_sliding_window": True, "sliding_window": 1024, **change}
+        said = problems(tmp_path, content)
+        assert says in said and "--ignore" not in said, change
+        for key in {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"} & set(content):
+            assert f"key '{key}': it says which layers have a sliding window" in problems(tmp_path, content, key)
 
 
 def test_experts_at_equal_steps_and_dense_layers_first(tmp_path: Path) -> None:
