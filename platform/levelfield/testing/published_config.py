@@ -34,7 +34,13 @@ _SWITCHED = {"use_sliding_window": False, "sliding_window": 4096, "layer_types":
 _WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True}
-_GPT2 = {"n_inner": None, "tie_word_embeddings": True, "initializer_range": 0.02, "activation_function": "gelu_new"}
+_GPT2 = {
+    "n_inner": None,
+    "embd_pdrop": 0.1,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.02,
+    "activation_function": "gelu_new",
+}
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
 _PLAIN = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 _OTHERS = {
@@ -48,7 +54,7 @@ _OTHERS = {
 # Tokens, outputs, generation and the loading of files: nothing of these is part of a pretraining's arithmetic.
 IDLE = frozenset(
     (
-        *("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache", "unsloth_fixed"),
+        *("architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "unsloth_fixed"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
         *("_name_or_path", "name_or_path", "_commit_hash", "attn_implementation", "_attn_implementation"),
         *("_attn_implementation_autoset", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task"),
@@ -64,6 +70,7 @@ IDLE = frozenset(
 class ConfigKeys:
     """The content of a config.json. defaults: what transformers takes where a key is absent, in all its releases.
 
+    ignored: keys that are left out: they count as absent.
     above: of the keys of an inner value, the path to it. Problems are collected, so that one error names every key.
     """
 
@@ -74,7 +81,7 @@ class ConfigKeys:
         ignored: frozenset[str] = frozenset(),
         above: str = "",
     ) -> None:
-        self._content = dict(content)
+        self._content = {key: value for key, value in content.items() if key not in ignored}
         self.defaults = defaults
         self._ignored = ignored
         self._above = above
@@ -83,15 +90,17 @@ class ConfigKeys:
         self.may_ignore = False  # whether --ignore helps against one of the problems
         self.assumed: dict[str, Any] = {}
 
-    def take(self, key: str, kind: type | tuple[type, ...], says: str = "") -> Any:
+    def take(self, key: str, kind: type | tuple[type, ...]) -> Any:
         """Return a value of this type, or the default; None, with a problem, without either."""
         self._read.add(key)
         if key not in self._content:
             if key in self.defaults:
                 self.assumed[key] = self.defaults[key]
                 return self.defaults[key]
-            missing = "missing; transformers' own default has changed between releases, or there is none"
-            self.needed(key, says or missing)
+            without = "missing; transformers' own default has changed between releases, or there is none"
+            if self.is_ignored(key):
+                without = "the model needs it; it cannot be left out: give no --ignore for it"
+            self.needed(key, without)
             return None
         value = self._content[key]
         wanted = kind if isinstance(kind, tuple) else (kind,)
@@ -99,28 +108,24 @@ class ConfigKeys:
         if (is_truth and bool in wanted) or (not is_truth and isinstance(value, wanted)):
             return value
         names = " or ".join("null" if each is type(None) else each.__name__ for each in wanted)
-        if self.is_ignored(key) and key in self.defaults:
-            self.assumed[key] = self.defaults[key]
-            return self.defaults[key]
         self.needed(key, f"found {_short(value)}, expected {names}")
         return None
 
     def must(self, key: str, allowed: tuple[Any, ...], why: str) -> None:
-        """Add a problem for a value that is none of these. An absent key has the first of them."""
+        """Add a problem for a value that is none of these. An absent key has its default, or the first of them."""
         self._read.add(key)
-        value = self._content.get(key, allowed[0])
+        value = self._content.get(key, self.defaults.get(key, allowed[0]))
         if not any(type(value) is type(each) and value == each for each in allowed):
-            self.problem(key, f"found {_short(value)}: {why}")
+            self.problem(key, f"{'found' if self.has(key) else 'by default'} {_short(value)}: {why}")
 
     def leave(self, *keys: str) -> None:
         """Take keys whose values do not count here."""
         self._read.update(keys)
 
     def problem(self, key: str, says: str) -> None:
-        """Add a problem, unless the user leaves the key out."""
-        if not self.is_ignored(key.split(".")[0]):
-            self.may_ignore = True
-            self.needed(key, says)
+        """Add a problem of a key that the user may leave out."""
+        self.may_ignore = True
+        self.needed(key, says)
 
     def needed(self, key: str, says: str) -> None:
         """Add a problem of a key that no model is without: it cannot be left out."""
@@ -147,7 +152,7 @@ class ConfigKeys:
                 self.problem(key, f"found {_short(self._content[key])}, which a case cannot say")
 
     def left_out(self) -> list[str]:
-        """Return the keys that change nothing, or that the user leaves out."""
+        """Return the keys that change nothing."""
         return sorted(self._unread())
 
     def _unread(self) -> Iterator[str]:
@@ -172,7 +177,8 @@ class PublishedModel:
 def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedModel:
     """Return the model of a config.json. Raises UsageError with every key that a case cannot say.
 
-    ignored: keys that the user leaves out, although they are not known to change nothing.
+    ignored: keys that the user leaves out, although they are not known to change nothing. The model has transformers'
+    defaults of them, and a key without one is refused.
     """
     content = read_mapping(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -185,6 +191,7 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     read, defaults = _READERS[kind]
     keys = ConfigKeys(content, defaults, ignored)
     remarks: list[str] = []
+    keys.take("model_type", str)
     fields = read(keys, remarks)
     positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
     length = keys.take(positions, int)
@@ -323,7 +330,8 @@ def _gemma(keys: ConfigKeys, remarks: list[str]) -> Fields:
     activation = keys.take("hidden_activation", (str, type(None)))
     given = keys.take("hidden_act", str)
     if activation not in (None, "gelu_pytorch_tanh") or given not in ("gelu", "gelu_pytorch_tanh"):
-        keys.problem("hidden_activation", f"found {activation!r} and hidden_act {given!r}, expected gelu_pytorch_tanh")
+        key = "hidden_act" if activation in (None, "gelu_pytorch_tanh") else "hidden_activation"
+        keys.problem(key, f"found {activation!r} and hidden_act {given!r}, expected gelu_pytorch_tanh")
     if given == "gelu":
         remarks.append("hidden_act gelu is read as gelu_pytorch_tanh, as transformers does for Gemma")
     keys.must("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
@@ -387,7 +395,7 @@ def _switched_window(keys: ConfigKeys, layers: int | None, is_mixture: bool = Fa
     keys.leave(*_WINDOW_KEYS)
     if ignored := [key for key in _WINDOW_KEYS if keys.is_ignored(key)]:
         for key in ignored:
-            keys.needed(key, "it says which layers have a sliding window: it cannot be left out")
+            keys.needed(key, "it says which layers have a window; it cannot be left out: give no --ignore for it")
         return None
     window = keys.take("sliding_window", (int, type(None))) if keys.take("use_sliding_window", bool) else None
     key, found, kinds = _attention_kinds(keys, window, layers)
@@ -448,7 +456,7 @@ def _scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
     if kind == "yarn" and scaling["original_length"] is None:
         scaling["original_length"] = keys.take("max_position_embeddings", int)
     inner.finish()
-    keys.problems += [] if keys.is_ignored(name) else inner.problems
+    keys.problems += inner.problems
     keys.may_ignore |= inner.may_ignore
     given = {ours: value for ours, value in scaling.items() if value is not None}
     if "original_length" in given:
@@ -503,7 +511,7 @@ _Reader = Callable[[ConfigKeys, list[str]], Fields]
 _WIDE = {key: value for key, value in _ROTARY.items() if key != "head_dim"}  # theirs is not hidden_size / heads
 _READERS: dict[str, tuple[_Reader, dict[str, Any]]] = {
     "gpt2": (_gpt2, _GPT2),
-    "llama": (_llama, {**_ROTARY, "num_key_value_heads": None}),
+    "llama": (_llama, {**_ROTARY, "num_key_value_heads": None, "mlp_bias": False}),
     "mistral": (_mistral, _ROTARY),
     "qwen2": (_qwen2, {**_ROTARY, **_SWITCHED}),
     "qwen3": (_qwen3, {**_WIDE, **_SWITCHED}),

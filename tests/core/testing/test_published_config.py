@@ -123,7 +123,7 @@ def test_a_published_model_has_its_parameters(tmp_path: Path, name: str) -> None
     content, total = PUBLISHED[name]
     found = read_config(written(tmp_path, content))
     assert parameters(found.model, found.length).total == total
-    assert not {"model_type", "use_cache"} & set(content) - set(found.left_out)
+    assert "use_cache" not in content or "use_cache" in found.left_out
 
 
 @pytest.mark.parametrize("name", ["llama3.1_8b", "mixtral_8x7b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b"])
@@ -307,9 +307,49 @@ def test_only_keys_that_can_be_left_out_get_the_hint_of_ignore(tmp_path: Path) -
     assert "--ignore KEY" in problems(tmp_path, {**lacking, "quantization_config": {"bits": 4}})
     wrong = {**content, "num_hidden_layers": "x", "attention_dropout": "x"}
     said = problems(tmp_path, wrong, "num_hidden_layers", "attention_dropout")
-    assert "key 'num_hidden_layers': found \"x\", expected int" in said and "attention_dropout" not in said
+    assert "key 'num_hidden_layers': the model needs it" in said
+    assert "--ignore KEY" not in said and "attention_dropout" not in said
     path = written(tmp_path, {**content, "attention_dropout": "x"})
     assert read_config(path, frozenset(["attention_dropout"])).model.attention_dropout == 0
+
+
+def test_an_ignored_key_is_left_out_or_refused(tmp_path: Path) -> None:
+    llama = {**PUBLISHED["llama3.1_8b"][0], "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
+    ignored = frozenset(["rope_scaling", "rope_theta", "tie_word_embeddings", "num_key_value_heads"])
+    found = read_config(written(tmp_path, llama), ignored)
+    assert found.model.rope_scaling is None and found.model.rope_base == 10000 and found.model.kv_heads == 32
+    assert not found.model.tied_embeddings and ignored <= set(found.assumed) and not ignored & set(found.left_out)
+    assert "key 'mlp_bias': by default false: a case has" in problems(tmp_path, llama, "mlp_bias")
+    both = {**PUBLISHED["llama3.1_8b"][0], "rope_scaling": None, "rope_parameters": {"rope_theta": 1e4}}
+    assert read_config(written(tmp_path, both), frozenset(["rope_theta"])).model.rope_base == 1e4
+    for name, (content, _) in PUBLISHED.items():
+        for key in content:
+            path = written(tmp_path, content)
+            try:
+                found = read_config(path, frozenset([key]))
+            except UsageError as error:
+                assert f"key '{key}': " in str(error) and "cannot be left out" in str(error), (name, key)
+            else:
+                absent = {other: value for other, value in content.items() if other != key}
+                assert found == read_config(written(tmp_path, absent)), (name, key)
+    gpt = PUBLISHED["gpt2"][0]
+    assert "key 'embd_pdrop': by default 0.1: a case" in problems(tmp_path, {**gpt, "resid_pdrop": 0}, "embd_pdrop")
+    gemma = {**PUBLISHED["gemma_7b"][0], "hidden_act": "relu"}
+    assert "key 'hidden_act': found" in problems(tmp_path, gemma)
+    assert read_config(written(tmp_path, gemma), frozenset(["hidden_act"])).model.activation == "geglu_tanh"
+
+
+def test_the_source_of_a_case_names_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = written(tmp_path, PUBLISHED["llama3.1_8b"][0])
+    new = ["case", "new", "mine", "--from", str(config), "--output", str(tmp_path)]
+    assert main([*new, "--ignore", "hidden_size"]) == 2
+    assert "key 'hidden_size': the model needs it" in capsys.readouterr().err
+    assert main([*new, *("--ignore", "rope_scaling") * 2, "--ignore", "bos_token_id"]) == 0
+    said = capsys.readouterr().out
+    assert "left out by --ignore: bos_token_id, rope_scaling" in said
+    case = yaml.safe_load((tmp_path / "configs/cases/mine.yaml").read_text())
+    assert "(model_type llama, without bos_token_id, rope_scaling)" in case["source"]
+    assert "rope_scaling" not in case["model"]
 
 
 def test_a_switched_window_is_that_of_each_layer(tmp_path: Path) -> None:
@@ -341,7 +381,7 @@ def test_a_switched_window_is_that_of_each_layer(tmp_path: Path) -> None:
         said = problems(tmp_path, content)
         assert says in said and "--ignore" not in said, change
         for key in {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"} & set(content):
-            assert f"key '{key}': it says which layers have a sliding window" in problems(tmp_path, content, key)
+            assert f"key '{key}': it says which layers have a window" in problems(tmp_path, content, key)
 
 
 def test_experts_at_equal_steps_and_dense_layers_first(tmp_path: Path) -> None:
