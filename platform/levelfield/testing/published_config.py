@@ -29,12 +29,14 @@ _ROTARY = {
     "initializer_range": 0.02,
     "tie_word_embeddings": False,
     "hidden_act": "silu",
+    "architectures": None,
 }
 _SWITCHED = {"use_sliding_window": False, "sliding_window": 4096, "layer_types": None}
 _WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True}
 _GPT2 = {
+    "architectures": None,
     "n_inner": None,
     "embd_pdrop": 0.1,
     "tie_word_embeddings": True,
@@ -54,7 +56,7 @@ _OTHERS = {
 # Tokens, outputs, generation and the loading of files: nothing of these is part of a pretraining's arithmetic.
 IDLE = frozenset(
     (
-        *("architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "unsloth_fixed"),
+        *("torch_dtype", "dtype", "transformers_version", "use_cache", "unsloth_fixed"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
         *("_name_or_path", "name_or_path", "_commit_hash", "attn_implementation", "_attn_implementation"),
         *("_attn_implementation_autoset", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task"),
@@ -192,6 +194,7 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     keys = ConfigKeys(content, defaults, ignored)
     remarks: list[str] = []
     keys.take("model_type", str)
+    _check_class(keys, kind)
     fields = read(keys, remarks)
     positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
     length = keys.take(positions, int)
@@ -205,6 +208,14 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     return PublishedModel(
         kind, _model(path, kind, fields, keys), length, tuple(keys.left_out()), keys.assumed, tuple(remarks)
     )
+
+
+def _check_class(keys: ConfigKeys, kind: str) -> None:
+    """Add a problem for a class that is not the language model of this model_type."""
+    expected = "GPT2LMHeadModel" if kind == "gpt2" else kind.title().replace("_", "") + "ForCausalLM"
+    given = keys.take("architectures", (list, type(None))) or [expected]
+    if {str(name).lower() for name in given} != {expected.lower()}:  # some old files have LLaMAForCausalLM
+        keys.problem("architectures", f"found {_short(given)}, expected {expected}, the language model of {kind}")
 
 
 def _unknown(kind: object) -> str:
@@ -413,6 +424,8 @@ def _attention_kinds(keys: ConfigKeys, window: int | None, layers: int | None) -
     given = keys.take("layer_types", (list, type(None)))
     if given is not None:
         kinds = set(map(str, given))
+        if layers is not None and len(given) != layers:
+            keys.needed("layer_types", f"found {len(given)} entries, expected one for each of {layers} layers")
         return "layer_types", ", ".join(sorted(kinds)) or "no entry", kinds
     first = None if window is None else keys.take("max_window_layers", int)
     if first is None or layers is None:

@@ -20,7 +20,6 @@ from levelfield.testing.case_draft import document
 from levelfield.testing.published_config import read_config
 
 _TOKENS: dict[str, Any] = {
-    "architectures": ["ForCausalLM"],
     "bos_token_id": 1,
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
@@ -29,12 +28,25 @@ _TOKENS: dict[str, Any] = {
 }
 
 
+CLASSES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+
+
 def rotary(
     kind: str, layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **more: Any
 ) -> dict[str, Any]:
     sizes = dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv)
     shared = dict(intermediate_size=ffn, vocab_size=vocab, max_position_embeddings=32768, rms_norm_eps=1e-5)
-    return {**_TOKENS, "model_type": kind, **sizes, **shared, "initializer_range": 0.02, **more}
+    named = {"model_type": kind, "architectures": [CLASSES[kind]]}
+    return {**_TOKENS, **named, **sizes, **shared, "initializer_range": 0.02, **more}
 
 
 LLAMA3 = {
@@ -51,6 +63,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         {
             **_TOKENS,
             "model_type": "gpt2",
+            "architectures": [CLASSES["gpt2"]],
             **{"activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
             **{"n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257},
             **{"initializer_range": 0.02, "layer_norm_epsilon": 1e-5, "summary_type": "cls_index"},
@@ -313,6 +326,24 @@ def test_only_keys_that_can_be_left_out_get_the_hint_of_ignore(tmp_path: Path) -
     assert read_config(path, frozenset(["attention_dropout"])).model.attention_dropout == 0
 
 
+def test_a_class_of_another_model_is_refused(tmp_path: Path) -> None:
+    assert {content["model_type"] for content, _ in PUBLISHED.values()} == set(CLASSES)
+    for content, _ in PUBLISHED.values():
+        expected = CLASSES[content["model_type"]]
+        absent = {key: value for key, value in content.items() if key != "architectures"}
+        model = read_config(written(tmp_path, content)).model
+        for fine in (absent, {**content, "architectures": None}, {**content, "architectures": []}):
+            assert read_config(written(tmp_path, fine)).model == model
+        for wrong in ("ForCausalLM", "LlamaForSequenceClassification", "Qwen3Model", [expected, "Qwen3Model"]):
+            names = wrong if isinstance(wrong, list) else [wrong]
+            said = problems(tmp_path, {**content, "architectures": names})
+            assert f"key 'architectures': found {json.dumps(names)}, expected {expected}, the language" in said
+            assert read_config(written(tmp_path, {**content, "architectures": names}), frozenset(["architectures"]))
+    old = {**PUBLISHED["llama3.1_8b"][0], "architectures": ["LLaMAForCausalLM"]}
+    assert read_config(written(tmp_path, old)).kind == "llama"
+    assert "key 'architectures': found \"x\", expected list" in problems(tmp_path, {**old, "architectures": "x"})
+
+
 def test_an_ignored_key_is_left_out_or_refused(tmp_path: Path) -> None:
     llama = {**PUBLISHED["llama3.1_8b"][0], "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
     ignored = frozenset(["rope_scaling", "rope_theta", "tie_word_embeddings", "num_key_value_heads"])
@@ -372,6 +403,8 @@ def test_a_switched_window_is_that_of_each_layer(tmp_path: Path) -> None:
     for name, change, says in (
         ("qwen3_8b", {"max_window_layers": 18}, "key 'max_window_layers': found 18: of a case, all layers have"),
         ("qwen3_8b", {"layer_types": [full, sliding] * 18}, "key 'layer_types': found full_attention, sliding_att"),
+        ("qwen3_8b", {"layer_types": [full] * 20}, "found 20 entries, expected one for each of 36 layers"),
+        ("qwen3_8b", {"layer_types": []}, "key 'layer_types': found 0 entries, expected one for each of 36 layers"),
         ("qwen3_8b", {"layer_types": ["chunked_attention"] * 36}, "key 'layer_types': found chunked_attention: of"),
         ("qwen3_8b", {"layer_types": [sliding] * 36, "sliding_window": None}, "use_sliding_window and sliding_window"),
         ("qwen3_8b", {"max_window_layers": "x"}, "key 'max_window_layers': found \"x\", expected int"),
@@ -398,7 +431,7 @@ def test_a_case_is_written_checked_and_planned(tmp_path: Path, capsys: pytest.Ca
     assert "found 8,030,261,249, and" in capsys.readouterr().err and not (tmp_path / "mine").exists()
     assert main([*new, "--parameters", "8030261248"]) == 0
     said = capsys.readouterr().out
-    assert "left out, as they change nothing: architectures, bos_token_id" in said
+    assert "left out, as they change nothing: bos_token_id" in said
     assert all(len(line) <= 80 for line in said.splitlines() if "/" not in line)
     mine = ["--plugins", str(tmp_path / "mine")]
     assert main([*new, *mine]) == 2 and "the case 'my_llama' exists" in capsys.readouterr().err
