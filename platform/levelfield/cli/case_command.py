@@ -48,16 +48,19 @@ def _new(options: argparse.Namespace) -> int:
     from levelfield.testing.published_config import read_config
 
     registry, plugins = registry_of(options), options.output or checkout()
-    published = read_config(options.config, frozenset(options.ignore))
-    path = new_case(options.name, options.config, published, options.ignore, options.parameters, plugins, registry)
+    ignored = sorted(set(options.ignore))
+    published = read_config(options.config, frozenset(ignored))
+    path = new_case(options.name, options.config, published, ignored, options.parameters, plugins, registry)
     say(f"created  {shown(path)}")
     for remark in published.remarks:
         say(f"         {remark}")
     if published.left_out:
         say(f"         left out, as they change nothing: {', '.join(published.left_out)}")
+    if ignored:
+        say(f"         left out by --ignore: {', '.join(ignored)}")
     if assumed := {key: value for key, value in published.assumed.items() if value is not None}:
         listed = ", ".join(f"{key} {json.dumps(value)}" for key, value in assumed.items())
-        say(f"         not in {options.config.name}, so transformers' defaults: {listed}")
+        say(f"         not read from {options.config.name}, so transformers' defaults: {listed}")
     say("Next:")
     where = [f"--plugins {shown(plugins)}"] if options.output else []
     say_command(f"{this_program()} case check {options.name}", *where)

@@ -29,10 +29,20 @@ _ROTARY = {
     "initializer_range": 0.02,
     "tie_word_embeddings": False,
     "hidden_act": "silu",
+    "architectures": None,
 }
-_SWITCHED = {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
+_SWITCHED = {"use_sliding_window": False, "sliding_window": 4096, "layer_types": None}
+_WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True}
-_GPT2 = {"n_inner": None, "tie_word_embeddings": True, "initializer_range": 0.02, "activation_function": "gelu_new"}
+_GPT2 = {
+    "architectures": None,
+    "n_inner": None,
+    "embd_pdrop": 0.1,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.02,
+    "activation_function": "gelu_new",
+}
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
 _PLAIN = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 _OTHERS = {
@@ -46,7 +56,7 @@ _OTHERS = {
 # Tokens, outputs, generation and the loading of files: nothing of these is part of a pretraining's arithmetic.
 IDLE = frozenset(
     (
-        *("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache", "unsloth_fixed"),
+        *("torch_dtype", "dtype", "transformers_version", "use_cache", "unsloth_fixed"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
         *("_name_or_path", "name_or_path", "_commit_hash", "attn_implementation", "_attn_implementation"),
         *("_attn_implementation_autoset", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task"),
@@ -62,6 +72,7 @@ IDLE = frozenset(
 class ConfigKeys:
     """The content of a config.json. defaults: what transformers takes where a key is absent, in all its releases.
 
+    ignored: keys that are left out: they count as absent.
     above: of the keys of an inner value, the path to it. Problems are collected, so that one error names every key.
     """
 
@@ -72,7 +83,7 @@ class ConfigKeys:
         ignored: frozenset[str] = frozenset(),
         above: str = "",
     ) -> None:
-        self._content = dict(content)
+        self._content = {key: value for key, value in content.items() if key not in ignored}
         self.defaults = defaults
         self._ignored = ignored
         self._above = above
@@ -81,15 +92,17 @@ class ConfigKeys:
         self.may_ignore = False  # whether --ignore helps against one of the problems
         self.assumed: dict[str, Any] = {}
 
-    def take(self, key: str, kind: type | tuple[type, ...], says: str = "") -> Any:
+    def take(self, key: str, kind: type | tuple[type, ...]) -> Any:
         """Return a value of this type, or the default; None, with a problem, without either."""
         self._read.add(key)
         if key not in self._content:
             if key in self.defaults:
                 self.assumed[key] = self.defaults[key]
                 return self.defaults[key]
-            missing = "missing; transformers' own default has changed between releases, or there is none"
-            self.needed(key, says or missing)
+            without = "missing; transformers' own default has changed between releases, or there is none"
+            if self.is_ignored(key):
+                without = "the model needs it; it cannot be left out: give no --ignore for it"
+            self.needed(key, without)
             return None
         value = self._content[key]
         wanted = kind if isinstance(kind, tuple) else (kind,)
@@ -97,28 +110,24 @@ class ConfigKeys:
         if (is_truth and bool in wanted) or (not is_truth and isinstance(value, wanted)):
             return value
         names = " or ".join("null" if each is type(None) else each.__name__ for each in wanted)
-        if self.is_ignored(key) and key in self.defaults:
-            self.assumed[key] = self.defaults[key]
-            return self.defaults[key]
         self.needed(key, f"found {_short(value)}, expected {names}")
         return None
 
     def must(self, key: str, allowed: tuple[Any, ...], why: str) -> None:
-        """Add a problem for a value that is none of these. An absent key has the first of them."""
+        """Add a problem for a value that is none of these. An absent key has its default, or the first of them."""
         self._read.add(key)
-        value = self._content.get(key, allowed[0])
+        value = self._content.get(key, self.defaults.get(key, allowed[0]))
         if not any(type(value) is type(each) and value == each for each in allowed):
-            self.problem(key, f"found {_short(value)}: {why}")
+            self.problem(key, f"{'found' if self.has(key) else 'by default'} {_short(value)}: {why}")
 
     def leave(self, *keys: str) -> None:
         """Take keys whose values do not count here."""
         self._read.update(keys)
 
     def problem(self, key: str, says: str) -> None:
-        """Add a problem, unless the user leaves the key out."""
-        if not self.is_ignored(key.split(".")[0]):
-            self.may_ignore = True
-            self.needed(key, says)
+        """Add a problem of a key that the user may leave out."""
+        self.may_ignore = True
+        self.needed(key, says)
 
     def needed(self, key: str, says: str) -> None:
         """Add a problem of a key that no model is without: it cannot be left out."""
@@ -145,7 +154,7 @@ class ConfigKeys:
                 self.problem(key, f"found {_short(self._content[key])}, which a case cannot say")
 
     def left_out(self) -> list[str]:
-        """Return the keys that change nothing, or that the user leaves out."""
+        """Return the keys that change nothing."""
         return sorted(self._unread())
 
     def _unread(self) -> Iterator[str]:
@@ -170,7 +179,8 @@ class PublishedModel:
 def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedModel:
     """Return the model of a config.json. Raises UsageError with every key that a case cannot say.
 
-    ignored: keys that the user leaves out, although they are not known to change nothing.
+    ignored: keys that the user leaves out, although they are not known to change nothing. The model has transformers'
+    defaults of them, and a key without one is refused.
     """
     content = read_mapping(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -183,6 +193,8 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     read, defaults = _READERS[kind]
     keys = ConfigKeys(content, defaults, ignored)
     remarks: list[str] = []
+    keys.take("model_type", str)
+    _check_class(keys, kind)
     fields = read(keys, remarks)
     positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
     length = keys.take(positions, int)
@@ -196,6 +208,14 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     return PublishedModel(
         kind, _model(path, kind, fields, keys), length, tuple(keys.left_out()), keys.assumed, tuple(remarks)
     )
+
+
+def _check_class(keys: ConfigKeys, kind: str) -> None:
+    """Add a problem for a class that is not the language model of this model_type."""
+    expected = "GPT2LMHeadModel" if kind == "gpt2" else kind.title().replace("_", "") + "ForCausalLM"
+    given = keys.take("architectures", (list, type(None))) or [expected]
+    if {str(name).lower() for name in given} != {expected.lower()}:  # some old files have LLaMAForCausalLM
+        keys.problem("architectures", f"found {_short(given)}, expected {expected}, the language model of {kind}")
 
 
 def _unknown(kind: object) -> str:
@@ -304,11 +324,13 @@ def _without_bias(keys: ConfigKeys, window: int | None = None) -> Fields:
 
 
 def _qwen2(keys: ConfigKeys, _: list[str]) -> Fields:
-    return {**_without_bias(keys, _switched_window(keys)), "qkv_bias": True}
+    fields = _without_bias(keys)
+    return {**fields, "sliding_window": _switched_window(keys, fields["layers"]), "qkv_bias": True}
 
 
 def _qwen3(keys: ConfigKeys, _: list[str]) -> Fields:
-    return {**_without_bias(keys, _switched_window(keys)), "query_key_norm": True}
+    fields = _without_bias(keys)
+    return {**fields, "sliding_window": _switched_window(keys, fields["layers"]), "query_key_norm": True}
 
 
 def _mistral(keys: ConfigKeys, _: list[str]) -> Fields:
@@ -319,7 +341,8 @@ def _gemma(keys: ConfigKeys, remarks: list[str]) -> Fields:
     activation = keys.take("hidden_activation", (str, type(None)))
     given = keys.take("hidden_act", str)
     if activation not in (None, "gelu_pytorch_tanh") or given not in ("gelu", "gelu_pytorch_tanh"):
-        keys.problem("hidden_activation", f"found {activation!r} and hidden_act {given!r}, expected gelu_pytorch_tanh")
+        key = "hidden_act" if activation in (None, "gelu_pytorch_tanh") else "hidden_activation"
+        keys.problem(key, f"found {activation!r} and hidden_act {given!r}, expected gelu_pytorch_tanh")
     if given == "gelu":
         remarks.append("hidden_act gelu is read as gelu_pytorch_tanh, as transformers does for Gemma")
     keys.must("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
@@ -338,7 +361,8 @@ def _mixtral(keys: ConfigKeys, remarks: list[str]) -> Fields:
 
 
 def _qwen3_moe(keys: ConfigKeys, remarks: list[str]) -> Fields:
-    fields = _without_bias(keys, _switched_window(keys))
+    fields = _without_bias(keys)
+    fields["sliding_window"] = _switched_window(keys, fields["layers"], is_mixture=True)
     chosen, step = keys.take("num_experts_per_tok", int), keys.take("decoder_sparse_step", int)
     dense = keys.take("mlp_only_layers", list) or []
     first = (step or 1) - 1
@@ -377,19 +401,37 @@ def _one_of(keys: ConfigKeys, key: str, known: dict[str, str]) -> str | None:
     return known.get(value or "")
 
 
-def _switched_window(keys: ConfigKeys) -> int | None:
+def _switched_window(keys: ConfigKeys, layers: int | None, is_mixture: bool = False) -> int | None:
     """Return the sliding window of all layers; None without one. Adds a problem where only some layers have one."""
-    window, is_used = keys.take("sliding_window", (int, type(None))), keys.take("use_sliding_window", bool)
-    kinds = set(map(str, keys.take("layer_types", (list, type(None))) or ()))
-    full = keys.take("max_window_layers", int) if is_used else 0
-    keys.leave("max_window_layers")
-    if full:
-        keys.problem("max_window_layers", f"found {full}: of a case, all layers have a sliding window or none")
-    if kinds and kinds != {"sliding_attention" if is_used else "full_attention"}:
-        keys.problem(
-            "layer_types", f"found {', '.join(sorted(kinds))}: of a case, all layers have one kind of attention"
-        )
-    return window if is_used else None
+    keys.leave(*_WINDOW_KEYS)
+    if ignored := [key for key in _WINDOW_KEYS if keys.is_ignored(key)]:
+        for key in ignored:
+            keys.needed(key, "it says which layers have a window; it cannot be left out: give no --ignore for it")
+        return None
+    window = keys.take("sliding_window", (int, type(None))) if keys.take("use_sliding_window", bool) else None
+    key, found, kinds = _attention_kinds(keys, window, layers)
+    if kinds not in ({_FULL}, {_SLIDING}):
+        keys.needed(key, f"found {found}: of a case, all layers have a sliding window or none")
+    elif kinds == {_SLIDING} and window is None:
+        keys.needed(key, f"found {found}, and use_sliding_window and sliding_window give no window")
+    elif kinds == {_FULL} and window is not None and is_mixture:
+        keys.needed(key, f"found {found}: by it no layer has a window, and in transformers' qwen3_moe all have it")
+    return window if kinds == {_SLIDING} else None
+
+
+def _attention_kinds(keys: ConfigKeys, window: int | None, layers: int | None) -> tuple[str, object, set[str]]:
+    """Return the key that says which layers have a sliding window, what was found there, and the layers' kinds."""
+    given = keys.take("layer_types", (list, type(None)))
+    if given is not None:
+        kinds = set(map(str, given))
+        if layers is not None and len(given) != layers:
+            keys.needed("layer_types", f"found {len(given)} entries, expected one for each of {layers} layers")
+        return "layer_types", ", ".join(sorted(kinds)) or "no entry", kinds
+    first = None if window is None else keys.take("max_window_layers", int)
+    if first is None or layers is None:
+        return "max_window_layers", first, {_FULL if window is None else _SLIDING}
+    kinds = ({_FULL} if first > 0 else set()) | ({_SLIDING} if first < layers else set())
+    return "max_window_layers", first, kinds
 
 
 def _rope(keys: ConfigKeys) -> tuple[float | None, Fields | None]:
@@ -427,7 +469,7 @@ def _scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
     if kind == "yarn" and scaling["original_length"] is None:
         scaling["original_length"] = keys.take("max_position_embeddings", int)
     inner.finish()
-    keys.problems += [] if keys.is_ignored(name) else inner.problems
+    keys.problems += inner.problems
     keys.may_ignore |= inner.may_ignore
     given = {ours: value for ours, value in scaling.items() if value is not None}
     if "original_length" in given:
@@ -482,7 +524,7 @@ _Reader = Callable[[ConfigKeys, list[str]], Fields]
 _WIDE = {key: value for key, value in _ROTARY.items() if key != "head_dim"}  # theirs is not hidden_size / heads
 _READERS: dict[str, tuple[_Reader, dict[str, Any]]] = {
     "gpt2": (_gpt2, _GPT2),
-    "llama": (_llama, {**_ROTARY, "num_key_value_heads": None}),
+    "llama": (_llama, {**_ROTARY, "num_key_value_heads": None, "mlp_bias": False}),
     "mistral": (_mistral, _ROTARY),
     "qwen2": (_qwen2, {**_ROTARY, **_SWITCHED}),
     "qwen3": (_qwen3, {**_WIDE, **_SWITCHED}),

@@ -20,7 +20,6 @@ from levelfield.testing.case_draft import document
 from levelfield.testing.published_config import read_config
 
 _TOKENS: dict[str, Any] = {
-    "architectures": ["ForCausalLM"],
     "bos_token_id": 1,
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
@@ -29,12 +28,25 @@ _TOKENS: dict[str, Any] = {
 }
 
 
+CLASSES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+
+
 def rotary(
     kind: str, layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **more: Any
 ) -> dict[str, Any]:
     sizes = dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv)
     shared = dict(intermediate_size=ffn, vocab_size=vocab, max_position_embeddings=32768, rms_norm_eps=1e-5)
-    return {**_TOKENS, "model_type": kind, **sizes, **shared, "initializer_range": 0.02, **more}
+    named = {"model_type": kind, "architectures": [CLASSES[kind]]}
+    return {**_TOKENS, **named, **sizes, **shared, "initializer_range": 0.02, **more}
 
 
 LLAMA3 = {
@@ -51,6 +63,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         {
             **_TOKENS,
             "model_type": "gpt2",
+            "architectures": [CLASSES["gpt2"]],
             **{"activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
             **{"n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257},
             **{"initializer_range": 0.02, "layer_norm_epsilon": 1e-5, "summary_type": "cls_index"},
@@ -123,7 +136,7 @@ def test_a_published_model_has_its_parameters(tmp_path: Path, name: str) -> None
     content, total = PUBLISHED[name]
     found = read_config(written(tmp_path, content))
     assert parameters(found.model, found.length).total == total
-    assert not {"model_type", "use_cache"} & set(content) - set(found.left_out)
+    assert "use_cache" not in content or "use_cache" in found.left_out
 
 
 @pytest.mark.parametrize("name", ["llama3.1_8b", "mixtral_8x7b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b"])
@@ -203,8 +216,8 @@ REFUSED = [
     ("mistral_7b", {"layer_types": ["full_attention"]}, "key 'layer_types'"),
     (
         "qwen2.5_7b",
-        {"use_sliding_window": True},
-        "key 'max_window_layers': found 28: of a case, all layers have a sliding",
+        {"use_sliding_window": True, "max_window_layers": 14},
+        "key 'max_window_layers': found 14: of a case, all layers have a sliding",
     ),
     (
         "qwen3_8b",
@@ -307,9 +320,101 @@ def test_only_keys_that_can_be_left_out_get_the_hint_of_ignore(tmp_path: Path) -
     assert "--ignore KEY" in problems(tmp_path, {**lacking, "quantization_config": {"bits": 4}})
     wrong = {**content, "num_hidden_layers": "x", "attention_dropout": "x"}
     said = problems(tmp_path, wrong, "num_hidden_layers", "attention_dropout")
-    assert "key 'num_hidden_layers': found \"x\", expected int" in said and "attention_dropout" not in said
+    assert "key 'num_hidden_layers': the model needs it" in said
+    assert "--ignore KEY" not in said and "attention_dropout" not in said
     path = written(tmp_path, {**content, "attention_dropout": "x"})
     assert read_config(path, frozenset(["attention_dropout"])).model.attention_dropout == 0
+
+
+def test_a_class_of_another_model_is_refused(tmp_path: Path) -> None:
+    assert {content["model_type"] for content, _ in PUBLISHED.values()} == set(CLASSES)
+    for content, _ in PUBLISHED.values():
+        expected = CLASSES[content["model_type"]]
+        absent = {key: value for key, value in content.items() if key != "architectures"}
+        model = read_config(written(tmp_path, content)).model
+        for fine in (absent, {**content, "architectures": None}, {**content, "architectures": []}):
+            assert read_config(written(tmp_path, fine)).model == model
+        for wrong in ("ForCausalLM", "LlamaForSequenceClassification", "Qwen3Model", [expected, "Qwen3Model"]):
+            names = wrong if isinstance(wrong, list) else [wrong]
+            said = problems(tmp_path, {**content, "architectures": names})
+            assert f"key 'architectures': found {json.dumps(names)}, expected {expected}, the language" in said
+            assert read_config(written(tmp_path, {**content, "architectures": names}), frozenset(["architectures"]))
+    old = {**PUBLISHED["llama3.1_8b"][0], "architectures": ["LLaMAForCausalLM"]}
+    assert read_config(written(tmp_path, old)).kind == "llama"
+    assert "key 'architectures': found \"x\", expected list" in problems(tmp_path, {**old, "architectures": "x"})
+
+
+def test_an_ignored_key_is_left_out_or_refused(tmp_path: Path) -> None:
+    llama = {**PUBLISHED["llama3.1_8b"][0], "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
+    ignored = frozenset(["rope_scaling", "rope_theta", "tie_word_embeddings", "num_key_value_heads"])
+    found = read_config(written(tmp_path, llama), ignored)
+    assert found.model.rope_scaling is None and found.model.rope_base == 10000 and found.model.kv_heads == 32
+    assert not found.model.tied_embeddings and ignored <= set(found.assumed) and not ignored & set(found.left_out)
+    assert "key 'mlp_bias': by default false: a case has" in problems(tmp_path, llama, "mlp_bias")
+    both = {**PUBLISHED["llama3.1_8b"][0], "rope_scaling": None, "rope_parameters": {"rope_theta": 1e4}}
+    assert read_config(written(tmp_path, both), frozenset(["rope_theta"])).model.rope_base == 1e4
+    for name, (content, _) in PUBLISHED.items():
+        for key in content:
+            path = written(tmp_path, content)
+            try:
+                found = read_config(path, frozenset([key]))
+            except UsageError as error:
+                assert f"key '{key}': " in str(error) and "cannot be left out" in str(error), (name, key)
+            else:
+                absent = {other: value for other, value in content.items() if other != key}
+                assert found == read_config(written(tmp_path, absent)), (name, key)
+    gpt = PUBLISHED["gpt2"][0]
+    assert "key 'embd_pdrop': by default 0.1: a case" in problems(tmp_path, {**gpt, "resid_pdrop": 0}, "embd_pdrop")
+    gemma = {**PUBLISHED["gemma_7b"][0], "hidden_act": "relu"}
+    assert "key 'hidden_act': found" in problems(tmp_path, gemma)
+    assert read_config(written(tmp_path, gemma), frozenset(["hidden_act"])).model.activation == "geglu_tanh"
+
+
+def test_the_source_of_a_case_names_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = written(tmp_path, PUBLISHED["llama3.1_8b"][0])
+    new = ["case", "new", "mine", "--from", str(config), "--output", str(tmp_path)]
+    assert main([*new, "--ignore", "hidden_size"]) == 2
+    assert "key 'hidden_size': the model needs it" in capsys.readouterr().err
+    assert main([*new, *("--ignore", "rope_scaling") * 2, "--ignore", "bos_token_id"]) == 0
+    said = capsys.readouterr().out
+    assert "left out by --ignore: bos_token_id, rope_scaling" in said
+    case = yaml.safe_load((tmp_path / "configs/cases/mine.yaml").read_text())
+    assert "(model_type llama, without bos_token_id, rope_scaling)" in case["source"]
+    assert "rope_scaling" not in case["model"]
+
+
+def test_a_switched_window_is_that_of_each_layer(tmp_path: Path) -> None:
+    """As transformers has it: layer_types, and without it the layers from max_window_layers on."""
+    full, sliding = "full_attention", "sliding_attention"
+    qwen = {**PUBLISHED["qwen3_8b"][0], "use_sliding_window": True, "sliding_window": 1024}
+    lacking = {key: value for key, value in qwen.items() if key != "sliding_window"}
+    for content, change, window in (
+        (qwen, {"max_window_layers": 36}, None),
+        (qwen, {"max_window_layers": 40}, None),
+        (qwen, {"max_window_layers": 0}, 1024),
+        (lacking, {"max_window_layers": 0}, 4096),
+        (qwen, {"max_window_layers": 18, "sliding_window": None}, None),
+        (qwen, {"max_window_layers": 18, "use_sliding_window": False}, None),
+        (qwen, {"max_window_layers": 0, "layer_types": [full] * 36}, None),
+        (qwen, {"max_window_layers": 36, "layer_types": [sliding] * 36}, 1024),
+        (PUBLISHED["qwen3_30b_a3b"][0], {"use_sliding_window": True, "max_window_layers": 0}, 131072),
+    ):
+        assert read_config(written(tmp_path, {**content, **change})).model.sliding_window == window, change
+    for name, change, says in (
+        ("qwen3_8b", {"max_window_layers": 18}, "key 'max_window_layers': found 18: of a case, all layers have"),
+        ("qwen3_8b", {"layer_types": [full, sliding] * 18}, "key 'layer_types': found full_attention, sliding_att"),
+        ("qwen3_8b", {"layer_types": [full] * 20}, "found 20 entries, expected one for each of 36 layers"),
+        ("qwen3_8b", {"layer_types": []}, "key 'layer_types': found 0 entries, expected one for each of 36 layers"),
+        ("qwen3_8b", {"layer_types": ["chunked_attention"] * 36}, "key 'layer_types': found chunked_attention: of"),
+        ("qwen3_8b", {"layer_types": [sliding] * 36, "sliding_window": None}, "use_sliding_window and sliding_window"),
+        ("qwen3_8b", {"max_window_layers": "x"}, "key 'max_window_layers': found \"x\", expected int"),
+        ("qwen3_30b_a3b", {"max_window_layers": 48}, "key 'max_window_layers': found 48: by it no layer has a window"),
+    ):
+        content = {**PUBLISHED[name][0], "use_sliding_window": True, "sliding_window": 1024, **change}
+        said = problems(tmp_path, content)
+        assert says in said and "--ignore" not in said, change
+        for key in {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"} & set(content):
+            assert f"key '{key}': it says which layers have a window" in problems(tmp_path, content, key)
 
 
 def test_experts_at_equal_steps_and_dense_layers_first(tmp_path: Path) -> None:
@@ -326,7 +431,7 @@ def test_a_case_is_written_checked_and_planned(tmp_path: Path, capsys: pytest.Ca
     assert "found 8,030,261,249, and" in capsys.readouterr().err and not (tmp_path / "mine").exists()
     assert main([*new, "--parameters", "8030261248"]) == 0
     said = capsys.readouterr().out
-    assert "left out, as they change nothing: architectures, bos_token_id" in said
+    assert "left out, as they change nothing: bos_token_id" in said
     assert all(len(line) <= 80 for line in said.splitlines() if "/" not in line)
     mine = ["--plugins", str(tmp_path / "mine")]
     assert main([*new, *mine]) == 2 and "the case 'my_llama' exists" in capsys.readouterr().err
