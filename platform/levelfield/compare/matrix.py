@@ -27,7 +27,7 @@ from levelfield.compare.sides import (
     ComparedSide,
     began,
     exclusion,
-    repeats_around,
+    newest_group,
     side_of,
     tuned_fields,
     tuning_of,
@@ -151,7 +151,7 @@ def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
     last = ordered[-1]
     if not good:
         return MatrixCell(_word(last), f"{last.run_id}: {_reason(last)}")
-    group = repeats_around(good[-1], ordered)
+    group = newest_group(good[-1], ordered)
     side = side_of("cell", [run for run in group if _reason(run) is None])
     rate = side_figure(RATE, side.counted)
     if rate.interval is None:

@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from pydantic import JsonValue
 
+from levelfield.compare.ratios import LEAST_RUNS
 from levelfield.errors import UsageError
 from levelfield.measure.cost import Cost, PaidUse, cost
 from levelfield.report.costs import RunCosts
@@ -300,6 +301,34 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
         else:
             groups.append([each])
     return next((group for group in groups if any(r.run_id == record.run_id for r in group)), [record])
+
+
+def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the newest run that counts with its repeats, in order.
+
+    Where fewer than LEAST_RUNS of these count: all runs of its series, build and conditions that began within a day of
+    it, so that one more run hides no earlier ones.
+    """
+    own = repeats_around(record, records)
+    if sum(exclusion(each) is None for each in own) >= LEAST_RUNS:
+        return own
+    same = [each for each in records if _is_of_the_day(each, record)]
+    return sorted({each.run_id: each for each in (*own, *same)}.values(), key=_order)
+
+
+def _is_of_the_day(record: RunRecord, newest: RunRecord) -> bool:
+    if record.series.fingerprint() != newest.series.fingerprint() or not is_within_a_day(record.began, newest.began):
+        return False
+    built = (record.subject, record.conditions) == (newest.subject, newest.conditions)
+    return built or exclusion(record) is not None  # one that does not count may not know its build
+
+
+def is_within_a_day(one: str, other: str) -> bool:
+    """Return whether two runs began within a day; False where a date cannot be read."""
+    try:
+        return abs(datetime.fromisoformat(one) - datetime.fromisoformat(other)) <= timedelta(days=1)
+    except (TypeError, ValueError):
+        return False
 
 
 def _kind(record: RunRecord) -> tuple[str, str, str | None]:

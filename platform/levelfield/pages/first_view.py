@@ -26,8 +26,8 @@ from levelfield.compare.ranking import (
     overall,
     ranking,
 )
-from levelfield.compare.ratios import Ratio
-from levelfield.compare.sides import palm, repeat_number, steady_runs, tuning_of
+from levelfield.compare.ratios import LEAST_RUNS, Ratio
+from levelfield.compare.sides import is_within_a_day, palm, repeat_number, steady_runs, tuning_of
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.pages.content import PagesContent
 from levelfield.pages.results import StoredResults
@@ -280,7 +280,11 @@ def _with_repeats(
         if (good := _last_good(runs)) and good.run_id in newest:
             ids = [point.run_id for point in runs.points if point.is_of_trend]
             place = ids.index(good.run_id)
-            before[runs.digest] = ids[max(0, place + 1 - repeat_number(newest[good.run_id])) : place]
+            least = max(0, place + 1 - repeat_number(newest[good.run_id]))
+            began = [point.began for point in runs.points if point.is_of_trend]
+            if place - least + 1 < LEAST_RUNS:  # as compare/sides.py takes the newest group
+                least = next((at for at in range(least) if is_within_a_day(began[at], good.began)), least)
+            before[runs.digest] = ids[least:place]
     found = {**newest, **_read([run_id for ids in before.values() for run_id in ids], results)}
     wanted = {runs.digest: dict.fromkeys([*before.get(runs.digest, ()), *_ends(runs)]) for runs in series}
     return {digest: [found[run_id] for run_id in ids if run_id in found] for digest, ids in wanted.items()}

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import Histories
-from levelfield.compare.sides import REPEATS, began, exclusion, repeat_number, repeats_around
+from levelfield.compare.ratios import LEAST_RUNS
+from levelfield.compare.sides import REPEATS, began, exclusion, is_within_a_day, repeat_number, repeats_around
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.verification import record_of_files
 from levelfield.rundir.directory import finished_run, read_plan, refuse_running, runs_of_pairs
@@ -196,8 +197,21 @@ def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list
 
 
 def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
-    """Yield the newest runs of a series until the newest that counts, with its repeats."""
-    return _until(source.newest(series), lambda record: exclusion(record) is None and repeat_number(record) == 1)
+    """Yield the newest runs of a series until the newest that counts, with its repeats; where too few of these count,
+    also the runs of the day before it."""
+    counted: list[RunRecord] = []
+    first: RunRecord | None = None  # repeat of the newest command that counts
+    is_enough: bool | None = None
+    for record in source.newest(series):
+        if first and record.began != first.began:
+            is_enough = len(counted) >= LEAST_RUNS if is_enough is None else is_enough
+            if is_enough or not is_within_a_day(record.began, counted[0].began):
+                return
+        yield record
+        if exclusion(record) is None:
+            counted.append(record)
+            if first is None and repeat_number(record) == 1:
+                first = record
 
 
 def _until(records: Iterable[RunRecord], is_last: Callable[[RunRecord], bool]) -> Iterator[RunRecord]:

@@ -23,9 +23,25 @@ def cell(found: ResultMatrix, case: str, column: str) -> MatrixCell:
     return next(cell for (row, name), cell in found.cells.items() if (row.case, name) == (case, column))
 
 
+def of_day(day: int) -> str:
+    return f"2026-11-{day}T10:00:00+00:00"
+
+
 def test_a_cell_is_the_newest_good_run() -> None:
-    found = matrix([record(1, 900), record(3, 1000), record(2, 950)], "framework")
+    older = record(1, 900, began=of_day(18)), record(2, 950, began=of_day(20))
+    found = matrix([older[0], record(3, 1000), older[1]], "framework")
     assert cell(found, "gpt", "torch").value == 1000 and cell(found, "gpt", "torch").detail == ""
+
+
+def test_one_more_run_of_a_build_hides_no_repeats_of_the_same_day() -> None:
+    runs = [numbered(record(n, rate), n) for n, rate in ((1, 1000), (2, 1010), (3, 960))]
+    of_others = (record(9, 5.0, began=of_day(20)), record(8, 5.0, packages="sha256:" + "5" * 64))
+    more = numbered(record(11, 970), 1)
+    found = cell(matrix([*of_others, *runs, more], "framework"), "gpt", "torch")
+    assert found.rate and sorted(found.rate.values) == [960, 970, 1000, 1010]
+    failed = numbered(record(12, word="failed"), 1)
+    found = cell(matrix([*runs[:2], failed, more], "framework"), "gpt", "torch")
+    assert found.rate and sorted(found.rate.values) == [970, 1000, 1010] and failed.run_id in found.detail
 
 
 def test_each_version_of_a_framework_has_a_column_of_its_own() -> None:
@@ -50,7 +66,7 @@ def test_a_repeat_that_does_not_count_cuts_no_cell_and_is_said() -> None:
 
 
 def test_repeats_behind_a_failed_first_one_are_not_of_the_command_before() -> None:
-    before = numbered(record(1, 500), 1)
+    before = numbered(record(1, 500, began=of_day(20)), 1)
     command = [numbered(record(n + 10, 1000 + n), n) for n in (2, 3)]
     found = cell(matrix([before, numbered(record(11, word="failed"), 1), *command], "framework"), "gpt", "torch")
     assert found.rate and found.rate.values == (1002, 1003)
@@ -150,9 +166,9 @@ def test_no_run_is_said() -> None:
 
 
 def test_the_newest_run_is_so_by_its_time_and_not_by_its_name() -> None:
-    old = record(9, 900, began="2026-11-21T23:59:59+00:00")
+    old = record(9, 900, began="2026-11-20T23:59:59+00:00")
     assert cell(matrix([record(1, 1000), old], "framework"), "gpt", "torch").value == 1000
-    east = record(9, 900, began="2026-11-22T11:30:00+02:00")  # 09:30 in UTC
+    east = record(9, 900, began="2026-11-22T11:30:00+02:00", packages="sha256:" + "5" * 64)  # 09:30 in UTC
     assert cell(matrix([record(1, 1000), east], "framework"), "gpt", "torch").value == 1000
 
 

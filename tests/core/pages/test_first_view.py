@@ -170,6 +170,14 @@ def test_a_withheld_figure_has_no_bar_and_gives_no_ratio() -> None:
     assert len(bars(view([*FAST, *hidden]))) == 2, "its speed is not withheld"
 
 
+def test_one_more_run_of_the_day_joins_the_repeats_before_it() -> None:
+    (more,) = repeats(990.0, first=9, chip="X1", scale="full")
+    later = more.model_copy(update={"began": "2026-11-25T10:00:00+00:00"})
+    counts = [bars(view([*FAST, *SLOW, each]))["acme X1"].bar.values.values for each in (more, later)]
+    assert sorted(counts[0]) == sorted([*(run.tokens_per_second_per_device for run in FAST), 990.0])
+    assert counts[1] == (990.0,)
+
+
 def test_a_figure_that_one_of_the_repeats_lacks_has_no_bar() -> None:
     runs = three(500, 4, chip="Z9")
     silent = {"joules_per_token": {"value": None, "reason": "no reading"}}

@@ -118,6 +118,16 @@ def test_the_latest_of_a_series_goes_on_beyond_bad_runs(runs: ListedRuns) -> Non
     assert numbers(list(latest_of_series(source, bad[0].series))) == [11, 12, 13, 31, 32]
 
 
+def test_the_latest_of_too_few_repeats_goes_on_within_a_day(runs: ListedRuns) -> None:
+    """One more run after three repeats: all of the day are read too, and not those of days before."""
+    source = ListedRuns([*runs.records, numbered(21, 1, began="2026-11-23T09:00:00+00:00")])
+    own = source.records[-1].series
+    of_the_day = [each for each in source.records if each.series == own]
+    assert numbers(list(latest_of_series(source, own))) == numbers(of_the_day) and numbers(of_the_day)[-2:] == [13, 21]
+    later = ListedRuns([*runs.records, numbered(21, 1, began="2026-11-25T09:00:00+00:00")])
+    assert numbers(list(latest_of_series(later, later.records[-1].series))) == [21]
+
+
 def test_repeats_that_began_in_one_second_are_one_command_in_any_order() -> None:
     runs = [
         run.model_copy(update={"began": "2026-11-22T10:00:00+00:00"})
