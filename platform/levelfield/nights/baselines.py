@@ -169,12 +169,19 @@ def _present_level(evidence: LevelEvidence) -> list[Point]:
     """Return the unchanged nights of the present level, at most as many as a level rests on.
 
     Where the newest night was found changed, these are the newest changed ones: a new level begins with them. Newest
-    nights that are inconclusive are no evidence, unless they are named.
+    nights that are inconclusive are no evidence, unless they are named. Raises UsageError where a regression lies behind
+    such nights: whoever accepts the newest night does not mean it.
     """
     points = in_history(evidence.points, _bad_nights(evidence))
     changed, suspect = _found(evidence, "regression", "improvement"), _found(evidence, "inconclusive")
+    newest_of_all = points[-1:]
     while points and points[-1].run_id in suspect:
         points = points[:-1]
+    if points and points[-1:] != newest_of_all and points[-1].run_id in _found(evidence, "regression"):
+        raise UsageError(
+            f"series {evidence.series}: the newest night is inconclusive, and {night_of(points[-1])} before it is a "
+            "regression, expected a night that was decided; wait for the next night, or name runs with --run"
+        )
     if newest := list(takewhile(lambda point: point.run_id in changed, reversed(points)))[::-1]:
         return _newest_nights(newest, LONGEST)
     unchanged = [point for point in points if point.run_id not in changed and is_since(evidence.held, point)]

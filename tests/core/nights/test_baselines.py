@@ -47,6 +47,19 @@ def test_a_newest_night_in_doubt_is_no_evidence_unless_it_is_named() -> None:
     assert accepted_baseline(LevelEvidence("S", points, settled), "ann", "why", NOW).runs[-1] == "run008"
 
 
+def test_a_regression_behind_a_newest_night_in_doubt_is_not_accepted_in_its_place() -> None:
+    """A night that was found slower by pairs, then a faster one that no pair decided: whoever accepts means the faster."""
+    points = (*nights(8, deviation=0.0), point(8, 900.0), point(9, 1100.0))
+    worse = Finding(series="S", label="S", figure=TOKENS, word="regression", run_id="run008", pairs=5)
+    doubt = Finding(series="S", label="S", figure=TOKENS, word="inconclusive", run_id="run009")
+    with pytest.raises(UsageError, match=r"newest night is inconclusive, and .* before it is a regression.*--run"):
+        accepted_baseline(LevelEvidence("S", points, (worse, doubt)), "ann", "why", NOW)
+    named = LevelEvidence("S", points, (worse, doubt), runs=("run008",))
+    assert accepted_baseline(named, "ann", "why", NOW).runs == ("run008",), "named, it is meant"
+    better = worse.model_copy(update={"word": "improvement"})
+    assert accepted_baseline(LevelEvidence("S", points, (better, doubt)), "ann", "why", NOW).runs == ("run008",)
+
+
 def test_at_most_the_nights_of_a_level_are_accepted() -> None:
     found = accepted_baseline(LevelEvidence("S", tuple(nights(50))), "ann", "why", NOW)
     assert found.runs == tuple(f"run{i:03d}" for i in range(50 - LONGEST, 50))
