@@ -478,6 +478,17 @@ def test_a_container_that_is_shown_all_devices_is_said_to_be(tmp_path: Path) -> 
     assert (finding.status, "only ACME_VISIBLE_DEVICES restricts the processes" in finding.says) == ("ok", True)
 
 
+def test_a_first_pattern_that_matches_nothing_is_named_with_its_recording(tmp_path: Path) -> None:
+    folder = write_acme(tmp_path)
+    text = (folder / "vendor.yaml").read_text()
+    unmatched = LOOSE.replace("'^(?P<index>", r"'^Card\n(?P<index>")
+    (folder / "vendor.yaml").write_text(re.sub(r"monitor:\n(  .*\n)+", lambda _: unmatched, text))
+    (folder / "recorded/monitor.csv").rename(folder / "recorded/monitor.txt")
+    finding = found(tmp_path, "devices")
+    assert "recorded/monitor.txt: key 'monitor.patterns.0': found no match of '^Card\\n(?P<index>" in finding.says
+    assert found(tmp_path, "reordered").status == "not applicable"
+
+
 def test_a_wrong_vendor_yaml_ends_the_suite(tmp_path: Path) -> None:
     replace(write_acme(tmp_path) / "vendor.yaml", "chips:", "chip:")
     assert [finding.check for finding in check(VendorSubject("acme", [tmp_path]))] == ["schema"]
