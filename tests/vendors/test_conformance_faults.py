@@ -67,6 +67,8 @@ SILENT = HEAD + "    def devices(self):\n        return list(super().devices())\
 ALARMED = HEAD + "    def devices(self):\n        return super().devices() or DeviceList([], 'no tool')\n"
 LATE = HEAD + "    def sample(self, devices):\n        if len(devices) == 2: raise OSError('gone')\n"
 
+ROW = "{chip: A1, set: {micro_batch: 2}"
+BEYOND = "{chip: A1, framework: torch, devices: 8, nodes: 1, set: {layout: DP8TP1PP1, micro_batch: 128}"
 
 PEAKS = "    peaks: {bf16: {tflops: 100, source: made up}}\n"
 BF16 = "tflops: 100"
@@ -225,11 +227,13 @@ PLANTS = [
         "NET_ADMIN has no reason",
     ),
     Plant("images", "vendor.yaml", "  torch: {image", "  tensorflow: {image", "tensorflow is not a framework"),
-    Plant("tuning", "tuning/nothing.yaml", "", "case: nothing\n", "unknown case 'nothing'"),
+    Plant("tuning", "tuning/nothing.yaml", "", "case: nothing\n", "nothing.yaml: unknown case 'nothing'"),
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "chip: A1", "chip: A9", "unknown chip of acme 'A9'"),
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "global_batch: 2", "global_batch"),
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "micro_batch: 7", "key 'rows.0': torch on 1 x 8 A1"),
-    Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "layout: DP8, micro_batch: 2", "torch on 2 x 8 A1"),
+    Plant("tuning", "tuning/gpt3_6.7B.yaml", "micro_batch: 2", "layout: TP8, micro_batch: 2", "torch on 2 x 8 A1"),
+    Plant("tuning", "tuning/gpt3_6.7B.yaml", ROW, BEYOND, "tuning/gpt3_6.7B.yaml: key 'rows.0': torch on 1 x 8 A1"),
+    Plant("tuning", "tuning/gpt3_6.7B.yaml", ROW, BEYOND, "needs 1,208.4 GiB on the fullest device; there are 64"),
     Plant("tuning", "tuning/gpt3_6.7B.yaml", "chip: A1", "chip: A1, framework: paddle", "it applies nowhere"),
     Plant("tool-failing", "adapter.py", "", SILENT, "the tool fails, but devices() gives no problem"),
     Plant("no-text", "adapter.py", "", SILENT, "prints b'', but devices() gives no problem"),
@@ -472,6 +476,17 @@ def test_a_container_that_is_shown_all_devices_is_said_to_be(tmp_path: Path) -> 
     replace(write_acme(tmp_path) / "vendor.yaml", '"/dev/acme{index}"', "/dev/acme")
     finding = found(tmp_path, "container")
     assert (finding.status, "only ACME_VISIBLE_DEVICES restricts the processes" in finding.says) == ("ok", True)
+
+
+def test_a_first_pattern_that_matches_nothing_is_named_with_its_recording(tmp_path: Path) -> None:
+    folder = write_acme(tmp_path)
+    text = (folder / "vendor.yaml").read_text()
+    unmatched = LOOSE.replace("'^(?P<index>", r"'^Card\n(?P<index>")
+    (folder / "vendor.yaml").write_text(re.sub(r"monitor:\n(  .*\n)+", lambda _: unmatched, text))
+    (folder / "recorded/monitor.csv").rename(folder / "recorded/monitor.txt")
+    finding = found(tmp_path, "devices")
+    assert "recorded/monitor.txt: key 'monitor.patterns.0': found no match of '^Card\\n(?P<index>" in finding.says
+    assert found(tmp_path, "reordered").status == "not applicable"
 
 
 def test_a_wrong_vendor_yaml_ends_the_suite(tmp_path: Path) -> None:

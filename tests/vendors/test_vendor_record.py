@@ -159,9 +159,36 @@ def test_a_tool_that_does_not_answer_leaves_nothing(machine: Path, capsys: Said,
 
 def test_output_that_vendor_yaml_does_not_read_is_kept_and_said(machine: Path, capsys: Said) -> None:
     (machine.parents[2] / "monitor").write_text("0, SN-100, Acme A1, 64\n")
-    assert record(machine) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "found no device with the rules of vendor.yaml: a line of 4 columns" in said
+    assert record(machine) == 4
+    said = " ".join(capsys.readouterr().err.split())
+    assert "monitor.csv: found no device with the rules of vendor.yaml: a line of 4 columns" in said
+
+
+def test_an_error_message_of_a_tool_is_no_recording(machine: Path, capsys: Said) -> None:
+    """A tool that cannot reach its driver, and ends with exit code 0 all the same."""
+    output = machine.parents[2] / "monitor"
+    output.write_text("acme-smi: cannot open driver: Permission denied\n")
+    assert record(machine, "--redact") == 4
+    said = " ".join(capsys.readouterr().err.split())
+    assert "it begins 'acme-smi: cannot open driver: Permission denied'. The text is kept." in said
+    assert (
+        f"run `run_benchmarks.py vendor record acme --redact --force --plugins {machine.parents[2]}`, which replaces it"
+        in said
+    )
+    assert (machine / "monitor.csv").read_text() == output.read_text()
+    output.write_text(MONITOR)
+    assert record(machine, "--redact", "--force") == 0 and "Acme A1" in (machine / "monitor.csv").read_text()
+
+
+def test_what_no_rules_read_yet_is_recorded(tmp_path: Path, machine: Path, capsys: Said) -> None:
+    """A new folder with its command: the author writes the rules by what is recorded."""
+    assert run("new", "zeta", "--output", tmp_path) == 0
+    replace(tmp_path / "vendors/zeta/vendor.yaml", "[zeta-smi, --query]  # FILL IN", "[acme-smi]")
+    (tmp_path / "monitor").write_text("Card 0  Zeta 1\n")
+    assert run("record", "zeta", "--plugins", tmp_path) == 0
+    assert "found no device with the rules of vendor.yaml" in " ".join(capsys.readouterr().out.split())
+    replace(tmp_path / "vendors/zeta/vendor.yaml", "csv  # FILL IN", "csv  #")
+    assert run("record", "zeta", "--plugins", tmp_path, "--force") == 4
 
 
 def test_a_vendor_without_a_tool_has_nothing_to_record(tmp_path: Path, capsys: Said) -> None:

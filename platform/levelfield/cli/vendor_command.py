@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -49,7 +50,8 @@ examples:
 """
 RECORD = """\
 Run the vendor's tools and store their output as recordings. Run this on a
-machine with the chip.
+machine with the chip. Exit code 4 where the rules of vendor.yaml find no device
+in them.
 
 example:
   run_benchmarks.py vendor record acme --redact
@@ -79,13 +81,22 @@ def _new(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     from levelfield.catalog.registry import Registry
-    from levelfield.testing.recorder import record
+    from levelfield.testing.recorder import has_rules, record, unread
     from levelfield.testing.subject import VendorSubject
 
     registry = Registry(options.plugins)
     subject = VendorSubject(options.name, options.plugins)
     for sentence in record(registry.vendor(options.name), subject.folder, options.redact, options.force):
         say(sentence)
+    if not (none := list(unread(subject))):
+        return 0
+    again = ["--redact"] if options.redact else []
+    command = shlex.join(("run_benchmarks.py", "vendor", "record", options.name, *again, "--force", *subject.given))
+    kept = f"{'. '.join(none)}. The text is kept. Where a device is in it, write the rules and run `vendor check`"
+    said = f"{kept}; where none is, remove the cause and run `{command}`, which replaces it"
+    if has_rules(subject.file):
+        raise GateFailed(said)
+    say(said)
     return 0
 
 

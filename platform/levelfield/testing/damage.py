@@ -48,8 +48,9 @@ def reordered(recording: Recording) -> Iterator[str]:
         yield from ("".join([*lines[:at], *reversed(lines[at : at + 2]), *lines[at + 2 :]]) for at in range(len(lines)))
     elif recording.tool:
         starts = [match.start() for match in re.finditer(recording.tool.patterns[0], text, re.MULTILINE)]
-        blocks = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
-        yield text[: starts[0]] + "".join(reversed(blocks)) if starts else text
+        if starts:  # the check `devices` reports a recording without a record
+            blocks = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+            yield text[: starts[0]] + "".join(reversed(blocks))
 
 
 def _json_reordered(text: str, records: tuple[int | str, ...]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from levelfield.catalog import lookup
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import ProcessWork
-from levelfield.errors import NotHere, UsageError
+from levelfield.errors import NotHere, UnknownName, UsageError
 from levelfield.plan.permissions import needs
 from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
@@ -30,6 +30,8 @@ from levelfield.testing.subject import VendorSubject
 LAUNCHED = 2  # devices
 NODES = (1, 2, 4)
 DEVICES = 8  # of one node, as most makers build them
+GIB = 2**30
+ERROR = 0.15  # of an estimated memory, in nine of ten published rows: docs/planner-unseen.md
 SHOWN = 160  # characters of why a case has no plan, in whole words
 
 
@@ -113,34 +115,40 @@ def _first_plan(subject: VendorSubject, framework: str) -> Plan:
 
 
 def tuning(subject: VendorSubject) -> str:
-    """Check that each file belongs to a known case, sets free fields only, and that each row gives a possible plan."""
+    """Check that each file belongs to a known case, sets free fields only, and that each row gives a possible plan that
+    fits the devices' memory."""
     files = sorted((subject.folder / "tuning").glob("*.yaml"))
     if not files:
         raise NotApplicable("no tuning/<case>.yaml: cases run as they are")
     plans = 0
     for case in (path.stem for path in files):
-        subject.registry.case(case)
+        try:
+            subject.registry.case(case)
+        except UnknownName as error:
+            raise Fails(f"tuning/{case}.yaml: {error}", "give the file the name of a case, or remove it") from None
         for number, row in enumerate(lookup.tuning_rows(subject.registry, subject.name, case)):
             plans += _check_row(subject, case, number, row)
     return f"{len(files)} case(s), {plans} plan(s): {', '.join(path.stem for path in files)}"
 
 
 def _check_row(subject: VendorSubject, case: str, number: int, row: TuningRow) -> int:
-    """Return the number of plans. Raises Fails for a row that makes a plan impossible, or that applies nowhere."""
+    """Return the number of plans. Raises Fails for a row that makes a plan impossible, that does not fit where a plan
+    without it fits or where it names devices and nodes, or that applies nowhere."""
     plans = 0
     for selector in _selectors(subject, case, row):
         try:
             found = replace(lookup.find(subject.registry, selector), devices=())
         except NotHere:
             continue  # the framework does not have the case or the vendor, whatever the row says
-        error = _error(found, selector, row.scale)
-        if error and not _error(replace(found, tuning_rows=()), selector, row.scale):
+        is_possible, error = _tried(found, selector, row.scale)
+        is_of_row = is_possible and row.devices and row.nodes
+        if error and (is_of_row or not _tried(replace(found, tuning_rows=()), selector, row.scale)[1]):
             where = f"{selector.framework} on {selector.nodes} x {selector.devices} {selector.target}"
             raise Fails(
                 f"tuning/{case}.yaml: key 'rows.{number}': {where}: {error}",
                 "correct the row, or add the condition `nodes`, `devices` or `framework` to it",
             )
-        plans += error is None
+        plans += is_possible
     if plans == 0:
         raise Fails(f"tuning/{case}.yaml: key 'rows.{number}': it applies nowhere", "correct its conditions")
     return plans
@@ -155,12 +163,17 @@ def _selectors(subject: VendorSubject, case: str, row: TuningRow) -> Iterator[Se
                 yield Selector(case=case, framework=framework, target=chip, nodes=nodes, devices=devices)
 
 
-def _error(found: Selection, selector: Selector, scale: Scale) -> str | None:
+def _tried(found: Selection, selector: Selector, scale: Scale) -> tuple[bool, str | None]:
+    """Return whether there is a plan, and what is wrong: why there is none, or by how much it does not fit."""
     try:
-        planned(found, selector, scale)
+        plan = planned(found, selector, scale)
     except UsageError as error:
-        return str(error)
-    return None
+        return False, str(error)
+    needed, there = plan.expected_memory.total_bytes, plan.expected_memory.available_bytes
+    if found.vendor.is_host or there is None or needed <= there * (1 + ERROR):  # a host's memory is this machine's
+        return True, None
+    what = f"{plan.tuning.layout} with micro-batch {plan.tuning.micro_batch}"
+    return True, f"{what} needs {needed / GIB:,.1f} GiB on the fullest device; there are {there / GIB:,.1f} GiB"
 
 
 # ---- the shipped cases

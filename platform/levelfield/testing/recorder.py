@@ -11,12 +11,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from levelfield.contracts.command import ask
-from levelfield.contracts.tool_records import Parsed, parse
+from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Vendor, recorded_commands
 from levelfield.errors import RunFailed, UsageError
 from levelfield.specs.site import NodeCommand
 from levelfield.specs.tool import Tool
-from levelfield.testing.recordings import ORIGINS, commands, file_name
+from levelfield.testing.file_checks import BLANK
+from levelfield.testing.recordings import ORIGINS, commands, file_name, why_unread
+from levelfield.testing.subject import VendorSubject
 
 HEADING = "# Where the recorded output comes from\n"
 
@@ -81,7 +83,7 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
     kept = redacted(captured_texts(captured), _tools(captured)) if redact else captured_texts(captured)
     _write(folder / "recorded", vendor, captured, kept)
     said = _mask_notes(captured) if redact else _identity_notes(captured)
-    return [*_file_notes(folder / "recorded", captured), *_unread_notes(captured), *said]
+    return [*_file_notes(folder / "recorded", captured), *said]
 
 
 def adapter_tools(vendor: Vendor, recorded: Path) -> dict[str, NodeCommand]:
@@ -114,14 +116,18 @@ def _check_output(captured: list[Captured]) -> None:
             raise RunFailed(f"failed (tool): `{command}` printed nothing; check the device and this user's rights")
 
 
-def _unread_notes(captured: list[Captured]) -> Iterator[str]:
-    for item in captured:
-        if item.tool is None or item.text is None:
-            continue
-        found: Parsed = parse(item.tool, item.text)
-        if not found.records:
-            why = f": {found.passed_over[0]}" if found.passed_over else ""
-            yield f"{item.file}: found no device with the rules of vendor.yaml{why}; run `vendor check` for details"
+def unread(subject: VendorSubject) -> Iterator[str]:
+    """Return a sentence about each recording in which the rules of vendor.yaml find no device."""
+    for item in subject.recordings:
+        if item.tool and item.is_text and (why := why_unread(item.role, item.tool, item.text)):
+            begin = next((line for line in item.text.splitlines() if line.strip()), "").strip()[:80]
+            yield f"{item.path.name}: found no device with the rules of vendor.yaml: {why}; it begins '{begin}'"
+
+
+def has_rules(vendor_yaml: Path) -> bool:
+    """Return whether the author has written how the tools' output is read: no place to fill in is left there."""
+    text = vendor_yaml.read_text(encoding="utf-8")
+    return not any(BLANK in part for part in re.findall(r"(?m)^(?:monitor|discovery):.*(?:\n(?:[ #].*)?)*", text))
 
 
 def _identity_notes(captured: list[Captured]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Sample, Vendor
 from levelfield.specs.tool import Tool
 from levelfield.specs.vendor import VendorFile
@@ -77,6 +78,17 @@ def recordings(folder: Path, spec: VendorFile) -> tuple[Recording, ...]:
     for path in sorted(folder.glob("tool.*.*")):
         found.append(Recording("tool", path, (path.stem.removeprefix("tool."),), path.read_bytes()))
     return tuple(found)
+
+
+def why_unread(role: str, tool: Tool, text: str) -> str | None:
+    """Return why the rules of vendor.yaml find no device in what a tool printed, or None where they find one."""
+    found = parse(tool, text)
+    if found.records:
+        return None
+    if not found.passed_over and tool.patterns:
+        key = f"{'discovery.tool' if role == 'discovery' else role}.patterns.0"
+        return f"key '{key}': found no match of '{tool.patterns[0]}', expected one for each device"
+    return found.passed_over[0] if found.passed_over else "found no record"
 
 
 def outcome(vendor: Vendor, asked: Sequence[Device]) -> dict[Key, Any]:

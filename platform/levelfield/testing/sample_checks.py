@@ -11,7 +11,7 @@ from levelfield.contracts.vendor import Device
 from levelfield.testing import damage
 from levelfield.testing.damage import NumberPlace
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.recordings import Key, Recording, outcome, without_reason, wrong
+from levelfield.testing.recordings import Key, Recording, outcome, why_unread, without_reason, wrong
 from levelfield.testing.subject import VendorSubject
 from levelfield.testing.tool_checks import check_problem
 
@@ -58,8 +58,8 @@ def devices(subject: VendorSubject) -> str:
     """Check that the recordings show devices of known chips."""
     found = subject.devices()
     if not found:
-        parsed = (parse(r.tool, r.text) for r in subject.recordings if r.tool)
-        why = next((f": {why}" for each in parsed for why in each.passed_over), "")
+        unread = ((r.path.name, why_unread(r.role, r.tool, r.text)) for r in subject.recordings if r.tool)
+        why = next((f": recorded/{name}: {why}" for name, why in unread if why), "")
         raise Fails(f"found no device in the recordings{why}", COMPARE)
     unknown = next((d for d in found if d.chip is None and d.description != f"{subject.name} device {d.index}"), None)
     if unknown:
