@@ -169,8 +169,8 @@ def _present_level(evidence: LevelEvidence) -> list[Point]:
     """Return the unchanged nights of the present level, at most as many as a level rests on.
 
     Where the newest night was found changed, these are the newest changed ones: a new level begins with them. Newest
-    nights that are inconclusive are no evidence, unless they are named. Raises UsageError where a regression lies behind
-    such nights: whoever accepts the newest night does not mean it.
+    nights that are inconclusive are no evidence, unless they are named. Raises UsageError where a regression lies
+    behind such nights: whoever accepts the newest night does not mean it.
     """
     points = in_history(evidence.points, _bad_nights(evidence))
     changed, suspect = _found(evidence, "regression", "improvement"), _found(evidence, "inconclusive")

@@ -11,7 +11,7 @@ from levelfield.pages.results import StoredResults
 from levelfield.pages.series_history import SeriesRuns, grouped, seconds_of
 from levelfield.pages.site_files import slug
 from levelfield.series.findings import WORDS, FindingWord
-from levelfield.specs.record import Point, StoreEvent
+from levelfield.specs.record import Point, StoreEvent, nights_in_order
 from levelfield.store.database import StoredSeries
 
 NIGHTS_SHOWN = 30  # of which the case pages repeat what the gate said
@@ -129,7 +129,7 @@ def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -
     judged: findings of the last night by the gate without pairs. A gate does not store a plain `no change`. So they
     give the levels of quiet series; where the night has stored findings, these alone say what changed.
     """
-    points, nights = results.points(), sorted(results.nights())
+    points, nights = results.points(), nights_in_order(results.nights())
     unreadable: list[str] = []
     series = [_runs(entry, points.get(entry.digest, ()), unreadable) for entry in results.series()]
     return PagesContent(

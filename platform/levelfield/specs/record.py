@@ -7,6 +7,7 @@ draws beside the loss; they are bounded, and no figure rests on them: the raw fi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import ClassVar, Literal
 
@@ -330,6 +331,13 @@ class StoreEvent(Document):
     level: dict[Gated, float] = Field(default_factory=dict)
     runs: tuple[str, ...] = ()
     data: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+def nights_in_order(nights: Iterable[str]) -> list[str]:
+    """Return nights by their names, which begin with their dates; those of the future first, so that the night of a
+    clock that was wrong is the newest only where there is no other."""
+    future = first_future_date().date().isoformat()
+    return sorted(nights, key=lambda night: (night[:10] <= future or not night[:4].isdigit(), night))
 
 
 def first_future_date() -> datetime:

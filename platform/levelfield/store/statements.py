@@ -15,7 +15,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from levelfield.errors import UsageError
 from levelfield.specs.base import Document
-from levelfield.specs.record import StoreEvent
+from levelfield.specs.record import StoreEvent, nights_in_order
 from levelfield.store.schema import EVENT, EXPECTATION, FINDING, RUN
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def expectations(connection: Connection) -> list[tuple[str, str, str, str | None
 
 
 def nights(connection: Connection) -> list[str]:
-    """Return the nights of runs and of expectations, the earliest first."""
+    """Return the nights of runs and of expectations, in the order of `nights_in_order`."""
     ran = connection.execute(select(RUN.c.night).where(RUN.c.night.is_not(None)).distinct()).scalars()
-    return sorted({*ran, *connection.execute(select(EXPECTATION.c.night).distinct()).scalars()})
+    return nights_in_order({*ran, *connection.execute(select(EXPECTATION.c.night).distinct()).scalars()})
 
 
 def add_finding(connection: Connection, night: str, finding: Mapping[str, Any]) -> None:

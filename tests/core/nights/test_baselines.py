@@ -48,7 +48,7 @@ def test_a_newest_night_in_doubt_is_no_evidence_unless_it_is_named() -> None:
 
 
 def test_a_regression_behind_a_newest_night_in_doubt_is_not_accepted_in_its_place() -> None:
-    """A night that was found slower by pairs, then a faster one that no pair decided: whoever accepts means the faster."""
+    """A night that was found slower by pairs, then a faster one that no pair decided: that one is meant."""
     points = (*nights(8, deviation=0.0), point(8, 900.0), point(9, 1100.0))
     worse = Finding(series="S", label="S", figure=TOKENS, word="regression", run_id="run008", pairs=5)
     doubt = Finding(series="S", label="S", figure=TOKENS, word="inconclusive", run_id="run009")
