@@ -173,6 +173,7 @@ class _ImportSource:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._terminal = options, Terminal(quiet=options.json)
         self.statements: list[Statement] = []
+        self._nights_of: dict[Path, dict[str, str]] = {}
         self.problems: list[str] = []
         self.not_sealed: dict[str, str] = {}
 
@@ -260,7 +261,19 @@ class _ImportSource:
             record = record_of(paths).reported(_OF_A_RESULT)
         else:
             record = record_of_files(paths, self._registry, recomputed(paths))
+        night = self._nights(paths.root.parent).get(record.run_id)
+        record = record.model_copy(update={"purpose": "nightly", "night": night}) if night else record
         return storable(record, str(paths.root))
+
+    def _nights(self, runs: Path) -> dict[str, str]:
+        """Return the nights of a folder's runs, of which the states of nightlies lie beside them. Each is read once."""
+        from levelfield.nights.nightly import nights_of_runs
+
+        if runs not in self._nights_of:
+            self._nights_of[runs] = {}
+            with self._kept_problem():
+                self._nights_of[runs] = nights_of_runs(runs)
+        return self._nights_of[runs]
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from levelfield.cli.main import main
 from levelfield.cli.store_command import _OF_AN_EXPORT
+from levelfield.nights.nightly import NightEntry, NightState, state_path, write_state
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import PAIRS, write_status
 from levelfield.specs.record import StoreEvent
@@ -82,6 +83,23 @@ def test_an_import_says_which_runs_count_in_no_comparison_and_why(command, run):
     run.plan.write_text(json.dumps(plan))
     out = json.loads(command("store", "import", run.root, "--json")[1])
     assert out["not_sealed"][run.root.name].startswith("tampered: ")
+
+
+def test_runs_of_a_folder_keep_the_nights_that_lie_beside_them(command, run, store):
+    entry = NightEntry(name="e", run_id=run.root.name, state="done")
+    state = NightState(night="2026-01-04", suite="x", began="2026-01-04T00:00:00+00:00", entries=(entry,))
+    write_state(state_path(run.root.parent, state.night, "x"), state)
+    list(copies(run, 1))
+    assert command("store", "import", run.root.parent)[1] == "2 new, 0 known already\n"
+    with Store.open(str(store), read_only=True) as opened:
+        found = {record.run_id: (record.purpose, record.night) for record in opened.records()}
+    assert found.pop(run.root.name) == ("nightly", "2026-01-04") and set(found.values()) == {("manual", None)}
+
+
+def test_a_damaged_night_is_named_and_its_runs_are_imported(command, run):
+    (run.root.parent / "nightly_x_2026-01-04.json").write_text("{")
+    code, out, err = command("store", "import", run.root.parent)
+    assert "nightly_x_2026-01-04.json" in out + err and "1 new" in out and code == 2
 
 
 def test_a_run_of_a_pair_is_refused_and_a_folder_leaves_its_pairs_out(command, run, store):
