@@ -195,6 +195,12 @@ def test_without_a_terminal_a_night_begins_with_its_verdict_and_has_no_progress(
     assert out.endswith(f"\npages: {project.data}/site/index.html\n") and len(out.splitlines()) < 30
 
 
+def test_a_file_that_cannot_be_written_takes_no_finding(project: Nights) -> None:
+    code, findings, err = project.night(QUIET[-1], "--junit", "/dev/null/night.xml", "--markdown", "/dev/null/night.md")
+    assert code == 2 and findings, "the night is judged and said all the same"
+    assert " ".join(err.split()).count("cannot be written: Not a directory; the night is stored") == 2
+
+
 def test_two_nightlies_of_a_suite_do_not_run_at_once(project: Nights) -> None:
     process = project.start(*project.nightly_arguments("2026-01-22"), FAKE_STEP_SECONDS="2")
     wait_for_run(project, process)

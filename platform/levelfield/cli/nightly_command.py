@@ -38,8 +38,10 @@ from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.nights.bisection import FirstBad
+    from levelfield.nights.gate import GateReport
+    from levelfield.nights.night_session import NightSession
     from levelfield.run.builds import Pin
-    from levelfield.series.findings import Finding
+    from levelfield.series.findings import Finding, FindingPage
     from levelfield.series.pairs import Side
     from levelfield.specs.plan import ImplementationUsed
     from levelfield.specs.record import Gated
@@ -220,16 +222,34 @@ def _run(options: argparse.Namespace) -> int:
             report.first_line, night, report.findings, options.strict, options.advisory, found, _link(options),
             session.suite, str(options.html / "index.html") if options.html else None, getattr(output, "notes", ()),
         )  # fmt: skip
-        for form, path in (("markdown", options.markdown), ("junit", options.junit)):
-            if path:
-                with _named(path):
-                    write_atomically(path, written(page, form))
-        if options.html:
-            session.write_pages(options.html, report)
-    print(written(page, "json" if options.json else "text"), end="", flush=True)
+        # The findings come first: a full disk must not take them.
+        print(written(page, "json" if options.json else "text"), end="", flush=True)
+        problems = list(_unwritten(options, session, report, page))
+    for problem in problems:
+        print(wrapped(f"levelfield: error: {problem}", 12), file=sys.stderr)
     if url and (why := delivered(url, written(page, "webhook"))):
         print(wrapped(f"levelfield: the webhook did not take the night: {why}", 12), file=sys.stderr)
-    return page.exit_code
+    return page.exit_code or (UsageError.exit_code if problems else 0)
+
+
+def _unwritten(
+    options: argparse.Namespace, session: NightSession, report: GateReport, page: FindingPage
+) -> Iterator[str]:
+    """Write the files and pages of a night. Yield why one cannot be; the others are written all the same."""
+    from levelfield.series.finding_forms import written
+
+    for form, path in (("markdown", options.markdown), ("junit", options.junit)):
+        if path:
+            try:
+                with _named(path):
+                    write_atomically(path, written(page, form))
+            except UsageError as error:
+                yield str(error)
+    if options.html:
+        try:
+            session.write_pages(options.html, report)
+        except UsageError as error:
+            yield str(error)
 
 
 def _output(options: argparse.Namespace) -> Terminal:

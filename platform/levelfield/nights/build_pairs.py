@@ -121,7 +121,13 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
             found.append(explained(paths))
         except (RunFailed, UsageError) as error:
             return (f"why is not known: {arm.build}: {error}",)
-    return step_difference(*found).sentences
+    change = step_difference(*found)
+    if change.whole.ms <= (change.whole.half or 0.0):
+        return (
+            f"the recorded steps do not show why: {change.whole.before:.2f} ms with {arms[0].build}, "
+            f"{change.whole.after:.2f} ms with {arms[1].build}",
+        )
+    return change.sentences
 
 
 def _record(arm: Arm, runs: Path, keep: Keep) -> RunRecord:

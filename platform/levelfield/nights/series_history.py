@@ -11,7 +11,7 @@ from levelfield.report.escapes import one_line
 from levelfield.report.words import wrapped
 from levelfield.series.examination import era_of
 from levelfield.series.findings import FIGURES, figure_value, percent_change, short
-from levelfield.series.level import AcceptedLevel, Level, accepted_level, level_of
+from levelfield.series.level import FEWEST, AcceptedLevel, Level, accepted_level, level_of
 from levelfield.series.segments import (
     Observation,
     Segment,
@@ -121,7 +121,10 @@ def history_lines(history: FigureHistory, chart: bool) -> list[str]:
     name, figure = FIGURES[history.figure], history.figure
     lines = [f"{name}, {len(history.nights)} nights"]
     if history.level is None:
-        lines.append("  level      none before 7 nights")
+        lines.append("  level      none before 7 nights" + (" of one state" if len(history.nights) >= FEWEST else ""))
+        if history.accepted is not None:
+            accepted = figure_value(history.accepted, figure)
+            lines.append(f"  accepted   {accepted} since {history.accepted_since}, with which nights are compared")
     else:
         level, accepted = (figure_value(value, figure) for value in (history.level, history.accepted))
         lines.append(f"  level      {level} of {history.level_nights} nights since {history.level_since}")

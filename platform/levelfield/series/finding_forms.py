@@ -218,7 +218,8 @@ def _figure_line(finding: Finding) -> str:
     text += f" [{_interval(finding)}]" if finding.low is not None else ""
     if finding.level is not None:
         level = figure_value(finding.level, finding.figure)
-        text += f" of {level}, the level of {finding.nights} nights since {finding.level_since}"
+        nights = "1 night" if finding.nights == 1 else f"{finding.nights} nights"
+        text += f" of {level}, the level of {nights} since {finding.level_since}"
     return text
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gate_points import day, nights, point
+from levelfield.compare.step_difference import PartChange, StepDifference
 from levelfield.errors import RunFailed
 from levelfield.nights import build_pairs
 from levelfield.nights.build_pairs import null_arms, weekly_series
 from levelfield.nights.gate import Confirmation, PairRuns, suspects
 from levelfield.nights.gate_input import GateInput
+from levelfield.nights.series_history import FigureHistory, history_lines
 from levelfield.specs.record import Gated
 
 TOKENS: Gated = "tokens_per_second_per_device"
@@ -85,3 +88,31 @@ def test_null_arms_have_one_commit_and_a_dirty_tree_has_none(monkeypatch: pytest
     for broken in ({"commit": None}, {"is_dirty": True}, {"is_dirty": None}):
         subject = SimpleNamespace(**{**vars(clean), **broken})
         assert "no commit has" in null_arms(None, subject, (), print)  # type: ignore[arg-type,operator]
+
+
+@pytest.mark.parametrize(
+    ("after", "half", "says"),
+    [
+        (11.0, 0.4, "mlp takes 1.0 ms more"),
+        (10.3, 0.4, "the recorded steps do not show why: 10.00 ms with old, 10.30 ms with new"),
+        (9.0, None, "the recorded steps do not show why: 10.00 ms with old, 9.00 ms with new"),
+    ],
+)
+def test_recorded_steps_that_are_not_slower_say_no_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: float, half: float | None, says: str
+) -> None:
+    found = StepDifference(PartChange("step", 10.0, after, half), (), ("mlp takes 1.0 ms more",), 1.0)
+    monkeypatch.setattr(build_pairs, "run_of", lambda build, *_: build)
+    monkeypatch.setattr(build_pairs, "explained", lambda build: build)
+    monkeypatch.setattr(build_pairs, "step_difference", lambda before, now: found)
+    arms = [SimpleNamespace(build=name, arguments=()) for name in ("old", "new")]
+    assert build_pairs.why_slower(arms, tmp_path) == (says,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("count", "accepted"), [(3, None), (11, None), (11, 2033.4)])
+def test_a_series_without_a_level_says_what_it_is_compared_with(count: int, accepted: float | None) -> None:
+    nights = tuple((f"2026-01-{n + 1:02}", "n1", f"r{n}", 2000.0) for n in range(count))
+    history = FigureHistory(TOKENS, nights, (), None, None, 0, None, accepted, accepted and "2026-01-05", None, None)
+    lines = "\n".join(history_lines(history, chart=False))
+    assert ("none before 7 nights of one state" in lines) == (count >= 7) and "none before 7 nights" in lines
+    assert ("accepted   2,033.4 since 2026-01-05, with which nights are compared" in lines) == (accepted is not None)
