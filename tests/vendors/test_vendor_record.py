@@ -246,7 +246,7 @@ NAMED = {
     "MAC addresses": ("MAC", "mac_address"),
     "board ids": ("Board ID", "board_id"),
     "asset tags": ("Asset Tag",),
-    "host names": ("Host Name", "hostname"),
+    "host names": ("Host Name", "hostname", "Host"),
     "IP addresses": ("ip", "IPv4 Address"),
 }
 
@@ -267,13 +267,63 @@ def test_the_docs_name_what_the_code_replaces() -> None:
     assert list(NAMED) == list(LABELS)
 
 
+@pytest.mark.parametrize(
+    ("text", "secrets"),
+    [
+        ("Host: node17.corp.example", ["node17", "corp", "example"]),
+        ("Hostname: n17", ["n17"]),
+        ("host=lab-box\nnote for lab-box", ["lab", "box"]),
+        ("Host: node17.corp.example\nnode17 is up", ["node17"]),
+        ("Host n17  Driver 6.7.0", ["n17"]),
+        ("index, host\n0, n17", ["n17"]),
+        ("S/N ZN77881122  IP 10.3.4.17", ["ZN77881122", "10.3.4.17"]),
+        ("Asset Tag 004711", ["004711"]),
+        ("file server 141.3.4.17/24", ["141.3.4.17"]),
+        ("inet6 fe80::be24:11ff:fe5a:1 up", ["be24"]),
+        ("range 10.3.4.17-10.3.4.19", ["4.17", "4.19"]),
+        ("'host' => 'cambridge-gpu'", ["cambridge", "gpu"]),
+        ("http://[2001:db8::7]:80", ["2001"]),
+    ],
+)
+def test_names_serials_and_addresses_as_tools_print_them(text: str, secrets: list[str]) -> None:
+    made = redacted({"a.txt": text + "\n"}, {})["a.txt"]
+    assert not [word for word in secrets if word in made] and len(made) == len(text) + 1, made
+
+
+def test_a_version_that_vendor_yaml_reads_is_no_address() -> None:
+    """Four numbers without a word that says so; the pattern does."""
+    text = "acme-smi 10.3.4.17 on 10.3.4.18\n"
+    assert redacted({"a.txt": text}, {"a.txt": r"smi (\S+)"}) == {"a.txt": "acme-smi 10.3.4.17 on 00.0.0.01\n"}
+    assert "10.3.4.17" not in redacted({"a.txt": text}, {})["a.txt"]
+
+
+def test_no_shipped_recording_has_an_identity_by_its_form_alone() -> None:
+    """Places on the bus, versions and times of the makers' tools are none."""
+    for path in sorted(ROOT.glob("vendors/*/recorded/*.*")):
+        text = path.read_text()
+        assert not [*recorder._addresses(text), *recorder._hosts(text)], path
+
+
 @pytest.mark.parametrize("word", ["1c:34:da:77:ab:09", "1C-34-DA-77-AB-09", FIRST])
 def test_an_address_or_a_uuid_needs_no_label(word: str) -> None:
     assert word not in redacted({"a.txt": f"link 0 {word} up\n"}, {})["a.txt"]
 
 
 @pytest.mark.parametrize(
-    "text", ["Driver Version: 550.54.15\n", "chip: Acme A1-64\n", "time 10:20:30:40\n", "skip: ABCD12\n"]
+    "text",
+    [
+        "Driver Version: 550.54.15\n",
+        "chip: Acme A1-64\n",
+        "time 10:20:30:40\n",
+        "skip: ABCD12\n",
+        "MACA Version: 3.1.0.14              BIOS Version: 1.26.1.0  |\n",
+        "index, driver_version\n0, 10.3.4.17\n",
+        "listens on 127.0.0.1 and ::1, mask 255.255.255.0\n",
+        "VBIOS 96.00.74.00.01, libacme-1.2.3.4, 1.2.3.4-rc1, std::abc, 0000:3b:00.0\n",
+        "Host:\n  Memory: 512 GiB\n",
+        "Host Memory: 512 GiB\nHost: N/A\nHost: 65536 MiB\nHost driver.\nhost-side: A1B2\n",
+        "Serial port speed 9600\n",
+    ],
 )
 def test_what_is_no_identity_stays(text: str) -> None:
     assert redacted({"a.txt": text}, {}) == {"a.txt": text}

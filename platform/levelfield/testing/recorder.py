@@ -8,10 +8,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from ipaddress import ip_address
 from pathlib import Path
 
 from levelfield.contracts.command import ask
-from levelfield.contracts.tool_records import parse
+from levelfield.contracts.tool_records import first_match, parse
 from levelfield.contracts.vendor import Device, Vendor, recorded_commands
 from levelfield.errors import RunFailed, UsageError
 from levelfield.specs.site import NodeCommand
@@ -37,8 +38,28 @@ LABELS = {
 }
 _LABEL = "|".join(LABELS.values())
 _WORD = r"[A-Za-z0-9][A-Za-z0-9:._-]{3,}"
-_LABELLED = re.compile(rf"(?i)(?<![A-Za-z0-9])(?:{_LABEL})\b\.?[\"']?\s*[:=>]\s*[\"']?({_WORD})")
+_LABELLED = re.compile(rf"(?i)(?<![A-Za-z0-9])(?:{_LABEL})\b\.?[\"']?\s*[:=>]+\s*[\"']?({_WORD})")
 _HEADING = re.compile(rf"(?i)(?:\w+[ _.-])*(?:{_LABEL})\.?")
+# `S/N X1`: a blank alone separates a label only from a word with a digit, or from a host's name with a dot.
+_NUMBERED = "|".join(LABELS[name] for name in ("serial numbers", "board ids", "asset tags"))
+_BESIDE = re.compile(rf"(?i)(?<![A-Za-z0-9])(?:{_NUMBERED})[.#]?[ \t]+(?=[A-Za-z:._-]*[0-9])({_WORD})")
+_HOST_LABEL = rf"(?:{LABELS['host names']}|host)"
+_HOST = r"(?=[0-9_.-]*[A-Za-z])[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9]))+"  # of two characters or more
+_HOST_LABELLED = re.compile(
+    rf"(?i)(?<![A-Za-z0-9]){_HOST_LABEL}\b\.?[\"']?"
+    rf"(?:[ \t]*[:=>]+[ \t]*[\"']?|[ \t]+(?=[A-Za-z][A-Za-z_-]*(?:[0-9]|\.\w)))({_HOST})"
+)
+_HOST_HEADING = re.compile(rf"(?i)(?:\w+[ _.-])*{_HOST_LABEL}")
+_ADDRESS = re.compile(
+    r"(?<![\w.])(?<![A-Za-z]-)(?:\d{1,3}\.){3}\d{1,3}(?!\w|[.]\w|-[A-Za-z])|(?<![\w:.])[0-9a-fA-F:]{3,39}(?![\w:]|\.\w)"
+)
+# A version may have the form of an address: `Driver Version : 3.1.0.14`, and a column `driver_version`.
+_VERSION_WORD = (
+    r"(?:version|(?<![A-Za-z])(?:ver|driver|firmware|fw|bios|release|rev|revision|sdk|toolkit|runtime|build))"
+)
+_VERSION = re.compile(rf"(?i){_VERSION_WORD}\W*$")
+_VERSION_HEADING = re.compile(rf"(?i).*{_VERSION_WORD}\W*")
+_NO_NAME = re.compile("(?i)none|null|na|unknown|localhost|yes|no|on|off|ok|up|down|true|false")
 _SEPARATORS = (",", ";", "\t", "|")
 _BUS = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]")
 _PREFIX = re.compile(r"[A-Za-z]+[-_ ]|")
@@ -46,7 +67,8 @@ _PREFIX = re.compile(r"[A-Za-z]+[-_ ]|")
 
 @dataclass(frozen=True)
 class Captured:
-    """The output of one tool for a recording. problem: why there is none. wanted: there is no recording without it."""
+    """The output of one tool for a recording. problem: why there is none. wanted: there is no recording without it.
+    pattern: of the version in it."""
 
     role: str
     argv: tuple[str, ...]
@@ -55,6 +77,7 @@ class Captured:
     tool: Tool | None
     problem: str = ""
     wanted: bool = False
+    pattern: str = ""
 
 
 def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]:
@@ -75,12 +98,16 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
     captured = []
     for role, (argv, tool) in known.items():
         answer = ask(argv, tool.timeout_seconds if tool else software[role].timeout_seconds)
-        captured.append(Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason, bool(tool)))
+        pattern = "" if tool else software[role].pattern
+        captured.append(
+            Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason, bool(tool), pattern)
+        )
     for file, command in own.items():
         argv, answer = command.argv, ask(command.argv, command.timeout_seconds)
         captured.append(Captured(Path(file).stem, argv, file, answer.text, None, answer.reason, True))
     _check_output(captured)
-    kept = redacted(captured_texts(captured), _tools(captured)) if redact else captured_texts(captured)
+    texts, rules = captured_texts(captured), _rules(captured)
+    kept = redacted(texts, rules) if redact else texts
     _write(folder / "recorded", vendor, captured, kept)
     said = _mask_notes(captured) if redact else _identity_notes(captured)
     return [*_file_notes(folder / "recorded", captured), *said]
@@ -98,8 +125,8 @@ def captured_texts(captured: list[Captured]) -> dict[str, str]:
     return {item.file: item.text for item in captured if item.text is not None}
 
 
-def _tools(captured: list[Captured]) -> dict[str, Tool]:
-    return {item.file: item.tool for item in captured if item.tool}
+def _rules(captured: list[Captured]) -> dict[str, Tool | str]:
+    return {item.file: item.tool or item.pattern for item in captured if item.tool or item.pattern}
 
 
 def _check_output(captured: list[Captured]) -> None:
@@ -131,14 +158,15 @@ def has_rules(vendor_yaml: Path) -> bool:
 
 
 def _identity_notes(captured: list[Captured]) -> Iterator[str]:
+    found = identities(captured_texts(captured), _rules(captured))
     for item in captured:
-        if item.text is not None and any(identities(item.text, item.tool)):
+        if item.text is not None and any(word in item.text for word in found):
             yield f"{item.file} holds identities of devices; --redact --force replaces them"
 
 
 def _mask_notes(captured: list[Captured]) -> Iterator[str]:
     """Return sentences with the masks of the identities, without the identities themselves."""
-    masks = replacements(captured_texts(captured), _tools(captured))
+    masks = replacements(captured_texts(captured), _rules(captured))
     for item in captured:
         here = [mask for word, mask in masks.items() if item.text is not None and word in item.text]
         if here:
@@ -202,21 +230,22 @@ def _origin(item: Captured, vendor: Vendor, is_redacted: bool) -> str:
     return f"- `{item.file}`: `{shlex.join(item.argv)}`, {day}, {where}, {chips}; {software}{ending}"
 
 
-def replacements(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, str]:
-    """Return the mask of each identity. Raises UsageError when two identities would get the same mask."""
-    found = dict.fromkeys(word for name, text in texts.items() for word in identities(text, tools.get(name)))
-    masks = {word: _mask(word, number) for number, word in enumerate(found, 1)}
+def replacements(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> dict[str, str]:
+    """Return the mask of each identity. rules: of a file, its tool or the pattern of a version. Raises UsageError when
+    two identities would get the same mask."""
+    hosts = {word for text in texts.values() for word in _hosts(text)}
+    masks = {word: _mask(word, number, word in hosts) for number, word in enumerate(identities(texts, rules), 1)}
     if len(set(masks.values())) < len(masks):
         raise UsageError("--redact: found identities too short for unique masks; record without it, and replace them")
     return masks
 
 
-def redacted(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, str]:
+def redacted(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> dict[str, str]:
     """Return the texts without identities, by file. Raises UsageError when other values would then be read."""
-    masks = replacements(texts, tools)
+    masks = replacements(texts, rules)
     made = {name: _replaced(text, masks) for name, text in texts.items()}
-    for name, tool in tools.items():
-        if name in texts and _meaning(tool, texts[name]) != _meaning(tool, made[name]):
+    for name in texts:
+        if _meaning(rules.get(name), texts[name]) != _meaning(rules.get(name), made[name]):
             raise UsageError(
                 f"--redact: {name} gives other values without its identities; record without --redact, and replace "
                 "them by hand"
@@ -224,35 +253,74 @@ def redacted(texts: Mapping[str, str], tools: Mapping[str, Tool]) -> dict[str, s
     return made
 
 
-def identities(text: str, tool: Tool | None) -> Iterator[str]:
-    """Return what LABELS name, UUIDs and MAC addresses without a label, identities by vendor.yaml, and this machine's
+def identities(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> tuple[str, ...]:
+    """Return what LABELS name, UUIDs and addresses without a label, identities by vendor.yaml, and this machine's
     name. Bus addresses are not identities, because they are the same on every machine of a kind."""
+    read = str([_meaning(rules.get(name), text) for name, text in texts.items()])
+    found = dict.fromkeys(word for name, text in texts.items() for word in _in_text(text, rules.get(name), read))
+    return tuple(found)
+
+
+def _in_text(text: str, rule: Tool | str | None, read: str) -> Iterator[str]:
+    """Return the identities of one text. read: what rules read of other values, which no form and no blank after a
+    label makes an identity."""
     yield from (match.group() for pattern in (_UUID, _MAC) for match in pattern.finditer(text))
-    found = (*(match[1] for match in _LABELLED.finditer(text)), *_in_columns(text))
+    found = (*(match[1] for match in _LABELLED.finditer(text)), *_in_columns(text, _HEADING, _WORD))
     yield from (word for word in found if not _UUID.search(word))
-    words = [r.word("identity") for r in parse(tool, text).records.values()] if tool else []
+    words = [r.word("identity") for r in parse(rule, text).records.values()] if isinstance(rule, Tool) else []
     yield from (word for word in words if word and not _BUS.fullmatch(word) and not _UUID.search(word))
+    beside = (match[1] for match in _BESIDE.finditer(text) if not _UUID.search(match[1]))
+    found = (*beside, *_addresses(text), *_hosts(text))
+    yield from (word for word in found if not _alone(word, read))
     if len(platform.node()) > 3 and platform.node() in text:
         yield platform.node()
 
 
-def _in_columns(text: str) -> Iterator[str]:
+def _hosts(text: str) -> Iterator[str]:
+    """Return the names of hosts behind a label, and the first part of each where it stands alone."""
+    for name in (*(match[1] for match in _HOST_LABELLED.finditer(text)), *_in_columns(text, _HOST_HEADING, _HOST)):
+        first = name.partition(".")[0]
+        for word in {name, first} if _alone(first, text) else {name}:
+            if not _NO_NAME.fullmatch(word):
+                yield word
+
+
+def _alone(word: str, text: str) -> bool:
+    """Return whether the text has the word, and not only within a longer one."""
+    return re.search(rf"(?<![\w.-]){re.escape(word)}(?![\w-]|\.\w)", text) is not None
+
+
+def _addresses(text: str) -> Iterator[str]:
+    """Return the IP addresses by their form, but for those of every machine, and for versions of the same form."""
+    versions = {*_in_columns(text, _VERSION_HEADING, r"[0-9.]+")}
+    for match in _ADDRESS.finditer(text):
+        try:
+            found = ip_address(match.group())
+        except ValueError:
+            continue
+        is_everywhere = found.is_loopback or found.is_unspecified or found.is_reserved or found.is_multicast
+        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if not is_everywhere and match.group() not in versions and not _VERSION.search(before):
+            yield match.group()
+
+
+def _in_columns(text: str, label: re.Pattern[str], word: str) -> Iterator[str]:
     """Return the words of every column whose heading is a label, in a table of any separator."""
     lines = [line for line in text.splitlines() if line.strip()]
     for separator in _SEPARATORS:
         rows = [[cell.strip(" \"'") for cell in line.split(separator)] for line in lines]
         for number, heading in enumerate(rows[0] if rows else []):
-            if len(rows[0]) > 1 and _HEADING.fullmatch(heading):
+            if len(rows[0]) > 1 and label.fullmatch(heading):
                 cells = (row[number] for row in rows[1:] if len(row) == len(rows[0]))
-                yield from (cell for cell in cells if re.fullmatch(_WORD, cell))
+                yield from (cell for cell in cells if re.fullmatch(word, cell))
 
 
-def _mask(word: str, number: int) -> str:
+def _mask(word: str, number: int, is_host: bool) -> str:
     """Return `number` in the form of the word: digits in the places of digits, a to f in those of letters.
 
-    The prefix of a word like GPU-4711 stays, so that a pattern with the prefix still matches.
+    The prefix of a word like GPU-4711 stays, so that a pattern with the prefix still matches; that of a host does not.
     """
-    prefix = _PREFIX.match(word)
+    prefix = None if is_host else _PREFIX.match(word)
     made: list[str] = []
     for char in reversed(word[prefix.end() if prefix else 0 :]):
         digits = "0123456789" if char.isdigit() else "abcdef" if char.islower() else "ABCDEF"
@@ -267,12 +335,20 @@ def _replaced(text: str, masks: Mapping[str, str]) -> str:
     """Replace all identities in one pass, so that no mask is replaced again."""
     if not masks:
         return text
-    words = sorted(masks, key=len, reverse=True)
-    return re.sub("|".join(map(re.escape, words)), lambda match: masks[match.group()], text)
+    found = sorted(masks, key=len, reverse=True)
+    whole = "(?<![A-Za-z0-9]){}(?![A-Za-z0-9])"  # a short word may be a part of many others
+    words = (re.escape(word) if len(word) > 3 else whole.format(re.escape(word)) for word in found)
+    return re.sub("|".join(words), lambda match: masks[match.group()], text)
 
 
-def _meaning(tool: Tool, text: str) -> list[object]:
-    """Return the values that the tool's rules read from the text, without identities."""
-    quantities = [name for name in tool.fields if name != "identity"]
-    found = parse(tool, text).records
-    return [(index, [record.texts.found.get(name) for name in quantities]) for index, record in sorted(found.items())]
+def _meaning(rule: Tool | str | None, text: str) -> list[object]:
+    """Return the values that a tool's rules, or a version's pattern, read from the text, without identities."""
+    if isinstance(rule, Tool):
+        names = [name for name in rule.fields if name != "identity"]
+        found = parse(rule, text).records
+        return [(index, [record.texts.found.get(name) for name in names]) for index, record in sorted(found.items())]
+    try:
+        match = first_match(rule, text) if rule else None
+    except ValueError:  # the pattern took too long
+        return []
+    return [match[1] if match.re.groups else match[0]] if match else []
