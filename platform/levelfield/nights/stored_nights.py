@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from functools import cache, partial
 
@@ -21,6 +21,7 @@ from levelfield.store.database import Store, StoredSeries
 # nights in them is read as a whole.
 RECENT_DAYS, ENOUGH_NIGHTS = 75, 61
 _DAYS_OF_FINDINGS = 400
+_DAYS_BEFORE = 14  # of which a night's entries are compared with its own
 _REASON = 400  # characters of why a run is not valid
 
 
@@ -31,6 +32,7 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         expected = {entry: series for entry, series in expected.items() if entry.startswith(f"{suite}/")}
         if not expected:
             raise UsageError(f"--suite {suite}: found no entry of it in night {night}; see `show suites`")
+    expected = _as_before(store, night, expected)
     stored = store.series()
     points = _recent(store, stored, night)
     if suite is not None:
@@ -46,6 +48,16 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         conditions_of(store),
         partial(_reason, store),
     )
+
+
+def _as_before(store: Store, night: str, expected: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the entries with the series that the newest night before, within two weeks, ran for each; else with its
+    own: an entry that runs other work tonight is told from a new one."""
+    first, before = _days_before(night, _DAYS_BEFORE) or "", dict[str, str]()
+    for each in sorted(store.nights()) if expected else ():
+        if first <= each < night:
+            before |= {entry: series for entry, series in store.expected(each).items() if series}
+    return {entry: before.get(entry, series) for entry, series in expected.items()}
 
 
 def _reason(store: Store, run_id: str) -> str | None:

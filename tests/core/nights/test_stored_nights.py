@@ -30,3 +30,21 @@ def test_older_points_are_read_until_there_are_enough_nights(purpose: str) -> No
         points=points, series=lambda: [stored], events=list, findings=list, expected=lambda night: {}
     )
     assert len(gate_input(store, NIGHT, None).points["s"]) == (len(recent) if purpose == "nightly" else len(older))
+
+
+def test_an_entry_is_expected_to_run_what_it_ran_in_the_newest_night_before() -> None:
+    """So an entry whose work changed is incomparable in its first night (test_gate.py), and no new series."""
+    of_nights: dict[str, dict[str, str | None]] = {
+        "2026-11-01": {"s/gone": "far", "s/e": "oldest"},
+        "2026-11-20": {"s/e": "old", "s/same": "same"},
+        "2026-11-24": {"s/e": None, "t/e": "of another suite"},
+        NIGHT: {"s/e": "new", "s/same": "same", "s/first": "first", "s/gone": "near"},
+        "2026-11-26": {"s/e": "later"},
+    }
+    store: Any = SimpleNamespace(
+        points=lambda *_, **__: {}, series=list, events=list, findings=list,
+        nights=lambda: list(of_nights), expected=lambda night: of_nights[night],
+    )  # fmt: skip
+    expected = {"s/e": "old", "s/same": "same", "s/first": "first", "s/gone": "near"}
+    assert gate_input(store, NIGHT, None).expected == expected
+    assert gate_input(store, "2026-11-26", None).expected == {"s/e": "new"}, "for one night"
