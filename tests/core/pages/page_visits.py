@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,15 @@ def watched(browser: Any, **options: Any) -> Iterator[Any]:
     yield page
     context.close()
     assert faults == [], faults
+
+
+def until(page: Any, expression: str, argument: object = None) -> None:
+    """Wait until an expression is true. Playwright's own wait_for_function evaluates it within the page from its second
+    look on, which the pages' policy forbids."""
+    end = time.monotonic() + 30
+    while not page.evaluate(expression, argument):
+        assert time.monotonic() < end, f"not within 30 s: {expression}"
+        time.sleep(0.02)
 
 
 def is_outside(url: str) -> bool:

@@ -26,6 +26,7 @@ from page_visits import (
     rows,
     run_of,
     unfold,
+    until,
     watched,
 )
 from seeded_nights import SeededNights
@@ -212,9 +213,9 @@ def test_a_run_shows_its_figures_and_its_neighbours(browser: Any, seeded_pages: 
         ):
             assert part in text, part
         page.get_by_role("link", name="← 2026-11-08 01:30").click()
-        page.wait_for_function("document.querySelector('h1').textContent.startsWith('20261108')")
+        until(page, "document.querySelector('h1').textContent.startsWith('20261108')")
         page.go_back()
-        page.wait_for_function("document.querySelector('h1').textContent.startsWith('20261109')")
+        until(page, "document.querySelector('h1').textContent.startsWith('20261109')")
         page.locator("a.language").click()
         page.wait_for_url("**/zh/run.html#**")
         page.wait_for_selector("#run[data-drawn]")
@@ -274,10 +275,11 @@ def test_a_failed_run_says_why_and_an_unknown_one_too(browser: Any, seeded_pages
 
 def compared(page: Any, part: str, side: int) -> None:
     """Wait until the page shows what its address says, with this part in the series of this side."""
-    page.wait_for_function(
+    until(
+        page,
         "([part, side]) => document.getElementById('comparison').dataset.drawn === location.hash"
         " && decodeURIComponent(location.hash).split('/')[2 * side].includes(part)",
-        arg=[part, side],
+        [part, side],
     )
 
 
@@ -370,13 +372,13 @@ def test_dark_charts_can_be_read_and_paper_is_light(browser: Any, seeded_pages: 
     with watched(browser, color_scheme="dark") as page:
         open_run(page, seeded_pages)
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
-        page.wait_for_function(BRIGHT)  # the labels of the axes stand out of a dark page
+        until(page, BRIGHT)  # the labels of the axes stand out of a dark page
         page.emulate_media(color_scheme="light")
-        page.wait_for_function(DARK)
+        until(page, DARK)
         page.emulate_media(color_scheme="dark")
-        page.wait_for_function(BRIGHT)
+        until(page, BRIGHT)
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        page.wait_for_function(DARK)
+        until(page, DARK)
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
