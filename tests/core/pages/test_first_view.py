@@ -11,7 +11,8 @@ import pytest
 from compared_records import record, repeats
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import compare
-from levelfield.compare.ranking import TOKENS, Metric, metrics
+from levelfield.compare.ranking import TOKENS, Metric, TrustPart, metrics, trust
+from levelfield.compare.ratios import SideValues
 from levelfield.compare.sides import side_of
 from levelfield.pages.content import gathered
 from levelfield.pages.first_view import (
@@ -168,6 +169,20 @@ def test_a_withheld_figure_has_no_bar_and_gives_no_ratio() -> None:
     assert [*bars(seen)] == ["acme X1"] and seen.lead is None
     assert [each.why for each in seen.trainings[0].ranking.unranked] == ["withheld"]
     assert len(bars(view([*FAST, *hidden]))) == 2, "its speed is not withheld"
+
+
+def test_the_largest_use_by_other_programs_is_named() -> None:
+    def quiet(*used: float | None) -> TrustPart:
+        runs = [
+            run.model_copy(
+                update={"result": {**run.result, "other_use": {"host_in_window": {"value": each}, "host_cores": 2}}}
+            )
+            for run, each in zip(FAST, used, strict=True)
+        ]
+        return next(part for part in trust(side_of("A", runs), SideValues((1.0,))) if part.name == "quiet")
+
+    assert quiet(0.585, 0.139, 1.084).detail == "up to 1.1 of 2 cores" and not quiet(0.585, 0.139, 1.084).holds
+    assert quiet(0.0, 0.01, 0.0).holds and quiet(1.0, None, 0.0).detail == "not recorded"
 
 
 def test_one_more_run_of_the_day_joins_the_repeats_before_it() -> None:
