@@ -68,11 +68,15 @@ def adapter(recording: str, output: str | None = None) -> DeclaredVendor:
     """The vendor of a recording, whose monitor prints that, or `output`, and whose discovery what it has."""
     spec = load_spec(recording.split("/")[0])
     monitor = text_of(recording) if output is None else output
-    found = [path.read_text() for path in (VENDORS / spec.name / "recorded").glob("discovery.*")]
+    others = {"discovery": spec.discovery and spec.discovery.tool, "numbering": spec.numbering and spec.numbering.tool}
+    texts = {
+        tool.command: next((VENDORS / spec.name / "recorded").glob(f"{role}.*")).read_text()
+        for role, tool in others.items()
+        if tool
+    }
 
     def replay(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
-        asked = spec.discovery and spec.discovery.tool
-        return CommandOutput(found[0] if asked and tuple(argv) == asked.command else monitor)
+        return CommandOutput(texts.get(tuple(argv), monitor))
 
     return DeclaredVendor(spec, replay)
 

@@ -375,6 +375,40 @@ def test_what_may_be_right_is_warned_of(
     assert finding.status == "warns" and says in finding.says and finding.do, finding
 
 
+NUMBERING = """numbering:
+  tool: {command: [acme-smi, list], format: csv, columns: 2, fields: {index: {column: 1}, visible: {column: 2}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbering", "listed", "status", "says"),
+    [
+        ("numbering: {keeps_gaps: true}\n", None, "ok", "chooses among 3 device(s)"),
+        (NUMBERING, "0, 2\n1, 1\n5, 0\n", "ok", "chooses among 3 device(s)"),
+        (NUMBERING, "0, 2\n1, 1\n", "fails", "does not say by which number ACME_VISIBLE_DEVICES means each of"),
+        (NUMBERING, "0, 2\n1, 1\n5, 2\n", "fails", "two have one number"),
+        (NUMBERING, None, "missing", "no recorded/numbering.csv"),
+    ],
+)
+def test_a_gap_is_right_where_the_numbers_are_known(
+    numbering: str, listed: str | None, status: str, says: str, tmp_path: Path
+) -> None:
+    folder = write_acme(tmp_path)
+    replace(folder / "recorded/monitor.csv", "2, SN", "5, SN")
+    replace(folder / "vendor.yaml", "monitor:\n", f"{numbering}monitor:\n")
+    if listed is not None:
+        (folder / "recorded/numbering.csv").write_text(listed)
+    finding = found(tmp_path, "visible")
+    assert finding.status == status and says in finding.says, finding
+
+
+def test_a_recording_of_parts_of_a_card_is_told(tmp_path: Path) -> None:
+    folder = write_acme(tmp_path)
+    (folder / "recorded/monitor.csv").write_text(MONITOR.replace(", 64, ", ", 32, "))
+    finding = found(tmp_path, "devices")
+    assert finding.status == "fails" and "devices 0, 1, 2: found 34359738368 of the 68719476736 bytes" in finding.says
+
+
 @pytest.mark.parametrize("words", ["sh, -c, 'acme-smi --query'", "sudo, acme-smi, --query", "timeout, '5', acme-smi"])
 def test_a_command_that_every_host_has_is_warned_of(words: str, tmp_path: Path) -> None:
     """On a host without the chip it fails, so that a run that names no vendor would be refused there."""

@@ -127,6 +127,23 @@ def test_an_adapter_that_cannot_is_named(tmp_path: Path) -> None:
         assert found.readings == () and found.reasons == {"tool": NOT_REPLAYABLE}
 
 
+@pytest.mark.parametrize(("hip_ids", "power"), [((1, 0), 151.0), ((0, 1), 146.0), ((1, 1), 146.0), (None, 146.0)])
+def test_a_nodes_device_is_read_by_the_tools_number_of_it(
+    tmp_path: Path, hip_ids: tuple[int, int] | None, power: float
+) -> None:
+    """The plan's device 0 of another node is HIP's 0, which may be the tool's 1: its second recorded record."""
+    vendor = Registry(()).vendor("amd")
+    (command,) = recorded_commands(vendor).samples
+    monitor = (Path(__file__).resolve().parents[2] / "vendors/amd/recorded/monitor.json").read_text()
+    paths = recorded(tmp_path, [line(1, {"argv": list(command.argv), "text": monitor})])
+    listed = json.dumps([{"gpu": index, "hip_id": number} for index, number in enumerate(hip_ids or ())])
+    facts = {"tools": {"numbering": {"argv": list(recorded_commands(vendor).facts["numbering"].argv), "text": listed}}}
+    paths.node_facts(0).parent.mkdir(exist_ok=True)
+    paths.node_facts(0).write_text(json.dumps(facts if hip_ids else {}))
+    (reading,) = read(paths, vendor, plan(devices=1)).readings
+    assert (reading.device, reading.power_watts) == ("0", power)
+
+
 @pytest.mark.parametrize("name", ["amd", "ascend", "cambricon", "hygon", "iluvatar", "intel", "kunlunxin", "metax"])
 def test_a_declared_vendors_recording_is_read_as_on_its_machine(tmp_path: Path, name: str) -> None:
     """The shipped recording of the monitor, through a node's file, against the same adapter over the recording."""

@@ -134,7 +134,8 @@ def test_a_chip_is_known_by_the_end_of_its_name(vendor: str, name: str, chip: st
 def test_the_visible_devices_variable_chooses(recording: str, monkeypatch: pytest.MonkeyPatch) -> None:
     variable = load_spec(recording.split("/")[0]).visible_devices_variable
     assert variable
-    for text, indices in {"1": [1], "1,0": [1, 0], "7": [], "": []}.items():
+    first, second = ("1", "0") if recording.startswith("amd") else ("0", "1")  # HIP counts in another order
+    for text, indices in {second: [1], f"{second},{first}": [1, 0], "7": [], "": []}.items():
         monkeypatch.setenv(variable, text)
         assert [d.index for d in devices(recording)] == indices
 

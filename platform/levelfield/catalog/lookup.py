@@ -34,8 +34,8 @@ class Selection:
 
     overlay: the private values of the chip. constants: the planner's constants of the framework; None without them.
     problem: why the vendor's tool, which is here, does not show all devices. notices: sentences about the machine for
-    the plan and the result; the problem is one of them. busy: the devices that others use, by index, each with a
-    sentence. options: of a command that finds the same names.
+    the plan and the result; the problem is one of them. listed: how many devices of all chips of the vendor are here.
+    busy: the devices that others use, by index, each with a sentence. options: of a command that finds the same names.
     """
 
     case: Case
@@ -49,6 +49,7 @@ class Selection:
     constants: Constants | None = None
     problem: str | None = None
     notices: tuple[str, ...] = ()
+    listed: int = 0
     busy: Mapping[int, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
@@ -105,6 +106,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
         constants=registry.constants(implementation.framework),
         problem=here.problem,
         notices=(*here.notices, *access_notices(implementation, vendor)),
+        listed=len(registry.machine.devices(vendor.name)),
         busy=registry.machine.busy(vendor.name),
         options=registry.options,
     )

@@ -26,6 +26,9 @@ _FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "description": ((str,), "a text"),
     "memory_bytes": ((int, type(None)), "a whole number or None"),
     "identity": ((str, type(None)), "a text or None"),
+    "visible_as": ((str, type(None)), "a text or None"),
+    "unnumbered": ((str, type(None)), "a text or None"),
+    "compute_units": ((int, type(None)), "a whole number or None"),
 }
 
 

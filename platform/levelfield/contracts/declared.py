@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
+from levelfield.contracts.numbering import named_by_user, numbered
 from levelfield.contracts.readings import Read, chip_named, hides_all, none_shown, sample_of, shown, take, without
 from levelfield.contracts.tool_records import Parsed, Record, first_match, parse
 from levelfield.contracts.vendor import (
@@ -55,8 +56,10 @@ class DeclaredVendor:
         if hides_all(outer) or hides_all(inner):
             return DeviceList()
         found = self._all_devices()
+        if any(device.unnumbered for device in found) and (outer or inner):
+            return named_by_user(self.spec, found, outer, inner)
         left = shown(found, outer)
-        counted = left if outer is None else [replace(device, index=place) for place, device in enumerate(left)]
+        counted = left if outer is None else [replace(each, visible_as=str(place)) for place, each in enumerate(left)]
         kept = shown(counted, inner)
         problem = found.problem or none_shown(found, left, str(names[0]), outer)
         problem = problem or none_shown(counted, kept, str(names[1]), inner)
@@ -78,9 +81,9 @@ class DeclaredVendor:
 
     def node_commands(self) -> NodeCommands:
         """Return the monitor, which is repeated, and the commands of discovery and software, which run once."""
-        monitor, discovery = self.spec.monitor, self.spec.discovery
+        monitor, discovery, numbering = self.spec.monitor, self.spec.discovery, self.spec.numbering
         own = {"discovery": discovery.tool if discovery else None, "monitor": monitor, "topology": self.spec.topology}
-        tools = {**own, **self.spec.software}
+        tools = {**own, "numbering": numbering.tool if numbering else None, **self.spec.software}
         facts = {name: _node_command(tool) for name, tool in tools.items() if tool}
         return NodeCommands((_node_command(monitor),) if monitor else (), facts)
 
@@ -104,9 +107,16 @@ class DeclaredVendor:
             return DeviceList(problem=first.problem)
         seen = self._records(self.spec.monitor) if discovery and discovery.tool else first
         indices = self._nodes(discovery.device_nodes) if discovery and discovery.device_nodes else set(first.records)
-        records = (first.records, seen.records)
-        found = (_device(self.spec, index, [r[index] for r in records if index in r]) for index in sorted(indices))
-        return DeviceList(found, first.problem or seen.problem)
+        numbers = self._records(self.spec.numbering.tool) if self.spec.numbering and indices else Parsed({})
+        records = [parsed.records for parsed in (first, seen, numbers)]
+        of_each = {index: [r[index] for r in records if index in r] for index in sorted(indices)}
+        printed = {index: _word("visible", each) for index, each in of_each.items()}
+        without = next((numbers.why_not(index) for index in of_each if printed[index] is None), "two have one number")
+        devices = [_device(self.spec, index, each) for index, each in of_each.items()]
+        found = numbered(self.spec, devices, printed, without)
+        unknown = next((d.unnumbered for d in found if d.unnumbered), None)
+        problem = first.problem or seen.problem or unknown or first.skipped
+        return DeviceList(found, problem)
 
     def _nodes(self, pattern: str) -> set[int]:
         names = (path.name for path in self._root.glob(pattern.lstrip("/")))
@@ -131,12 +141,17 @@ def _node_command(tool: Tool | VersionCommand | PrintedCommand) -> NodeCommand:
 
 def _device(spec: VendorFile, index: int, records: Sequence[Record]) -> Device:
     """Return a device. Each value comes from the first record that holds it."""
-    name = next((word for record in records if (word := record.word("name"))), None)
-    identity = next((word for record in records if (word := record.word("identity"))), None)
+    name, identity, units = (_word(field, records) for field in ("name", "identity", "compute_units"))
     sizes = (take("memory_bytes", _read(record, "memory_total"), {}) for record in records)
     memory = next((int(size) for size in sizes if size is not None), None)
     chip = chip_named(spec, name) if name else None
-    return Device(index, chip, name or f"{spec.name} device {index}", memory, identity)
+    count = int(units) if units and re.fullmatch("[0-9]{1,6}", units) else None
+    return Device(index, chip, name or f"{spec.name} device {index}", memory, identity, compute_units=count)
+
+
+def _word(field: FieldName, records: Sequence[Record]) -> str | None:
+    """Return a text from the first record that holds it."""
+    return next((word for record in records if (word := record.word(field))), None)
 
 
 def _sample(device: Device, parsed: Parsed) -> Sample:

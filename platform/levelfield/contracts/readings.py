@@ -27,6 +27,7 @@ SAMPLED = tuple(field for field in LIMITS if field != "memory_bytes")
 Read = Callable[[], float]
 
 # The checks of `vendor check` look at recordings; these look at the same faults on the machine itself.
+LEAST_PART, MOST_PART = 0.01, 0.6  # of a chip's memory; a wrong unit gives 0.95 or a thousandth
 MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the share that drivers reserve (1 %)
 
 
@@ -85,15 +86,15 @@ def hides_all(variable: str | None) -> bool:
 def shown(devices: Sequence[Device], variable: str | None) -> list[Device]:
     """Return the devices that a visible-devices variable shows, in its order. None: the variable is not set.
 
-    An entry is an index or the beginning of an identity. Entries after the first unknown one are ignored, as in the
-    vendors' runtimes.
+    An entry is a device's value in the variable or the beginning of an identity. Entries after the first unknown one
+    are ignored, as in the vendors' runtimes.
     """
     if variable is None:
         return list(devices)
     found: list[Device] = []
     for entry in map(str.strip, variable.split(",")):
         if entry.isdecimal():
-            match = [device for device in devices if str(device.index) == entry]
+            match = [device for device in devices if device.visible == entry]
         else:
             match = [device for device in devices if entry and (device.identity or "").startswith(entry)]
         if len(match) != 1 or match[0] in found:
@@ -109,7 +110,7 @@ def none_shown(devices: Sequence[Device], left: Sequence[Device], name: str, var
     said = "parts of a card are not supported; " if variable.strip().startswith("MIG-") else ""
     return (
         f"{name}={variable[:80]} shows none of the devices that the tool lists: {said}expected some of "
-        f"{', '.join(str(device.index) for device in devices)}, or an empty value to hide all"
+        f"{', '.join(device.visible for device in devices)}, or an empty value to hide all"
     )
 
 
@@ -137,12 +138,62 @@ def used_fault(device: Device, chip: Chip | None, used: int | None) -> str | Non
 
 
 def checked(spec: VendorFile, devices: DeviceList) -> DeviceList:
-    """Return the devices; the problem names those whose memory cannot be right. A divided host is one device."""
+    """Return the devices without parts of a chip; the problem names those, and devices whose memory cannot be right.
+
+    A divided host is one device.
+    """
     if spec.is_divided and len(devices) > 1:
         return DeviceList(problem=several_of_a_host(len(devices)))
-    faults = [f"device {d.index}: {fault}" for d in devices if (fault := memory_fault(d, _chip(spec, d)))]
-    problems = [problem for problem in (devices.problem, *faults[:1]) if problem]
-    return DeviceList(devices, "; ".join(problems) or None)
+    parts = _parts(spec, devices)
+    whole = [device for device in devices if device.index not in parts]
+    if parts and any(device.unnumbered for device in whole):
+        whole = []  # which of the numbers are those of the parts is unknown
+    faults = [f"device {d.index}: {fault}" for d in whole if (fault := memory_fault(d, _chip(spec, d)))]
+    own = devices.problem
+    if len(parts) == len(devices) and own in [device.unnumbered for device in devices]:
+        own = None  # the numbers of devices that are left out
+    problems = [problem for problem in (own, _left_out(parts), *faults[:1]) if problem]
+    return DeviceList(whole, "; ".join(problems) or None)
+
+
+def _parts(spec: VendorFile, devices: Sequence[Device]) -> dict[int, str]:
+    """Return the devices that are parts of a chip, or may be, by index, each with what was found.
+
+    A tool may print the whole memory for the first part of a card, and for every part. So where one device is a part by
+    its memory, the others of its chip whose compute units are unknown may be parts of the same card.
+    """
+    found = {d.index: said for d in devices if (said := _part_of(d, _chip(spec, d)))}
+    partitioned = {d.chip for d in devices if d.index in found and d.compute_units is None}
+    doubtful = [d for d in devices if d.chip in partitioned and d.compute_units is None and d.index not in found]
+    return found | {d.index: f"another device is a part of chip {d.chip}, and this one may be" for d in doubtful}
+
+
+def _part_of(device: Device, chip: Chip | None) -> str | None:
+    """Return by what a device is a part of its chip; None where it is the whole, or nothing shows it."""
+    units, memory = device.compute_units, device.memory_bytes
+    if chip and chip.compute_units and units and units < chip.compute_units:
+        return f"found {units} of the {chip.compute_units} compute units of chip {chip.name}"
+    share = memory / chip.memory_bytes if chip and chip.memory_bytes and memory else 1
+    if chip and LEAST_PART <= share <= MOST_PART:
+        return f"found {memory} of the {chip.memory_bytes} bytes of memory of chip {chip.name}"
+    return None
+
+
+def _left_out(parts: Mapping[int, str]) -> str | None:
+    """Return which devices are left out as parts of a card, and what to do; None without one."""
+    if not parts:
+        return None
+    by_reason: dict[str, list[int]] = {}
+    for index, said in parts.items():
+        by_reason.setdefault(said, []).append(index)
+    named = "; ".join(
+        f"device{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}: {said}"
+        for said, indices in by_reason.items()
+    )
+    return (
+        f"{named}. Parts of a card are not supported, because their share of its peak and memory is unknown, and they "
+        "are left out. Set the card to one partition (AMD: SPX and NPS1)"
+    )
 
 
 def several_of_a_host(count: int) -> str:

@@ -217,6 +217,14 @@ class Parsed:
     passed_over: tuple[str, ...] = ()
     silence: str | None = None
     problem: str | None = None
+    tool: str = ""
+
+    @property
+    def skipped(self) -> str | None:
+        """Return why there may be more devices than the records show; None where every record is whole."""
+        if not self.records or not self.passed_over:
+            return None
+        return f"{self.tool} may show more devices than {', '.join(map(str, self.records))}: {self.passed_over[0]}"
 
     def why_not(self, index: int) -> str:
         """Return the reason why this device has no record."""
@@ -247,7 +255,7 @@ def parse(tool: Tool, output: str) -> Parsed:
         damage += [f"{TWICE} {key} '{word}'" for word in sorted(twice)]
         found = [record for record in found if record.word(key) not in twice]
     problem = None if found else _why_no_record(tool, damage)
-    return Parsed({record.index: record for record in found}, tuple(damage), problem=problem)
+    return Parsed({record.index: record for record in found}, tuple(damage), problem=problem, tool=tool.command[0])
 
 
 def _why_no_record(tool: Tool, damage: Sequence[str]) -> str | None:

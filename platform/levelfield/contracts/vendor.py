@@ -19,10 +19,13 @@ NOT_REPLAYABLE = "this vendor's adapter cannot read what another node recorded"
 
 @dataclass(frozen=True)
 class Device:
-    """One device that a framework can use. `index` is its value in the visible-devices variable.
+    """One device that a framework can use. `index` is its number in the vendor's tool and in the names of its files.
 
     chip: the name of an entry in vendor.yaml, or None for an unknown chip.
     description: the name that the vendor's tool prints. memory_bytes: the whole memory, None if unreadable.
+    visible_as: its value in the visible-devices variable, where that is not the index.
+    unnumbered: why its value in the variable is unknown. Where one is, those of all devices are.
+    compute_units: as the tool counts them, None where it does not.
     """
 
     index: int
@@ -30,6 +33,14 @@ class Device:
     description: str
     memory_bytes: int | None
     identity: str | None = None
+    visible_as: str | None = None
+    unnumbered: str | None = None
+    compute_units: int | None = None
+
+    @property
+    def visible(self) -> str:
+        """Return its value in the visible-devices variable."""
+        return str(self.index) if self.visible_as is None else self.visible_as
 
 
 class DeviceList(list[Device]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from levelfield.catalog.lookup import Selection
+from levelfield.contracts.numbering import printer
 from levelfield.contracts.vendor import Device
 from levelfield.errors import UsageError
 from levelfield.plan.arrangement import Arrangement
@@ -29,7 +30,8 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
         names_chip = decision.selector.target not in (None, found.vendor.name)
         raise UsageError(_absent(found, nodes, devices, names_chip))
     elsewhere = launched or assumed
-    indices = tuple(range(devices)) if elsewhere else tuple(d.index for d in _chosen(found, devices))
+    chosen = () if elsewhere else _chosen(found, devices)
+    indices = tuple(range(devices)) if elsewhere else tuple(device.index for device in chosen)
     variable, memory = found.vendor.visible_devices_variable, found.memory_of_device(nodes * devices)
     if launched:
         memory = found.memory_of_device(devices) if found.vendor.is_host else found.chip.memory_bytes
@@ -42,7 +44,7 @@ def hardware_of(decision: Decision, arrangement: Arrangement) -> Hardware:
         devices_per_node=devices,
         device_indices=() if found.vendor.is_divided else indices,
         memory_bytes_per_device=memory,
-        visible={variable: ",".join(map(str, indices))} if variable and indices else {},
+        visible={variable: ",".join(_visible(decision, chosen) or map(str, indices))} if variable and indices else {},
         environment=found.vendor.environment,
         assumed=assumed,
         overlay=found.overlay,
@@ -53,6 +55,22 @@ def _chosen(found: Selection, count: int) -> tuple[Device, ...]:
     """Return so many devices, in the tool's order. One that others use is taken after all idle ones."""
     taken = sorted(found.devices, key=lambda device: device.index in found.busy)[:count]
     return tuple(device for device in found.devices if device in taken)
+
+
+def _visible(decision: Decision, chosen: tuple[Device, ...]) -> list[str]:
+    """Return the devices' values in the visible-devices variable. Raises UsageError where one is unknown.
+
+    All devices of a machine have all numbers from 0, whichever number is whose, where a tool should print them. A
+    container that is given the devices' files needs no numbers.
+    """
+    found = decision.found
+    unknown = next((device.unnumbered for device in chosen if device.unnumbered), None)
+    in_container = decision.request.runtime == "docker" and found.vendor.container.renumbered
+    if unknown is None or in_container:
+        return [device.visible for device in chosen]
+    if printer(found.vendor) and len(chosen) == found.listed:
+        return [str(number) for number in range(len(chosen))]
+    raise UsageError(f"vendor {found.vendor.name}: {unknown}")
 
 
 def use_notices(found: Selection, hardware: Hardware) -> tuple[str, ...]:

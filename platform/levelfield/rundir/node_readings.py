@@ -6,10 +6,13 @@ Each line keeps its times, which are of the node's clock, and the load of the no
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from levelfield.contracts.command import CommandOutput
+from levelfield.contracts.numbering import printer
 from levelfield.contracts.readings import plausible_samples
+from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, Vendor, answers_of, replayed
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
@@ -29,7 +32,8 @@ def read_nodes(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
             continue
         except OSError as error:
             recorded = f"{error.filename}: {error.strerror}\n".encode()  # no reading: the run is invalid by it
-        write_atomically(paths.node_telemetry(node), "".join(_lines(recorded, plan, vendor)))
+        numbers = _tool_numbers(paths, node, vendor)
+        write_atomically(paths.node_telemetry(node), "".join(_lines(recorded, plan, vendor, numbers)))
 
 
 def read_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
@@ -52,9 +56,30 @@ def _versions(adapter: Vendor) -> dict[str, str]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _lines(recorded: bytes, plan: Plan, vendor: Vendor) -> Iterator[str]:
+def _tool_numbers(paths: RunPaths, node: int, vendor: Vendor) -> dict[int, int]:
+    """Return the tool's number of each device of a node, by the runtime's number, which is the plan's there.
+
+    Empty where both count alike, or where the node recorded no output that says it.
+    """
+    tool = printer(vendor.spec)
+    if tool is None:
+        return {}
+    try:
+        facts = event_or_none(read_regular(paths.node_facts(node)))
+    except OSError:
+        return {}
+    text = answers_of(mapping(mapping(facts).get("tools")).values())(tool.command, tool.timeout_seconds).text
+    printed = {index: record.word("visible") for index, record in parse(tool, text or "").records.items()}
+    numbers = {int(word): index for index, word in printed.items() if word and word.isdecimal()}
+    return numbers if len(numbers) == len(printed) else {}
+
+
+def _lines(recorded: bytes, plan: Plan, vendor: Vendor, numbers: Mapping[int, int]) -> Iterator[str]:
     """Return a line for each whole one. What is no object stays as it is: whoever reads the file reports it."""
-    answers, devices = answers_of(()), _devices(plan)
+    answers = answers_of(())
+    by_plan = {
+        device.index: replace(device, index=numbers.get(device.index, device.index)) for device in _devices(plan)
+    }
 
     def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
         return answers(argv, timeout_seconds)  # of one line at a time
@@ -67,14 +92,22 @@ def _lines(recorded: bytes, plan: Plan, vendor: Vendor) -> Iterator[str]:
             continue
         answers = answers_of(listed(found.get("outputs")))
         kept = {name: found[name] for name in _KEPT if found.get(name) is not None}
-        yield json.dumps({**kept, **_samples(adapter, devices, found)}) + "\n"
+        yield json.dumps({**kept, **_samples(adapter, by_plan, found)}) + "\n"
 
 
-def _samples(adapter: Vendor | None, devices: Sequence[Device], line: Event) -> dict[str, object]:
-    """Return the samples; none for a line without outputs, which the node wrote before it ran a tool."""
+def _samples(adapter: Vendor | None, by_plan: Mapping[int, Device], line: Event) -> dict[str, object]:
+    """Return the samples; none for a line without outputs, which the node wrote before it ran a tool.
+
+    by_plan: the devices as the tool counts them, by the plan's numbers, which the samples have.
+    """
     if adapter is None:
         return {"samples": [], "error": NOT_REPLAYABLE}
-    return plausible_samples(adapter, devices) if line.get("outputs") else {"samples": []}
+    if not line.get("outputs"):
+        return {"samples": []}
+    read = plausible_samples(adapter, list(by_plan.values()))
+    numbers = {device.index: number for number, device in by_plan.items()}
+    samples = [{**each, "index": numbers.get(each["index"], each["index"])} for each in listed(read["samples"])]
+    return {**read, "samples": samples}
 
 
 def _devices(plan: Plan) -> list[Device]:

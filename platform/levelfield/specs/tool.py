@@ -11,8 +11,9 @@ from pydantic import AfterValidator, Field, model_validator
 from levelfield.specs.base import Value
 
 FieldName = Literal[
-    "index", "name", "identity", "memory_total", "memory_used", "power", "energy", "utilisation", "temperature"
-]
+    "index", "name", "identity", "visible", "compute_units",
+    "memory_total", "memory_used", "power", "energy", "utilisation", "temperature",
+]  # fmt: skip
 # Each unit in the units of the contract: W, J, bytes, fraction of 1, degrees Celsius. Text, because it is exact.
 UNITS: dict[str, dict[str, str]] = {
     "power": {"W": "1", "mW": "0.001", "uW": "0.000001", "kW": "1000"},
@@ -157,6 +158,25 @@ class Discovery(Value):
     def _has_one(self) -> Discovery:
         if (self.tool is None) == (self.device_nodes is None):
             raise ValueError("expected one of the keys 'tool' and 'device_nodes'; without both, leave 'discovery' out")
+        return self
+
+
+class Numbering(Value):
+    """How the visible-devices variable numbers the devices, where it does not as the tool does, from 0 without a gap.
+
+    tool: a command that prints this number of each device as the field `visible`, beside the tool's own `index`.
+    keeps_gaps: the variable takes the tool's numbers, also where one is absent between two others.
+    """
+
+    tool: Tool | None = None
+    keeps_gaps: bool = False
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Numbering:
+        if (self.tool is None) != self.keeps_gaps:
+            raise ValueError("expected one of the keys 'tool' and 'keeps_gaps: true'; without both, leave it out")
+        if self.tool and "visible" not in self.tool.fields:
+            raise ValueError("tool.fields.visible: missing; it is the number that the visible-devices variable takes")
         return self
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from levelfield.specs.base import LATER, MOST_DEVICES, Document, Value, twice_in
 from levelfield.specs.constants import AttentionKernel
-from levelfield.specs.tool import Discovery, PrintedCommand, Tool, VersionCommand
+from levelfield.specs.tool import Discovery, Numbering, PrintedCommand, Tool, VersionCommand
 from levelfield.specs.variables import ContainerVariables, VendorVariables, VisibleVariable
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a vendor or a framework: a part of file names and of Dockerfiles
@@ -95,6 +95,7 @@ class Chip(Value):
     sdpa: the fused kernels that torch's scaled_dot_product_attention has on the chip in 16 bits, in its order.
     compute_capability: the number by which packages say which chips they have code for (NVIDIA's, such as 9.0).
     power_watts: the most that the maker lets one device draw.
+    compute_units: of one device, as the tool counts them; a device with fewer is a part of the chip.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Chip(Value):
     power_watts: float | None = Field(default=None, gt=0, le=20_000, json_schema_extra=LATER)
     power_source: str | None = Field(default=None, json_schema_extra=LATER)
     node: ChipNode | None = Field(default=None, json_schema_extra=LATER)
+    compute_units: int | None = Field(default=None, gt=0, json_schema_extra=LATER)
 
     @model_validator(mode="after")
     def _no_more_than_the_peak(self) -> Chip:
@@ -231,6 +233,7 @@ class VendorFile(Document):
     environment: variables for every training process.
     discovery, monitor, software: how to read the vendor's tools, when there is no adapter.py. Without `discovery` the
     devices are those of the monitor's records.
+    numbering: how the visible_devices_variable numbers the devices, where it does not as the tool does.
     topology: the tool's own table of links between devices, recorded as it is printed.
     pci_vendor: the maker's number on the PCI bus, by which a node finds the NUMA domain of each device.
     """
@@ -249,6 +252,7 @@ class VendorFile(Document):
     environment: VendorVariables = Field(default_factory=dict)
     discovery: Discovery | None = None
     monitor: Tool | None = None
+    numbering: Numbering | None = Field(default=None, json_schema_extra=LATER)
     software: dict[str, VersionCommand] = Field(default_factory=dict)
     topology: PrintedCommand | None = None
     pci_vendor: str | None = Field(default=None, pattern=r"^0x[0-9a-f]{4}$", json_schema_extra=LATER)

@@ -18,7 +18,7 @@ ORIGINS = "README.md"
 
 Key = tuple[int, str]
 Outcome = Mapping[Key, Any]
-OF_DEVICES = ("chip", "memory_bytes", "identity")
+OF_DEVICES = ("chip", "memory_bytes", "identity", "visible_as")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def commands(spec: VendorFile) -> dict[str, tuple[tuple[str, ...], Tool | None]]
         found["monitor"] = (spec.monitor.command, spec.monitor)
     if spec.discovery and spec.discovery.tool:
         found["discovery"] = (spec.discovery.tool.command, spec.discovery.tool)
+    if spec.numbering and spec.numbering.tool:
+        found["numbering"] = (spec.numbering.tool.command, spec.numbering.tool)
     found |= {f"software.{name}": (version.command, None) for name, version in spec.software.items()}
     return found
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from levelfield.contracts.readings import checked
 from levelfield.contracts.tool_records import TWICE, parse
-from levelfield.contracts.vendor import Device
+from levelfield.contracts.vendor import Device, DeviceList
 from levelfield.testing import damage
 from levelfield.testing.damage import NumberPlace
 from levelfield.testing.findings import Fails, NotApplicable
@@ -69,6 +70,10 @@ def devices(subject: VendorSubject) -> str:
             "add it to a chip's match",
         )
     _check_repeats(subject)
+    if len(whole := checked(subject.spec, DeviceList(found))) < len(found):
+        raise Fails(
+            str(whole.problem), "record cards that are whole, or correct the chip's compute_units or memory_bytes"
+        )
     named = sorted({d.chip or "a chip without a name" for d in found})
     return f"{len(found)} device(s): {', '.join(named)}"
 

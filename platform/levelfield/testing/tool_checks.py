@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from levelfield.contracts.declared import DeclaredVendor
+from levelfield.contracts.numbering import printer
 from levelfield.contracts.readings import SAMPLED, several_of_a_host
 from levelfield.contracts.vendor import Device
 from levelfield.specs.base import MOST_DEVICES
@@ -49,6 +50,7 @@ def commands(subject: VendorSubject) -> str:
     """Warn of a command whose program every host has: where the chip is not, it fails and is not absent."""
     spec = subject.spec
     tools = {"monitor": spec.monitor, "discovery.tool": spec.discovery.tool if spec.discovery else None}
+    tools["numbering.tool"] = spec.numbering.tool if spec.numbering else None
     named = {key: tool.command for key, tool in tools.items() if tool}
     if not named:
         raise NotApplicable("no monitor and no discovery.tool")
@@ -161,7 +163,10 @@ def _with_short_limits(spec: VendorFile) -> VendorFile:
     found = spec.discovery and spec.discovery.model_copy(update={"tool": tool and tool.model_copy(update=less)})
     versions = {name: version.model_copy(update=less) for name, version in spec.software.items()}
     monitor = spec.monitor and spec.monitor.model_copy(update=less)
-    return spec.model_copy(update={"monitor": monitor, "discovery": found, "software": versions})
+    numbering, prints = spec.numbering, spec.numbering.tool if spec.numbering else None
+    numbering = numbering and numbering.model_copy(update={"tool": prints and prints.model_copy(update=less)})
+    tools = {"monitor": monitor, "discovery": found, "numbering": numbering, "software": versions}
+    return spec.model_copy(update=tools)
 
 
 def versions(subject: VendorSubject) -> str:
@@ -208,7 +213,8 @@ def visible(subject: VendorSubject) -> str:
     found = subject.devices()
     if not found:
         raise NotApplicable("the recordings show no device")
-    last = str(found[-1].index)
+    _check_numbers(subject.spec, found)
+    last = found[-1].visible
     for text, expected in ((last, [found[-1].index]), ("", []), ("99999", [])):
         with subject.surroundings(**{variable: text}):
             seen = [device.index for device in subject.over(subject.outputs).devices()]
@@ -217,8 +223,16 @@ def visible(subject: VendorSubject) -> str:
                 f"with {variable}='{text}' the adapter lists devices {seen}, expected {expected}",
                 "choose devices by index",
             )
-    _check_indices([device.index for device in found], variable)
     return f"{variable} chooses among {len(found)} device(s)"
+
+
+def _check_numbers(spec: VendorFile, devices: Sequence[Device]) -> None:
+    """Check that the value of each device in the variable is known."""
+    unknown = next((device.unnumbered for device in devices if device.unnumbered), None)
+    if unknown and printer(spec):
+        raise Fails(unknown, "compare numbering.tool with its recording")
+    if spec.numbering is None and not any(device.visible_as for device in devices):
+        _check_indices([device.index for device in devices], str(spec.visible_devices_variable))
 
 
 def _check_indices(indices: Sequence[int], variable: str) -> None:
@@ -228,4 +242,8 @@ def _check_indices(indices: Sequence[int], variable: str) -> None:
     said = f"the recording has devices {', '.join(map(str, indices))}; {variable} counts from 0"
     if max(indices) >= MOST_DEVICES:
         raise Fails(f"{said}, and no node has {max(indices) + 1} devices", "compare the place of `index`")
-    raise Warns(said, "compare the place of `index`; it is right where the other devices were not recorded")
+    raise Warns(
+        f"{said}, and a run on a machine with such a gap is refused",
+        "compare the place of `index`; it is right where the other devices were not recorded. Where the variable takes "
+        "these numbers, write `numbering: {keeps_gaps: true}`; where a tool prints its numbers, `numbering.tool`",
+    )

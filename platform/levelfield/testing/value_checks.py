@@ -65,6 +65,8 @@ def _seen(subject: VendorSubject, device: Device, sample: Sample) -> dict[FieldN
     own: dict[FieldName, Any] = {
         "name": device.description if named else None,
         "identity": device.identity,
+        "visible": None if device.unnumbered else device.visible,
+        "compute_units": device.compute_units,
         "memory_total": device.memory_bytes,
     }
     return own | {field: getattr(sample, name) for field, name in SAMPLED.items()}
