@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -172,7 +173,7 @@ def test_a_folder_of_path_that_cannot_be_read_makes_no_tool_present(
 
 def test_long_output_on_both_streams_is_read_whole(script: Script) -> None:
     script("acme-smi", "head -c 300000 /dev/zero | tr '\\0' e >&2; head -c 300000 /dev/zero | tr '\\0' o")
-    assert ask(["acme-smi"], 10) == CommandOutput("o" * 300000)
+    assert ask(["acme-smi"], 10) == CommandOutput("o" * 300000, complaint="e" * 4096)
 
 
 def test_the_tools_of_a_thread_are_ended_and_no_others(script: Script) -> None:
@@ -216,9 +217,10 @@ discovery:
     fields: {index: {column: 1}, name: {column: 2}, memory_total: {column: 3, unit: GiB, printed: GB}}
 """,
     )
-    adapter = DeclaredVendor(spec, replay(acme_list="1, MXC500, 64 GB\n", acme_smi=recorded("keyed")))
-    assert adapter.devices() == [Device(1, "X", "MXC500", 64 * 2**30)]
-    assert adapter.sample(adapter.devices())[0].power_watts == 58.5
+    listed = "0, MXC500, 64 GB\n1, MXC500, 64 GB\n"
+    adapter = DeclaredVendor(spec, replay(acme_list=listed, acme_smi=recorded("keyed")))
+    assert adapter.devices() == [Device(index, "X", "MXC500", 64 * 2**30) for index in (0, 1)]
+    assert adapter.sample(adapter.devices())[1].power_watts == 58.5
 
 
 def test_device_nodes_are_devices_and_the_monitor_names_them(tmp_path: Path) -> None:
@@ -228,7 +230,8 @@ def test_device_nodes_are_devices_and_the_monitor_names_them(tmp_path: Path) -> 
     spec = spec_of(NPU, "\ndiscovery: {device_nodes: /dev/davinci*}\n")
     adapter = DeclaredVendor(spec, replay(npu_smi=recorded("npu")), root=tmp_path)
     known = Device(4, "X", "910A", 21534 * MIB, "0000:81:00.0")
-    assert adapter.devices() == [known, Device(10, None, "acme device 10", None)]
+    listed = [replace(device, unnumbered=None) for device in adapter.devices()]
+    assert listed == [known, Device(10, None, "acme device 10", None)]
     second = adapter.sample(adapter.devices())[1]
     assert second.power_watts is None and "no whole record of device 10" in second.reasons["power_watts"]
     assert DeclaredVendor(spec, replay(npu_smi=recorded("npu")), root=tmp_path / "absent").devices() == []

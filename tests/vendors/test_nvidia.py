@@ -153,8 +153,8 @@ def test_messages_in_place_of_lines_are_no_devices_and_say_whether_that_is_known
 
 def test_nvidia_smis_own_word_for_no_device_is_an_answer_also_as_its_exit() -> None:
     said = "nvidia-smi ended with exit code 6: No devices were found"
-    assert NVIDIA.Smi(lambda seconds: CommandOutput(None, said)).gpus() == ((), None)
-    assert NVIDIA.Smi(lambda seconds: CommandOutput(None, "absent", absent=True)).gpus() == ((), None)
+    assert NVIDIA.Smi(lambda seconds: CommandOutput(None, said)).gpus() == ((), None, False)
+    assert NVIDIA.Smi(lambda seconds: CommandOutput(None, "absent", absent=True)).gpus() == ((), None, False)
 
 
 @given(st.text(max_size=200))

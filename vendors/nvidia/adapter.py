@@ -8,9 +8,11 @@ them is here and fails or does not answer, the devices are unknown and the reaso
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -43,6 +45,8 @@ SMI_FIELDS = (
     *("power.draw", "utilization.gpu", "temperature.gpu", "mig.mode.current", "driver_version"),
 )
 _GONE = "the tool no longer shows this device"
+# A card that fell off the bus: a line of errors, with the card's index in newer releases; or a word in place of values.
+_NO_HANDLE, _LOST_WORD = "Unable to determine the device handle", "GPU is lost"
 _NO_DEVICES = "No devices were found"  # nvidia-smi's answer where the driver has no device; its exit code is 6
 T = TypeVar("T")
 
@@ -58,10 +62,14 @@ class Gpu(NamedTuple):
 
 
 class GpuList(NamedTuple):
-    """The cards that a tool shows. problem: why it shows none, or not all."""
+    """The cards that a tool shows. problem: why it shows none, or not all.
+
+    has_lost: a card is here and does not answer. Whether CUDA counts it is unknown, and so is the number of the others.
+    """
 
     gpus: tuple[Gpu, ...]
     problem: str | None = None
+    has_lost: bool = False
 
 
 class Tool(Protocol):
@@ -98,12 +106,18 @@ class Adapter(DeclaredVendor):
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
         if hides_all(chosen):
             return DeviceList()
-        gpus, problem = self._gpus()
+        gpus, problem, has_lost = self._gpus()
         every = [self._device(gpu) for gpu in gpus]
+        differ = len({gpu.name for gpu in gpus}) > 1
+        is_unordered = differ and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+        if (has_lost or is_unordered) and chosen and re.search(r"(^|,)\s*\d+\s*(,|$)", chosen):
+            return DeviceList(problem=_unclear(every, chosen, problem))
         left = shown(every, chosen)
         problem = problem or none_shown(every, left, "CUDA_VISIBLE_DEVICES", chosen)
         partitioned = [gpu.position for gpu in gpus if gpu.partitioned]
         whole = [device for device in left if device.index not in partitioned]
+        if has_lost or differ or partitioned:
+            whole = [replace(device, visible_as=device.identity) for device in whole]
         if left and not whole:
             problem = f"every card is in MIG mode, and parts of a card are not supported: {_listed(partitioned)}"
         return DeviceList(whole, problem)
@@ -134,6 +148,15 @@ class Adapter(DeclaredVendor):
 
     def _device(self, gpu: Gpu) -> Device:
         return Device(gpu.position, chip_named(self.spec, gpu.name), gpu.name, gpu.memory_bytes, gpu.uuid)
+
+
+def _unclear(every: Sequence[Device], chosen: str, problem: str | None) -> str:
+    """Return why numbers in CUDA_VISIBLE_DEVICES cannot be used: which cards they mean is unknown."""
+    why = problem or "the cards differ, and CUDA counts the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set"
+    return (
+        f"found CUDA_VISIBLE_DEVICES={chosen[:80]}, expected UUIDs, because it is unknown which cards CUDA's numbers "
+        f"mean: {why}. UUIDs here: {', '.join(str(device.identity) for device in every)}"
+    )
 
 
 def _listed(indices: Sequence[int]) -> str:
@@ -225,7 +248,7 @@ class Nvml:
                 found.append(self._gpu(index))
             except Exception as error:  # a card that fell off the bus
                 lost.append(f"device {index}: {_said(error)}")
-        return GpuList(tuple(found), "NVML cannot read " + "; ".join(lost) if lost else None)
+        return GpuList(tuple(found), "NVML cannot read " + "; ".join(lost) if lost else None, bool(lost))
 
     def _versions(self) -> dict[str, str]:
         library, found = self._library, {"read through": "NVML"}
@@ -243,9 +266,19 @@ class Nvml:
     def _gpu(self, index: int) -> Gpu:
         library = self._library
         handle = library.nvmlDeviceGetHandleByIndex(index)
-        memory = take("memory_bytes", lambda: library.nvmlDeviceGetMemoryInfo(handle).total, {})
         uuid, name = text(library.nvmlDeviceGetUUID(handle)), text(library.nvmlDeviceGetName(handle))
-        return Gpu(index, uuid, name, None if memory is None else int(memory), self._is_partitioned(handle))
+        return Gpu(index, uuid, name, self._memory(handle), self._is_partitioned(handle))
+
+    def _memory(self, handle: Any) -> int | None:
+        """Return the bytes of memory, None where they cannot be read. Raises the error of a card that is lost."""
+        try:
+            total = self._library.nvmlDeviceGetMemoryInfo(handle).total
+        except Exception as error:  # as in Readings.take
+            if _LOST_WORD in str(error):
+                raise
+            return None
+        memory = take("memory_bytes", lambda: total, {})
+        return None if memory is None else int(memory)
 
     def _is_partitioned(self, handle: Any) -> bool:
         try:
@@ -303,8 +336,10 @@ class Smi:
 
     def gpus(self) -> GpuList:
         answer = self._ask()
-        found = tuple(self._gpu(row) for row in parse(answer.text or ""))
-        return GpuList(found, None if found else _why_none(answer))
+        rows = parse(answer.text or "")
+        found = tuple(map(self._gpu, (row for row in rows if not any(_LOST_WORD in value for value in row.values()))))
+        lost = _lost(answer, [int(row["index"]) for row in rows])
+        return GpuList(found, lost or (None if found else _why_none(answer)), lost is not None)
 
     def samples(self, indices: Sequence[int]) -> list[Sample]:
         answer = self._ask()
@@ -329,6 +364,17 @@ class Smi:
             "temperature_celsius": lambda: number(row["temperature.gpu"]),
         }
         return sample_of(index, reads, {"energy_joules": "nvidia-smi has no energy counter"})
+
+
+def _lost(answer: CommandOutput, indices: Sequence[int]) -> str | None:
+    """Return which cards do not answer, by what nvidia-smi prints of them or by a gap in its indices; None for none."""
+    lines = f"{answer.text or answer.reason}\n{answer.complaint}".splitlines()
+    said = [line.strip()[:160] for line in lines if _NO_HANDLE in line]
+    said += [f"card {line.partition(',')[0]}: {_LOST_WORD}" for line in lines if f"[{_LOST_WORD}]" in line]
+    missing = sorted({*range(max(indices, default=-1) + 1)} - {*indices})
+    said += [f"it prints no line of card {_listed(missing)}"] if missing and not said else []
+    advice = "Reset it (`nvidia-smi --gpu-reset`) or start the machine again"
+    return f"nvidia-smi does not show every card: {'; '.join(said)}. {advice}" if said else None
 
 
 def _why_none(answer: CommandOutput) -> str | None:

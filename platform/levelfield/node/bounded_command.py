@@ -19,6 +19,7 @@ from typing import IO, Callable, Iterator, NamedTuple, Sequence
 
 LEAVE_SECONDS = 1.0  # the time for a killed tool to end; a tool that hangs in its driver never ends
 MOST_BYTES = 4 * 2**20  # of each stream; the longest real output, JSON of 64 devices, is a tenth of it
+MOST_COMPLAINT = 4096  # characters
 _PART_BYTES = 65536
 
 
@@ -26,11 +27,13 @@ class CommandOutput(NamedTuple):
     """The output of a tool; None when there is no readable output, and `reason` gives the cause.
 
     absent: this machine does not have the tool. Every other cause is a fault of a tool that is here.
+    complaint: what a tool that ended well printed as errors; its beginning.
     """
 
     text: str | None
     reason: str = ""
     absent: bool = False
+    complaint: str = ""
 
 
 Ask = Callable[[Sequence[str], float], CommandOutput]
@@ -59,7 +62,7 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
         said = (complaint.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
         return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {said}" if said else ""))
     try:
-        return CommandOutput(printed.decode())
+        return CommandOutput(printed.decode(), complaint=complaint.decode(errors="replace")[:MOST_COMPLAINT])
     except UnicodeDecodeError as error:
         return CommandOutput(None, f"{name} printed {no_text(error)}")
 

@@ -1,0 +1,124 @@
+"""A card that fell off the bus is named, and the others are used, whatever CUDA numbers them (recorded/README.md)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from adapters import load_adapter, load_spec
+from levelfield.catalog.machine import devices_of
+from levelfield.cli.main import main
+from levelfield.contracts.command import CommandOutput, ask
+from levelfield.contracts.vendor import DeviceList, Vendor
+
+RECORDED = Path(__file__).with_name("recorded")
+NVIDIA = load_adapter("nvidia")
+SEVEN = (RECORDED / "nvidia_smi_1_of_8_lost.csv").read_text()
+LOST_LINE = (RECORDED / "nvidia_smi_1_of_8_lost.errors.txt").read_text()
+
+
+@pytest.fixture(autouse=True)
+def none_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is first on PATH, where NVML is not here."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin"
+
+
+def tool(folder: Path, name: str, body: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+def seven(complaint: str = LOST_LINE, text: str = SEVEN) -> DeviceList:
+    return devices_of(nvidia(CommandOutput(text, complaint=complaint)))
+
+
+def nvidia(answer: CommandOutput) -> Vendor:
+    return NVIDIA.Adapter(load_spec("nvidia"), NVIDIA.Smi(lambda seconds: answer))
+
+
+def test_a_lost_card_is_named_and_the_others_are_meant_by_their_uuids() -> None:
+    found = seven()
+    assert [device.index for device in found] == [0, 1, 2, 3, 4, 5, 7]
+    assert "GPU6: 0000:C1:00.0: Unknown Error" in str(found.problem)
+    assert [device.visible for device in found] == [device.identity for device in found]
+    without = seven("")
+    assert "no line of card 6" in str(without.problem) and without == found
+    last = seven(LOST_LINE.replace("GPU6", "GPU7"), SEVEN.replace("7, GPU-", "6, GPU-"))
+    assert "GPU7" in str(last.problem) and all(device.visible_as for device in last)
+
+
+@pytest.mark.parametrize("variable", ["7", "0,1", "GPU-00000000-0000-0000-0000-000000000001,6"])
+def test_numbers_of_cuda_are_no_cards_while_one_is_lost(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    found = seven()
+    assert found == [] and "expected UUIDs" in str(found.problem) and "GPU6" in str(found.problem)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-00000000-0000-0000-0000-000000000007")
+    assert [device.index for device in seven()] == [7]
+
+
+def test_a_card_that_has_words_in_place_of_values_is_lost() -> None:
+    found = seven("", (RECORDED / "nvidia_smi_lost_fields.csv").read_text())
+    assert [device.index for device in found] == [0] and "card 1: GPU is lost" in str(found.problem)
+
+
+@pytest.mark.parametrize(
+    "line", [LOST_LINE, "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error\n"]
+)
+def test_the_only_card_lost_is_no_machine_without_cards(line: str) -> None:
+    for answer in (
+        CommandOutput(line),
+        CommandOutput(line + "No devices were found\n"),
+        CommandOutput("No devices were found\n", complaint=line),
+    ):
+        found = devices_of(nvidia(answer))
+        assert found == [] and "Unable to determine the device handle" in str(found.problem)
+
+
+def test_a_lost_card_is_in_the_listing_in_the_plan_and_in_a_refusal_of_eight(
+    tools: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(
+        tools,
+        "nvidia-smi",
+        f"cat {RECORDED}/nvidia_smi_1_of_8_lost.csv; cat {RECORDED}/nvidia_smi_1_of_8_lost.errors.txt >&2",
+    )
+    assert main(["show", "vendors"]) == 0
+    assert "GPU6: 0000:C1:00.0: Unknown Error" in " ".join(capsys.readouterr().out.split())
+    arguments = ["--scale", "smoke"]
+    assert main(["--case", "gpt2_small:torch:nvidia:1:4", "--dry-run", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert "GPU6: 0000:C1:00.0: Unknown Error" in " ".join(shown.split())
+    assert "CUDA_VISIBLE_DEVICES=GPU-00000000-0000-0000-0000-000000000000,GPU-" in shown
+    assert main(["--case", "gpt2_small:torch:nvidia:1:8", *arguments]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "expected 8: nvidia-smi does not show every card" in said and "GPU6" in said
+
+
+def test_ask_keeps_what_a_tool_that_ended_well_printed_as_errors(tools: Path) -> None:
+    tool(tools, "acme-smi", "echo 1; echo lost >&2")
+    assert ask(["acme-smi"], 5) == CommandOutput("1\n", complaint="lost\n")
+
+
+# -- cards that differ
+
+
+def test_cards_that_differ_are_meant_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = SEVEN.splitlines()[:2]
+    text = "\n".join([lines[0], lines[1].replace("RTX 4090", "RTX 3090")]) + "\n"
+    assert [d.visible_as for d in seven("", text)] == [d.identity for d in seven("", text)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = seven("", text)
+    assert found == [] and "CUDA counts the fastest first" in str(found.problem)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert [device.index for device in seven("", text)] == [1]
