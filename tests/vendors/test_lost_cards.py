@@ -58,6 +58,13 @@ def test_a_lost_card_is_named_and_the_others_are_meant_by_their_uuids() -> None:
     assert "GPU7" in str(last.problem) and all(device.visible_as for device in last)
 
 
+def test_a_plan_has_the_beginning_of_a_uuid_that_is_a_cards_own() -> None:
+    text = SEVEN.replace("GPU-00000000-0000-0000-0000-000000000001", "GPU-0123abcd-0000-0000-0000-000000000001")
+    assert [device.visible for device in seven(text=text)][:3] == [
+        "GPU-00000000-0000-0000-0000-000000000000", "GPU-0123abcd", "GPU-00000000-0000-0000-0000-000000000002",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("variable", ["7", "0,1", "GPU-00000000-0000-0000-0000-000000000001,6"])
 def test_numbers_of_cuda_are_no_cards_while_one_is_lost(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)

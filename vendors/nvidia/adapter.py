@@ -44,6 +44,7 @@ SMI_FIELDS = (
     *("index", "uuid", "name", "memory.total", "memory.used"),
     *("power.draw", "utilization.gpu", "temperature.gpu", "mig.mode.current", "driver_version"),
 )
+LEAST_UUID = len("GPU-") + 8  # characters; CUDA takes a UUID by its beginning
 _GONE = "the tool no longer shows this device"
 # A card that fell off the bus: a line of errors, with the card's index in newer releases; or a word in place of values.
 _NO_HANDLE, _LOST_WORD = "Unable to determine the device handle", "GPU is lost"
@@ -117,7 +118,7 @@ class Adapter(DeclaredVendor):
         partitioned = [gpu.position for gpu in gpus if gpu.partitioned]
         whole = [device for device in left if device.index not in partitioned]
         if has_lost or differ or partitioned:
-            whole = [replace(device, visible_as=device.identity) for device in whole]
+            whole = [replace(device, visible_as=_beginning(device, every)) for device in whole]
         if left and not whole:
             problem = f"every card is in MIG mode, and parts of a card are not supported: {_listed(partitioned)}"
         return DeviceList(whole, problem)
@@ -148,6 +149,13 @@ class Adapter(DeclaredVendor):
 
     def _device(self, gpu: Gpu) -> Device:
         return Device(gpu.position, chip_named(self.spec, gpu.name), gpu.name, gpu.memory_bytes, gpu.uuid)
+
+
+def _beginning(device: Device, every: Sequence[Device]) -> str:
+    """Return the beginning of a card's UUID that is its own here, as CUDA takes it: a plan may be published."""
+    uuid, others = str(device.identity), [str(each.identity) for each in every if each != device]
+    lengths = range(LEAST_UUID, len(uuid))
+    return next((uuid[:n] for n in lengths if not any(other.startswith(uuid[:n]) for other in others)), uuid)
 
 
 def _unclear(every: Sequence[Device], chosen: str, problem: str | None) -> str:
