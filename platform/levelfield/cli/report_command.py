@@ -199,7 +199,7 @@ def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Seque
     prices = prices_of(options)
     costs = RunCosts(prices) if prices else None
     if len(results) > 1 or options.format in ("csv", "json"):
-        return listed(options.format, results, costs)
+        return listed(options.format, results, [read_plan(each).repeats_digest for each in paths], costs)
     rows = [("cost", *costs.explained(results[0]))] if costs else []
     if options.format == "markdown":
         return run_report(results[0], read_plan(paths[0]), rows)

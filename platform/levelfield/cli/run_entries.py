@@ -13,7 +13,7 @@ from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
 from levelfield.cli import dry_run
 from levelfield.cli.options import base_image, bmc_of, hosts_of, intake, launch_of, registry_of, runs_of
-from levelfield.cli.terminal import Terminal
+from levelfield.cli.terminal import Terminal, plan_digests
 from levelfield.compare import scaling
 from levelfield.compare.scaling import Scaling, without_batch
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UnknownName, UsageError
@@ -73,7 +73,7 @@ def _ended(results: list[Result], options: argparse.Namespace, terminal: Termina
     scaled = list(series_scaling(results, runs_of(options))) if options.nodes else []
     if options.json:
         values = [scaling.as_values(found) for found in scaled if not isinstance(found, str)]
-        print(as_json(results, values), end="")
+        print(as_json(results, plan_digests(results, runs_of(options)), values), end="")
     else:
         terminal.summary(results, runs_of(options))
         terminal.scaled(scaled)

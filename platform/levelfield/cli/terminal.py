@@ -99,7 +99,7 @@ class Terminal:
             print(tables.as_text(alone), end="")
         for listed in tables.by_suite(results):
             print("\n".join(tables.ran(listed)))
-        if said := repeats.as_lines(results):
+        if said := repeats.as_lines(results, plan_digests(results, runs)):
             print("\n".join([*said, ""]))
         for result in results:
             print(f"run      {one_line(shown(runs / result.run_id))}")
@@ -149,6 +149,21 @@ class Terminal:
         if self._open_line:
             print(file=sys.stderr)
             self._open_line = False
+
+
+def plan_digests(results: Sequence[Result], runs: Path) -> list[str | None]:
+    """Return what the plan of each run in this folder shares with those of its repeats; None without a plan."""
+    from levelfield.errors import LevelfieldError
+    from levelfield.rundir.directory import read_plan
+    from levelfield.specs.paths import RunPaths
+
+    found: list[str | None] = []
+    for result in results:
+        try:
+            found.append(read_plan(RunPaths(runs / result.run_id)).repeats_digest)
+        except LevelfieldError:
+            found.append(None)
+    return found
 
 
 class NoteTaker(Terminal):

@@ -289,8 +289,8 @@ def paid_for(price: ChipPrice | None, found: Cost) -> str | None:
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs of the `--repeat` that the run belongs to, in order; the run alone where it has no others.
 
-    The repeats of a plan are numbered from 1 and follow each other, with the same series and the same build. One that
-    does not count may not know its build.
+    The repeats of a plan are numbered from 1 and follow each other, with the same series, build and conditions, such as
+    variables. One that does not count may not know its build.
     """
     own = _kind(record)
     ordered = sorted((r for r in records if _kind(r) == own or (exclusion(r) and _kind(r)[0] == own[0])), key=_order)
@@ -331,8 +331,13 @@ def is_within_a_day(one: str, other: str) -> bool:
         return False
 
 
-def _kind(record: RunRecord) -> tuple[str, str, str | None]:
-    return record.series.fingerprint(), record.subject.fingerprint(), record.entry
+def _kind(record: RunRecord) -> tuple[str, str, str, str | None]:
+    return (
+        record.series.fingerprint(),
+        record.subject.fingerprint(),
+        record.conditions.fingerprint(),
+        record.entry,
+    )
 
 
 def _order(record: RunRecord) -> tuple[str, int, str]:

@@ -5,7 +5,7 @@ A missing value is `/`, as in those reports. docs/published.md defines each colu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from levelfield.catalog.registry import Registry
@@ -13,7 +13,8 @@ from levelfield.measure.flops import flops_per_token
 from levelfield.report import escapes
 from levelfield.report.words import GIB, headline_memory, status, utilisation
 from levelfield.specs.figures import PublishedRow
-from levelfield.specs.plan import Plan
+from levelfield.specs.layout import Layout
+from levelfield.specs.plan import MemoryExpected, Plan
 from levelfield.specs.result import Result, Utilisation
 
 NONE = "/"
@@ -64,7 +65,12 @@ def runs_of(results: Sequence[Result], plans: Sequence[Plan], registry: Registry
     rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
     taken = {result.case: constants_of(result.case, rows) for result in results if result.scale == "full"}
     return [
-        ReportedRun(result, plan, taken[result.case] if result.scale == "full" else {}, _baseline(result, results))
+        ReportedRun(
+            result,
+            plan,
+            taken[result.case] if result.scale == "full" else {},
+            _baseline(result, plan, zip(results, plans, strict=True)),
+        )
         for result, plan in zip(results, plans, strict=True)
     ]
 
@@ -174,17 +180,27 @@ def changed(value: float | None, before: float | None, with_difference: bool = F
     return f"{value:.0f}({f'{difference},' if with_difference else ''}{arrow})"
 
 
-def _baseline(result: Result, others: Sequence[Result]) -> Result | None:
-    """Return the run of the same work on the same devices without sharded optimizer states, or None.
+def _baseline(result: Result, plan: Plan, others: Iterable[tuple[Result, Plan]]) -> Result | None:
+    """Return the run of the same plan but for its optimizer states, which are not sharded, or None.
 
     Of repeats it is the one with the same number.
     """
     if result.layout.sharding_stage != 1 or result.status.is_unproven:
         return None
     plain = result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
-    plain_ones = (other for other in others if other.layout == plain and not other.status.is_unproven)
-    same = [other for other in plain_ones if _place(other) == _place(result)]
+    plain_ones = [(r, p) for r, p in others if r.layout == plain and not r.status.is_unproven]
+    own = _place(result), _but_layout(plan)
+    same = [other for other, its_plan in plain_ones if (_place(other), _but_layout(its_plan)) == own]
     return next((other for other in same if other.repeat == result.repeat), same[0] if same else None)
+
+
+def _but_layout(plan: Plan) -> str:
+    """Return the digest of a plan without its layout and what follows from that."""
+    tuning = plan.tuning.model_copy(update={"layout": Layout()})
+    memory = MemoryExpected(parts={}, total_bytes=0, available_bytes=None)
+    follows = {"origins": {}, "predicted": (), "expected_memory": memory, "certificate": None}
+    of_request = {"entry": None, "deviations": (), "scale_reason": ""}
+    return plan.model_copy(update={"tuning": tuning, **follows, **of_request}).repeats_digest
 
 
 def _place(result: Result) -> tuple[object, ...]:

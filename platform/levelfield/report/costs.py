@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from levelfield.measure.cost import Cost, PaidUse, cost
 from levelfield.report import repeats, tables
 from levelfield.report.escapes import markdown
-from levelfield.report.repeats import FigureColumn
+from levelfield.report.repeats import FigureColumn, PlanDigests
 from levelfield.report.words import COLUMNS, NONE, significant, wrapped
 from levelfield.specs.prices import ChipPrice, Prices
 from levelfield.specs.result import Result
@@ -80,23 +80,27 @@ class RunCosts:
         return {"schema": SCHEMA, "unit": self.column.unit, "prices": self.prices.model_dump(mode="json"), "runs": runs}
 
 
-def listed(form: str, results: Sequence[Result], costs: RunCosts | None = None) -> str:
+def listed(form: str, results: Sequence[Result], plans: PlanDigests, costs: RunCosts | None = None) -> str:
     """Return results as `table`, `markdown`, `csv` or `json`; with costs as a further column.
 
-    csv: a row for each run, raw numbers without rounding, units in the names.
+    plans: as `repeats_of` takes them. csv: a row for each run, raw numbers without rounding, units in the names.
     """
     added = costs.column if costs else None
     figures = (*repeats.ALL, added) if added else repeats.ALL
     columns = {**COLUMNS, added.heading: lambda r: added.shown(added.read(r))} if added else COLUMNS
     if form == "json":
-        return tables.as_json(results, [costs.as_values(results)] if costs else (), figures)
+        return tables.as_json(results, plans, [costs.as_values(results)] if costs else (), figures)
     if form == "csv":
         return tables.csv_text([tables.plain(r) | (costs.plain(r) if costs else {}) for r in results])
     notes = costs.notes(results) if costs else []
     if form == "markdown":
-        said = tables.as_markdown(results, columns) + repeats.as_markdown(results, figures)
+        said = tables.as_markdown(results, columns) + repeats.as_markdown(results, plans, figures)
         return said + "".join(f"\n{markdown(note)}\n" for note in notes)
-    lines = [*repeats.as_lines(results, figures), *([""] if notes else []), *(wrapped(note, 2) for note in notes)]
+    lines = [
+        *repeats.as_lines(results, plans, figures),
+        *([""] if notes else []),
+        *(wrapped(note, 2) for note in notes),
+    ]
     return tables.as_text(results, columns=columns) + "".join(f"{line}\n" for line in lines)
 
 

@@ -9,10 +9,12 @@ from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.escapes import Markdown, markdown, table
 from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, headline_memory, number, significant, utilisation
+from levelfield.specs.base import json_digest
 from levelfield.specs.result import Result
+from levelfield.specs.variables import known_to_matter
 
 SCHEMA = "levelfield.repeats/1"
-# What differs between two repeats of one plan; equal results in all other fields are repeats.
+# What differs in the results of two repeats. Their plans have what a result lacks, such as threads and variables.
 _OF_ONE_RUN = {
     "run_id", "repeat", "status", "steps_done", "loss", "throughput", "utilisation", "memory", "energy", "identity",
     "alignment", "to_loss", "warnings", "other_use", "load", "disturbance", "inherited", "seal", "pace", "experts",
@@ -25,6 +27,7 @@ class FigureColumn:
     """One figure of a result: its name and unit in JSON; its heading, divisor and decimals in a table.
 
     digits: None for a figure of any size, shown with four significant digits. most: the largest possible value.
+    basis: what it refers to. Repeats in which that differs have no such figure.
     """
 
     name: str
@@ -34,6 +37,7 @@ class FigureColumn:
     divisor: float = 1
     digits: int | None = 1
     most: float | None = None
+    basis: Callable[[Result], object] = lambda result: None
 
     def shown(self, value: float | None) -> str:
         """Return the value as a table shows it."""
@@ -90,6 +94,11 @@ def _mfu(result: Result) -> float | None:
     return found.value if found else None
 
 
+def _peak(result: Result) -> float | None:
+    found = utilisation(result, "palm")
+    return found.peak_tflops if found else None
+
+
 def node_joules_per_token(result: Result) -> float | None:
     """Return the energy of whole nodes for one token; None where their BMCs gave none."""
     return result.energy.nodes.joules_per_token.value if result.energy.nodes else None
@@ -98,7 +107,7 @@ def node_joules_per_token(result: Result) -> float | None:
 ALL = (
     FigureColumn("tokens_per_second_per_device", "1/s", _rate, "tokens/s/device"),
     FigureColumn("step_seconds_median", "s", _step, "step, ms", 1e-3),
-    FigureColumn("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2, most=1.0),
+    FigureColumn("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2, most=1.0, basis=_peak),
     FigureColumn("memory_bytes", "B", lambda r: headline_memory(r).value, "memory, GiB", GIB, 3),
     FigureColumn("joules_per_token", "J/token", lambda r: r.energy.joules_per_token.value, "J/token", 1, 4),
     FigureColumn("node_joules_per_token", "J/token", node_joules_per_token, "J/token, nodes", 1, 4),
@@ -107,20 +116,28 @@ ALL = (
 )
 FIGURE_COLUMNS = {column.name: column for column in ALL}
 Columns = Sequence[FigureColumn]
+PlanDigests = Sequence[str | None]  # of each result: what the plans of its repeats have in common
 
 
-def repeats_of(results: Sequence[Result], columns: Columns = ALL) -> list[Repeats]:
-    """The groups of at least two runs of one plan, in the order of their first run."""
-    groups: dict[str, list[Result]] = {}
-    for result in results:
-        groups.setdefault(result.model_dump_json(exclude=_OF_ONE_RUN), []).append(result)
+def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> list[Repeats]:
+    """The groups of at least two runs of one plan, in the order of their first run.
+
+    plans: of each result the digest that the plans of repeats share; None where no plan is at hand, and such a run is
+    no repeat.
+    """
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for result, plan in zip(results, plans, strict=True):
+        if plan is not None:
+            variables = json_digest(known_to_matter(result.inherited))
+            key = plan, variables, result.model_dump_json(exclude=_OF_ONE_RUN)
+            groups.setdefault(key, []).append(result)
     return [Repeats(tuple(group), tuple(_figures(group, columns))) for group in groups.values() if len(group) > 1]
 
 
-def as_lines(results: Sequence[Result], columns: Columns = ALL) -> list[str]:
+def as_lines(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> list[str]:
     """Lines of a terminal, one a figure; none without repeats."""
     lines = []
-    for repeats in repeats_of(results, columns):
+    for repeats in repeats_of(results, plans, columns):
         lines += ["", f"over repeats: {repeats.title}"]
         lines += [
             padded((f"  {name}", median, f" {ends}"), (17, -12), " ")
@@ -130,10 +147,10 @@ def as_lines(results: Sequence[Result], columns: Columns = ALL) -> list[str]:
     return lines
 
 
-def as_markdown(results: Sequence[Result], columns: Columns = ALL) -> str:
+def as_markdown(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> str:
     """A table for each group of repeats, with a heading; empty without repeats."""
     parts = []
-    for repeats in repeats_of(results, columns):
+    for repeats in repeats_of(results, plans, columns):
         parts += ["", f"Over repeats: {markdown(repeats.title)}", ""]
         numbers = (map(Markdown, _cells(figure)) for figure in repeats.figures)  # and the platform's own headings
         parts += table(("figure", "median", "interval"), numbers)
@@ -141,7 +158,7 @@ def as_markdown(results: Sequence[Result], columns: Columns = ALL) -> str:
     return "\n".join([*parts, ""]) if parts else ""
 
 
-def as_values(results: Sequence[Result], columns: Columns = ALL) -> list[dict[str, object]]:
+def as_values(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> list[dict[str, object]]:
     """JSON objects of schema `levelfield.repeats/1`, one for each group of repeats, in full precision."""
     return [
         {
@@ -151,7 +168,7 @@ def as_values(results: Sequence[Result], columns: Columns = ALL) -> list[dict[st
             "valid": repeats.valid,
             "figures": {f.column.name: {"unit": f.column.unit, **asdict(f.interval)} for f in repeats.figures},
         }
-        for repeats in repeats_of(results, columns)
+        for repeats in repeats_of(results, plans, columns)
     ]
 
 
@@ -159,7 +176,7 @@ def _figures(results: Sequence[Result], columns: Columns) -> Iterator[RepeatedFi
     valid = [result for result in results if result.status.word == "valid"]
     for column in columns:
         values = [value for value in map(column.read, valid) if value is not None]
-        if len(values) > 1:
+        if len(values) > 1 and len({column.basis(result) for result in valid}) == 1:
             yield RepeatedFigure(column, over_repeats(values, column.most))
 
 
@@ -172,4 +189,6 @@ def _notes(repeats: Repeats) -> list[str]:
     if not repeats.figures:
         return [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
     found = {(f.interval.method, f.interval.coverage, f.interval.n) for f in repeats.figures}
-    return [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(found)]
+    peaks = {_peak(result) for result in repeats.results if result.status.word == "valid"}
+    apart = [f"MFU: no median, as the runs refer to {len(peaks)} different measured peaks"] if len(peaks) > 1 else []
+    return apart + [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(found)]

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from levelfield.report import repeats
 from levelfield.report.escapes import markdown, one_line, spreadsheet_cell, table
-from levelfield.report.repeats import FigureColumn
+from levelfield.report.repeats import FigureColumn, PlanDigests
 from levelfield.report.sheets import aligned, widths_of
 from levelfield.report.words import (
     COLUMNS,
@@ -42,15 +42,16 @@ _FITS = {True: "yes", False: "NO", None: "unknown"}
 
 def as_json(
     results: Sequence[Result],
+    plans: PlanDigests,
     more: Sequence[Mapping[str, object]] = (),
     figures: Sequence[FigureColumn] = repeats.ALL,
 ) -> str:
     """Return every figure of every result as JSON, in full precision, with a summary of each group of repeats.
 
-    more: objects behind them, each with its schema. figures: those of the summaries.
+    plans: as `repeats_of` takes them. more: objects behind them, each with its schema. figures: those of the summaries.
     """
     rows = [{"schema": r.schema_name(), **r.model_dump(mode="json")} for r in results]
-    return json_text([*rows, *repeats.as_values(results, figures), *more]) + "\n"
+    return json_text([*rows, *repeats.as_values(results, plans, figures), *more]) + "\n"
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:

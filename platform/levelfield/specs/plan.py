@@ -8,7 +8,17 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import LATER, MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS, MOST_SIZE, Document, Value
+from levelfield.specs.base import (
+    LATER,
+    MOST_DEVICES,
+    MOST_NODES,
+    MOST_RANKS,
+    MOST_REPEATS,
+    MOST_SIZE,
+    Document,
+    Value,
+    json_digest,
+)
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.chips import OverlayUsed
@@ -243,6 +253,33 @@ class ChoicesPlan(Value):
     known: str | None = Field(default=None, exclude=True)
 
 
+# What may differ in the plans of two repeats, by key, with the reason. All other keys must be equal.
+OF_ONE_RUN = {
+    "run_id": "names the run",
+    "repeat": "numbers the run within its command",
+    "repeats": "how many runs the command has",
+    "asked": "the words of the request; the other keys are what came of them",
+    "selector": "the same request, read",
+    "notices": "what is known about the machine and does not change the plan",
+    "implementation.folder": "a place on a disk; `digest` and `rests_on` are of what lies there",
+    "environment.folder": "a place on a disk; `digest` is of what lies there",
+    "environment.python": "a place on a disk; it counts where the user gave it, as there is no digest",
+    "environment.made_with": "a place on a disk; `digest` has the version",
+    "corpus.prefix": "a place on a disk; `digest` is of the tokens",
+    "certificate.digest": "the certificate that was there; `subject` is what it must certify, and the result has it",
+    "certificate.run_id": "as certificate.digest",
+    "certificate.failed_run": "as certificate.digest",
+    "certificate.reason": "as certificate.digest",
+    "peak.tflops": "a measured peak may be measured again before the next repeat, and only MFU refers to it; a "
+    "published one counts as part of the chip",
+    "peak.source": "as peak.tflops",
+    "peak.measured_tflops": "as peak.tflops",
+    "peak.measurement": "as peak.tflops; what the training takes from it, the library of products, counts",
+    "choices.known": "no plan.json has it; `follows` is its digest",
+    "bmc": "no file has it; `node_power` says what is read",
+}
+
+
 class Plan(Document):
     """Everything about one run before it starts.
 
@@ -313,6 +350,20 @@ class Plan(Document):
         """The digest of the environment variables that the vendor or the user sets. Secrets are masked, as in files."""
         variables = masked({**self.hardware.environment, **self.tuning.environment})
         return "sha256:" + hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def repeats_digest(self) -> str:
+        """The digest of all that the plans of repeats have in common: everything but the keys of OF_ONE_RUN."""
+        content = self.model_dump(mode="json")
+        for key in OF_ONE_RUN:
+            *above, name = key.split(".")
+            place: dict[str, Any] | None = content
+            for each in above:
+                place = place and place[each]
+            if place and not (key == "environment.python" and not self.environment.digest):
+                place.pop(name, None)
+        measurement = self.peak.measurement
+        return json_digest([content, measurement.products if measurement else None])
 
     @property
     def needs_certificate(self) -> bool:

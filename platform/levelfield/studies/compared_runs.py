@@ -59,7 +59,7 @@ class FolderRuns:
         paths = RunPaths(Path(key))
         refuse_running(paths)
         found = record_of_files(paths, self._known)
-        return found.model_copy(update={"result": {**found.result, REPEATS: _repeats_beside(paths, found.series)}})
+        return found.model_copy(update={"result": {**found.result, REPEATS: _repeats_beside(paths)}})
 
     def series(self) -> list[Series]:
         return [series for series, _ in self._by_series.values()]
@@ -94,13 +94,13 @@ class FolderRuns:
         return found
 
 
-def _repeats_beside(paths: RunPaths, own: Series) -> int:
+def _repeats_beside(paths: RunPaths) -> int:
     """Return how many repeats of the run's command are in its folder. They have the time of its start in their ids."""
-    numbers = set[int]()
+    numbers, own = set[int](), read_plan(paths).repeats_digest
     for path in paths.root.parent.glob(f"{paths.root.name.split('_', 1)[0]}_*/plan.json"):
         with suppress(LevelfieldError):
             plan = read_plan(RunPaths(path.parent))
-            if series_of(plan) == own:
+            if plan.repeats_digest == own:
                 numbers.add(plan.repeat)
     return max(1, len(numbers))
 

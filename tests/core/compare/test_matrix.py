@@ -57,6 +57,15 @@ def test_a_cell_is_the_median_over_the_newest_repeats() -> None:
     assert found.value == 1000 and found.rate and found.rate.interval and found.rate.interval.n == 3
 
 
+def test_repeats_with_other_variables_are_no_repeats_of_a_command() -> None:
+    """Two commands that ran at once: by time and number the last three runs look like one command."""
+    slow, fast = {"variables": {"ONEDNN_VERBOSE": "2"}}, {"variables": {"ONEDNN_VERBOSE": "0"}}
+    ran = [(1, 1, 1000, fast), (2, 1, 500, slow), (3, 2, 1000, fast), (4, 3, 1000, fast)]
+    runs = [numbered(record(n, rate, **own), number) for n, number, rate, own in ran]
+    found = cell(matrix(runs, "framework"), "gpt", "torch")
+    assert found.rate and found.rate.values == (1000, 1000, 1000)
+
+
 def test_a_repeat_that_does_not_count_cuts_no_cell_and_is_said() -> None:
     runs = [numbered(record(n, 1000 + n), n) for n in (1, 2, 3, 5)]
     bad = numbered(record(4, word="failed", packages="sha256:" + "5" * 64), 4)

@@ -192,10 +192,10 @@ def test_repeats_have_the_interval_of_their_costs(result: Result) -> None:
     costs = RunCosts(Prices.model_validate({"currency": "EUR", "chips": {"F1": {"per": "device", "rent": 2.0}}}))
     runs = [result, result.model_copy(update={"repeat": 2, "run_id": "other"})]
     for form in ("table", "markdown"):
-        said = listed(form, runs, costs)
+        said = listed(form, runs, ["one plan"] * len(runs), costs)
         assert said.count("EUR/M tokens") == (4 if form == "table" else 3)
         assert form == "markdown" or max(map(len, said.splitlines())) <= 80
-    figure = json.loads(listed("json", runs, costs))[2]["figures"]["cost_per_million_tokens"]
+    figure = json.loads(listed("json", runs, ["one plan"] * len(runs), costs))[2]["figures"]["cost_per_million_tokens"]
     assert figure["median"] == pytest.approx(costs.of(result).value) and figure["unit"] == "EUR/1e6 tokens"
 
 

@@ -242,6 +242,14 @@ def test_a_sharded_run_is_compared_with_its_own_kind_only(valid: Pair) -> None:
     assert cells("osdi", [other, measured_as(valid, OSDI_SET.row("test-14-2"))])[1]["gpu_mem(mB)"] == "9160"
 
 
+@pytest.mark.parametrize("change", [{"recompute": "full"}, {"threads": 7}, {"environment": {"NCCL_PROTO": "Simple"}}])
+def test_a_run_with_other_choices_is_no_baseline_of_a_sharded_one(valid: Pair, change: dict[str, object]) -> None:
+    (off, plan), on = measured_as(valid, OSDI_SET.row("test-14-1")), measured_as(valid, OSDI_SET.row("test-14-2"))
+    assert cells("osdi", [(off, plan), on])[1]["gpu_mem(mB)"] == "9160(-1927,↓17.4%)"
+    other = plan.model_copy(update={"tuning": plan.tuning.model_copy(update=change)})
+    assert cells("osdi", [(off, other), on])[1]["gpu_mem(mB)"] == "9160"
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_run_that_has_no_figures_prints_slashes(valid: Pair, form: str) -> None:
     pair = measured_as(valid, LLAMA.row("ablation PP1DP8TP1"))

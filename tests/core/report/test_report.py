@@ -166,7 +166,7 @@ def test_a_drift_of_more_than_all_of_the_median_is_told_by_its_ends(run: RunPath
     assert said in " ".join("\n".join(result_lines(found)).split())
     report = run_report(found, read_plan(run))
     assert said in report and "| step times | flagged | change point: as it is (p = 0.1) |" in report
-    assert json.loads(as_json([found]))[0]["throughput"]["step_seconds"]["flags"] == [*flags]
+    assert json.loads(as_json([found], [None]))[0]["throughput"]["step_seconds"]["flags"] == [*flags]
 
 
 def test_report_md_says_what_a_load_is(run: RunPaths, valid: Result) -> None:
@@ -186,19 +186,19 @@ def test_an_interrupted_run_says_so_and_shows_no_speed(interrupted: Result) -> N
 
 
 def test_no_results_are_no_fault() -> None:
-    assert as_text([]) == "\n" and json.loads(as_json([])) == []
-    assert list(csv.DictReader(io.StringIO(listed("csv", [])))) == []
+    assert as_text([]) == "\n" and json.loads(as_json([], [])) == []
+    assert list(csv.DictReader(io.StringIO(listed("csv", [], [])))) == []
 
 
 def test_json_holds_every_figure_in_full(valid: Result, interrupted: Result) -> None:
-    rows = json.loads(as_json([valid, interrupted]))
+    rows = json.loads(as_json([valid, interrupted], [None, None]))
     assert rows[0].pop("schema") == "levelfield.result/1"
     assert Result.model_validate(rows[0]) == valid
     assert rows[1]["status"]["failure"] == "interrupted" and rows[1]["throughput"] is None
 
 
 def test_csv_has_units_in_its_names_and_nothing_for_what_is_missing(valid: Result, interrupted: Result) -> None:
-    first, second = csv.DictReader(io.StringIO(listed("csv", [valid, interrupted])))
+    first, second = csv.DictReader(io.StringIO(listed("csv", [valid, interrupted], [None, None])))
     assert float(first["tokens_per_second_per_device"]) == 64 and float(first["step_seconds_median"]) == 0.5
     assert float(first["joules_per_token"]) == pytest.approx(1.5625)
     assert (
@@ -212,7 +212,7 @@ def test_csv_columns_do_not_depend_on_which_run_comes_first(
     valid: Result, interrupted: Result, order: tuple[int, int]
 ) -> None:
     results = [(valid, interrupted)[i] for i in order]
-    rows = list(csv.DictReader(io.StringIO(listed("csv", results))))
+    rows = list(csv.DictReader(io.StringIO(listed("csv", results, [None] * len(results)))))
     assert [row["status"] for row in rows] == [r.status.word for r in results]
     assert next(row for row in rows if row["status"] == "valid")["mfu_palm/1"] != ""
 

@@ -230,14 +230,19 @@ def doubtful(request: pytest.FixtureRequest, run: RunPaths) -> RunPaths:
 def test_every_table_shows_the_word_in_place_of_valid(doubtful: RunPaths) -> None:
     result = collect(doubtful)
     word = result.status.word
-    for text in (as_text([result, result]), as_markdown([result]), listed("csv", [result]), as_json([result])):
+    for text in (
+        as_text([result, result]),
+        as_markdown([result]),
+        listed("csv", [result], [None]),
+        as_json([result], [None]),
+    ):
         assert word in text and "valid" not in text.replace("invalid", "")
     assert notes([ReportedRun(result, read_plan(doubtful), {})])[1].endswith(f": {word}")
 
 
 def test_it_is_in_no_median_and_beside_no_published_row(doubtful: RunPaths, recorded: Path) -> None:
     good, bad = collect(RunPaths(recorded)), collect(doubtful)
-    (group,) = repeats.repeats_of([good, bad.model_copy(update={"repeat": 2})])
+    (group,) = repeats.repeats_of([good, bad.model_copy(update={"repeat": 2})], ["one plan"] * 2)
     assert group.valid == 1 and group.figures == ()
     line = measured(bad)
     assert line.tokens_per_second_per_device is line.mfu_high is line.memory_bytes is None
