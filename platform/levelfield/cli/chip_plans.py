@@ -50,6 +50,35 @@ class ChipPlan:
         """Tokens/s of a device; None where no layout fits, and where the chip's rates are not known."""
         return None if self.row is None or self.plan.assumes_rates else self.row.tokens_per_second
 
+    @property
+    def not_calibrated(self) -> str | None:
+        """Why the speed is in no ratio; None where published runs on chips of this vendor set the rates."""
+        vendor = self.plan.vendor
+        return None if vendor in SPEED_VENDORS else f"{vendor}: not calibrated; error unknown"
+
+
+@dataclass(frozen=True)
+class RatioBase:
+    """What the speeds are divided by: the first chip. why: there is none, as no published run shows its error."""
+
+    chip: ChipPlan
+    why: str | None
+
+    @property
+    def name(self) -> str | None:
+        """The first chip's name; None where nothing is divided by its speed."""
+        return None if self.why or not self.chip.speed else self.chip.name
+
+    def ratio(self, each: ChipPlan) -> float | None:
+        """Return the speed of a chip over that of the first; None with the reason of `why_none`."""
+        return None if self.why_none(each) or not (each.speed and self.chip.speed) else each.speed / self.chip.speed
+
+    def why_none(self, each: ChipPlan) -> str | None:
+        """Return why a speed has no ratio; None where it has one, and where there is no speed."""
+        if not each.speed:
+            return None
+        return each.not_calibrated or self.why
+
 
 def print_chips(options: argparse.Namespace, registry: Registry, chips: Sequence[tuple[VendorFile, Chip]]) -> None:
     """Print the best row of each chip, fastest first. Raises UsageError or LayoutError where no chip has a plan."""
@@ -66,7 +95,9 @@ def print_chips(options: argparse.Namespace, registry: Registry, chips: Sequence
             found.append(ChipPlan(plan, next(iter(plan.found.rows.roomy_first()), None)))
     if not found:
         raise next(iter(refused.values()))
-    base = next((each for each in found if each.speed), None)
+    first = next((each for each in found if each.speed or each.not_calibrated), found[0])
+    why = first.not_calibrated
+    base = RatioBase(first, f"{first.name}, the first chip, is of {why}" if why else None)
     found.sort(key=lambda each: each.speed or 0, reverse=True)
     if options.json:
         print(json_text(_content(options, found, refused, base)))
@@ -74,18 +105,15 @@ def print_chips(options: argparse.Namespace, registry: Registry, chips: Sequence
         print(as_text(_sheets(options, found, refused, base)), end="")
 
 
-def _over(each: ChipPlan, base: ChipPlan | None) -> float | None:
-    return each.speed / base.speed if base and base.speed and each.speed else None
-
-
 def _content(
-    options: argparse.Namespace, found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: ChipPlan | None
+    options: argparse.Namespace, found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: RatioBase
 ) -> dict[str, object]:
     chips = [
         {
             **plan_content(each.plan, options),
             "rows": [row_content(each.plan, each.row)] if each.row else [],
-            "speed_over_base": _over(each, base),
+            "speed_over_base": base.ratio(each),
+            "no_ratio": base.why_none(each),
         }
         for each in found
     ]
@@ -93,14 +121,14 @@ def _content(
         "schema": "levelfield.planned_chips/1",
         "case": options.case,
         "framework": options.framework,
-        "base": base and base.name,
+        "base": base.name,
         "chips": chips,
         "not_planned": [{"chip": name, "why": str(error)} for name, error in refused.items()],
     }
 
 
 def _sheets(
-    options: argparse.Namespace, found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: ChipPlan | None
+    options: argparse.Namespace, found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: RatioBase
 ) -> Iterator[Sheet]:
     first = found[0].plan
     model, training = first.question.work.model, first.question.work.training
@@ -126,8 +154,8 @@ def _place(each: ChipPlan) -> str:
     return f"{each.plan.nodes} x {each.plan.devices_per_node}"
 
 
-def _cells(each: ChipPlan, base: ChipPlan | None) -> tuple[str, ...]:
-    row, over = each.row, _over(each, base)
+def _cells(each: ChipPlan, base: RatioBase) -> tuple[str, ...]:
+    row, over = each.row, base.ratio(each)
     if row is None:
         return ("none fits", *[NONE] * 5)
     return (
@@ -140,15 +168,19 @@ def _cells(each: ChipPlan, base: ChipPlan | None) -> tuple[str, ...]:
     )
 
 
-def _notes(found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: ChipPlan | None) -> Iterator[str]:
+def _notes(found: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: RatioBase) -> Iterator[str]:
     """Yield what the figures mean and what is assumed; of several chips at once where it is the same sentence."""
     rated = [each for each in found if each.speed and each.plan.vendor in SPEED_VENDORS]
     yield (
         "the fastest row of each chip that leaves memory free (* where none does); `plan` with one chip has all rows. "
         "GiB: of the fullest device; again: what is recomputed; tokens/s: of one device"
-        + (f"; ratio: over {base.name}" if base else "")
+        + (f"; ratio: over {base.name}" if base.name else "")
     )
-    if len(rated) > 1 and found[0].plan.question.work.model.experts is None:
+    yield from _grouped(
+        [(each.name, f"no ratio: {why}") for each in found if (why := base.why_none(each))],
+        [each.name for each in found],
+    )
+    if base.name and len(rated) > 1 and found[0].plan.question.work.model.experts is None:
         middle, most = CHIP_RATIO_OFF
         makers = " and ".join(SPEED_VENDORS)
         yield (

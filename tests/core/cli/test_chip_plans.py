@@ -117,6 +117,32 @@ def test_a_vendor_stands_for_its_chips(capsys: pytest.CaptureFixture[str]) -> No
     assert several["base"] == "H100-SXM5-80GB"
 
 
+def test_a_chip_of_a_maker_without_calibrated_runs_has_a_speed_and_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (*CASE, "--chip", "H100,MI300X,MI355X,A100")
+    text, several = said(capsys, *arguments), found(capsys, *arguments)
+    why = "amd: not calibrated; error unknown"
+    for each in several["chips"]:
+        speed = f"{each['rows'][0]['tokens_per_second_per_device']:,.0f}"
+        has_ratio = each["chip"] in ("H100-SXM5-80GB", "A100-SXM4-80GB")
+        assert (each["speed_over_base"] is not None, each["no_ratio"]) == (has_ratio, None if has_ratio else why)
+        assert row_of(text, each["chip"])[-2] == speed
+        assert (row_of(text, each["chip"])[-1] == "-") is not has_ratio
+    assert f"MI355X, MI300X: no ratio: {why}" in in_one_line(text)
+
+
+def test_nothing_is_divided_by_the_speed_of_such_a_chip(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ascend-910B1 has no speed at all, and is the first one all the same."""
+    for chip, maker in (("MI300X", "amd"), ("Ascend-910B1", "ascend")):
+        arguments = (*CASE, "--chip", f"{chip},H100,A100")
+        text, several = said(capsys, *arguments), found(capsys, *arguments)
+        assert several["base"] is None and "ratio: over" not in text and "planned ratios of" not in text
+        assert {each["speed_over_base"] for each in several["chips"]} == {None}
+        assert {row_of(text, each["chip"])[-1] for each in several["chips"]} == {"-"}
+        why = f"{chip}, the first chip, is of {maker}: not calibrated; error unknown"
+        assert f"H100-SXM5-80GB, A100-SXM4-80GB: no ratio: {why}" in in_one_line(text)
+        assert next(each for each in several["chips"] if each["chip"] == "A100-SXM4-80GB")["no_ratio"] == why
+
+
 def test_what_a_chip_cannot_is_said_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*CASE, "--chip", "A100,V100,Ascend-910B1,B200")
     text = said(capsys, *arguments)
