@@ -64,7 +64,7 @@ def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
         return
     dtype: PeakDtype = options.precision or question.work.training.precision
     widths = (*_WIDTHS, -5, 5)
-    yield padded((*_columns(plan), "MFU"), widths, " ")
+    yield padded((*_columns(plan), " MFU,", "palm"), widths, " ")
     for number, row in enumerate(found.rows[: options.top], 1):
         tight = "tight" if is_tight(question, row.memory.total) else ""
         yield padded((number, *_cells(plan, row), _utilisation(plan, row, dtype), tight), widths, " ").rstrip()

@@ -42,9 +42,17 @@ _BELOW = "见“性能指标”"
 
 def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
     """Return the runs in the columns of the named report, with notes below. FlagPerf's page has a head of its own."""
-    said = [*notes(runs), *(pair_lines(runs) if form == "osdi" else ())]
+    said = [*_formulas(form, runs), *notes(runs), *(pair_lines(runs) if form == "osdi" else ())]
     head = _page_head(runs) if form == "flagperf" else ()
     return "\n".join([*head, *_tables(form, runs), *(f"{markdown(note)}\n" for note in said)])
+
+
+def _formulas(form: str, runs: Sequence[ReportedRun]) -> Iterator[str]:
+    """Yield the formula of the utilisation that the report's columns have, under the heading that they have there."""
+    if form == "flagperf" and any(run.plan.work.model.family != "gpt" for run in runs):
+        yield "MFU: by 6n, with the parameters that the report's own rows take, where it has some"
+    if form == "oneflow":
+        yield "Percentage of theoretical peak FLOP/s: HFU by megatron-2021, which counts full recomputation"
 
 
 def _tables(form: str, runs: Sequence[ReportedRun]) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
-from levelfield.measure.flops import flops_per_token
+from levelfield.measure.flops import flops_per_token, versioned
 from levelfield.measure.utilisation import mfu, peak_range
 from levelfield.publish.reported_runs import RATE, above_peak, differences
 from levelfield.report import words
@@ -42,7 +42,8 @@ NO_CHIP = "the log's chip is not stated"
 
 @dataclass(frozen=True)
 class FigureRow:
-    """One row, measured or published. mfu_low, mfu_high: fractions of the peak; they differ only for mixed fp8.
+    """One row, measured or published. mfu_low, mfu_high: fractions of the peak, by mfu_formula; they differ only
+    for mixed fp8.
 
     *_from: the origin of the figure, or the reason why it is absent. source: the public place, of a reported run with
     its day; empty for a measured row.
@@ -65,6 +66,7 @@ class FigureRow:
     mfu_from: str
     memory_bytes: float | None
     memory_from: str
+    mfu_formula: str = versioned("palm")
 
     @property
     def mfu(self) -> str:
@@ -279,7 +281,7 @@ def _parts(line: FigureRow) -> Iterator[str]:
     tokens = f"{number(line.tokens_per_second_per_device)} tokens/s/device{_converted(line, line.tokens_from)}"
     if len(line.absent) < FIGURES:
         yield f"{blank}{tokens}, {gib(line.memory_bytes)}"
-        yield f"{blank}MFU {line.mfu}{_converted(line, line.mfu_from)}"
+        yield f"{blank}MFU (palm) {line.mfu}{_converted(line, line.mfu_from)}"
     yield from (f"{blank}{reason}" for reason in _absent(line))
 
 

@@ -190,5 +190,7 @@ def _notes(repeats: Repeats) -> list[str]:
         return [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
     found = {(f.interval.method, f.interval.coverage, f.interval.n) for f in repeats.figures}
     peaks = {_peak(result) for result in repeats.results if result.status.word == "valid"}
-    apart = [f"MFU: no median, as the runs refer to {len(peaks)} different measured peaks"] if len(peaks) > 1 else []
+    apart = (
+        [f"MFU (palm): no median, as the runs refer to {len(peaks)} different measured peaks"] if len(peaks) > 1 else []
+    )
     return apart + [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(found)]

@@ -124,7 +124,7 @@ def _two_lines(result: Result, columns: Columns) -> list[str]:
     more = "".join(f"{name} {said[name]}  " for name in _more(columns))
     return [
         f"{said['case']} ({said['scale']})  {said['framework']}  {said['chip']}  {said['layout']}  {tuning}",
-        f"  {said['status']}  {said['tokens/s/device']} tokens/s/device  MFU {said['MFU (palm)']}  {more}"
+        f"  {said['status']}  {said['tokens/s/device']} tokens/s/device  MFU (palm) {said['MFU (palm)']}  {more}"
         f"{said['memory']}  loss {said['loss']}",
     ]
 

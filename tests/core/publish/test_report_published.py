@@ -429,7 +429,7 @@ def test_every_format_holds_measured_and_published(valid: Pair) -> None:
     texts = {form: beside_published(form, [result], REGISTRY) for form in ("table", "markdown", "csv", "json")}
     assert [line for line in texts["table"].splitlines() if len(line) > 80] == []
     assert "3,698.7 tokens/s/device (printed), 76.00 GiB" in texts["table"]
-    assert "MFU 68.9 % (converted)" in texts["table"] and "no figures: oom" in texts["table"]
+    assert "MFU (palm) 68.9 % (converted)" in texts["table"] and "no figures: oom" in texts["table"]
     head, rule, *rows = [line for line in texts["markdown"].splitlines() if line.startswith("|")]
     assert len(rows) == 12 and {line.count("|") for line in (head, rule, *rows)} == {12}
     listed = list(csv.DictReader(io.StringIO(texts["csv"])))

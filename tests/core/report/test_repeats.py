@@ -149,6 +149,6 @@ def test_mfu_by_two_measured_peaks_has_no_median(five: list[Result]) -> None:
     (found,) = repeats.repeats_of([first, second], SAME[:2])
     assert "mfu_palm" not in {figure.column.name for figure in found.figures}
     said = "\n".join(repeats.as_lines([first, second], SAME[:2]))
-    assert "MFU: no median, as the runs refer to 2 different measured peaks" in said
+    assert "MFU (palm): no median, as the runs refer to 2 different measured peaks" in said
     (same,) = repeats.repeats_of([first, first.model_copy(update={"run_id": "b"})], SAME[:2])
     assert "mfu_palm" in {figure.column.name for figure in same.figures}

@@ -1,0 +1,83 @@
+"""Beside every printed MFU stands the name of its formula: two formulas give one run 51 % and 70 %."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from compared_records import record
+from levelfield.catalog.registry import Registry
+from levelfield.cli.main import main
+from levelfield.compare.comparison import compare
+from levelfield.compare.comparison import sheets as compared_sheets
+from levelfield.compare.sides import side_of
+from levelfield.judge.collector import collect
+from levelfield.measure.flops import VERSIONS
+from levelfield.pages.page_rendering import LANGUAGES, text
+from levelfield.pages.summary_page import summary
+from levelfield.publish.foreign_columns import as_report
+from levelfield.publish.foreign_tables import runs_of
+from levelfield.publish.published_rows import beside_published
+from levelfield.report import repeats
+from levelfield.report.one_run import result_lines, run_report
+from levelfield.report.sheets import as_markdown, as_text
+from levelfield.report.tables import as_markdown as results_markdown
+from levelfield.report.tables import as_text as results_text
+from levelfield.rundir.directory import read_plan
+from levelfield.specs.paths import RunPaths
+
+FORMULA = re.compile("|".join(map(re.escape, VERSIONS)))
+
+
+def unnamed(said: str) -> list[str]:
+    """Return the lines that have an MFU and no formula."""
+    return [line for line in said.splitlines() if "MFU" in line and not FORMULA.search(line)]
+
+
+def outputs(run: RunPaths) -> Iterator[tuple[str, str]]:
+    """Yield what prints an MFU, by where it stands."""
+    result, plan = collect(run), read_plan(run)
+    again = result.model_copy(update={"run_id": "again", "repeat": 2})
+    yield "terminal", "\n".join(result_lines(result))
+    yield "table", results_text([result, again])
+    yield "wide table", results_text([result, again], width=10_000)
+    yield "Markdown", results_markdown([result, again])
+    yield "report.md", run_report(result, plan)
+    yield "repeats", "\n".join(repeats.as_lines([result, again], ["one plan"] * 2))
+    yield "repeats in Markdown", repeats.as_markdown([result, again], ["one plan"] * 2)
+    for form in ("table", "markdown"):
+        yield f"published, {form}", beside_published(form, [result], Registry())
+    found = compare([side_of("A", [record(1)]), side_of("B", [record(2, mfu=0.5)])])
+    yield "compare", as_text(compared_sheets(found))
+    for language in LANGUAGES:
+        yield f"summary, {language}", as_markdown(summary(found, {}, language=language).sheets())
+
+
+def test_every_printed_mfu_names_its_formula(run: RunPaths) -> None:
+    for where, said in outputs(run):
+        assert "MFU" in said and unnamed(said) == [], where
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_pages_name_it_in_headings_links_and_sentences(language: str) -> None:
+    for key in ("figure.mfu", "by.mfu", "column.mfu_palm", "how-roof"):
+        assert "MFU" in text(language, key) and "palm" in text(language, key), key
+    said = text(language, "answer.mfu", best="X", other="Y", ratio="1.2")
+    assert "palm" in said, "answer.mfu"
+
+
+def test_the_plan_names_it_in_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama3_8b", "--chip", "H100", "--devices", "8", "--top", "1"]) == 0
+    said = capsys.readouterr().out
+    (heading,) = [line for line in said.splitlines() if line.startswith("row ")]
+    assert heading.endswith("MFU, palm") and max(map(len, said.splitlines())) <= 80
+
+
+def test_columns_of_other_reports_have_their_formula_below(run: RunPaths) -> None:
+    result, plan = collect(run), read_plan(run)
+    llama = plan.work.model.model_copy(update={"family": "llama"})
+    other = plan.model_copy(update={"work": plan.work.model_copy(update={"model": llama})})
+    assert "\nMFU: by 6n, " in as_report("flagperf", runs_of([result], [other], Registry()))
+    said = as_report("oneflow", runs_of([result], [plan], Registry()))
+    assert "\nPercentage of theoretical peak FLOP/s: HFU by megatron-2021" in said
