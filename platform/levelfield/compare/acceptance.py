@@ -220,8 +220,9 @@ def _speed(limit: float, of: AcceptanceSubject, runs: _SubjectRuns, evidence: Ac
     if differs:
         return _undecided(f"not comparable with the baseline (baseline / runs): {'; '.join(differs)}", own)
     values = SideValues(_values(RATE, base.counted))
-    said = f"of the baseline, {len(own)} run(s) against {len(base.counted)}"
-    return {**_by_ratio(SideValues(_values(RATE, own)), values, limit, said, own), "baseline": _ids(base.counted)}
+    said = f"of the baseline, {len(side.counted)} run(s) against {len(base.counted)}"
+    speeds = SideValues(_values(RATE, side.counted))
+    return {**_by_ratio(speeds, values, limit, said, side.counted), "baseline": _ids(base.counted)}
 
 
 def _published_speed(
@@ -230,7 +231,8 @@ def _published_speed(
     own, row = runs.on(of.nodes), evidence.published
     if not own or row is None:
         return _none(of)
-    first = side_of("runs", own).first.series
+    side = side_of("runs", own)
+    first = side.first.series
     pairs = {
         "case": (row.case, first.case),
         "scale": ("full", first.scale),
@@ -242,8 +244,8 @@ def _published_speed(
     if differs or row.value is None:
         why = f"not comparable with {row.name} (row / runs): {'; '.join(differs)}" if differs else row.how
         return _undecided(why, own)
-    said = f"of {row.name} ({number(row.value)} tokens/s per device, {row.how}), {len(own)} run(s)"
-    return _by_ratio(SideValues(_values(RATE, own)), exact(row.value), limit, said, own)
+    said = f"of {row.name} ({number(row.value)} tokens/s per device, {row.how}), {len(side.counted)} run(s)"
+    return _by_ratio(SideValues(_values(RATE, side.counted)), exact(row.value), limit, said, side.counted)
 
 
 def _values(quantity: Quantity, runs: Iterable[RunRecord]) -> tuple[float, ...]:

@@ -15,11 +15,11 @@ from levelfield.compare.sides import (
     Quantity,
     at,
     began,
+    busy,
     palm,
     tuned_fields,
     tuning_of,
 )
-from levelfield.measure.other_use import HOST_LIMIT
 from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.vendor import HOST_SHARE
 
@@ -297,16 +297,6 @@ def _other_use(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     most = [max((busy(record) for record in side.counted or side.runs), default=(0.0, "")) for side in sides]
     if any(text for _, text in most):
         yield ComparedField("other programs", tuple((text or NOTHING,) for _, text in most))
-
-
-def busy(record: RunRecord) -> tuple[float, str]:
-    """Return what others used beyond the limits of a warning: cores in the window, or a device before the training."""
-    used = record.result.get("other_use")
-    cores, of, devices = at(used, "host_in_window", "value"), at(used, "host_cores"), at(used, "devices")
-    if isinstance(cores, (int, float)) and isinstance(of, int) and cores > HOST_LIMIT * of:
-        return cores, f"up to {cores:.1f} of {of} cores"
-    is_used = isinstance(devices, list) and any(at(device, "in_use") is True for device in devices)
-    return 0.0, "a device" if is_used else ""
 
 
 def _surroundings(sides: Sequence[ComparedSide]) -> dict[str, Reader]:

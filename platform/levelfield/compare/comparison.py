@@ -201,6 +201,7 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
 def _side(side: ComparedSide) -> tuple[str, ...]:
     first, counted = side.first, str(len(side.counted))
     runs = f"{counted} of {len(side.runs)}" if side.excluded else counted
+    runs += ", disturbed" if side.is_disturbed else ""
     return side.name, first.series.label, f"{first.series.framework} {first.subject.framework_version}", runs
 
 
@@ -304,6 +305,7 @@ def _side_values(side: ComparedSide) -> dict[str, Any]:
         "label": first.series.label,
         "runs": [record.run_id for record in side.counted],
         "left_out": [{"run": record.run_id, "reason": reason} for record, reason in side.excluded],
+        "disturbed": side.is_disturbed,
         "verdicts": [record.verdict for record in side.counted],
     }
 

@@ -1,7 +1,8 @@
 """Matrices case x vendor and case x framework: the latest good result of each cell, and ratios between columns.
 
 A row is one training on one kind of machine, with everything equal but the column and the free choices of a tuning. A
-cell is the newest valid and sealed run of its row and column, with its repeats. An empty cell says why it is empty.
+cell is the newest valid and sealed run of its row and column, with its repeats. An empty cell says why it is empty. A
+run that other programs disturbed is in a cell, and a row of such runs in a mean, only where there is no quiet one.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from levelfield.compare.sides import (
     RATE,
     ComparedSide,
     began,
+    disturbance,
     exclusion,
     newest_group,
+    quiet_runs,
     side_of,
     tuned_fields,
     tuning_of,
@@ -78,15 +81,25 @@ class MatrixCell:
         """Return the median tokens/s per device of a cell that counts."""
         return self.rate.interval.median if self.state == "measured" and self.rate and self.rate.interval else None
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether its speed is of runs that other programs disturbed, as there is no quiet one."""
+        return self.value is not None and self.side is not None and self.side.is_disturbed
+
 
 @dataclass(frozen=True)
 class ColumnRatio:
-    """The geometric mean of column over base, over the `rows` that have both."""
+    """The geometric mean of column over base, over the `rows` that have both.
+
+    disturbed_left_out: rows with both in which a cell is disturbed. Where all are so, none is left out: is_disturbed.
+    """
 
     column: str
     base: str
     ratio: Ratio
     rows: int
+    disturbed_left_out: int = 0
+    is_disturbed: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,15 +164,31 @@ def newest_cell(runs: Sequence[RunRecord], histories: Histories) -> MatrixCell:
     last = ordered[-1]
     if not good:
         return MatrixCell(_word(last), f"{last.run_id}: {_reason(last)}")
-    group = newest_group(good[-1], ordered)
-    side = side_of("cell", [run for run in group if _reason(run) is None])
+    newest = quiet_runs(good)[-1]
+    group = newest_group(newest, ordered)
+    disturbed = [run for run in _beside_quiet(newest, good) if run in group or good.index(run) > good.index(newest)]
+    own = [run for run in disturbed if run not in group and run.series == newest.series]
+    side = side_of("cell", [run for run in (*group, *own) if _reason(run) is None])
     rate = side_figure(RATE, side.counted)
     if rate.interval is None:
         return MatrixCell("no speed", str(rate.reason), side)
-    newer = "" if good[-1] is last else f"a newer run does not count: {last.run_id}: {_reason(last)}"
+    newer = "" if _reason(last) is None else f"a newer run does not count: {last.run_id}: {_reason(last)}"
     if not newer and (bad := [run for run in group if _reason(run) is not None]):
         newer = f"{len(bad)} of {len(group)} repeats do not count: {bad[-1].run_id}: {_reason(bad[-1])}"
-    return MatrixCell("measured", newer, side, rate, side_values(RATE, side, histories))
+    detail = "; ".join(filter(None, (newer, _left_out(disturbed))))
+    return MatrixCell("measured", detail, side, rate, side_values(RATE, side, histories))
+
+
+def _beside_quiet(newest: RunRecord, good: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the disturbed runs, which count only where none is quiet, as the newest that counts then is."""
+    return [] if disturbance(newest) else [run for run in good if disturbance(run)]
+
+
+def _left_out(disturbed: Sequence[RunRecord]) -> str:
+    """Return how many disturbed runs are left out, and by what the last was disturbed."""
+    if not disturbed:
+        return ""
+    return f"{len(disturbed)} left out, as quiet ones are there: {disturbed[-1].run_id}: {disturbance(disturbed[-1])}"
 
 
 def _word(run: RunRecord) -> str:
@@ -214,8 +243,10 @@ def _ratio(
     base = columns[0]
     found = [(cells[row, column], cells[row, base]) for row in rows]
     both = [(own, other) for own, other in found if own.ratio and own.ratio.value is not None]
-    pairs = [(own.values, other.values) for own, other in both if own.values and other.values]
-    return ColumnRatio(column, base, mean_ratio(pairs), len(pairs))
+    quiet = [pair for pair in both if not any(cell.is_disturbed for cell in pair)]
+    pairs = [(own.values, other.values) for own, other in quiet or both if own.values and other.values]
+    left_out, is_disturbed = (len(both) - len(quiet), False) if quiet else (0, bool(both))
+    return ColumnRatio(column, base, mean_ratio(pairs), len(pairs), left_out, is_disturbed)
 
 
 def sheets(found: ResultMatrix) -> Iterator[Sheet]:
@@ -245,7 +276,10 @@ def as_values(found: ResultMatrix) -> dict[str, Any]:
         ],
         "not_run": list(found.not_run),
         "ratios": [
-            {"column": each.column, "against": each.base, "geometric_mean": each.ratio.value, "rows": each.rows}
+            {
+                **{"column": each.column, "against": each.base, "geometric_mean": each.ratio.value, "rows": each.rows},
+                **{"disturbed_left_out": each.disturbed_left_out, "disturbed": each.is_disturbed},
+            }
             | {name: getattr(each.ratio, name) for name in ("low", "high", "standing", "reason")}
             for each in found.ratios
         ],
@@ -255,14 +289,15 @@ def as_values(found: ResultMatrix) -> dict[str, Any]:
 def _shown(found: ResultMatrix, row: MatrixRow, column: str) -> str:
     """Return the cell: its speed and the ratio to the first column, or the word for none.
 
-    A star is for a newer run, an exclamation mark for caution.
+    A star is for a run that is left out, an exclamation mark for caution.
     """
     cell = found.cells[row, column]
     if cell.value is None:
         return cell.state
     ratio = f" ({cell.ratio.shown})" if cell.ratio else ""
     marks = "".join(mark for mark, said in (("*", cell.detail), ("!", cell.cautions)) if said)
-    return " ".join(filter(None, (RATE.column.shown(cell.value) + ratio, marks)))
+    disturbed = "disturbed" if cell.is_disturbed else ""
+    return " ".join(filter(None, (RATE.column.shown(cell.value) + ratio, marks, disturbed)))
 
 
 def _ratios(found: ResultMatrix) -> Sheet:
@@ -281,9 +316,17 @@ def _ratios(found: ResultMatrix) -> Sheet:
         "over the rows in which both columns have a comparable result; a failed run is in no mean",
         "the interval is of the noise of the runs; ~: a difference that is within noise",
         *dict.fromkeys(f"inconclusive: {r.reason}" for r in _all_ratios(found) if r.standing == "inconclusive"),
-        f"in brackets above: the ratio to {found.columns[0]}; a star: a newer run does not count; !: asks for caution",
+        *dict.fromkeys(map(_of_disturbed, (r for r in found.ratios if r.is_disturbed or r.disturbed_left_out))),
+        f"in brackets above: the ratio to {found.columns[0]}; a star: runs are left out; !: asks for caution",
     )
     return Sheet("ratio of tokens/s/device between columns", header, rows, notes)
+
+
+def _of_disturbed(each: ColumnRatio) -> str:
+    """Return what became of the rows with disturbed runs."""
+    if each.is_disturbed:
+        return f"{each.column}: disturbed: other programs used the machine during runs of every row of the mean"
+    return f"{each.column}: {each.disturbed_left_out} row(s) of disturbed runs are in no mean, as quiet ones are there"
 
 
 def _all_ratios(found: ResultMatrix) -> Iterator[Ratio]:
@@ -326,6 +369,7 @@ def _cell_values(found: ResultMatrix, row: MatrixRow, column: str) -> dict[str, 
     return {
         "state": cell.state,
         "detail": cell.detail or None,
+        "disturbed": cell.is_disturbed,
         "tokens_per_second_per_device": cell.value,
         "runs": [record.run_id for record in side.counted] if side else [],
         "series": side.first.series.label if side else None,

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, busy, cautions, chip_of, covering
+from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, cautions, chip_of, covering
 from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
 from levelfield.compare.matrix import MatrixCell, difference
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, mean_ratio, own_interval, own_mean
-from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, at, cost_quantity, tuning_of
+from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, at, busy, cost_quantity, tuning_of
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
 
@@ -155,12 +155,17 @@ def caution_fields(best: Contender, each: Contender, metric: Metric) -> tuple[li
 
 @dataclass(frozen=True)
 class MeanRatio:
-    """One column against another, over the trainings that both have."""
+    """One column against another, over the trainings that both have.
+
+    disturbed_left_out: trainings of both in which a bar is disturbed. Where all are so, none is left out: is_disturbed.
+    """
 
     column: str
     base: str
     ratio: Ratio
     trainings: int
+    disturbed_left_out: int = 0
+    is_disturbed: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,8 +215,11 @@ def _by_results(tables: Sequence[dict[str, RankedBar]]) -> list[str]:
 
 
 def _mean(tables: Sequence[dict[str, RankedBar]], column: str, base: str) -> MeanRatio:
-    both = [(table[column].values, table[base].values) for table in tables if column in table and base in table]
-    return MeanRatio(column, base, mean_ratio(both), len(both))
+    both = [(table[column], table[base]) for table in tables if column in table and base in table]
+    quiet = [pair for pair in both if not any(bar.contender.side.is_disturbed for bar in pair)]
+    used = [(own.values, other.values) for own, other in quiet or both]
+    left_out, is_disturbed = (len(both) - len(quiet), False) if quiet else (0, bool(both))
+    return MeanRatio(column, base, mean_ratio(used), len(used), left_out, is_disturbed)
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,12 @@ def sheets(found: Scaling) -> Iterator[Sheet]:
         return
     reasons = [row.efficiency.reason for row in found.rows if row.efficiency]
     missing = [f"{row.devices} devices: not compared: {row.reason}" for row in found.rows if row.reason]
+    missing += [
+        f"{row.devices} devices: left out: {record.run_id}: {why}"
+        for row in found.rows
+        if row.side.counted
+        for record, why in row.side.excluded
+    ]
     dash = "" if all(row.predicted for row in found.rows) else f"; {NOTHING} where it did not choose the layout"
     notes = (
         "efficiency: tokens/s per device over that of the smallest runs",
@@ -163,7 +169,7 @@ def _cells(row: ScaledRuns) -> tuple[str, ...]:
     median = row.rate.interval.median if row.rate.interval else None
     return (
         str(row.devices),
-        str(len(row.rate.values)),
+        f"{len(row.rate.values)}{', disturbed' if row.side.is_disturbed else ''}",
         number(None if median is None else median * row.devices),
         RATE.column.shown(median),
         number(row.speed_up, 2),
@@ -197,5 +203,7 @@ def _row_values(row: ScaledRuns) -> dict[str, Any]:
         "efficiency": asdict(row.efficiency) if row.efficiency else None,
         "predicted_tokens_per_second_per_device": row.predicted,
         "predicted_efficiency": row.predicted_efficiency,
+        "left_out": [{"run": record.run_id, "reason": reason} for record, reason in row.side.excluded],
+        "disturbed": row.side.is_disturbed,
         "reason": row.reason,
     }

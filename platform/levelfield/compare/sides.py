@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from levelfield.compare.ratios import LEAST_RUNS
 from levelfield.errors import UsageError
 from levelfield.measure.cost import Cost, PaidUse, cost
+from levelfield.measure.other_use import HOST_LIMIT
 from levelfield.report.costs import RunCosts
 from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
 from levelfield.specs.prices import ChipPrice, Prices
@@ -48,9 +49,18 @@ class ComparedSide:
         """Return the last run that may be compared; of a side without one, the last of all."""
         return (self.counted or self.runs)[-1]
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs made its speed uncertain: they used more than the limit, and no run is quiet."""
+        return any(map(disturbance, self.counted))
 
-def side_of(name: str, records: Sequence[RunRecord]) -> ComparedSide:
-    """Return a side. Raises UsageError for no run, for a run given twice, and for runs of several series."""
+
+def side_of(name: str, records: Sequence[RunRecord], in_turns: bool = False) -> ComparedSide:
+    """Return a side. Raises UsageError for no run, for a run given twice, and for runs of several series.
+
+    A disturbed run is left out where another one of the side is quiet. in_turns: none is, as the runs of both sides ran
+    in turns and are compared in pairs.
+    """
     if not records:
         raise UsageError(f"side {name}: found no run, expected at least one")
     ids = [record.run_id for record in records]
@@ -59,6 +69,11 @@ def side_of(name: str, records: Sequence[RunRecord]) -> ComparedSide:
     _refuse_mixed(name, records)
     copies = dict(_copies(records))
     reasons = [(record, exclusion(record) or copies.get(record.run_id)) for record in records]
+    if not in_turns:
+        good = [record for record, reason in reasons if reason is None]
+        quiet = {record.run_id for record in quiet_runs(good)}
+        beside = [None if r.run_id in quiet else f"{disturbance(r)}, and a quiet run is there" for r, _ in reasons]
+        reasons = [(r, why or left) for (r, why), left in zip(reasons, beside, strict=True)]
     counted = tuple(record for record, reason in reasons if reason is None)
     return ComparedSide(name, counted, tuple((record, reason) for record, reason in reasons if reason))
 
@@ -71,6 +86,27 @@ def exclusion(record: RunRecord) -> str | None:
         failure = f" ({record.failure})" if record.failure and record.failure != record.word else ""
         return f"{record.word}{failure}" + (f": {record.reason}" if record.reason else "")
     return next(contradictions(record), None)
+
+
+def disturbance(record: RunRecord) -> str | None:
+    """Return what others used of the machine while the run was measured; None for no more than the limits."""
+    used = busy(record)[1]
+    return f"disturbed: others used {used}" if used else None
+
+
+def quiet_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs that nobody is known to have disturbed; all where there is no such run."""
+    return [record for record in records if disturbance(record) is None] or list(records)
+
+
+def busy(record: RunRecord) -> tuple[float, str]:
+    """Return what others used beyond the limits of a warning: cores in the window, or a device before the training."""
+    used = record.result.get("other_use")
+    cores, of, devices = at(used, "host_in_window", "value"), at(used, "host_cores"), at(used, "devices")
+    if isinstance(cores, (int, float)) and isinstance(of, int) and cores > HOST_LIMIT * of:
+        return cores, f"up to {cores:.1f} of {of} cores"
+    is_used = isinstance(devices, list) and any(at(device, "in_use") is True for device in devices)
+    return 0.0, "a device" if is_used else ""
 
 
 def _copies(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:

@@ -41,6 +41,7 @@ class ScalingPoint:
     efficiency: float
     x: float
     y: float
+    is_disturbed: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def _chart(members: Sequence[Latest]) -> ScalingChart:
             efficiency=ratio,
             x=_x(runs.series.devices, fewest, most),
             y=_y(speed_up, top),
+            is_disturbed=runs.is_disturbed,
         )
         for (runs, summary), ratio, speed_up in zip(members, ratios, speed_ups, strict=True)
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from levelfield.compare.sides import disturbance
 from levelfield.pages.results import StoredResults
 from levelfield.pages.series_history import SeriesRuns, grouped, seconds_of
 from levelfield.pages.site_files import slug
@@ -21,6 +22,7 @@ CHANGES = tuple(word for word in WORDS if word not in _NO_CHANGES)
 CALM = ("no change", "new series")
 UNKNOWN: FindingWord = "inconclusive"  # a word of a later version
 LONGEST = 400  # characters of a text
+MOST_DISTURBED = 30  # newest runs of a series among which a quiet one is looked for
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -
     points, nights = results.points(), nights_in_order(results.nights())
     unreadable: list[str] = []
     series = [_runs(entry, points.get(entry.digest, ()), unreadable) for entry in results.series()]
+    series = _with_disturbed(series, results)
     return PagesContent(
         series={each.digest: each for each in series if each.points},
         events=tuple(event for event in results.events() if _is_time(event.at)),
@@ -140,6 +143,27 @@ def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -
         findings=tuple(_findings(results, nights[-NIGHTS_SHOWN:], judged)),
         unreadable=tuple(unreadable),
     )
+
+
+def _with_disturbed(series: Sequence[SeriesRuns], results: StoredResults) -> list[SeriesRuns]:
+    """Return the series with their newest disturbed runs: each series is read until its newest quiet run."""
+    counted = {runs.digest: [point.run_id for point in reversed(runs.counted)][:MOST_DISTURBED] for runs in series}
+    disturbed: dict[str, list[str]] = {digest: [] for digest in counted}
+    unknown = [digest for digest, ids in counted.items() if ids]
+    while unknown:
+        asked = {counted[digest][len(disturbed[digest])]: digest for digest in unknown}
+        found = [(each.run_id, asked[each.run_id]) for each in results.records([*asked]) if disturbance(each)]
+        for run_id, digest in found:
+            disturbed[digest].append(run_id)
+        unknown = [digest for _, digest in found if len(disturbed[digest]) < len(counted[digest])]
+    return [
+        replace(
+            runs,
+            disturbed=tuple(reversed(disturbed[runs.digest])),
+            is_disturbed=0 < len(counted[runs.digest]) == len(disturbed[runs.digest]),
+        )
+        for runs in series
+    ]
 
 
 def _findings(results: StoredResults, nights: Sequence[str], judged: Sequence[Mapping[str, Any]]) -> list[NightFinding]:

@@ -258,7 +258,7 @@ def _order(runs: SeriesRuns) -> tuple[float, str]:
 
 
 def _last_good(runs: SeriesRuns) -> Point | None:
-    return next((point for point in reversed(runs.points) if point.is_of_trend and point.is_comparable), None)
+    return next(reversed(runs.counted), None)
 
 
 def _ends(runs: SeriesRuns) -> list[str]:
@@ -274,7 +274,7 @@ def _tuning(runs: SeriesRuns, newest: Mapping[str, RunRecord]) -> str:
 def _with_repeats(
     series: Sequence[SeriesRuns], newest: Mapping[str, RunRecord], results: StoredResults
 ) -> dict[str, list[RunRecord]]:
-    """Return by series its newest runs with the repeats before the one that counts."""
+    """Return by series its newest runs with the repeats before the one that counts, and disturbed ones after it."""
     before: dict[str, list[str]] = {}
     for runs in series:
         if (good := _last_good(runs)) and good.run_id in newest:
@@ -285,8 +285,11 @@ def _with_repeats(
             if place - least + 1 < LEAST_RUNS:  # as compare/sides.py takes the newest group
                 least = next((at for at in range(least) if is_within_a_day(began[at], good.began)), least)
             before[runs.digest] = ids[least:place]
-    found = {**newest, **_read([run_id for ids in before.values() for run_id in ids], results)}
-    wanted = {runs.digest: dict.fromkeys([*before.get(runs.digest, ()), *_ends(runs)]) for runs in series}
+    disturbed = [run_id for runs in series for run_id in runs.disturbed]
+    found = {**newest, **_read([*(run_id for ids in before.values() for run_id in ids), *disturbed], results)}
+    wanted = {
+        runs.digest: dict.fromkeys([*before.get(runs.digest, ()), *runs.disturbed, *_ends(runs)]) for runs in series
+    }
     return {digest: [found[run_id] for run_id in ids if run_id in found] for digest, ids in wanted.items()}
 
 

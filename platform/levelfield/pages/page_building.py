@@ -301,7 +301,7 @@ def _ours(runs: SeriesRuns, latest: Point) -> FigureRow:
         layout=str(s.layout),
         micro_batch=s.micro_batch,
         precision=s.precision,
-        status=latest.word,
+        status=f"{latest.word}, disturbed" if runs.is_disturbed else latest.word,
         source="",
         tokens_per_second_per_device=latest.tokens_per_second_per_device,
         tokens_from="measured",

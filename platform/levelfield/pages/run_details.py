@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from levelfield.compare.comparability import busy, peak_of
-from levelfield.compare.sides import at, tuning_of
+from levelfield.compare.comparability import peak_of
+from levelfield.compare.sides import at, busy, tuning_of
 from levelfield.pages.series_history import DistinctValues
 from levelfield.report import words
 from levelfield.specs.record import RunRecord, Series

@@ -28,13 +28,25 @@ def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 @dataclass(frozen=True)
 class SeriesRuns:
-    """A series with its points in order of time. slug: the name of its files; case_slug: of its case's."""
+    """A series with its points in order of time. slug: the name of its files; case_slug: of its case's.
+
+    disturbed: its newest runs that other programs disturbed, by their ids. is_disturbed: whether there is no quiet run
+    before them, so that they are shown, with a mark.
+    """
 
     digest: str
     slug: str
     case_slug: str
     series: Series
     points: Sequence[Point]
+    disturbed: tuple[str, ...] = ()
+    is_disturbed: bool = False
+
+    @property
+    def counted(self) -> list[Point]:
+        """The runs of the trend that may stand in a comparison, without disturbed ones after a quiet one."""
+        left_out = () if self.is_disturbed else self.disturbed
+        return [p for p in self.points if p.is_of_trend and p.is_comparable and p.run_id not in left_out]
 
 
 class DistinctValues:
@@ -178,6 +190,7 @@ class SeriesSummary:
     """The latest state of a series. valid: runs that may stand in a comparison. last: of the trend.
 
     latest: the last of the trend that may stand in a comparison. why_not: why the last may not; None where it may.
+    disturbed: how many newer runs are left out, as other programs disturbed them.
     """
 
     runs: int
@@ -187,6 +200,7 @@ class SeriesSummary:
     last_word: str
     why_not: str | None
     latest: Point | None
+    disturbed: int = 0
 
     @property
     def tokens(self) -> float | None:
@@ -197,7 +211,7 @@ class SeriesSummary:
 def summary_of(runs: SeriesRuns) -> SeriesSummary:
     """Return the summary of a series, which has at least one run."""
     trend = [point for point in runs.points if point.is_of_trend]
-    valid, last = [point for point in trend if point.is_comparable], (trend or runs.points)[-1]
+    counted, last = runs.counted, (trend or runs.points)[-1]
     return SeriesSummary(
         runs=len(runs.points),
         valid=sum(point.is_comparable for point in runs.points),
@@ -205,7 +219,8 @@ def summary_of(runs: SeriesRuns) -> SeriesSummary:
         last=last.began,
         last_word=last.word,
         why_not=None if last.is_comparable else _why_not(last),
-        latest=valid[-1] if valid else None,
+        latest=counted[-1] if counted else None,
+        disturbed=0 if runs.is_disturbed else len(runs.disturbed),
     )
 
 

@@ -19,7 +19,7 @@ import levelfield
 from levelfield.compare.comparability import NOTHING, WHY, chip_of, comparability
 from levelfield.compare.comparison import ComparedFigure, Comparison, Histories, deciding_command, side_values
 from levelfield.compare.ratios import own_interval, own_mean
-from levelfield.compare.sides import RATE, ComparedSide, Quantity, exclusion, side_of
+from levelfield.compare.sides import RATE, ComparedSide, Quantity, exclusion, quiet_runs, side_of
 from levelfield.errors import UsageError
 from levelfield.pages.page_rendering import PageRenderer, basis, text, verdict
 from levelfield.pages.series_history import grouped
@@ -112,7 +112,7 @@ def _did_same_work(runs: Sequence[RunRecord], others: Sequence[RunRecord]) -> bo
 
 
 def _counted(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    return [run for run in runs if exclusion(run) is None and RATE.read(run) is not None]
+    return quiet_runs([run for run in runs if exclusion(run) is None and RATE.read(run) is not None])
 
 
 def _speed(runs: Sequence[RunRecord]) -> float:
@@ -139,7 +139,7 @@ def summary(comparison: Comparison, histories: Histories, left_out: int = 0, lan
             say("summary.against", base=names[0]),
         ),
         rows=tuple(_row(i, comparison, figures, names, histories, say) for i in range(len(sides))),
-        bars=tuple(_bars(comparison, histories, names)),
+        bars=tuple(_bars(comparison, histories, [_marked(*pair, say) for pair in zip(names, sides, strict=True)])),
         runs=tuple(_ids(*pair) for pair in zip(names, sides, strict=True)),
     )
 
@@ -163,6 +163,11 @@ def names_of(sides: Sequence[ComparedSide], say: Say) -> list[str]:
     if len(set(plain)) == len(plain):
         return plain
     return [f"{side.name} ({name})" for side, name in zip(sides, plain, strict=True)]
+
+
+def _marked(name: str, side: ComparedSide, say: Say) -> str:
+    """Return the name of a side, with the word for one whose runs were all disturbed."""
+    return f"{name}, {say('flag.disturbed')}" if side.is_disturbed else name
 
 
 def _sentence(comparison: Comparison, names: Sequence[str], language: str) -> str:
@@ -243,11 +248,12 @@ def _row(
     say: Say,
 ) -> tuple[str, ...]:
     cells = [_figure(figure.quantity, comparison.sides[place], histories) for figure in figures]
+    name = _marked(names[place], comparison.sides[place], say)
     if place == 0 or not comparison.figures:
-        return (names[place], *cells, "1" if comparison.figures else NOTHING)
+        return (name, *cells, "1" if comparison.figures else NOTHING)
     found = next(f for f in comparison.figures if f.quantity is RATE).ratios[place - 1]
     value = NOTHING if found.value is None else f"{found.value:.3f}"
-    return (names[place], *cells, " ".join(filter(None, (value, found.ends, say(f"standing.{found.standing}")))))
+    return (name, *cells, " ".join(filter(None, (value, found.ends, say(f"standing.{found.standing}")))))
 
 
 def _figure(quantity: Quantity, side: ComparedSide, histories: Histories) -> str:

@@ -16,7 +16,15 @@ from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import Histories
 from levelfield.compare.ratios import LEAST_RUNS
-from levelfield.compare.sides import REPEATS, began, exclusion, is_within_a_day, repeat_number, repeats_around
+from levelfield.compare.sides import (
+    REPEATS,
+    began,
+    disturbance,
+    exclusion,
+    is_within_a_day,
+    repeat_number,
+    repeats_around,
+)
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.verification import record_of_files
 from levelfield.rundir.directory import finished_run, read_plan, refuse_running, runs_of_pairs
@@ -198,8 +206,12 @@ def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list
 
 def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
     """Yield the newest runs of a series until the newest that counts, with its repeats; where too few of these count,
-    also the runs of the day before it."""
+    also the runs of the day before it.
+
+    A disturbed run does not count, but MOST of them end the search for a quiet one.
+    """
     counted: list[RunRecord] = []
+    disturbed = 0
     first: RunRecord | None = None  # repeat of the newest command that counts
     is_enough: bool | None = None
     for record in source.newest(series):
@@ -208,7 +220,13 @@ def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
             if is_enough or not is_within_a_day(record.began, counted[0].began):
                 return
         yield record
-        if exclusion(record) is None:
+        if exclusion(record) is not None:
+            continue
+        if disturbance(record):
+            disturbed += 1
+            if not counted and disturbed == MOST:
+                return
+        else:
             counted.append(record)
             if first is None and repeat_number(record) == 1:
                 first = record

@@ -126,7 +126,8 @@ def _ended(stop: LevelfieldError | KeyboardInterrupt) -> tuple[str, int]:
 
 
 def _compared(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:
-    sides = [side_of(name, list(records)) for name, records in zip("AB", zip(*pairs, strict=True), strict=True)]
+    arms = zip("AB", zip(*pairs, strict=True), strict=True)
+    sides = [side_of(name, list(records), in_turns=True) for name, records in arms]
     return compare(sides, prices=prices)
 
 

@@ -1,0 +1,245 @@
+"""A run that other programs disturbed is no speed where a quiet one is there; where none is, it has the word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from compared_records import record, repeats
+from levelfield.catalog.registry import Registry
+from levelfield.compare.comparison import as_values, compare, sheets
+from levelfield.compare.matrix import MatrixCell, ResultMatrix, matrix
+from levelfield.compare.matrix import as_values as matrix_values
+from levelfield.compare.matrix import sheets as matrix_sheets
+from levelfield.compare.ranking import TOKENS
+from levelfield.compare.scaling import scaling
+from levelfield.compare.scaling import sheets as scaling_sheets
+from levelfield.compare.sides import side_of
+from levelfield.pages.content import gathered
+from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
+from levelfield.pages.page_building import build_pages
+from levelfield.pages.page_rendering import LANGUAGES, text
+from levelfield.pages.results import GivenRuns
+from levelfield.pages.series_history import summary_of
+from levelfield.pages.summary_page import sides_of_case, summary
+from levelfield.report.sheets import as_text
+from levelfield.specs.layout import Layout
+from levelfield.specs.record import RunRecord
+from levelfield.studies.compared_runs import MOST, latest_of_series
+
+
+def beside(run: RunRecord, cores: float | None, of: int | None = 2) -> RunRecord:
+    """The run with what other programs used of the cores in its window."""
+    used = {"devices": [], "host_in_window": {"value": cores}, "host_cores": of}
+    return run.model_copy(update={"result": {**run.result, "other_use": used}})
+
+
+def loud(number: int, rate: float, **changes: Any) -> RunRecord:
+    return beside(record(number, rate, **changes), 1.72)
+
+
+def quiet(number: int, rate: float, **changes: Any) -> RunRecord:
+    return beside(record(number, rate, **changes), 0.03)
+
+
+def cell(found: ResultMatrix) -> MatrixCell:
+    return next(iter(found.cells.values()))
+
+
+def in_one_line(said: str) -> str:
+    return " ".join(said.split())
+
+
+WHY = "disturbed: others used up to 1.7 of 2 cores"
+
+
+def test_a_side_leaves_disturbed_runs_out_and_says_which() -> None:
+    side = side_of("A", [quiet(1, 1000), loud(2, 100), quiet(3, 1010)])
+    assert [run.run_id for run in side.counted] == [record(n, 1).run_id for n in (1, 3)] and not side.is_disturbed
+    assert [(run.tokens_per_second_per_device, why) for run, why in side.excluded] == [
+        (100, f"{WHY}, and a quiet run is there")
+    ]
+    found = compare([side, side_of("B", [quiet(4, 500), loud(5, 2000)])])
+    assert found.figures[0].ratios[0].value == pytest.approx(500 / 1005, rel=1e-3)
+    said = in_one_line(as_text(sheets(found)))
+    assert "2 of 3" in said and "1 of 2" in said and "left out" in said
+    (left_out,) = [field for field in found.comparability.with_caution if field.name == "left out"]
+    assert all(WHY in values[0] for values in left_out.values)
+    assert [len(each["left_out"]) for each in as_values(found)["sides"]] == [1, 1]
+
+
+def test_a_side_of_disturbed_runs_alone_is_shown_with_the_word() -> None:
+    found = compare([side_of("A", [quiet(1, 1000)]), side_of("B", [loud(2, 100), loud(3, 90)])])
+    assert found.sides[1].is_disturbed and len(found.sides[1].counted) == 2
+    assert "2, disturbed" in as_text(sheets(found))
+    assert [each["disturbed"] for each in as_values(found)["sides"]] == [False, True]
+
+
+@pytest.mark.parametrize(("cores", "of"), [(None, 2), (0.2, 2), (1.0, None)])
+def test_a_run_whose_use_is_unknown_or_within_the_limit_is_not_disturbed(cores: float | None, of: int | None) -> None:
+    side = side_of("A", [quiet(1, 1000), beside(record(2, 100), cores, of)])
+    assert len(side.counted) == 2
+
+
+def test_pairs_in_turns_keep_their_disturbed_runs() -> None:
+    assert len(side_of("A", [quiet(1, 1000), loud(2, 100)], in_turns=True).counted) == 2
+
+
+def test_a_cell_is_of_the_newest_quiet_run_and_says_how_many_are_left_out() -> None:
+    older = quiet(1, 1000, began="2026-11-18T10:00:00+00:00")
+    found = matrix([older, loud(2, 100), loud(3, 90)], "framework")
+    assert cell(found).value == 1000 and not cell(found).is_disturbed
+    assert cell(found).detail == f"2 left out, as quiet ones are there: {loud(3, 90).run_id}: {WHY}"
+    assert in_one_line(cell(found).detail) in in_one_line(as_text(matrix_sheets(found)))
+
+
+def test_a_disturbed_repeat_is_in_no_median_of_its_cell() -> None:
+    runs = [beside(run, 1.72 if n == 2 else 0.03) for n, run in enumerate(repeats(1000, 100, 1010), start=1)]
+    found = cell(matrix(runs, "framework"))
+    assert found.rate and found.rate.values == (1000, 1010) and found.detail.startswith("1 left out")
+
+
+def test_a_disturbed_run_of_another_layout_hides_no_quiet_one() -> None:
+    other = loud(2, 100, layout=Layout(tensor=1), micro_batch=4)
+    found = cell(matrix([quiet(1, 1000), other], "framework"))
+    assert found.value == 1000 and found.detail.startswith("1 left out")
+
+
+def test_a_cell_of_disturbed_runs_alone_has_the_word() -> None:
+    found = matrix([loud(1, 100)], "framework")
+    assert cell(found).value == 100 and cell(found).is_disturbed
+    assert "100.0 ! disturbed" in as_text(matrix_sheets(found))
+    (row,) = matrix_values(found)["rows"]
+    assert [each["disturbed"] for each in row["cells"].values()] == [True]
+
+
+def two_cases(of_second: Callable[..., RunRecord], of_first: Callable[..., RunRecord] = quiet) -> list[RunRecord]:
+    """Two frameworks in two cases: jax twice as fast in the first, four times in the second."""
+    return [
+        *(of_first(1, 1000), of_first(2, 2000, framework="jax")),
+        *(quiet(3, 1000, case="llama"), of_second(4, 4000, framework="jax", case="llama")),
+    ]
+
+
+def test_the_geometric_mean_leaves_rows_of_disturbed_runs_out() -> None:
+    (found,) = matrix(two_cases(loud), "framework").ratios
+    expected = {"jax": 2.0, "torch": 0.5}[found.column]
+    assert found.ratio.value == pytest.approx(expected) and (found.rows, found.disturbed_left_out) == (1, 1)
+    said = in_one_line(as_text(matrix_sheets(matrix(two_cases(loud), "framework"))))
+    assert f"{found.column}: 1 row(s) of disturbed runs are in no mean, as quiet ones are there" in said
+    (every,) = matrix(two_cases(quiet), "framework").ratios
+    assert (every.rows, every.disturbed_left_out, every.is_disturbed) == (2, 0, False)
+
+
+def test_a_mean_of_disturbed_rows_alone_is_one_and_says_so() -> None:
+    found = matrix(two_cases(loud, loud), "framework")
+    assert found.ratios[0].rows == 2 and found.ratios[0].is_disturbed
+    assert "disturbed: other programs used the machine during runs of every row" in in_one_line(
+        as_text(matrix_sheets(found))
+    )
+
+
+def test_scaling_leaves_them_out_and_says_so() -> None:
+    runs = [
+        quiet(1, 1000),
+        quiet(2, 900, devices=2, layout=Layout(data=2)),
+        loud(3, 90, devices=2, layout=Layout(data=2)),
+    ]
+    said = in_one_line(as_text(scaling_sheets(scaling(runs))))
+    assert "0.900" in said and f"2 devices: left out: {runs[2].run_id}: {WHY}" in said
+    assert "1, disturbed" in as_text(scaling_sheets(scaling([runs[0], runs[2]])))
+
+
+# -- pages
+
+
+def view(records: list[RunRecord]) -> FirstView:
+    results = GivenRuns(records)
+    content = gathered(results)
+    histories = {digest: runs.points for digest, runs in content.series.items()}
+    return first_view(ranked_trainings(content, results), TOKENS, histories)
+
+
+def test_the_first_page_takes_the_newest_quiet_run_however_many_disturbed_ones_are_newer() -> None:
+    noisy = [loud(n, 100 + n) for n in range(10, 20)]
+    other = quiet(3, 500, chip="Z9")
+    seen = view([quiet(1, 1000), *noisy, other])
+    (drawn,) = seen.trainings
+    x1 = next(bar for bar in drawn.best if bar.name == "acme X1")
+    assert x1.bar.value == pytest.approx(1000) and not x1.bar.contender.side.is_disturbed
+    assert seen.overall.rows[0].column == "acme X1" and seen.lead and seen.lead.value == pytest.approx(2.0)
+    assert len(x1.bar.contender.side.excluded) == len(noisy)
+
+
+def test_the_fastest_series_is_so_by_its_quiet_runs() -> None:
+    """The faster layout was disturbed last: the slower one is not the better one for it."""
+    seen = view([quiet(1, 1000, micro_batch=4), loud(5, 10, micro_batch=4), quiet(2, 500)])
+    assert [bar.bar.value for bar in seen.trainings[0].best] == [pytest.approx(1000)]
+
+
+def test_the_overall_ratio_of_the_pages_is_that_of_the_quiet_trainings() -> None:
+    records = [
+        *(quiet(1, 1000), quiet(2, 500, chip="Z9")),
+        *(quiet(3, 1000, case="llama"), loud(4, 10, chip="Z9", case="llama")),
+    ]
+    seen = view(records)
+    assert seen.lead and seen.lead.value == pytest.approx(2.0)
+    assert (seen.overall.rows[1].trainings, seen.overall.rows[1].disturbed_left_out) == (1, 1)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_pages_mark_what_is_disturbed_and_say_what_is_left_out(language: str, tmp_path: Any) -> None:
+    records = [quiet(1, 1000), *(loud(n, 10) for n in (4, 5)), loud(2, 100, chip="Z9")]
+    build_pages(GivenRuns(records), tmp_path / "site", Registry())
+    folder = tmp_path / "site" / ("" if language == "en" else language)
+    flag = f'<span class="flag">{text(language, "flag.disturbed")}</span>'
+    first = (folder / "index.html").read_text()
+    case = next(folder.glob("case-*.html")).read_text()
+    (bar,) = [line for line in first.splitlines() if "acme Z9</a>" in line]
+    assert flag in bar and first.count(flag) == 1
+    rows = [line for line in case.splitlines() if line.startswith('<tr><th scope="row"><a href="#')]
+    assert [flag in row for row in rows] == ["Z9" in row for row in rows] and len(rows) == 2
+    assert text(language, "disturbed-left-out", count=2) in case and text(language, "disturbed-shown") in case
+
+
+def test_the_summary_of_a_series_is_of_its_newest_quiet_run() -> None:
+    content = gathered(GivenRuns([quiet(1, 1000), loud(2, 100), loud(3, 90)]))
+    (runs,) = content.series.values()
+    found = summary_of(runs)
+    assert (found.tokens, found.disturbed, found.valid, runs.is_disturbed) == (1000, 2, 3, False)
+    (alone,) = gathered(GivenRuns([loud(2, 100), loud(3, 90)])).series.values()
+    assert (summary_of(alone).tokens, summary_of(alone).disturbed, alone.is_disturbed) == (90, 0, True)
+
+
+def test_report_summary_takes_quiet_runs_and_marks_a_disturbed_side() -> None:
+    records = [quiet(1, 1000), loud(2, 10), loud(3, 500, framework="jax")]
+    sides, _ = sides_of_case(records)
+    assert [[run.tokens_per_second_per_device for run in side.counted] for side in sides] == [[1000], [500]]
+    page = summary(compare(sides), {})
+    assert [", disturbed" in row[0] for row in page.rows] == [False, True]
+    assert [", disturbed" in bar.name for bar in page.bars] == [False, True]
+
+
+# -- where runs come from
+
+
+class Newest:
+    """A source of runs of one series, the newest first. read: how many were."""
+
+    def __init__(self, runs: list[RunRecord]) -> None:
+        self.runs, self.read = runs, 0
+
+    def newest(self, series: object) -> Any:
+        for run in self.runs:
+            self.read += 1
+            yield run
+
+
+def test_a_series_is_read_until_a_quiet_run_or_so_many_disturbed_ones() -> None:
+    noisy = [loud(n, 100, began=f"2026-11-22T10:{59 - n}:00+00:00") for n in range(40)]
+    good = quiet(50, 1000, began="2026-11-18T10:00:00+00:00")
+    few = Newest([*noisy[:5], good])
+    assert list(latest_of_series(few, good.series))[-1] == good  # type: ignore[arg-type]
+    many = Newest([*noisy, good])
+    assert len(list(latest_of_series(many, good.series))) == MOST == many.read  # type: ignore[arg-type]
