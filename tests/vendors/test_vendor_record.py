@@ -55,6 +55,26 @@ def test_what_the_tools_print_is_kept_with_its_origin(machine: Path, capsys: Sai
     assert run("check", "acme", "--fast", "--plugins", machine.parents[2]) == 0
 
 
+@pytest.mark.parametrize("name", ["monitor.csv", "README.md", "monitor.d", "recorded"])
+def test_no_link_and_no_folder_is_written_through(machine: Path, tmp_path: Path, capsys: Said, name: str) -> None:
+    assert record(machine) == 0
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "monitor.csv").write_text("years of work")
+    place = machine if name == "recorded" else machine / name
+    if name == "monitor.d":
+        place.mkdir()
+    else:
+        place.rename(tmp_path / "away")
+        place.symlink_to(foreign if name == "recorded" else foreign / "monitor.csv")
+    before = {path.name: path.read_bytes() for path in machine.iterdir() if path.is_file()}
+    capsys.readouterr()
+    assert record(machine, "--force") == 2
+    assert str(place) in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in machine.iterdir() if path.is_file()} == before
+    assert [path.read_text() for path in foreign.iterdir()] == ["years of work"]
+
+
 def test_what_is_there_is_replaced_by_force_only(machine: Path, capsys: Said) -> None:
     assert record(machine) == 0
     (machine / "README.md").write_text((machine / "README.md").read_text() + "\nWords of the author's.\n")

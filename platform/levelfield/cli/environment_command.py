@@ -261,7 +261,7 @@ def _export(options: argparse.Namespace) -> int:
         recipe = _recipe(options, options.framework)
         wheels = wheels_of(recipe, options.offline, Terminal().say)
         verify(wheels)
-        with images.context(recipe, wheels) as tar, replacing(options.output, "b") as file:
+        with images.context(recipe, wheels) as tar, replacing(options.output, "b", through_link=True) as file:
             shutil.copyfileobj(tar, file)
         print(f"{options.output}: the build context; build it: `docker build -t NAME - < {options.output}`")
         return 0

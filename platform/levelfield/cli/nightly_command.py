@@ -242,7 +242,7 @@ def _unwritten(
         if path:
             try:
                 with _named(path):
-                    write_atomically(path, written(page, form))
+                    write_atomically(path, written(page, form), through_link=True)
             except UsageError as error:
                 yield str(error)
     if options.html:
@@ -307,7 +307,7 @@ def _gate(options: argparse.Namespace) -> int:
         options.suite,
     )
     if options.output:
-        write_atomically(options.output, written(page, options.format))
+        write_atomically(options.output, written(page, options.format), through_link=True)
         print(page.first_line, file=sys.stderr)
     else:
         print(written(page, options.format), end="")

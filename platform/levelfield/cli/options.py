@@ -243,7 +243,7 @@ def print_or_write(text: str, output: Path | None) -> None:
         print(text, end="")
         return
     with writing(output):
-        write_atomically(output, text)
+        write_atomically(output, text, through_link=True)
 
 
 def launch_of(options: argparse.Namespace) -> LaunchPlan | None:

@@ -159,7 +159,7 @@ def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) ->
         path = folder / "configs" / "references" / f"{reference.name}.json"
     with writing(path, ""):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, dump(reference))
+        write_atomically(path, dump(reference), through_link=True)
     print(f"{reference.name}: written, {len(reference.noise)} rows of noise")
     print(wrapped(f"  {shown(path)}", 2))
 

@@ -57,7 +57,7 @@ def _repository(options: argparse.Namespace) -> int:
         found = examined(options.folder, options.base, options.head, registry, largest, progress)
     if options.comment:
         with writing(options.comment, "--comment "):
-            write_atomically(options.comment, printable(comment(found, levelfield.__version__)))
+            write_atomically(options.comment, printable(comment(found, levelfield.__version__)), through_link=True)
     print("\n".join(labelled(*row, _WIDTH) for row in _rows(found)))
     if options.pages:
         print(labelled("pages", _pages(found, options, registry), _WIDTH))

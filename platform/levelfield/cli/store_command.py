@@ -287,7 +287,7 @@ def _export(options: argparse.Namespace) -> int:
         if options.output is None:
             _write(options.format, sys.stdout, records, store)
         else:
-            with writing(options.output), replacing(options.output) as file:
+            with writing(options.output), replacing(options.output, through_link=True) as file:
                 _write(options.format, file, records, store)
     return 0
 

@@ -224,7 +224,7 @@ def new_corpus(prefix: Path, dtype: str, force: bool) -> Iterator[MegatronWriter
             try:
                 writer = MegatronWriter(file, dtype)
                 yield writer
-                with partial[1].open("wb") as index_file:
+                with open(partial[1], "wb", opener=_without_links) as index_file:
                     writer.write_index(index_file)
                     _sync(index_file)
                 _sync(file)
@@ -240,7 +240,7 @@ def new_corpus(prefix: Path, dtype: str, force: bool) -> Iterator[MegatronWriter
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[IO[bytes]]:
-    with path.open("ab") as file:
+    with open(path, "ab", opener=_without_links) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -249,6 +249,11 @@ def _exclusive(path: Path) -> Iterator[IO[bytes]]:
             ) from None
         file.truncate(0)  # a killed process may have left content
         yield file
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a partial file. A link in its place leads to a file of somebody else, which would be emptied."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _refuse_existing(paths: tuple[Path, ...], force: bool) -> None:

@@ -113,20 +113,21 @@ def build_pages(
     judged: findings of the last night, as `gathered` takes them. progress: called with the number of months done and of
     all. private: whether the results hold runs that are not to be published. prices: for the cost of a token.
     """
-    writer, content, references = PagesWriter(folder, private), gathered(results, judged), stored_references(registry)
-    surroundings = SurroundingDocuments(results)
-    changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
-    months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
-    with rare_collections():
-        for done, (month, records) in enumerate(_with_records(months, results), start=1):
-            value = month_file(month.runs.series, records, month.reference)
-            writer.write(f"data/{month.file}.js", data_script(month.file, value), month.stamp)
-            if progress:
-                progress(done, len(months))
-    for name in (*ASSETS, *VENDORED):
-        writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
-    write_pages(writer, content, results, registry, references, datetime.now(timezone.utc), surroundings, prices)
-    writer.finish()
+    with PagesWriter(folder, private) as writer:
+        content, references = gathered(results, judged), stored_references(registry)
+        surroundings = SurroundingDocuments(results)
+        changed = {runs.slug for runs in content.series.values() if _write_history(runs, surroundings, writer)}
+        months = [month for runs in content.series.values() for month in _changed_months(runs, references, writer)]
+        with rare_collections():
+            for done, (month, records) in enumerate(_with_records(months, results), start=1):
+                value = month_file(month.runs.series, records, month.reference)
+                writer.write(f"data/{month.file}.js", data_script(month.file, value), month.stamp)
+                if progress:
+                    progress(done, len(months))
+        for name in (*ASSETS, *VENDORED):
+            writer.write(f"assets/{name}", (HERE / "assets" / name).read_text(encoding="utf-8"))
+        write_pages(writer, content, results, registry, references, datetime.now(timezone.utc), surroundings, prices)
+        writer.finish()
     rebuilt = changed | {month.runs.slug for month in months}
     return BuiltPages(content.runs, len(content.series), len(rebuilt), len(writer.stamps), tuple(content.unreadable))
 

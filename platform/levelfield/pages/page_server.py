@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 import sys
 from http import HTTPStatus
@@ -13,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from levelfield.errors import UsageError
 from levelfield.pages.page_rendering import POLICY
-from levelfield.pages.site_files import NAME, manifest_of
+from levelfield.pages.site_files import NAME, content_of, manifest_of
 
 LOOPBACK = "127.0.0.1"
 _OWN_NAMES = ("localhost", LOOPBACK, "[::1]")
@@ -50,11 +49,9 @@ class PageFiles:
         if name not in self._names:
             return None
         try:
-            handle = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW)
+            return name, content_of(self._folder, name)
         except OSError:
             return None
-        with os.fdopen(handle, "rb") as file:
-            return name, file.read()
 
     def _refresh(self) -> None:
         try:

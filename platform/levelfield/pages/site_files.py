@@ -5,116 +5,256 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any, ClassVar
 
+from pydantic import Field
 from pydantic_core import to_json
 
 from levelfield.errors import DocumentError, UsageError
-from levelfield.rundir.directory import room_left, write_atomically
-from levelfield.specs.base import Document, dump, load
+from levelfield.rundir.directory import room_left
+from levelfield.rundir.folder_descriptor import FolderDescriptor
+from levelfield.specs.base import Document, dump, parse, sha256_of
+from levelfield.specs.bounded_reading import MOST_BYTES, mapping_of
 
 NAME = "site.json"
 # A page, or a file of assets/ or data/. No other file is ever written, served or removed.
 PLACES = re.compile(r"(zh/)?[a-z0-9-]+\.html|(assets|assets/uplot|data)/[A-Za-z0-9][A-Za-z0-9._-]*")
+FOLDERS = ("zh", "assets", "assets/uplot", "data")  # one that holds another stands before it
 
 # A page that was opened from a file may not fetch. It may load a script. So each data file calls one function with a
 # text of JSON. A text is parsed and not executed: a key such as `__proto__` stays a key.
 DIGITS = 10  # of a name's digest: 40 bits, enough for a million names
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 _READABLE = 40
+# New files wait in a folder of this name until all are there; one without a process is what a killed command left.
+_STAGING = re.compile(r"\.levelfield-new-[0-9a-f]{8}")
+_STAGED = re.compile(r"[0-9]+")
+_MOST_FILE = 2**30  # bytes
 
 
 class PagesManifest(Document):
     """site.json of a site. files: by name a digest of what they were made from, empty for those made each time.
 
-    private: whether runs stand in it that are not to be published.
+    private: whether runs stand in it that are not to be published. contents: by name the digests of what was written,
+    two while a file is being replaced. A file with another content is not the site's: somebody else wrote it.
     """
 
     KIND: ClassVar[str] = "site"
 
     files: dict[str, str]
     private: bool = False
+    contents: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 def manifest_of(folder: Path) -> PagesManifest:
     """Return the manifest of a site. Raises UsageError for a folder that is no site."""
     try:
-        found = load(PagesManifest, folder / NAME)
-    except DocumentError as error:
-        raise UsageError(
-            f"{folder}: this is no folder of pages; make one with `report pages {folder}`. {error}"
-        ) from None
-    if foreign := [name for name in found.files if not PLACES.fullmatch(name)]:
-        raise UsageError(f"{folder / NAME}: key 'files': found '{foreign[0]}', expected pages, assets/ and data/")
-    return found
-
-
-def opened(folder: Path, private: bool = False) -> PagesManifest:
-    """Make the folder, and return the manifest of the site that it holds, an empty one for a new folder.
-
-    A new folder gets it at once: what a full disk or Ctrl-C leaves of a site is then known as one at the next try. A
-    private one is closed to other users, and git ignores it. Raises UsageError for a folder with other files, which
-    could be overwritten, and for public pages in the place of private ones, or reverse.
-    """
-    found = _opened(folder, private)
-    if found.private != private:
-        kinds = ("private", "public") if found.private else ("public", "private")
-        raise UsageError(f"{folder}: has {kinds[0]} pages, expected a folder for {kinds[1]} ones; name another")
-    return found
-
-
-def _opened(folder: Path, private: bool) -> PagesManifest:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not any(folder.iterdir()):
-            if private:
-                folder.chmod(0o700)
-                write_atomically(folder / ".gitignore", "*\n")
-            empty = PagesManifest(files={}, private=private)
-            write_atomically(folder / NAME, dump(empty))
-            return empty
+        with FolderDescriptor(folder) as root:
+            return _manifest(root)
     except OSError as error:
-        raise UsageError(f"--html {folder}: cannot be made: {error.strerror}{room_left(error, folder)}") from None
+        raise UsageError(_no_site(folder, f"{folder}: {error.strerror}")) from None
+
+
+def _manifest(root: FolderDescriptor) -> PagesManifest:
+    path = root.path / NAME
     try:
-        return manifest_of(folder)
-    except UsageError:
-        if not (folder / NAME).exists():
-            raise UsageError(f"--html {folder}: has other files; name a new folder or one with pages") from None
-        raise
+        found = parse(PagesManifest, mapping_of(path, root.read(NAME, MOST_BYTES).decode()), str(path))
+    except (DocumentError, UnicodeDecodeError) as error:
+        raise UsageError(_no_site(root.path, str(error))) from None
+    except OSError as error:
+        raise UsageError(_no_site(root.path, f"{path}: cannot be read: {error.strerror}")) from None
+    if foreign := [name for name in (*found.files, *found.contents) if not PLACES.fullmatch(name)]:
+        raise UsageError(f"{path}: key 'files': found '{foreign[0]}', expected pages, assets/ and data/")
+    return found
+
+
+def _no_site(folder: Path, why: str) -> str:
+    return f"{folder}: this is no folder of pages; make one with `report pages {folder}`. {why}"
+
+
+def content_of(folder: Path, name: str) -> bytes:
+    """Return a file of a site. Raises OSError, also where the file or a folder on the way to it is a link."""
+    *folders, last = name.split("/")
+    with ExitStack() as opened:
+        inner = opened.enter_context(FolderDescriptor(folder))
+        for each in folders:
+            inner = opened.enter_context(inner.below(each))
+        return inner.read(last, _MOST_FILE)
 
 
 class PagesWriter:
-    """Writes the files of a site. It keeps those that were made from the same content before."""
+    """Writes the files of a site, all at the end. It keeps those that were made from the same content before.
+
+    Until `finish` the folder stays as it is, but for a hidden folder with the new files.
+    """
 
     def __init__(self, folder: Path, private: bool = False) -> None:
-        self._folder, self._before = folder, opened(folder, private)
+        """Make the folder, or open the site that it holds. A new folder gets its manifest at once, so that what a full
+        disk or Ctrl-C leaves is known as a site. A private one is closed to other users, and git ignores it.
+
+        Raises UsageError for a folder with other files, for a link or a file in the place of one of its folders, and
+        for public pages in the place of private ones, or reverse.
+        """
         self.private = private
         self.stamps: dict[str, str] = {}
+        self._staged: dict[str, tuple[str, str]] = {}  # by name: the file with its content, and that content's digest
+        with ExitStack() as undone:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                root = undone.enter_context(FolderDescriptor(folder))
+                self._before = _opened_manifest(root, private)
+                self._folders = {"": root, **_opened_folders(root, undone)}
+                _remove_left(root)
+                name = f".levelfield-new-{os.urandom(4).hex()}"
+                self._staging = undone.enter_context(root.made_below(name))
+                undone.callback(_remove_staging, root, self._staging)
+                self._staging.locked()
+            except OSError as error:
+                said = f"{error.strerror}{room_left(error, folder)}"
+                raise UsageError(f"--html {error.filename or folder}: cannot be made: {said}") from None
+            self._undone = undone.pop_all()
+
+    def __enter__(self) -> PagesWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undone.close()
 
     def keeps(self, name: str, stamp: str) -> bool:
         """Return whether the file was made from what this stamp stands for. It is then part of the site again."""
-        is_same = self._before.files.get(name) == stamp and (self._folder / name).is_file()
-        if is_same:
+        folder, last = self._place(name)
+        is_known = self._before.files.get(name) == stamp and name in self._before.contents
+        if is_known and folder.kind(last) == "a file":
             self.stamps[name] = stamp
-        return is_same
+            return True
+        return False
 
     def write(self, name: str, content: str, stamp: str = "") -> None:
-        """Write one file whole or not at all."""
+        """Write one file, which gets its place by `finish`."""
         if not PLACES.fullmatch(name):
             raise ValueError(f"{name}: no place for a file of a site")
-        path = self._folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content.encode("utf-8", "replace").decode())
+        part, written = str(len(self._staged)), content.encode("utf-8", "replace")
+        self._staging.write_new(part, written)
+        self._staged[name] = part, sha256_of(written)
         self.stamps[name] = stamp
 
     def finish(self) -> None:
-        """Write the manifest, then remove files that only the site before had."""
-        files = dict(sorted(self.stamps.items()))
-        write_atomically(self._folder / NAME, dump(PagesManifest(files=files, private=self.private)))
-        for name in set(self._before.files) - set(self.stamps):
-            (self._folder / name).unlink(missing_ok=True)
+        """Give the files their places, the manifest last, and remove files that only the site before had.
+
+        Raises UsageError for a file that Levelfield did not write, before anything is changed.
+        """
+        before = _manifest(self._folders[""])  # as another command may have left it since
+        removed = (before.files.keys() | before.contents.keys()) - self.stamps.keys()
+        self._refuse_foreign([*self._staged, *sorted(removed)], before)
+        new = {name: digest for name, (_, digest) in self._staged.items()}
+        either = {name: (*before.contents.get(name, ()), digest) for name, digest in new.items()}
+        # What is interrupted from here on is known at the next try by either of its digests, and is then made again.
+        self._write_manifest({**before.files, **dict.fromkeys(new, "")}, {**before.contents, **either})
+        for name, (part, _) in self._staged.items():
+            self._staging.move(part, *self._place(name))
+        kept = {name: before.contents.get(name, ()) for name in self.stamps}
+        self._write_manifest(self.stamps, {**kept, **{name: (digest,) for name, digest in new.items()}})
+        for name in removed:
+            folder, last = self._place(name)
+            folder.remove(last)
+
+    def _write_manifest(self, files: dict[str, str], contents: dict[str, tuple[str, ...]]) -> None:
+        manifest = PagesManifest(
+            files=dict(sorted(files.items())), private=self.private, contents=dict(sorted(contents.items()))
+        )
+        self._staging.write_new(NAME, dump(manifest).encode())
+        self._staging.move(NAME, self._folders[""], NAME)
+
+    def _place(self, name: str) -> tuple[FolderDescriptor, str]:
+        """Return the folder of a file, and its name there."""
+        above, _, last = name.rpartition("/")
+        return self._folders[above], last
+
+    def _refuse_foreign(self, names: Iterable[str], before: PagesManifest) -> None:
+        """Raises UsageError for the first of the files that has a content which no manifest records."""
+        for name in names:
+            folder, last = self._place(name)
+            kind, path = folder.kind(last), folder.path / last
+            if kind is None:
+                continue
+            if kind == "a file":
+                known = {
+                    *before.contents.get(name, ()),
+                    *(digest for _, digest in filter(None, [self._staged.get(name)])),
+                }
+                if sha256_of(folder.read(last, _MOST_FILE)) in known:
+                    continue
+                kind = f"a file that is not as `report pages` wrote it, by {NAME}"
+            raise UsageError(
+                f"{path}: found {kind}, expected a file of these pages or none. Nothing was changed: move it away, or "
+                "write the pages into a new folder"
+            )
+
+
+def _opened_manifest(root: FolderDescriptor, private: bool) -> PagesManifest:
+    """Return the manifest of a site, a new one of an empty folder. Raises UsageError for another folder."""
+    if not root.names():
+        if private:
+            os.fchmod(root.descriptor, 0o700)
+            root.write_new(".gitignore", b"*\n")
+        empty = PagesManifest(files={}, private=private)
+        root.write_new(NAME, dump(empty).encode())
+        return empty
+    if root.kind(NAME) is None:
+        raise UsageError(f"--html {root.path}: has other files; name a new folder or one with pages")
+    found = _manifest(root)
+    if found.private != private:
+        kinds = ("private", "public") if found.private else ("public", "private")
+        raise UsageError(f"{root.path}: has {kinds[0]} pages, expected a folder for {kinds[1]} ones; name another")
+    if found.files and not found.contents:
+        raise UsageError(
+            f"{root.path}: found pages of an earlier version, which did not record the contents of its files; expected "
+            f"pages with them. Nothing was changed: name a new folder, or remove {root.path} first"
+        )
+    return found
+
+
+def _opened_folders(root: FolderDescriptor, undone: ExitStack) -> dict[str, FolderDescriptor]:
+    """Return the folders of a site by name. Raises UsageError for one that is something else, before one is made."""
+    opened: dict[str, FolderDescriptor] = {"": root}
+    for is_made in (False, True):
+        for name in FOLDERS:
+            above, _, last = name.rpartition("/")
+            if name in opened or above not in opened:
+                continue
+            kind = opened[above].kind(last)
+            if kind not in (None, "a folder"):
+                raise UsageError(
+                    f"{root.path / name}: found {kind}, expected a folder of these pages or none. Nothing was changed: "
+                    "move it away, or write the pages into a new folder"
+                )
+            if kind or is_made:
+                opened[name] = undone.enter_context(opened[above].made_below(last))
+    return opened
+
+
+def _remove_left(root: FolderDescriptor) -> None:
+    """Remove new files that a killed command left. Those of a command that goes on are locked."""
+    for name in filter(_STAGING.fullmatch, root.names()):
+        with suppress(OSError), root.below(name) as left:
+            if left.locked():
+                _remove_staging(root, left)
+
+
+def _remove_staging(root: FolderDescriptor, staging: FolderDescriptor) -> None:
+    with suppress(OSError):  # something else is in it, or the disk went away: the folder stays
+        for name in staging.names():
+            if _STAGED.fullmatch(name) or name == NAME:
+                staging.remove(name)
+        root.remove_folder(staging.path.name)
 
 
 def slug(name: str) -> str:

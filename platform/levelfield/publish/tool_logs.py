@@ -19,6 +19,7 @@ from levelfield.errors import UsageError
 from levelfield.measure.throughput import steps_from_start
 from levelfield.measure.validity import loss_curve
 from levelfield.report.escapes import table
+from levelfield.rundir.folder_descriptor import FolderDescriptor
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord
@@ -71,8 +72,10 @@ def write_scalars(folder: Path, record: RunRecord) -> Path:
     """
     began = datetime.fromisoformat(record.began).timestamp()
     path = folder / _HIDDEN.sub("_", record.run_id) / f"events.out.tfevents.{int(began)}.levelfield"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(map(_framed, _messages(record, began))))
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+    with FolderDescriptor(folder) as named, named.made_below(path.parent.name) as own:
+        own.replace(path.name, b"".join(map(_framed, _messages(record, began))))
     return path
 
 

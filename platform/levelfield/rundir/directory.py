@@ -138,30 +138,34 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, json_text(content) + "\n")
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, through_link: bool = False) -> None:
     """Replace the content of `path` by `text` in one step. Raises OSError as `replacing`."""
-    with replacing(path) as file:
+    with replacing(path, through_link=through_link) as file:
         file.write(text)
 
 
 @contextmanager
-def replacing(path: Path, kind: str = "") -> Iterator[Any]:
+def replacing(path: Path, kind: str = "", through_link: bool = False) -> Iterator[Any]:
     """Give a file for the new content of `path`. A reader sees the old or the new content, never a part.
 
     kind "b": a file of bytes. A character device, such as /dev/null, and an open file of this process, such as
-    /dev/stdout, are written into: a file in their place would harm the machine. Of a link to a file, the file is
-    replaced. Raises OSError with the name of `path`, also for a pipe, a socket, a block device and a link to nothing.
+    /dev/stdout, are written into: a file in their place would harm the machine. A link is replaced and what it leads to
+    stays: in a run directory of somebody else it may lead anywhere. through_link: the user named this very file, so of
+    a link to a file, the file is replaced. Raises OSError with the name of `path`, also for a pipe, a socket, a block
+    device, and with through_link for a link to nothing.
     """
     # With the rights that the umask gives. A byte of a path that is not UTF-8 is written out, as JSON escapes it.
     encoding, errors = (None, None) if kind else ("utf-8", "backslashreplace")
     try:
-        if str(path.absolute()).startswith(_OPEN_FILES) or path.is_char_device():
+        is_open = str(path.absolute()).startswith(_OPEN_FILES)
+        is_link = path.is_symlink() and not through_link and not is_open
+        if is_open or (path.is_char_device() and not is_link):
             with path.open(f"a{kind}", encoding=encoding, errors=errors) as file:
                 yield file
             return
-        if path.exists() and not (path.is_file() or path.is_dir()):
+        if not is_link and path.exists() and not (path.is_file() or path.is_dir()):
             raise OSError(errno.EINVAL, "found a pipe, a socket or a device, expected a file or nothing")
-        place = path.resolve(strict=True) if path.is_symlink() else path
+        place = path.resolve(strict=True) if through_link and path.is_symlink() else path
         temporary = place.with_name(f".{place.name}.{os.getpid()}-{os.urandom(4).hex()}")
         try:
             with temporary.open(f"x{kind}", encoding=encoding, errors=errors) as file:

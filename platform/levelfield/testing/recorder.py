@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from levelfield.contracts.command import ask
 from levelfield.contracts.tool_records import first_match, parse
 from levelfield.contracts.vendor import Device, Vendor, recorded_commands
 from levelfield.errors import RunFailed, UsageError
+from levelfield.node.regular_files import MOST_DOCUMENT_BYTES
+from levelfield.rundir.folder_descriptor import FolderDescriptor
 from levelfield.specs.site import NodeCommand
 from levelfield.specs.tool import Tool
 from levelfield.testing.file_checks import BLANK
@@ -187,18 +190,23 @@ def _file_notes(folder: Path, captured: list[Captured]) -> Iterator[str]:
 
 
 def _write(folder: Path, vendor: Vendor, captured: list[Captured], kept: dict[str, str]) -> None:
+    """Replace the recordings. Raises UsageError for a link or a folder among them, before anything is changed."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for item in captured:
-            for old in folder.glob(f"{item.role}.*"):
-                old.unlink()
-        for name, text in kept.items():
-            (folder / name).write_text(text, encoding="utf-8", newline="")
-        origins = folder / ORIGINS
-        before = origins.read_text(encoding="utf-8") if origins.is_file() else HEADING + "\n"
-        origins.write_text(_with_origins(before, vendor, captured, kept), encoding="utf-8")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FolderDescriptor(folder.parent) as own, own.made_below(folder.name) as recorded:
+            old = [name for name in recorded.names() if any(fnmatchcase(name, f"{item.role}.*") for item in captured)]
+            for name in (*old, ORIGINS):
+                if (kind := recorded.kind(name)) not in (None, "a file"):
+                    raise UsageError(f"{folder / name}: found {kind}, expected a recording; move it away")
+            before = recorded.read(ORIGINS, MOST_DOCUMENT_BYTES).decode() if recorded.kind(ORIGINS) else HEADING + "\n"
+            for name in old:
+                recorded.remove(name)
+            for name, text in kept.items():
+                recorded.write_new(name, text.encode())
+            recorded.replace(ORIGINS, _with_origins(before, vendor, captured, kept).encode())
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}; copy the vendor's folder elsewhere") from None
+        said = f"{error.filename or folder} cannot be written: {error.strerror}"
+        raise UsageError(f"{said}; copy the vendor's folder elsewhere") from None
 
 
 def _with_origins(before: str, vendor: Vendor, captured: list[Captured], kept: dict[str, str]) -> str:

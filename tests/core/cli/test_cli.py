@@ -327,6 +327,11 @@ def test_collect_makes_the_result_again_and_check_finds_an_edit(command: Command
 
 def test_check_without_a_result_is_refused_and_writes_nothing(command: Command, run: RunPaths) -> None:
     assert command("evidence", "collect", "latest", "--check").code == 4 and not run.result.exists()
+    thesis = run.root.parent / "thesis.tex"
+    thesis.write_text("years of work")
+    run.result.symlink_to(thesis)
+    assert command("evidence", "collect", "latest").code == 0
+    assert thesis.read_text() == "years of work" and not run.result.is_symlink()
 
 
 def live(run: RunPaths) -> RunPaths:

@@ -171,6 +171,15 @@ def prepare_elsewhere(tmp_path, before="", **popen):
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(PLATFORM)}, stderr=-1, text=True, **popen)
 
 
+@pytest.mark.parametrize("name", ["out.bin.partial", "out.idx.partial"])
+def test_a_link_in_the_place_of_a_partial_file_is_not_followed(tmp_path, folder, name):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / name).symlink_to(tmp_path / "thesis.tex")
+    with pytest.raises(CorpusError, match="cannot be written"):
+        prepare(folder, "bytes", tmp_path / "out")
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
 def test_a_full_disk_is_said_and_nothing_is_left(tmp_path, folder):
     (folder / "long.txt").write_text("x" * MIB)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"

@@ -75,6 +75,21 @@ def test_no_run_leaves_the_folder(record, tmp_path, run_id):
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
+def test_tensorboard_writes_through_no_link(record, tmp_path):
+    path = write_scalars(tmp_path / "boards", record)
+    (tmp_path / "thesis.tex").write_text("years of work")
+    path.unlink()
+    path.symlink_to(tmp_path / "thesis.tex")
+    write_scalars(tmp_path / "boards", record)
+    assert not path.is_symlink() and (tmp_path / "thesis.tex").read_text() == "years of work"
+    path.parent.rename(tmp_path / "elsewhere")
+    path.parent.symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere" / path.name).stat().st_mtime_ns
+    with pytest.raises(OSError, match=str(path.parent)):
+        write_scalars(tmp_path / "boards", record)
+    assert (tmp_path / "elsewhere" / path.name).stat().st_mtime_ns == before
+
+
 def test_a_step_without_a_loss_has_none(record, tmp_path):
     path = write_scalars(tmp_path, record.model_copy(update={"losses": (2.0, None, 1.0)}))
     assert list(scalars(path.read_bytes(), "loss")) == [(1, 2.0), (3, 1.0)]

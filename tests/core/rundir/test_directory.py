@@ -169,12 +169,26 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
     link.symlink_to(file)
     os.mkfifo(pipe)
     nothing.symlink_to(tmp_path / "absent" / "file")
-    directory.write_atomically(link, "after")
+    directory.write_atomically(link, "after", through_link=True)
     assert link.is_symlink() and file.read_text() == "after"
     for place in (pipe, nothing):
         with pytest.raises(OSError, match=str(place)):
-            directory.write_atomically(place, "text")
+            directory.write_atomically(place, "text", through_link=True)
     assert pipe.is_fifo() and nothing.is_symlink()
+
+
+def test_a_link_that_nobody_named_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    """A run directory of somebody else may hold `result.json` as a link to any file of this user."""
+    for target in ("thesis.tex", "absent", "pipe", "/dev/null"):
+        (tmp_path / "thesis.tex").write_text("years of work")
+        (tmp_path / "pipe").unlink(missing_ok=True)
+        os.mkfifo(tmp_path / "pipe")
+        link = tmp_path / "link"
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / target)
+        directory.write_atomically(link, "after")
+        assert not link.is_symlink() and link.read_text() == "after", target
+        assert (tmp_path / "thesis.tex").read_text() == "years of work" and not (tmp_path / "absent").exists()
 
 
 def test_an_open_file_of_the_process_is_written_into() -> None:

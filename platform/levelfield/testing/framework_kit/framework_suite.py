@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from levelfield.catalog.code_basis import runs_path
+from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.recorded_runs import LayoutRuns, basis_of
 from levelfield.testing.findings import Check, CheckFinding, found
@@ -75,5 +76,5 @@ def write_tested(subject: FrameworkSubject) -> Path | None:
         runs=runs,
     )
     path = runs_path(subject.manifest, subject.folder)
-    path.write_text(dump(tested), encoding="utf-8")
+    write_atomically(path, dump(tested))
     return path
