@@ -133,6 +133,7 @@ def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
             raise UsageError(_not_below(words, rest, below))
         print(f"usage: {PROGRAM} {' '.join(words)} COMMAND [options]\n\n{command.description}\n{_lines(below)}")
         raise SystemExit(0)
+    _refuse_blank(words, [*before, *rest])
     return _parser(words, command, below).parse_args([*before, *rest])
 
 
@@ -152,6 +153,18 @@ def _split(arguments: Sequence[str], known: dict[Words, Listed]) -> tuple[Words,
         else:
             break
     return words, before, rest
+
+
+def _refuse_blank(words: Words, arguments: Sequence[str]) -> None:
+    """Raise UsageError for an empty argument. It is a part of every id, as a path it is the current folder, and it is
+    most often a variable of the shell that is not set."""
+    for before, argument in zip((" ".join(words) or PROGRAM, *arguments), arguments, strict=False):
+        option, equals, value = argument.partition("=")
+        if not argument.strip() or (option.startswith("--") and equals and not value.strip()):
+            raise UsageError(
+                f"found an empty value after `{option.strip() or before}`, expected a name, a file or another value. "
+                "If a variable of the shell should hold it, check that the variable is set"
+            )
 
 
 def _refuse_former(words: Words, rest: Sequence[str]) -> None:

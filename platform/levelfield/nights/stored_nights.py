@@ -15,6 +15,7 @@ from levelfield.series.findings import Finding, short
 from levelfield.series.segments import night_of
 from levelfield.specs.base import parse
 from levelfield.specs.record import Conditions, Point
+from levelfield.specs.short_names import refuse_any
 from levelfield.store.database import Store, StoredSeries
 
 # A gate reads the nights of so many days: a level that nobody accepted rests on no older one. A series with fewer
@@ -105,8 +106,9 @@ def chosen_night(store: Store, name: str | None) -> str:
 def named_series(store: Store, name: str) -> list[StoredSeries]:
     """Return the series of a case, or those whose digest begins with the name or whose label has it.
 
-    Raises UnknownName.
+    Raises UnknownName, and UsageError for a text that every label has.
     """
+    refuse_any("series", name.removeprefix("sha256:"))
     known = store.series()
     exact = [s for s in known if name in (s.series.case, s.series.label, s.digest)]
     bare = name.removeprefix("sha256:")

@@ -18,6 +18,7 @@ from levelfield.node.process_identity import ProcessIdentity, identity_from, is_
 from levelfield.node.regular_files import read_regular
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
+from levelfield.specs.short_names import refuse_any
 
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan
@@ -70,6 +71,8 @@ def find_run(runs: Path, name: str) -> RunPaths:
     in the future counts only where there is no other. A run of a pair has a name, and is never the latest.
     """
     given = Path(name)
+    if not name.strip():  # its path would be the current folder
+        refuse_any("run", name)
     with suppress(OSError, ValueError):  # of a name that is too long for a path
         if (given / "plan.json").is_file():
             return RunPaths(given.resolve())
@@ -78,6 +81,7 @@ def find_run(runs: Path, name: str) -> RunPaths:
                 f"{given}: found a folder without a plan.json that is a file, expected a run directory; without its "
                 "plan nothing of a run can be read"
             )
+    refuse_any("run", name)
     plans = sorted(runs.glob("*/plan.json"))
     if name == "latest" and (latest := _latest(runs, plans)):
         return latest

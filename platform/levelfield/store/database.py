@@ -27,6 +27,7 @@ from levelfield.specs.record import (
     Subject,
     first_future_date,
 )
+from levelfield.specs.short_names import refuse_any
 from levelfield.store import statements
 from levelfield.store.address import StoreAddress, address_of, default_url
 from levelfield.store.connections import engine_of, explained, reading, writing
@@ -174,6 +175,7 @@ class Store:
 
     def find(self, name: str) -> str:
         """Return the id of a run by its id, a unique part of it, or `latest`. Raises UnknownName or UsageError."""
+        refuse_any("run", name)
         is_ahead = RUN.c.began >= first_future_date().isoformat()
         newest = select(RUN.c.run_id).where(HERE).order_by(is_ahead, RUN.c.began.desc(), RUN.c.run_id.desc())
         of_trend = newest.where(RUN.c.purpose.in_(OF_TREND))

@@ -30,6 +30,7 @@ from levelfield.judge.verification import record_of_files
 from levelfield.rundir.directory import finished_run, read_plan, refuse_running, runs_of_pairs
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series, first_future_date
+from levelfield.specs.short_names import refuse_any
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
 from levelfield.store.run_record import series_of
 from levelfield.studies.results_repository import bundled
@@ -155,6 +156,7 @@ class BundleRuns:
             self._records[found.run_id] = found
 
     def find(self, name: str) -> str:
+        refuse_any("run", name)
         matching = [run_id for run_id in self._records if name in run_id]
         if len(matching) > 1 and name not in matching:
             raise UsageError(f"{self._path}: run '{name}': found {len(matching)} runs; give more of the id")
@@ -182,14 +184,17 @@ RunSource = FolderRuns | KeptRuns | BundleRuns
 def bundle_and_run(text: str) -> tuple[Path, str] | None:
     """Return the file and the run of FILE.zip or FILE.zip:NAME, `*` without one; None for another name.
 
-    Raises UsageError where there is no such file.
+    Raises UsageError where there is no such file, and for an empty NAME.
     """
     found = _BUNDLE.fullmatch(text)
     if not found or Path(found[1]).is_dir():
         return None
     if not Path(found[1]).is_file():
         raise UsageError(f"{found[1]}: no such file, expected a bundle")
-    return Path(found[1]), found[2] or _ALL
+    name = _ALL if found[2] is None else found[2]
+    if not _is_pattern(name):
+        refuse_any("run", name)
+    return Path(found[1]), name
 
 
 def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list[RunRecord]:
@@ -244,7 +249,7 @@ def _until(records: Iterable[RunRecord], is_last: Callable[[RunRecord], bool]) -
 
 
 def _named(source: RunSource, name: str, with_repeats: bool) -> list[RunRecord]:
-    if re.search(r"[*?\[]", name):
+    if _is_pattern(name):
         if keys := source.matching(name):
             return [source.record(key) for key in keys]
         raise UnknownName("run", name, source.matching("*")[-20:])
@@ -252,6 +257,10 @@ def _named(source: RunSource, name: str, with_repeats: bool) -> list[RunRecord]:
         return list(_of_newest_build(source, _labelled(source.series(), name)))
     record = source.record(source.find(name))
     return repeats_around(record, list(_until_first_repeat(source, record))) if with_repeats else [record]
+
+
+def _is_pattern(name: str) -> bool:
+    return bool(re.search(r"[*?\[]", name))
 
 
 def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRecord]:
@@ -336,6 +345,8 @@ class RunPlaces:
     def runs(self, text: str, with_repeats: bool = False) -> list[RunRecord]:
         """Return the runs of a side. Raises the error of the folder where neither place has such a run."""
         names = [name.strip() for name in text.split(",")]
+        if "" in names:  # the side would lack a run that somebody meant to name
+            refuse_any("run", "")
         of_bundles = {name: part for name in names if (part := bundle_and_run(name))}
         found = [run for part in of_bundles.values() for run in self._bundled(*part, with_repeats)]
         others = ",".join(_with_chip_name(self._registry, name) for name in names if name not in of_bundles)

@@ -306,7 +306,7 @@ def test_rows_of_older_references_are_read_as_maxima(twin, run, reference):
     ("arguments", "code", "words"),
     [
         (["--replace"], 2, "give the reason"),
-        (["--replace", "--why", " "], 2, "give the reason"),
+        (["--replace", "--why", " "], 2, "found an empty value after `--why`"),
         (["--why", "x"], 2, "--why gives the reason of --replace"),
         ([], 4, "is different from tiny_smoke_fp32"),
         (["--replace", "--why", "new kernels"], 0, ""),
