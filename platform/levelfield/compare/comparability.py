@@ -24,6 +24,7 @@ from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.vendor import HOST_SHARE
 
 _HOLDS, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"
+_DONE = ("tokens read", "initial weights")  # that follow from the work; an unknown one says nothing
 _PEAK = "peak of MFU"
 HARMLESS = {"alignment": "aligned", "source": "as committed"}
 NOTHING = "-"
@@ -129,16 +130,26 @@ def checked(
     sides: Sequence[ComparedSide], fixed: Mapping[str, Reader]
 ) -> tuple[tuple[ComparedField, ...], tuple[ComparedField, ...]]:
     """Return the fields that must be equal and are, and those that are not: status, `fixed` and formulas."""
-    states = (
+    states: tuple[ComparedField, ...] = (
         ComparedField("valid and sealed", tuple(_left_out(side) if not side.counted else (_HOLDS,) for side in sides)),
         ComparedField("training", tuple(_training(side) for side in sides)),
     )
     same = [*fields_of(sides, fixed), _formulas(sides)]
-    if not all(side.counted for side in sides):  # only a valid run has these two
-        same = [field for field in same if field.name not in (_TOKENS, _FORMULAS)]
-    held = [field for field in states if set(field.values) == {(_HOLDS,)}]
+    if not all(side.counted for side in sides):  # only a valid run has these
+        same = [field for field in same if field.name not in (_TOKENS, _FORMULAS, *_DONE)]
+    same = [field for field in same if field.is_known_to_differ or field.name not in _DONE or _is_known(field)]
+    good = [field for field in states if set(field.values) == {(_HOLDS,)}]
+    if any(
+        field.name in _DONE and not field.is_equal for field in same
+    ):  # `training yes` would say that it is the same
+        states = tuple(field for field in states if field.name != "training" or field not in good)
+    held = [field for field in states if field in good]
     held += [field for field in same if field.is_equal and field.values[0] != (NOTHING,)]
     return tuple(held), tuple(field for field in (*states, *same) if field not in held)
+
+
+def _is_known(field: ComparedField) -> bool:
+    return all(NOTHING not in side for side in field.values)
 
 
 def window_tokens(record: RunRecord) -> int | None:
@@ -162,6 +173,8 @@ FIXED: dict[str, Reader] = {
     "scale": lambda r: r.series.scale,
     "window": lambda r: f"steps {r.window[0]} to {r.window[1]}",
     _TOKENS: window_tokens,
+    "tokens read": lambda r: at(r.result, "identity", "tokens"),
+    "initial weights": lambda r: at(r.result, "identity", "initial_weights"),
     "device": device_meaning,
 }
 _CHOSEN: dict[str, Reader] = {

@@ -110,7 +110,9 @@ _EQUAL: dict[str, Reader] = {
     "chip": lambda r: chip_of(r.series),
     "corpus": FIXED["corpus"],
 }
-_STRONG: dict[str, Reader] = {name: FIXED[name] for name in ("work", "tokens of the window")}
+_STRONG: dict[str, Reader] = {
+    name: FIXED[name] for name in ("work", "tokens of the window", "tokens read", "initial weights")
+}
 _WEAK: dict[str, Reader] = {
     "case": lambda r: without_batch(r.series.case),
     "parameters": lambda r: at(r.result, "parameters"),

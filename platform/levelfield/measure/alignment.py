@@ -1,7 +1,8 @@
 """The comparison of a run's training with the reference: layers from the raw facts up, and one verdict.
 
     integrity   every step once, finite                          -> diverged at the step, or not comparable
-    identity    same work, corpus, initial weights and tokens    -> not comparable, naming what differs
+    identity    same work and corpus                             -> not comparable, naming what differs
+                of the same work, same initial weights and tokens -> different, naming both digests
     first step  one forward pass                                 -> different
     gradients   norms by parameter at a few steps                -> different
     curve       every step against the recorded noise            -> diverged at the first step beyond it
@@ -34,6 +35,19 @@ Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not compa
 # the softmax. Its difference is divided by this floor.
 NORM_FLOOR = 1e-3
 FLAGPERF_FIRST_STEP, FLAGPERF_LIMIT = 21, 0.02
+# Digests that follow from work and corpus, in every layout and precision. Each with what a run of another one did, and
+# what an implementation has to do.
+_FOLLOWING = {
+    "initial_weights": (
+        "the training began with other weights than its work fixes",
+        "it has to take the values that the worker makes by the case's seed",
+    ),
+    "tokens": (
+        "the training read other tokens than its work fixes",
+        "it has to take the worker's batches, each in its step, from the corpus that was planned",
+    ),
+}
+_SHOWN_OF_DIGEST = 19  # characters: `sha256:` and twelve
 
 
 @dataclass(frozen=True)
@@ -175,10 +189,25 @@ def integrity(run: TrainingCurve, reference: TrainingCurve) -> AlignmentFinding 
 
 
 def identity(run: TrainingCurve, reference: TrainingCurve) -> AlignmentFinding | None:
-    """Return None when the digests of work, corpus, weights and tokens are known and equal, else the finding."""
+    """Return None when the digests of work, corpus, weights and tokens are known and equal, else the finding.
+
+    The same work on the same corpus fixes weights and tokens: a run with other ones did not do it.
+    """
     names = sorted({*run.identity, *reference.identity})
     differ = [n for n in names if run.identity.get(n) != reference.identity.get(n) or run.identity.get(n) is None]
-    return _stop("identity", "not comparable", f"these differ: {', '.join(differ)}") if differ else None
+    if not differ:
+        return None
+    ours, theirs = ([side.identity.get(name) for name in differ] for side in (run, reference))
+    if None in (*ours, *theirs) or not set(differ) <= set(_FOLLOWING):
+        return _stop("identity", "not comparable", f"these differ: {', '.join(differ)}")
+    reason = "; ".join(map(_other_work, differ, ours, theirs))
+    return AlignmentFinding("different", f"identity: {reason}", (Layer("identity", False, None, None, reason),))
+
+
+def _other_work(name: str, ours: str | None, theirs: str | None) -> str:
+    said, expected = _FOLLOWING[name]
+    found, wanted = (str(digest)[:_SHOWN_OF_DIGEST] for digest in (ours, theirs))
+    return f"{said} ({name}: found {found}, expected {wanted}); {expected}"
 
 
 def first_step(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:

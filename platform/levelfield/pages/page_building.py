@@ -51,7 +51,10 @@ References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of 
 RULES = {
     # No ratio is printed where one of these differs: the two runs did not do the same work, or do not count it alike.
     # `device` is what a device is; `formula` has a field for each formula that both runs have.
-    "must": ("series.work", "series.corpus", "series.scale", "series.precision", "window", "device", "formula"),
+    "must": (
+        *("series.work", "series.corpus", "series.scale", "series.precision", "window", "device", "formula"),
+        *("tokens read", "initial weights"),
+    ),
     # What a comparison is made for.
     "asked": (
         *("series.vendor", "series.chip", "series.framework", "series.layout"),

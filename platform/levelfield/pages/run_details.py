@@ -33,6 +33,8 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "allowed": ("allowed",),
     "repeated": ("repeated",),
     "attention_kernel": ("attention_kernel", "name"),
+    "tokens_read": ("identity", "tokens"),
+    "initial_weights": ("identity", "initial_weights"),
 }
 # These differ from run to run.
 _OWN: dict[str, tuple[str, ...]] = {

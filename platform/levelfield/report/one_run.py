@@ -67,12 +67,12 @@ def _rows(result: Result) -> Iterator[LabelledText]:
 def _next(result: Result) -> str | None:
     """Return what a reader does next of a run that is not as expected; None of others."""
     verdict = result.alignment
-    if verdict.verdict == "different":
-        return f"`align diagnose {result.run_id}` names the first step and tensor that differ"
-    if verdict.verdict == "not comparable" and "initial_weights" in verdict.reason:
+    if verdict.verdict in ("different", "not comparable") and "initial_weights" in verdict.reason:
         return (
             f"`framework check {result.framework}` tells whether the training begins with the weights that it is given"
         )
+    if verdict.verdict == "different":
+        return f"`align diagnose {result.run_id}` names the first step and tensor that differ"
     if result.status.word == "failed" and result.status.failure in ("error", "environment"):
         return "logs/ of the run has all that each rank printed, such as the place in the code"
     return None

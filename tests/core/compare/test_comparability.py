@@ -63,6 +63,27 @@ def test_a_difference_where_none_may_be_is_named_with_both_values(field: str, ch
     assert len(unequal.cells) == 2 and unequal.cells[0] != unequal.cells[1]
 
 
+def done(records: list[RunRecord], **digests: str | None) -> list[RunRecord]:
+    """The runs with digests of what they read and began with."""
+    identity = {"tokens": "1ed0eef911710476", "initial_weights": "sha256:" + "7" * 64, **digests}
+    return [each.model_copy(update={"result": {**each.result, "identity": identity}}) for each in records]
+
+
+@pytest.mark.parametrize(("name", "key"), [("tokens read", "tokens"), ("initial weights", "initial_weights")])
+def test_runs_that_read_or_began_with_other_values_are_not_the_same_training(name: str, key: str) -> None:
+    """Neither has a reference: both are unchecked, and nothing else tells them apart."""
+    ours, theirs = repeats(1000, verdict="unchecked"), repeats(500, first=10, verdict="unchecked")
+    found = against(*done(theirs), base=done(ours))
+    assert found.holds and name in names(found.equal)
+    found = against(*done(theirs, **{key: "sha256:" + "8" * 64}), base=done(ours))
+    assert names(found.unequal) == [name] and found.unequal[0].cells[1] == "sha256:888888888888"
+    assert "training" not in names(found.equal) and "valid and sealed" in names(found.equal)
+    found = against(*done(theirs, **{key: None}), base=done(ours))  # of a record that lacks it
+    assert found.holds and name not in names(found.equal)
+    failed = done(repeats(500, first=10, word="failed"), **{key: "8"})  # it did a part of the steps
+    assert names(against(*failed, base=done(ours)).unequal) == ["valid and sealed"]
+
+
 def test_the_words_of_a_side_without_a_good_run_name_run_and_reason() -> None:
     found = other(evidence="tampered", evidence_reason="events/rank0.jsonl differs")
     (unequal,) = found.unequal

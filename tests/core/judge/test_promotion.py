@@ -112,9 +112,18 @@ def test_doubled_gradients_are_caught_where_the_loss_is_blind(twin, reference):
     assert found.verdict == "different" and found.reason.startswith("gradients")
 
 
-def test_other_tokens_are_not_comparable_and_another_corpus_is_unchecked(run, reference):
-    changed = reference.identity.model_copy(update={"tokens": "0" * 16})
-    assert verdict(run, reference.model_copy(update={"identity": changed})).verdict == "not comparable"
+@pytest.mark.parametrize("name", ["tokens", "initial_weights"])
+def test_other_tokens_and_weights_of_the_same_work_are_different(run, reference, name):
+    """The run is valid: it says itself that it did other work than the one that it was given."""
+    own = getattr(reference.identity, name)
+    changed = reference.identity.model_copy(update={name: "0" * 16})
+    found = verdict(run, reference.model_copy(update={"identity": changed}))
+    assert collect(run).status.word == "valid" and found.verdict == "different"
+    assert f"({name}: found {own[:19]}, expected {'0' * 16})" in found.reason
+    assert [layer.name for layer in found.layers] == ["identity"]
+
+
+def test_another_corpus_is_unchecked(run, reference):
     changed = reference.identity.model_copy(update={"corpus": "sha256:other"})
     assert verdict(run, reference.model_copy(update={"identity": changed})).verdict == "unchecked"
 

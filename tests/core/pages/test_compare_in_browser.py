@@ -55,6 +55,23 @@ def test_another_framework_of_the_case_comes_before_another_setting(browser: Any
     assert first.startswith("gpt:jax") and second.startswith("gpt:paddle")
 
 
+@pytest.mark.parametrize(("key", "name"), [("tokens", "tokens read"), ("initial_weights", "initial weights")])
+def test_runs_that_read_or_began_with_other_values_are_not_comparable(
+    browser: Any, tmp_path: Path, key: str, name: str
+) -> None:
+    def done(records: list[RunRecord], value: str) -> list[RunRecord]:
+        identity = {"tokens": "1ed0eef911710476", "initial_weights": "sha256:7ffd", key: value}
+        return [each.model_copy(update={"result": {**each.result, "identity": identity}}) for each in records]
+
+    no_ratio = "404.0\t990.0\t–"  # of the throughput
+    _, text = opened(browser, tmp_path / "equal", [*done(TORCH, "1"), *done(JAX, "1")])
+    assert no_ratio not in text and name not in text
+    _, text = opened(browser, tmp_path / "other", [*done(TORCH, "1"), *done(JAX, "2")])
+    assert no_ratio in text and name in text
+    _, text = opened(browser, tmp_path / "unknown", [*done(TORCH, "1"), *JAX])
+    assert no_ratio not in text and name not in text
+
+
 def test_of_one_series_the_newest_run_is_b_and_the_one_before_is_a(browser: Any, tmp_path: Path) -> None:
     (first, run, second, other), text = opened(browser, tmp_path / "three", TORCH)
     assert first == second and run.endswith("1,010.0") and other.endswith("990.0") and "same run" not in text

@@ -92,6 +92,8 @@ def test_a_rate_above_the_peak_is_named_and_does_not_count(run: RunPaths) -> Non
         ({"verdict": "different"}, {}, "`align diagnose {}` names the first step"),
         ({"verdict": "not comparable", "reason": "these differ: initial_weights"}, {}, "`framework check fake` tells"),
         ({"verdict": "not comparable", "reason": "these differ: tokens"}, {}, None),
+        ({"verdict": "different", "reason": "identity: (initial_weights: found"}, {}, "`framework check fake` tells"),
+        ({"verdict": "different", "reason": "identity: (tokens: found"}, {}, "`align diagnose"),
         ({"verdict": "unchecked"}, {"word": "failed", "failure": "error"}, "logs/ of the run has all that each rank"),
         ({"verdict": "unchecked"}, {"word": "failed", "failure": "killed"}, None),
     ],

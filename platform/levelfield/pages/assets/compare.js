@@ -82,6 +82,10 @@
     const shares = device === rules.host_share ? `, ${series.devices / series.nodes} / host` : "";
     all.set("device", `${device}${shares}`); // a share of a host is another one where the host has another number
     all.set("window", found.window.join(" – "));
+    const done = file.shared[found.shared]; // digests that follow from the work
+    for (const [name, key] of [["tokens read", "tokens_read"], ["initial weights", "initial_weights"]]) {
+      if (Object.hasOwn(done, key)) all.set(name, done[key]);
+    }
     all.set("node", found.node);
     all.set("training", found.verdict);
     all.set("date", when(columns.time[index], 10));
@@ -112,15 +116,17 @@
     levelfield.step.differ(place, a, b);
   }
 
-  /* The fields that differ, and those that call for caution also where they do not. What one run lacks of a formula or
-     of a kernel is no difference, nor is a date within the limit. Two runs of one node ran one after the other. */
+  /* The fields that differ, and those that call for caution also where they do not. What one run lacks of a formula, of
+     a kernel or of the digests of tokens and weights is no difference, nor is a date within the limit. Two runs of one
+     node ran one after the other. */
   function differing(rules, a, b) {
     const days = Math.abs(Date.parse(a.get("date")) - Date.parse(b.get("date"))) / 86400000;
     return [...new Set([...a.keys(), ...b.keys()])].filter((name) => {
       if (name in rules.harmless && [a, b].some((side) => side.get(name) !== rules.harmless[name])) return true;
       if (a.get(name) === b.get(name) || (name === "date" && !(days > rules.days))) return false;
       if (name === "run order") return a.get("node") === b.get("node") && !(days > rules.days);
-      return !(name.startsWith("formula.") || name === "attention kernel") || (a.has(name) && b.has(name));
+      const isOpen = name.startsWith("formula.") || ["attention kernel", "tokens read", "initial weights"].includes(name);
+      return !isOpen || (a.has(name) && b.has(name));
     });
   }
 
