@@ -18,7 +18,9 @@ from levelfield.report.words import reason_without_limits, wrapped
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
-    from levelfield.measure.curves import TailComparison
+    from collections.abc import Sequence
+
+    from levelfield.measure.curves import LoggedCurve, TailComparison
     from levelfield.specs.result import Alignment
 
 ALIGN = """\
@@ -36,8 +38,11 @@ compared, with a 90 % interval over the runs. At least two runs a side are
 needed, because one curve does not show how far seeds differ. Equal tails do
 not prove equal trainings; `align` compares runs step by step.
 
-Files with the same curve count as one run. With --from-step the default tail
-is judged too, and both answers are printed.
+Files with the same curve count as one run. With --from-step or --to-step the
+default tail of the whole curves is judged too, and both answers are printed.
+
+A curve that lacks a loss, or ends before the others, is broken: many trainers
+leave out a loss that is no number. A file may have every tenth step only.
 
 A file is a table (CSV or TSV with a step and a loss), JSON or JSON lines, a
 log that `evidence read` reads, such as Megatron's, or a TensorBoard event file.
@@ -123,6 +128,7 @@ def _curves_options(parser: argparse.ArgumentParser) -> None:
         "--margin", type=_margin, default=0.01, metavar="P%", help="the largest difference that counts as none (1%%)"
     )
     option("--from-step", type=int, metavar="N", help="the tail begins here (default: the second half of common steps)")
+    option("--to-step", type=int, metavar="N", help="leave out later steps, as of a run that was to be longer")
     option("--tag", metavar="NAME", help="the scalar or column with the loss, where it is not `loss`")
     json_option(parser)
 
@@ -144,16 +150,31 @@ def _curves(options: argparse.Namespace) -> int:
         for number, first in enumerate(firsts)
         if first != number
     ]
-    sides = (range(count), range(count, len(files)))
-    ours, theirs = ([curves[number] for number in side if firsts[number] == number] for side in sides)
-    found = compare_tails(ours, theirs, options.margin, options.from_step)
-    usual = None if options.from_step is None else compare_tails(ours, theirs, options.margin)
+    longest = {firsts[n]: n for n in sorted(range(len(files)), key=lambda n: len(curves[n]))}
+    sides = [sorted({longest[firsts[n]] for n in side}) for side in (range(count), range(count, len(files)))]
+    ours, theirs = ([curves[number] for number in side] for side in sides)
+    names = [str(files[number]) for side in sides for number in side]
+    _check_end(files, curves, options.to_step)
+    until, until_theirs = ([_up_to(curve, options.to_step) for curve in side] for side in (ours, theirs))
+    found = compare_tails(until, until_theirs, options.margin, options.from_step, names)
+    is_restricted = options.from_step is not None or options.to_step is not None
+    usual = compare_tails(ours, theirs, options.margin, names=names) if is_restricted else None
     if options.json:
         more = {"runs": len(ours), "against": len(theirs), "repeated": repeats}
         print(json_text({**asdict(found), **more, "default_tail": usual and asdict(usual)}))
     else:
         print("\n".join(_curve_lines(found, usual, repeats, f"{len(ours)} against {len(theirs)}")))
     return 0 if found.word == "within the margin" else GateFailed.exit_code
+
+
+def _check_end(files: list[Path], curves: Sequence[LoggedCurve], to_step: int | None) -> None:
+    for path, curve in zip(files, curves, strict=True):
+        if to_step is not None and not min(curve) <= to_step:
+            raise UsageError(f"--to-step {to_step}: found {path} from step {min(curve)} on, expected a later --to-step")
+
+
+def _up_to(curve: LoggedCurve, to_step: int | None) -> LoggedCurve:
+    return {step: loss for step, loss in curve.items() if to_step is None or step <= to_step}
 
 
 def _curve_lines(found: TailComparison, usual: TailComparison | None, repeats: list[str], runs: str) -> list[str]:

@@ -350,9 +350,12 @@ def first_beyond(losses: Mapping[int, float], reference: Mapping[int, float], li
 
 
 def flagperf_rule(run: TrainingCurve, reference: TrainingCurve) -> float | None:
-    """Return FlagPerf's figure: the mean relative difference from step 21 on (limit 2 %), or None with fewer steps."""
-    steps = [s for s in sorted(reference.losses) if s >= FLAGPERF_FIRST_STEP and s in run.losses]
-    if not steps:
+    """Return FlagPerf's figure: the mean relative difference from step 21 on (limit 2 %).
+
+    None with fewer steps, or where the run lacks one: the others alone would hide where it diverged.
+    """
+    steps = [s for s in sorted(reference.losses) if s >= FLAGPERF_FIRST_STEP]
+    if not steps or any(s not in run.losses for s in steps):
         return None
     return math.fsum(relative(run.losses[s], reference.losses[s]) for s in steps) / len(steps)
 

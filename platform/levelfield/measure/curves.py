@@ -4,16 +4,21 @@ One training with another seed ends at another loss. No single curve shows how f
 other, and the seed's effect is constant along a curve. So where two groups of curves share no weights, the unit is the
 run. Each run gives one number, the mean of its log loss over the tail. The interval has the degrees of freedom of the
 smaller group (Hsu, 1938), which makes it never too narrow. Two one-sided tests (Schuirmann, 1987) compare the groups.
+
+Many trainers leave a loss out of their logs that is no number: Megatron prints a line without it, tables have an empty
+cell. So a curve with a missing step, or one that ends before the others, is broken: what is left of it shows nothing.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from bisect import bisect
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from itertools import groupby, pairwise
+from typing import Literal, NamedTuple
 
 LEAST_RUNS = 2  # of each group: one run has no spread
 LEAST_STEPS = 20  # of a tail
@@ -26,7 +31,9 @@ QUANTILES = {
     12: 1.7823, 15: 1.7531, 20: 1.7247, 30: 1.6973, 60: 1.6706, 120: 1.6577,
 }  # fmt: skip
 Curve = Mapping[int, float]
-Word = Literal["within the margin", "beyond the margin", "inconclusive"]
+LoggedCurve = Mapping[int, float | None]  # None: the optimizer skipped the step, and its trainer prints no loss then
+Word = Literal["within the margin", "beyond the margin", "inconclusive", "broken curve"]
+STRETCH = 3  # equal differences of steps in a row: so many make another interval, fewer are holes
 # Of two curves of one run, relative, at every common step. A log with five digits rounds by less. Two seeds differ by a
 # thousandth or more.
 SAME = 2e-5
@@ -52,24 +59,123 @@ class TailComparison:
     high: float | None = None
 
 
+class CurveBreak(NamedTuple):
+    """The first step of a curve that cannot be compared, with what was found there and what was expected."""
+
+    step: int
+    reason: str
+
+
 def compare_tails(
-    ours: Sequence[Curve], theirs: Sequence[Curve], margin: float, from_step: int | None = None
+    ours: Sequence[LoggedCurve],
+    theirs: Sequence[LoggedCurve],
+    margin: float,
+    from_step: int | None = None,
+    names: Sequence[str] = (),
 ) -> TailComparison:
     """Compare the means over the common steps from `from_step` on (default: the second half). margin: relative.
 
-    `inconclusive` where the tail is short or still falls fast, or where a group has one run.
+    `inconclusive` where the tail is short or still falls fast, or where a group has one run. `broken curve` where one
+    lacks a step; with `from_step` those before it do not count. names: of all curves, for the reason.
     """
-    curves = [*ours, *theirs]
+    logged = [*ours, *theirs]
+    if broken := first_break(logged, names or [f"curve {number}" for number in range(1, len(logged) + 1)], from_step):
+        return TailComparison("broken curve", broken.reason, margin)
+    curves = [{s: loss for s, loss in curve.items() if loss is not None and _is_loss(loss)} for curve in logged]
     common = sorted(set.intersection(*(set(curve) for curve in curves)))
     tail = [s for s in common if s >= from_step] if from_step is not None else common[len(common) // 2 :]
-    if broken := next((s for s in common for curve in curves if not 0 < curve[s] < math.inf), None):
-        return TailComparison("beyond the margin", f"a loss at step {broken} is not a positive number", margin)
     if len(tail) < LEAST_STEPS:
         reason = f"the curves share {len(tail)} steps in the tail, expected at least {LEAST_STEPS}"
         return TailComparison("inconclusive", reason, margin)
     fall = max(share_of_fall(curve, common, tail) for curve in curves)
-    means = [[tail_mean(curve, tail) for curve in group] for group in (ours, theirs)]
+    means = [[tail_mean(curve, tail) for curve in group] for group in (curves[: len(ours)], curves[len(ours) :])]
     return _of_means(means[0], means[1], margin, (tail[0], tail[-1]), fall)
+
+
+def first_break(curves: Sequence[LoggedCurve], names: Sequence[str], from_step: int | None = None) -> CurveBreak | None:
+    """Return the earliest break of all curves from `from_step` on; None where each has every step of its interval."""
+    parts = [{s: x for s, x in curve.items() if from_step is None or s >= from_step} for curve in curves]
+    begin = min((max(1, min(part)) for part in parts if part), default=0)
+    end = max(max(curve) for curve in curves)
+    breaks = []
+    for name, curve, part in zip(names, curves, parts, strict=True):
+        breaks += [CurveBreak(found.step, f"{name}: {found.reason}") for found in _breaks(part)]
+        if part and min(part) - begin >= _intervals_of_ends(part)[0]:
+            wanted = f"expected step {begin} as in another curve; --from-step {min(part)} compares from there on"
+            breaks.append(CurveBreak(begin, f"{name}: it begins at step {min(part)}, {wanted}"))
+        last, apart = max(curve), _intervals_of_ends(curve)[1]
+        if end - (last + (0 in curve)) >= apart:  # steps that count from 0 end one earlier
+            wanted = f"expected steps up to {end} as in another curve; --to-step {last} compares up to there"
+            breaks.append(CurveBreak(last + apart, f"{name}: it ends at step {last}, {wanted}"))
+    return min(breaks, default=None, key=lambda each: each.step)
+
+
+def _breaks(curve: LoggedCurve) -> Iterator[CurveBreak]:
+    """Yield the first step that lacks a positive loss: by its value, or as one that the curve's interval has."""
+    wrong = {step: loss for step, loss in curve.items() if loss is not None and not _is_loss(loss)}
+    wrong |= {before + interval_of(curve): math.nan for before, _ in _holes(curve)}
+    for step, loss in sorted(wrong.items())[:1]:
+        found = "no number as loss" if math.isnan(loss) else f"the loss {loss:g}"
+        before = max((each for each in curve if each < step), default=None)
+        until = "" if before is None else f"; --to-step {before} compares what is before"
+        wanted = f"expected a positive number: the training diverged, or the file is not whole{until}"
+        yield CurveBreak(step, f"found {found} at step {step}, {wanted}")
+
+
+def _is_loss(loss: float) -> bool:
+    return 0 < loss < math.inf
+
+
+def interval_of(steps: Collection[int]) -> int:
+    """Return how many steps apart a curve's losses are: mostly, or at most where no distance is that of most."""
+    ordered = sorted(steps)
+    apart = Counter(b - a for a, b in pairwise(ordered))
+    if not apart:
+        return max((1, *ordered))
+    usual, times = apart.most_common(1)[0]
+    return usual if 2 * times > apart.total() else max(apart)
+
+
+def _intervals_of_ends(steps: Collection[int]) -> tuple[int, int]:
+    """Return the intervals at the begin and at the end of a curve, where it may have others than in most of it."""
+    ordered, usual = sorted(steps), interval_of(steps)
+    apart = [b - a for a, b in pairwise(ordered)]
+    first, last = ({*part} for part in (apart[:STRETCH], apart[-STRETCH:]))
+    return (first.pop() if len(first) == 1 else usual, last.pop() if len(last) == 1 else usual)
+
+
+def _holes(steps: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Yield the two steps around each place that lacks steps. Another interval from some step on lacks none."""
+    ordered, interval, at = sorted(steps), interval_of(steps), 0
+    for apart, group in groupby(b - a for a, b in pairwise(ordered)):
+        times = len(list(group))
+        if apart >= 2 * interval and times < STRETCH:
+            yield from pairwise(ordered[at : at + times + 1])
+        at += times
+
+
+def lost_steps(losses: Collection[int], listed: Collection[int]) -> list[int]:
+    """Return the listed steps that should have a loss: in a hole, or an interval or more outside of both ends.
+
+    losses: the steps that have one. Step 0 is that of a first look, before the training.
+    """
+    (first, last), known, holes = _intervals_of_ends(losses), sorted(losses), dict(_holes(losses))
+    begin, end = known[0] - first, known[-1] + last
+    without = sorted(step for step in {*listed}.difference(losses) if step > 0)
+    return [s for s in without if not begin < s < end or (s > known[0] and known[bisect(known, s) - 1] in holes)]
+
+
+def with_lost(losses: Curve, listed: Collection[int], skipped: Collection[int] = ()) -> dict[int, float | None]:
+    """Return the losses with NaN at each listed step that should have one, and None at steps of no update.
+
+    skipped: the steps that the optimizer skipped, as in fp16 where gradients overflow; their trainer prints no loss.
+    A training that skips all steps to the end has no loss there, whatever its log calls it.
+    """
+    if not losses:
+        return {}
+    left_out: dict[int, float | None] = dict.fromkeys(step for step in skipped if step < max(losses))
+    no_loss = dict.fromkeys(lost_steps({*losses, *left_out}, listed), math.nan)
+    return {**left_out, **no_loss, **losses}
 
 
 def tail_mean(curve: Curve, tail: Sequence[int]) -> float:
@@ -120,13 +226,13 @@ def _word(low: float, high: float, margin: float) -> tuple[Word, str]:
     return "inconclusive", f"{found}; more runs narrow the interval"
 
 
-def is_one_run(one: Curve, other: Curve) -> bool:
+def is_one_run(one: LoggedCurve, other: LoggedCurve) -> bool:
     """Return whether two curves agree at every common step. Curves without a common step are of two runs."""
     common = one.keys() & other.keys()
     return bool(common) and all(_agree(one[step], other[step]) for step in common)
 
 
-def first_of_each_run(curves: Sequence[Curve]) -> list[int]:
+def first_of_each_run(curves: Sequence[LoggedCurve]) -> list[int]:
     """Return for each curve the number of the first curve of the same run; its own number where it is the first.
 
     Copies, other formats and shorter pieces of one run, or the same seed again, would narrow the interval without a
@@ -139,8 +245,10 @@ def first_of_each_run(curves: Sequence[Curve]) -> list[int]:
     return firsts
 
 
-def _agree(one: float, other: float) -> bool:
-    """Return whether two losses are the same one. Two that are no number are the same."""
+def _agree(one: float | None, other: float | None) -> bool:
+    """Return whether two losses are the same one. Two that are no number, or of skipped steps, are the same."""
+    if one is None or other is None:
+        return one is other
     return one == other or (one != one and other != other) or abs(one - other) <= SAME * abs(one)
 
 

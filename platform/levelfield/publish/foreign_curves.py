@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import DocumentError
+from levelfield.measure.curves import with_lost
 from levelfield.publish.foreign_logs import TOOLS, find_log
 from levelfield.specs.bounded_reading import bounded_bytes
 
-Points = Iterator[tuple[int, float]]
+Points = Iterator[tuple[int, float | None]]  # None: a step that has no loss
 STEP_NAMES = ("step", "steps", "iteration", "iter", "global_step", "global_steps")
 LOSS_NAMES = ("loss", "lm loss", "lm_loss", "train_loss", "train/loss", "value")
 EXPECTED = f"a table with a step and a loss, JSON, a log of {TOOLS}, or a TensorBoard event file"
@@ -33,15 +34,22 @@ _FOOTER = 4
 _FIRST_EVENT = b"brain.Event:"  # the version that every file begins with
 
 
-def read_curve(path: Path, tag: str | None = None) -> dict[int, float]:
-    """Return the loss by step. tag: the name of the scalar, or of the column, that holds the loss.
+def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
+    """Return the loss by step: NaN where the file lists a step without its loss, None where the optimizer skipped it.
 
+    tag: the name of the scalar, or of the column, that holds the loss.
     Raises DocumentError for a file that cannot be read or holds no curve, and for a step with two losses.
     """
     data = bounded_bytes(path)
     try:
-        points = list(scalars(data, tag or "loss") if is_event_file(data) else _points(data.decode("utf-8"), tag))
-        return _curve(points)
+        curve = (
+            with_lost(*_losses(scalars(data, tag or "loss")))
+            if is_event_file(data)
+            else _read(data.decode("utf-8"), tag)
+        )
+        if not curve:
+            raise ValueError(f"found no loss, expected {EXPECTED}")
+        return curve
     except UnicodeDecodeError:
         raise DocumentError(f"{path}: found bytes that are no text, expected {EXPECTED}") from None
     except RecursionError:
@@ -50,22 +58,23 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float]:
         raise DocumentError(f"{path}: {error}") from None
 
 
-def _curve(points: list[tuple[int, float]]) -> dict[int, float]:
-    if not points:
-        raise ValueError(f"found no loss, expected {EXPECTED}")
-    curve: dict[int, float] = {}
-    for step, loss in points:
-        if not (curve.setdefault(step, loss) == loss or math.isnan(loss)):
-            raise ValueError(f"step {step} has the losses {curve[step]:g} and {loss:g}, expected one run in a file")
-    return curve
-
-
-def _points(text: str, tag: str | None) -> Points:
+def _read(text: str, tag: str | None) -> dict[int, float | None]:
     if text.lstrip()[:1] in ("[", "{") and (found := _json(text)) is not None:
-        return _of_values(found, tag)
+        return with_lost(*_losses(_of_values(found, tag)))
     if log := find_log(io.StringIO(text, newline=None)):
-        return ((each.step, each.figures["loss"]) for each in log.steps if "loss" in each.figures)
-    return _tabled(text, tag)
+        return log.losses
+    return with_lost(*_losses(_tabled(text, tag)))
+
+
+def _losses(points: Points) -> tuple[dict[int, float], set[int]]:
+    """Return the losses by step, and all steps. Several lines may share a step."""
+    losses: dict[int, float] = {}
+    listed: set[int] = set()
+    for step, loss in points:
+        listed.add(step)
+        if loss is not None and not (losses.setdefault(step, loss) == loss or math.isnan(loss)):
+            raise ValueError(f"step {step} has the losses {losses[step]:g} and {loss:g}, expected one run in a file")
+    return losses, listed
 
 
 def _json(text: str) -> Any:
@@ -91,19 +100,27 @@ def _of_values(found: Any, tag: str | None) -> Points:
         if isinstance(value, dict):
             yield from _of_row({str(key): field for key, field in value.items()}, tag)
         elif isinstance(value, list):
-            yield int(value[-2]), float(value[-1])
+            yield int(value[-2]), _number(value[-1])
         else:
-            yield index + 1, float(value)
+            yield index + 1, _number(value)
 
 
 def _of_row(row: dict[str, Any], tag: str | None) -> Points:
-    """Yield the point of a row, if it has a step and a loss. Names are compared without case."""
+    """Yield the point of a row, if it has a step. Names are compared without case."""
     fields = {key.strip().lower(): value for key, value in row.items() if key is not None}
-    step = next((fields[name] for name in STEP_NAMES if fields.get(name) not in (None, "")), None)
+    step = next((fields[name] for name in STEP_NAMES if not _is_empty(fields.get(name))), None)
     losses = (tag.lower(),) if tag else LOSS_NAMES
-    loss = next((fields[name] for name in losses if fields.get(name) not in (None, "")), None)
-    if step is not None and loss is not None:
-        yield int(float(step)), float(loss)
+    loss = next((fields[name] for name in losses if not _is_empty(fields.get(name))), None)
+    if step is not None:
+        yield int(float(step)), _number(loss)
+
+
+def _number(value: Any) -> float | None:
+    return None if _is_empty(value) else float(value)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _tabled(text: str, tag: str | None) -> Points:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from levelfield.measure.curves import with_lost
 from levelfield.specs.figures import UNITS
 
 LONGEST = 2**14  # characters of a line that is read; a line of a training has some hundreds
@@ -48,6 +49,16 @@ class ForeignLog:
     steps: tuple[LoggedStep, ...]
     stated: Mapping[str, str]
     notes: tuple[str, ...]
+
+    @property
+    def losses(self) -> dict[int, float | None]:
+        """The loss by step: NaN where a line lacks it, None where that is because the optimizer skipped the step.
+
+        A trainer that skips every step to the end does not train: these lines lack their loss.
+        """
+        losses = {each.step: each.figures["loss"] for each in self.steps if "loss" in each.figures}
+        skipped = {each.step for each in self.steps if each.figures.get("skipped", 0) > 0}
+        return with_lost(losses, [each.step for each in self.steps], skipped)
 
 
 @dataclass
@@ -176,6 +187,7 @@ LINES = (
             _figure(_FLOPS, r"\bthroughput per GPU \(TFLOP/s/GPU\): NUMBER", 1e12),
             _figure(_FLOPS, r"NUMBER (?:MODEL_)?TFLOP/s/GPU", 1e12),
             _figure("global_batch", r"\bglobal batch size:\s{0,9}NUMBER"),
+            _figure("skipped", r"\bnumber of skipped iterations:\s{0,9}NUMBER"),
         ),
     ),
     LineFormat(

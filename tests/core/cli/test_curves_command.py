@@ -67,6 +67,8 @@ def test_the_same_file_twice_is_one_run(sides, tmp_path, capsys):
         said = " ".join(capsys.readouterr().out.split())
         assert "at least 2 runs of each side" in said and "1 against 2" in said
         assert f"{again} has the curve of {sides[0]}: they count as one run" in said
+    assert main(["align", "curves", str(other), *sides[:3], "--against", *sides[3:]]) == 0  # the whole one counts
+    assert "3 against 3" in capsys.readouterr().out
     assert main(["align", "curves", sides[0], sides[0], "--against", *sides[4:], "--json"]) == 4
     found = json.loads(capsys.readouterr().out)
     assert (found["runs"], len(found["repeated"])) == (1, 1)
@@ -96,3 +98,44 @@ def test_a_chosen_tail_says_what_the_default_tail_says(sides, tmp_path, capsys):
     assert "default beyond the margin: the default tail, steps 51 to 100" in " ".join(said.split())
     assert main([*asked, "--from-step", "76", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["default_tail"]["word"] == "beyond the margin"
+
+
+def until(path, last, empty=()):
+    """Cut a table behind a step, and empty the cells of others."""
+    lines = path.read_text().splitlines()[: last + 1]
+    path.write_text("\n".join(line if i not in empty else f"{i}," for i, line in enumerate(lines)) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("last", "empty", "step", "message"),
+    [
+        (100, range(61, 101), 60, "found no number as loss at step 61, expected a positive number"),
+        (100, [50], 49, "found no number as loss at step 50"),
+        (60, [], 60, "it ends at step 60, expected steps up to 100"),
+    ],
+)
+def test_a_broken_curve_ends_with_4_and_says_what_to_do(last, empty, step, message, sides, tmp_path, capsys):
+    until(tmp_path / "b1.csv", last, empty)
+    asked = ["align", "curves", *sides[:3], "--against", *sides[3:]]
+    assert main(asked) == 4
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(f"broken curve: {sides[4]}: ") and message in said and f"--to-step {step}" in said
+    assert main([*asked, "--json"]) == 4
+    found = json.loads(capsys.readouterr().out)
+    assert found["word"] == "broken curve" and found["difference"] is None
+    assert main([*asked, "--to-step", str(step)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("within the margin") and f"default broken curve: the default tail, {sides[4]}: " in said
+
+
+def test_a_last_step_before_the_first_ends_with_2(sides, capsys):
+    assert main(["align", "curves", *sides[:3], "--against", *sides[3:], "--to-step", "0"]) == 2
+    assert f"found {sides[0]} from step 1 on, expected a later --to-step" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_file_of_every_second_step_is_compared(sides, tmp_path, capsys):
+    for side in sides[3:]:
+        path = tmp_path / side
+        head, *rows = path.read_text().splitlines()
+        path.write_text("\n".join([head, *rows[1::2]]))
+    assert main(["align", "curves", *sides[:3], "--against", *sides[3:]]) == 0, capsys.readouterr().out

@@ -168,6 +168,8 @@ def test_flagperfs_rule_alone_accepts_two_percent_and_short_runs_have_none():
     assert flagperf_rule(with_losses(lambda s, x: x * 1.019), REFERENCE) == pytest.approx(0.019)
     short = training(losses={1: 1.0})
     assert flagperf_rule(short, short) is None
+    part = replace(REFERENCE, losses={s: x for s, x in REFERENCE.losses.items() if s != 30})
+    assert flagperf_rule(part, REFERENCE) is None
 
 
 # ---- spikes

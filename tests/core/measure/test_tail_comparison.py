@@ -8,7 +8,15 @@ import random
 from pathlib import Path
 
 import pytest
-from levelfield.measure.curves import QUANTILES, SETTLED, compare_tails, share_of_fall, tail_mean
+from levelfield.measure.curves import (
+    QUANTILES,
+    SETTLED,
+    compare_tails,
+    lost_steps,
+    share_of_fall,
+    tail_mean,
+    with_lost,
+)
 
 STEPS = 400
 SEEDS = json.loads((Path(__file__).parents[1] / "data" / "loss_curves" / "seeds.json").read_text())
@@ -68,14 +76,89 @@ def test_a_short_tail_claims_nothing():
 
 
 def test_curves_that_share_no_step_claim_nothing():
-    later = [{s + 10_000: x for s, x in c.items()} for c in group(*NEAR)]
-    assert "share 0 steps" in compare_tails(group(*NEAR), later, 0.01).reason
+    odd, even = ([{s: x for s, x in c.items() if s % 2 == rest} for c in group(*NEAR)] for rest in (1, 0))
+    assert "share 0 steps" in compare_tails(odd, even, 0.01).reason
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
-def test_a_loss_that_is_no_positive_number_is_beyond_every_margin(value):
+def test_a_loss_that_is_no_positive_number_breaks_its_curve(value):
     found = compare_tails([curve(), {**curve(), 7: value}], group(*NEAR), 0.01)
-    assert found.word == "beyond the margin" and "step 7" in found.reason
+    assert found.word == "broken curve" and "curve 2: found " in found.reason and "at step 7, " in found.reason
+    later = compare_tails([curve(), {**curve(), 7: value}], group(*NEAR), 0.01, from_step=200)
+    assert later.word == "within the margin", later.reason
+
+
+def picked(steps, offset=0.0):
+    return {s: x for s, x in curve(offset).items() if s in steps}
+
+
+HOLED = {
+    "one step is missing": ({*range(1, 401)} - {61}, "no number as loss at step 61, expected a positive number"),
+    "steps in the middle are missing": ({*range(1, 401)} - {*range(61, 81)}, "at step 61, "),
+    "two steps apart are missing": ({*range(1, 401)} - {61, 63}, "at step 61, "),
+    "it ends early": (range(1, 61), "ends at step 60, expected steps up to 400"),
+    "it ends one step early": (range(1, 400), "ends at step 399, expected steps up to 400"),
+    "it begins late": (range(101, 401), "begins at step 101, expected step 1"),
+    "every tenth step, and one is missing": ({*range(10, 401, 10)} - {200}, "at step 200, "),
+    "every tenth step, and the last is missing": (range(10, 400, 10), "ends at step 390, expected steps up to 400"),
+}
+
+
+@pytest.mark.parametrize("name", HOLED)
+def test_a_curve_that_lacks_a_step_of_its_own_interval_is_broken(name):
+    steps, message = HOLED[name]
+    found = compare_tails(group(*NEAR), [curve(), picked(steps)], 0.01, names=[*"abc", "whole", "holed"])
+    assert found.word == "broken curve" and found.reason.startswith("holed: ") and message in found.reason
+    assert found.difference is None and found.steps is None
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        range(10, 401, 10),  # other trainers print each tenth step,
+        [1, *range(10, 401, 10)],  # and the first,
+        [*range(4, 400, 5), 400],  # or count from 0, and print the last
+        [*range(1, 200), *range(200, 401, 5)],  # seldom from some step on
+        [*range(1, 401, 20), *range(382, 401)],
+        [10 * s + s % 3 for s in range(41)],  # at no interval
+        [*sorted(random.Random(5).sample(range(2, 400), 150)), 400],  # a sample, as of TensorBoard's tables
+    ],
+)
+def test_another_interval_is_no_hole(steps):
+    near = [picked(steps, offset) for offset in NEAR]
+    found = compare_tails(near, group(*NEAR), 0.01)
+    assert found.word != "broken curve", found.reason
+    assert compare_tails(near, near, 0.01).word != "broken curve"
+
+
+def test_steps_that_count_from_0_are_as_many():
+    from_0 = [{s - 1: x for s, x in c.items()} for c in group(*NEAR)]
+    assert compare_tails(from_0, group(*NEAR), 0.01).word == "within the margin"
+    first = [{**c, 0: 9.0} for c in group(*NEAR)]  # a look before the training
+    assert compare_tails(first, group(*NEAR), 0.01).word == "within the margin"
+
+
+def test_steps_before_a_chosen_tail_do_not_break_a_curve():
+    holed = [picked({*range(101, 401)} - {150}, offset) for offset in NEAR]
+    assert compare_tails(holed, group(*NEAR), 0.01, from_step=200).word == "within the margin"
+    assert compare_tails(holed, group(*NEAR), 0.01, from_step=120).word == "broken curve"
+    ended = [picked(range(1, 300), offset) for offset in NEAR]
+    assert compare_tails(ended, group(*NEAR), 0.01, from_step=200).word == "broken curve"
+    assert compare_tails(ended, group(*NEAR), 0.01, from_step=350).word == "broken curve"
+
+
+def test_a_step_that_the_optimizer_skipped_is_no_hole():
+    skipped = {**curve(), **dict.fromkeys((1, 2, 3, 100), None)}
+    assert compare_tails([skipped, curve(0.001)], group(*NEAR), 0.01).word == "within the margin"
+
+
+def test_lost_steps_are_those_that_the_interval_has():
+    assert lost_steps([10, 20, 30, 40, 60], range(65)) == [*range(41, 60)]
+    assert lost_steps([10, 20, 30], range(40)) == [] and lost_steps([10, 20, 30], range(46)) == [*range(40, 46)]
+    assert lost_steps([3, 4, 5, 71], range(3, 6)) == [] and lost_steps([3, 4, 5, 71], range(71, 74)) == [72, 73]
+    assert lost_steps([5, 6, 7], range(8)) == [1, 2, 3, 4] and lost_steps([1], range(3)) == [2]
+    skips = with_lost({2: 3.0, 3: 2.0, 5: 1.0}, range(1, 8), skipped=(1, 4, 6, 7))
+    assert (skips[1], skips[4]) == (None, None) and math.isnan(skips[6]) and math.isnan(skips[7])
 
 
 def test_curves_of_one_value_have_no_interval_to_fall_in():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def test_no_cut_of_an_event_file_and_no_changed_byte_is_a_fault(tmp_path):
         (b"\xff\xfe\x00", "no text"),
         ('{"a": 1}', "invalid literal"),
         ("[[1, 2], [3]]", "index out of range"),
-        ("[[1, null]]", "float"),
+        ("[[1, null]]", "found no loss"),
         (struct.pack("<Q4x", 24) + b"\x00\x09brain.Event:2" + b"\xff" * 30, "damaged|found the scalars none"),
     ],
 )
@@ -126,3 +127,47 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_nan_is_kept(tmp_path):
     found = read_curve(written(tmp_path, MEGATRON.replace("8.125000E+00", "nan")))
     assert found[2] == 9.25 and found[3] != found[3]
+
+
+def lost(curve):
+    return [step for step, loss in sorted(curve.items()) if loss is None or math.isnan(loss)]
+
+
+def lines_of_megatron(skipped=(), lost=(), last=40):
+    """A log as Megatron prints it: without `lm loss` where the update was skipped, or the loss is NaN."""
+    return "".join(
+        f" iteration {step:8}/      40 | elapsed time per iteration (ms): 500.0 | "
+        + ("" if step in skipped or step in lost else f"lm loss: {9 - step / 10:.6E} | ")
+        + f"number of skipped iterations: {int(step in skipped):3} | number of nan iterations:   0 |\n"
+        for step in range(1, last + 1)
+    )
+
+
+LOST = {
+    "Megatron": lines_of_megatron(lost=range(31, 41)),
+    "Megatron, fp16 that overflows to the end": lines_of_megatron(skipped=(1, 2, *range(31, 41))),
+    "empty cells": "step,loss\n" + "".join(f"{s},{9 - s / 10 if s < 31 else ''}\n" for s in range(1, 41)),
+    "cells of blanks": "step,loss\n" + "".join(f"{s},{9 - s / 10 if s < 31 else '  '}\n" for s in range(1, 41)),
+    "null of pairs": json.dumps([[s, 9 - s / 10 if s < 31 else None] for s in range(1, 41)]),
+    "null of a list": json.dumps([9 - s / 10 if s < 31 else None for s in range(1, 41)]),
+    "null of objects": json.dumps([{"step": s, "loss": 9 - s / 10 if s < 31 else None} for s in range(1, 41)]),
+    "NaN of objects": json.dumps([{"step": s, "loss": 9 - s / 10 if s < 31 else math.nan} for s in range(1, 41)]),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_step_that_the_file_lists_without_its_loss_is_kept(name, tmp_path):
+    curve = read_curve(written(tmp_path, LOST[name]))
+    assert [step for step in lost(curve) if step > 2] == [*range(31, 41)]
+    assert curve[30] == 6.0
+
+
+def test_what_a_file_lists_between_two_losses_is_no_step_without_one(tmp_path):
+    skipped = read_curve(written(tmp_path, lines_of_megatron(skipped=(1, 2, 17))))
+    assert lost(skipped) == [1, 2, 17] and all(skipped[step] is None for step in (1, 2, 17))
+    rows = [f"{s},{9 - s / 100 if s % 10 == 0 else ''},{s / 7}\n" for s in range(109)]  # other columns in each row
+    assert not lost(read_curve(written(tmp_path, "Step,loss,power\n" + "".join(rows))))
+    history = [{"step": s, "loss": 9.0 - s / 100} for s in range(10, 101, 10)]
+    looks = [{"step": s, "eval_loss": 4.0} for s in range(0, 105, 25)]
+    summary = [{"step": 104, "train_runtime": 60.0}]
+    assert not lost(read_curve(written(tmp_path, json.dumps({"log_history": [*history, *looks, *summary]}))))

@@ -227,6 +227,25 @@ def test_a_loss_that_is_no_number_is_named(tmp_path: Path) -> None:
     assert row.notes == ("no number as loss of step 100",) and row.figures["last_loss"].value is None
 
 
+def without_losses(text: str, steps: str) -> str:
+    """Megatron leaves the loss out where it is no number."""
+    return re.sub(rf"(iteration +(?:{steps})/.*) lm loss: \S+ \|", r"\1", text)
+
+
+def test_a_log_whose_loss_vanishes_says_from_which_step_on(tmp_path: Path) -> None:
+    text = (DATA / "megatron.log").read_text()
+    steps = [int(step) for step in re.findall(r"iteration +(\d+)/", text)]
+    first = steps[-2]
+    row = changed(tmp_path, "megatron.log", lambda text: without_losses(text, f"{first}|{steps[-1]}"))
+    assert row.notes == (f"no loss from step {first} on: the training diverged, or does not print it",)
+    last = row.figures["last_loss"]
+    assert (last.value, last.how) == (None, f"the log prints no loss from step {first} on")
+    row = changed(tmp_path, "megatron.log", lambda text: without_losses(text, str(steps[2])))
+    assert row.notes == (f"no loss at 1 step(s), first at step {steps[2]}",) and row.figures["last_loss"].value
+    row = changed(tmp_path, "megatron.log", lambda text: without_losses(text, r"\d+"))
+    assert row.notes[0].startswith(f"no loss from step {steps[0]} on")
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
