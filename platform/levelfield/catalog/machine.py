@@ -11,7 +11,7 @@ from levelfield.contracts.checked_adapter import AdapterFault, wrong_devices
 from levelfield.contracts.readings import checked, plausible
 from levelfield.contracts.vendor import DeviceList, Vendor
 from levelfield.measure.other_use import device_sentence, in_use
-from levelfield.node.control_groups import HOST, core_quota
+from levelfield.node.control_groups import HOST, core_quota, file_text
 
 
 class Machine:
@@ -89,6 +89,13 @@ def usable_cores(root: Path = HOST) -> int:
     """
     quota = core_quota(root)
     return allowed_cores() if quota is None else max(1, min(allowed_cores(), math.ceil(quota)))
+
+
+def processor_flags(root: Path = HOST) -> frozenset[str] | None:
+    """Return the instruction sets of an x86 processor, as /proc/cpuinfo names them; None where it lists none."""
+    lines = (line.partition(":") for line in file_text(root / "proc/cpuinfo").splitlines())
+    flags = next((value.split() for name, _, value in lines if name.strip() == "flags"), None)
+    return frozenset(flags) if flags else None
 
 
 def allowed_cores() -> int:

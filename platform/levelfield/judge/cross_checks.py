@@ -14,6 +14,7 @@ from typing import Any
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LevelfieldError
+from levelfield.measure.peak_limits import chip_limit
 from levelfield.rundir.event_lines import DAMAGED, Event, whole
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
@@ -148,13 +149,22 @@ def _without_folders(job: Event) -> Event:
     return {**{key: value for key, value in job.items() if key not in _FOLDERS}, "corpus": kept}
 
 
-def _peaks(plan: Plan, known: Registry) -> Iterator[Contradiction | str]:
+def _used_peak(plan: Plan) -> Iterator[Contradiction]:
+    """Hold the peak of MFU against the plan's own chip, and against what its processors cannot exceed."""
     chip, used = plan.hardware.chip, plan.peak
     own = chip.peaks.get(used.dtype)  # type: ignore[call-overload]
     if own is not None and own.tflops != used.tflops:
         yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"its chip has {own.tflops} {used.dtype}")
     if own is None and used.tflops is not None and not used.source.startswith("measured"):
         yield Contradiction("plan.json: peak.source", used.source, f"its chip has no {used.dtype} peak")
+    limit = used.limit_tflops if plan.hardware.is_host else chip_limit(plan.work.training.precision, chip.peaks)
+    if used.tflops is not None and limit is not None and not used.tflops <= limit:
+        yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"{chip.name} has at most {limit:.4g}")
+
+
+def _peaks(plan: Plan, known: Registry) -> Iterator[Contradiction | str]:
+    yield from _used_peak(plan)
+    chip = plan.hardware.chip
     if plan.hardware.overlay is not None:
         yield f"{', '.join(plan.hardware.overlay.fields)} of {chip.name} come from a private file and are not checked"
         return

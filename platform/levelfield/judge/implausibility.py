@@ -10,17 +10,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from levelfield.measure.flops import FormulaError, flops_per_token
-from levelfield.measure.other_use import busy_seconds, in_use
-from levelfield.measure.raw_facts import coverage, too_little
+from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, used_of_each
+from levelfield.measure.other_use import in_use, used_seconds
+from levelfield.measure.peak_limits import chip_limit, core_limit
+from levelfield.measure.raw_facts import StepRecord, by_rank, coverage, too_little
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status, Throughput
 
 _STATES = ("weights", "gradients", "optimizer_states")
+_REPORTED = {"allocated peak": ALLOCATED, "reserved peak": RESERVED, "process peak": PROCESS}
 # Of weights, gradients and optimizer states: all exist at once at the update. The least of 30 rehearsals is 1.07.
 STATES_PART = 0.5
-# Of the processor time that the products take at the measured peak: a probe may have been disturbed, and two threads of
-# one core share its rate.
+# Of the processor time that the products take at the peak: a probe may have been disturbed, and two threads of one core
+# share its rate.
 PROCESSOR_PART = 1 / 8
 # Of the power before the training, and from which part of the peak on a device has to be above it.
 IDLE_FACTOR, BUSY_PART = 1.1, 0.1
@@ -37,23 +40,38 @@ def unless_implausible(
     """Return the status; `invalid` in place of `valid` for a run that has less than its training needs at least."""
     if status.word != "valid":
         return status
-    reasons = [*_memory(plan, memory), *(_work(plan, parts, throughput, energy) if throughput else ())]
+    reasons = [*_memory(plan, parts, memory), *(_work(plan, parts, throughput, energy) if throughput else ())]
     if not reasons:
         return status
     return Status(word="invalid", failure=IMPLAUSIBLE, reasons=tuple(f"{IMPLAUSIBLE}: {each}" for each in reasons))
 
 
-def _memory(plan: Plan, memory: Memory) -> Iterator[str]:
+def _memory(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[str]:
     """Hold each known figure against the states of the rank that needs most, as the planner counts them."""
     states = sum(plan.expected_memory.parts.get(name, 0) for name in _STATES)
-    on_device = {
-        "device-used peak": memory.device_used_peak.value,
-        "allocated peak": memory.allocated_peak.value,
-        "reserved peak": memory.reserved_peak.value,
-    }
-    figures = {"process peak": memory.process_peak.value} if plan.hardware.is_host else on_device
-    if reason := memory_reason(figures, states):
+    ranks, on_host = by_rank([record for part in parts for record in part.steps]), plan.hardware.is_host
+    peaks = {name: {f"rank {r}": _peak(own, kind) for r, own in ranks.items()} for name, kind in _REPORTED.items()}
+    figures = {name: _fullest(each) for name, each in peaks.items() if (name == "process peak") == on_host}
+    if not on_host:
+        figures["device-used peak"] = memory.device_used_peak.value
+        peaks["device-used peak"] = {
+            f"device {part.device(index)}": used
+            for part in parts
+            for index, used in zip(part.indices, used_of_each(part.read.readings, part.indices), strict=True)
+        }
+    if reason := nothing_reason(peaks) or memory_reason(figures, states):
         yield f"memory: {reason}"
+
+
+def _peak(own: Sequence[StepRecord], kind: str) -> float | None:
+    """Return the largest peak that a rank reported. A step without one hides nothing: each step needs the states."""
+    return max((size for record in own if (size := record.memory.get(kind)) is not None), default=None)
+
+
+def _fullest(peaks: Mapping[str, float | None]) -> float | None:
+    """Return the largest peak of all ranks; None where one has none, which may be the largest."""
+    known = [peak for peak in peaks.values() if peak is not None]
+    return max(known) if known and len(known) == len(peaks) else None
 
 
 def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy: Energy) -> Iterator[str]:
@@ -66,13 +84,15 @@ def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy:
     steps = window.last_step - window.first_step + 1
     seconds, each = throughput.wall_seconds / steps, flops / plan.world_size
     maker = plan.hardware.chip.peaks.get(training.precision)  # what it publishes for these products; fp8: that of fp8
-    published = (maker.tflops, maker.source) if maker else None
-    if published is not None and (reason := time_reason(seconds, each, *published)):
+    limit = maker.tflops if maker else chip_limit(training.precision, plan.hardware.chip.peaks)
+    source = maker.source if maker else "no more than its maker publishes for narrower numbers"
+    if limit is not None and (reason := time_reason(seconds, each, limit, source)):
         yield f"time: {reason}"
     if plan.hardware.is_host:
-        yield from _processors(plan, parts, flops * steps)
+        yield from _processors(plan, parts, flops, steps, seconds)
         return
-    peak = published[0] if published else plan.peak.tflops
+    # a measured peak is a plugin's word: one that is too high would call every device idle
+    peak = maker.tflops if maker else min((p for p in (plan.peak.tflops, limit) if p is not None), default=None)
     idle = _idle_watts(parts)
     if peak is not None and idle is not None and energy.mean_watts.value is not None:
         part = each / seconds / (peak * 1e12)
@@ -80,19 +100,26 @@ def _work(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy:
             yield f"energy: {reason}"
 
 
-def _processors(plan: Plan, parts: Sequence[NodePart], flops: float) -> Iterator[str]:
-    """Hold each machine's processor time against its ranks' products. A published peak of a host's share is none."""
-    if plan.peak.tflops is None:
+def _processors(plan: Plan, parts: Sequence[NodePart], flops: float, steps: int, seconds: float) -> Iterator[str]:
+    """Hold each machine's step time and processor time against its ranks' products. flops, seconds: of a step."""
+    if plan.runtime == "docker":  # the cores of the training are not those of the readings
         return
     for part in parts:
         window_ns, host = part.window_ns(plan.work.window), part.read.host
-        if window_ns is None or not host or any(reading.own_seconds is None for reading in host):
-            continue  # in a container the cores of the training are not those of the readings
+        if window_ns is None or not host:
+            continue
         if too_little(coverage(sorted(reading.time_ns for reading in host), *window_ns)):
             continue
-        core = plan.peak.tflops * len(part.ranks) / host[-1].cores
-        reason = processor_reason(busy_seconds(host, *window_ns), flops * len(part.ranks) / plan.world_size, core)
-        if reason:
+        ranks, cores = len(part.ranks), max(1, host[-1].cores)
+        share, limit = flops * ranks / plan.world_size, cores * core_limit(plan.work.training.precision, None)
+        if plan.peak.limit_tflops is not None:
+            limit = min(limit, plan.peak.limit_tflops * ranks)
+        if reason := time_reason(seconds, share, limit, f"no more than {cores} core(s) can"):
+            yield f"time: {part.said(reason)}"
+        # a probe has no more threads than cores are paid for, which may be fewer than there are
+        threads = min(cores, (plan.tuning.threads or cores) * ranks)
+        peak = min(limit, plan.peak.tflops * ranks) if plan.peak.tflops is not None else limit
+        if reason := processor_reason(*used_seconds(host, *window_ns), share * steps, peak / threads):
             yield f"processors: {part.said(reason)}"
 
 
@@ -122,6 +149,15 @@ def memory_reason(figures: Mapping[str, float | None], states: int) -> str | Non
     )
 
 
+def nothing_reason(peaks: Mapping[str, Mapping[str, float | None]]) -> str | None:
+    """Return which rank or device used no memory, as it says: 0 is no measurement. peaks: bytes by name and place."""
+    for name, each in peaks.items():
+        for place, found in each.items():
+            if found is not None and not found > 0:
+                return f"the {name} of {place} is {found:,.0f} bytes, expected more than 0, or null if it is not known"
+    return None
+
+
 def time_reason(step_seconds: float, flops: float, peak_tflops: float, source: str) -> str | None:
     """Return why a step is too short. flops: of the products of a step on one device; peak: a published one."""
     least = flops / (peak_tflops * 1e12)
@@ -133,18 +169,17 @@ def time_reason(step_seconds: float, flops: float, peak_tflops: float, source: s
     )
 
 
-def processor_reason(busy_seconds: float, flops: float, core_tflops: float) -> str | None:
-    """Return why the host's processors did too little in the window. busy_seconds: of all programs on its cores.
+def processor_reason(seconds: float, whose: str, flops: float, core_tflops: float) -> str | None:
+    """Return why the host's processors did too little in the window. seconds: of processor time. whose: who used it.
 
-    flops: of the products of this machine's ranks in the window. core_tflops: the measured peak over the cores.
+    flops: of the products of this machine's ranks in the window. core_tflops: the peak of a core.
     """
     least = PROCESSOR_PART * flops / (core_tflops * 1e12)
-    if busy_seconds >= least:
+    if seconds >= least:
         return None
     return (
-        f"all programs used {busy_seconds:.3g} s of the processors in the window, expected at least {least:.3g} s: an "
-        f"eighth of what {flops:.4g} FLOPs of matrix products take at the measured peak, {core_tflops:.3g} TFLOP/s a "
-        "core"
+        f"{whose} used {seconds:.3g} s of the processors in the window, expected at least {least:.3g} s: an "
+        f"eighth of what {flops:.4g} FLOPs of matrix products take at a peak of {core_tflops:.3g} TFLOP/s a core"
     )
 
 

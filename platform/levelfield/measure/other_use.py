@@ -81,10 +81,15 @@ def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> Hos
     return HostUse(others, cores, own_cores=_cores(kept, lambda r: r.own_seconds or 0.0, begin_ns, end_ns))
 
 
-def busy_seconds(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> float:
-    """Return the processor seconds of all programs between two times, by counters that readings interpolate."""
-    kept = sorted(readings, key=lambda r: r.time_ns)
-    return _cores(kept, lambda r: r.busy_seconds, begin_ns, end_ns) * (end_ns - begin_ns) / NANOSECONDS
+def used_seconds(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> tuple[float, str]:
+    """Return the processor seconds between two times, by counters that readings interpolate, and who used them.
+
+    The run; where a reading does not tell its processes apart, all programs, which used no less.
+    """
+    kept, seconds = sorted(readings, key=lambda r: r.time_ns), (end_ns - begin_ns) / NANOSECONDS
+    if any(r.own_seconds is None for r in kept):
+        return _cores(kept, lambda r: r.busy_seconds, begin_ns, end_ns) * seconds, "all programs"
+    return _cores(kept, lambda r: r.own_seconds or 0.0, begin_ns, end_ns) * seconds, "the run"
 
 
 def _cores(readings: Sequence[HostReading], counter: Counter, begin_ns: int, end_ns: int) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from levelfield.measure.other_use import HostUse
+from levelfield.measure.peak_limits import chip_limit
 from levelfield.specs.case import Work
 from levelfield.specs.plan import PeakMeasurement, PeakUsed, Plan
 from levelfield.specs.vendor import Chip
@@ -22,29 +23,41 @@ class MeasuredPeaks:
     """Rates that a probe measured on this machine, in TFLOP/s by dtype. how: the method, or why there are none.
 
     measurements: when and beside what, by dtype; without those that are not known. refused: a sentence for each rate
-    that cannot be a peak and is left out.
+    that cannot be a peak and is left out. limits: what a share of this host cannot exceed, in TFLOP/s by dtype.
     """
 
     tflops: dict[str, float] = field(default_factory=dict)
     how: str = "no probe of this machine yet; the first run makes one"
     measurements: dict[str, PeakMeasurement] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
+    limits: dict[str, float] = field(default_factory=dict)
 
 
 def plausible(measured: MeasuredPeaks, chip: Chip, framework: str) -> MeasuredPeaks:
-    """Return the rates without those that are far below the chip's published peak: no product that is worth its name
-    is so slow. Each refusal names the probe's framework."""
+    """Return the rates without those that cannot be: far below the chip's published peak, as no product that is worth
+    its name, or above what its maker publishes. Each refusal names the probe's framework."""
     kept, refused = {}, list(measured.refused)
     for dtype, rate in measured.tflops.items():
-        published = chip.peaks.get(dtype)  # type: ignore[call-overload]
-        if published is None or not rate < LEAST_PART * published.tflops:
+        wrong = _too_low(chip, dtype, rate) or _too_high(chip, dtype, rate)
+        if wrong is None:
             kept[dtype] = rate
-            continue
-        refused.append(
-            f"the probe of {framework} is refused: it gave {rate:.3g} TFLOP/s in {dtype}, expected at least "
-            f"{LEAST_PART * published.tflops:.3g}, {LEAST_PART:.0%} of the published peak of {chip.name}"
-        )
+        else:
+            refused.append(f"the probe of {framework} is refused: it gave {rate:.3g} TFLOP/s in {dtype}, {wrong}")
     return replace(measured, tflops=kept, refused=tuple(refused))
+
+
+def _too_low(chip: Chip, dtype: str, rate: float) -> str | None:
+    published = chip.peaks.get(dtype)  # type: ignore[call-overload]
+    if published is None or not rate < LEAST_PART * published.tflops:
+        return None
+    return (
+        f"expected at least {LEAST_PART * published.tflops:.3g}, {LEAST_PART:.0%} of the published peak of {chip.name}"
+    )
+
+
+def _too_high(chip: Chip, dtype: str, rate: float) -> str | None:
+    limit = chip_limit(dtype, chip.peaks)  # type: ignore[arg-type]
+    return None if limit is None or rate <= limit else f"expected at most {limit:.4g} by the peaks of {chip.name}"
 
 
 def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
@@ -54,11 +67,16 @@ def peak_of(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
     """
     dtype = work.training.precision
     probe, measurement = measured.tflops.get(dtype), measured.measurements.get(dtype)
-    beside = {"measured_tflops": probe, "measurement": measurement if probe is not None else None}
+    beside = {
+        "measured_tflops": probe,
+        "measurement": measurement if probe is not None else None,
+        "limit_tflops": measured.limits.get(dtype),
+    }
     if published := chip.peaks.get(dtype):
         return PeakUsed(dtype=dtype, tflops=published.tflops, source=published.source, **beside)
     if probe is None:
-        return PeakUsed(dtype=dtype, tflops=None, source=f"{chip.name} has no published {dtype} peak; {measured.how}")
+        source = f"{chip.name} has no published {dtype} peak; {measured.how}"
+        return PeakUsed(dtype=dtype, tflops=None, source=source, **beside)
     return PeakUsed(dtype=dtype, tflops=probe, source=f"measured: {measured.how}{_said(measurement)}", **beside)
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,10 +23,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from levelfield.catalog.machine import usable_cores
+from levelfield.catalog.machine import processor_flags, usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import ReadyRuntime, Say
 from levelfield.errors import DocumentError, RunFailed
+from levelfield.measure.peak_limits import HERTZ, host_limits
 from levelfield.node.node_facts import host_counters
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import environment_of
@@ -98,8 +100,8 @@ def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
 
     Where ssh reaches the nodes, the first host is the machine.
     """
-    found = _stored_peaks(_peak_file(plan, machine))
-    return _measured(plan, found) if found else MeasuredPeaks()
+    found = _stored_peaks(plan, machine)
+    return _measured(plan, found) if found else MeasuredPeaks(limits=_limits(plan))
 
 
 def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> MeasuredPeaks:
@@ -127,7 +129,7 @@ def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why
     """
     precision, framework = plan.work.training.precision, plan.implementation.framework
     if not plan.implementation.peak_probe:
-        return MeasuredPeaks(how=f"{framework} has no probe")
+        return MeasuredPeaks(how=f"{framework} has no probe", limits=_limits(plan))
     again = f"again ({PEAK_SECONDS:g} s): {why}" if why else f"({PEAK_SECONDS:g} s; kept for later runs)"
     where = str(_node_of(plan, machine)).partition(",")[0] if plan.launch else "this machine"
     say(f"measuring the {precision} matmul peak of {framework} on {where} {again}")
@@ -141,20 +143,19 @@ def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why
         printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": cores}, PEAK_LIMIT_SECONDS)
         peaks = _peaks(_answer(printed), before, _counters(plan))
     except (OSError, subprocess.SubprocessError, *_NO_ANSWER) as error:
-        return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}")
-    refusal = _refusal(plan, peaks)
-    path, now = _peak_file(plan, machine), datetime.now(timezone.utc)
-    kept = _stored_peaks(path)
+        return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}", limits=_limits(plan))
+    refusals = _refusals(plan, peaks)
+    kept, now = _stored_peaks(plan, machine), datetime.now(timezone.utc)
     for dtype, peak in peaks.items():
-        is_refused = refusal is not None and dtype == PLAIN
-        if not is_refused and (dtype not in kept or is_better(peak.tflops, *kept[dtype], now)):
+        if dtype not in refusals and (dtype not in kept or is_better(peak.tflops, *kept[dtype], now)):
             kept[dtype] = peak
-    keep_text(path, json.dumps({dtype: _as_stored(peak) for dtype, peak in kept.items()}, indent=2) + "\n")
-    if refusal and precision == PLAIN and PLAIN not in kept:
-        return MeasuredPeaks(how=refusal, refused=(refusal,))
+    content = {dtype: _as_stored(peak) for dtype, peak in kept.items()}
+    keep_text(_peak_file(plan, machine), json.dumps(content, indent=2) + "\n")
+    if precision in refusals and precision not in kept:
+        return MeasuredPeaks(how=refusals[precision], refused=tuple(refusals.values()), limits=_limits(plan))
     if precision not in peaks:
-        return MeasuredPeaks(how=f"the probe gave no {precision} rate")
-    return replace(_measured(plan, kept), refused=(refusal,) if refusal else ())
+        return MeasuredPeaks(how=f"the probe gave no {precision} rate", limits=_limits(plan))
+    return replace(_measured(plan, kept), refused=tuple(refusals.values()))
 
 
 def _cores_there(plan: Plan, runtime: ReadyRuntime) -> int:
@@ -219,19 +220,44 @@ def _details(best: float, answer: dict[str, float]) -> dict[str, float | None]:
     }
 
 
-def _refusal(plan: Plan, peaks: dict[str, StoredPeak]) -> str | None:
-    """Return why a rate of the host's processors is no peak: numpy's own product is far faster. None where it is not,
-    and where numpy would not run on the same cores as the training."""
-    if PLAIN not in peaks or not plan.hardware.is_host or plan.launch or plan.runtime == "docker":
-        return None
-    found, least = peaks[PLAIN].tflops, LEAST_OF_PLAIN * plain_rate()
-    if not found < least:
-        return None
-    name = f"{plan.implementation.framework} {plan.implementation.version}"
-    return (
-        f"the probe of {name} is refused: it gave {found:.3g} TFLOP/s in {PLAIN}, expected at least {least:.3g}, "
-        f"{LEAST_OF_PLAIN:.0%} of numpy's product here"
-    )
+def _refusals(plan: Plan, peaks: dict[str, StoredPeak]) -> dict[str, str]:
+    """Return by dtype why a rate of the host's processors is no peak: they cannot multiply so fast, or numpy's own
+    product is far faster. Only where numpy and the probe run on the cores of the training."""
+    if not _is_of_this_host(plan):
+        return {}
+    said = f"the probe of {plan.implementation.framework} {plan.implementation.version} is refused: it gave"
+    limits, cores = host_limits(usable_cores(), processor_flags()), usable_cores()
+    found = {
+        dtype: f"{said} {peak.tflops:.3g} TFLOP/s in {dtype}, expected at most {limits[dtype]:.3g}: {cores} core(s) of "
+        f"this processor at {HERTZ / 1e9:g} GHz"
+        for dtype, peak in peaks.items()
+        if dtype in limits and not peak.tflops <= limits[dtype]
+    }
+    if PLAIN not in peaks or PLAIN in found or plan.runtime == "docker":
+        return found
+    if (rate := peaks[PLAIN].tflops) < (least := LEAST_OF_PLAIN * plain_rate()):
+        expected = f"expected at least {least:.3g}, {LEAST_OF_PLAIN:.0%} of numpy's product here"
+        found[PLAIN] = f"{said} {rate:.3g} TFLOP/s in {PLAIN}, {expected}"
+    return found
+
+
+def _is_of_this_host(plan: Plan) -> bool:
+    """Whether this machine's processors are the devices. A launcher's nodes have others."""
+    return plan.hardware.is_host and not plan.launch
+
+
+def _limits(plan: Plan) -> dict[str, float]:
+    """Return what a device of the plan cannot exceed, in TFLOP/s by dtype: its share of this host's processors."""
+    if not _is_of_this_host(plan):
+        return {}
+    limits = host_limits(usable_cores(), processor_flags())
+    return {dtype: limit / _shares(plan) for dtype, limit in limits.items()}
+
+
+def _shares(plan: Plan) -> int:
+    """Return how many devices share the cores that a probe measures."""
+    on_the_host = plan.hardware.devices_per_node if plan.launch else plan.world_size  # containers share one host
+    return on_the_host if plan.hardware.is_host or not plan.hardware.device_indices else 1
 
 
 def plain_rate() -> float:
@@ -247,24 +273,26 @@ def forget_peaks(plan: Plan, machine: str) -> None:
 
 def _measured(plan: Plan, peaks: dict[str, StoredPeak]) -> MeasuredPeaks:
     """Return the peaks per device. The devices of a host share its cores, and its peak is divided too."""
-    on_the_host = plan.hardware.devices_per_node if plan.launch else plan.world_size  # containers share one host
-    shares = on_the_host if plan.hardware.is_host or not plan.hardware.device_indices else 1
+    shares = _shares(plan)
     name = f"{plan.implementation.framework} {plan.implementation.version}"
     threads = "a node's" if plan.launch else usable_cores()
     return MeasuredPeaks(
         tflops={dtype: peak.tflops / shares for dtype, peak in peaks.items()},
         how=f"best matmul rate of {name} with {threads} threads, divided by {shares} device(s)",
         measurements={dtype: peak.measurement for dtype, peak in peaks.items() if peak.measurement},
+        limits=_limits(plan),
     )
 
 
-def _stored_peaks(path: Path) -> dict[str, StoredPeak]:
-    """Return the stored rates; none where the file is missing or damaged."""
+def _stored_peaks(plan: Plan, machine: str) -> dict[str, StoredPeak]:
+    """Return the stored rates that can be; none where the file is missing or damaged. An earlier version kept any."""
     try:
-        stored = {dtype: _stored_peak(content) for dtype, content in json.loads(read_regular(path)).items()}
+        content = json.loads(read_regular(_peak_file(plan, machine)))
+        stored = {dtype: _stored_peak(each) for dtype, each in content.items()}
     except (OSError, *_NO_ANSWER):
         return {}
-    return {dtype: peak for dtype, peak in stored.items() if math.isfinite(peak.tflops) and peak.tflops > 0}
+    limits = host_limits(usable_cores(), processor_flags()) if _is_of_this_host(plan) else {}
+    return {dtype: peak for dtype, peak in stored.items() if 0 < peak.tflops <= limits.get(dtype, sys.float_info.max)}
 
 
 def _as_stored(peak: StoredPeak) -> dict[str, Any]:

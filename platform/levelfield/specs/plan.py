@@ -104,7 +104,8 @@ class PeakUsed(Value):
     """The matmul peak that MFU refers to. `tflops` None: unknown, with the reason in `source`.
 
     measured_tflops: the result of the platform's own probe, beside the number of a datasheet. measurement: when and
-    beside what that was measured; None for a peak of a version that did not keep it.
+    beside what that was measured; None for a peak of a version that did not keep it. limit_tflops: what this share of
+    the host cannot exceed, by its processor; None on another device, and where the processor is another machine's.
     """
 
     dtype: str
@@ -112,6 +113,7 @@ class PeakUsed(Value):
     source: str
     measured_tflops: float | None = None
     measurement: PeakMeasurement | None = None
+    limit_tflops: float | None = Field(default=None, gt=0, json_schema_extra=LATER)
 
 
 class ImplementationUsed(Value):

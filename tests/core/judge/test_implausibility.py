@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.judge.implausibility import energy_reason, memory_reason, processor_reason, time_reason
+from levelfield.judge.implausibility import (
+    energy_reason,
+    memory_reason,
+    nothing_reason,
+    processor_reason,
+    time_reason,
+)
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
@@ -91,11 +97,47 @@ def test_what_is_not_known_is_not_held_to_anything(run: RunPaths) -> None:
     assert collect(run).status.word == "valid"
 
 
+@pytest.mark.parametrize("kind", ["allocated", "reserved", "process"])
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_rank_that_used_no_memory_is_named(run: RunPaths, kind: str, size: int) -> None:
+    change_steps(run, lambda event: event["memory"].update({f"{kind}_peak_bytes": size}))
+    said = reason(collect(run))
+    assert said.startswith(f"memory: the {kind} peak of rank 1 is {size} bytes, expected more than 0")
+
+
+def test_a_device_whose_tool_read_no_used_memory_is_named(run: RunPaths) -> None:
+    def change(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for line in lines:
+            line["samples"][1]["memory_used_bytes"] = 0
+        return lines
+
+    edit(run.telemetry, change)
+    assert reason(collect(run)).startswith("memory: the device-used peak of device 1 is 0 bytes, expected more than 0")
+
+
+def test_a_step_without_its_memory_hides_nothing(run: RunPaths) -> None:
+    with_states(run, STATES)
+    change_plan(run, on_host)
+    for rank in (0, 1):
+        change_steps(run, lambda event: event["step"] == 3 and event["memory"].update(process_peak_bytes=None), rank)
+    assert reason(collect(run)).startswith("memory: the process peak is 1,073,741,825 bytes, expected at least ")
+
+
 def test_a_step_that_is_faster_than_the_published_peak_allows_is_named(run: RunPaths) -> None:
     with_peak(run, 1e-6, is_published=True)
     said = reason(collect(run))
     assert said.startswith("time: a step lasted 0.5 s, expected at least ")
     assert "FLOPs of matrix products on each device, at its peak of 1e-06 TFLOP/s (a datasheet)" in said
+
+
+def test_a_step_that_is_faster_than_the_peak_of_narrower_numbers_is_named(run: RunPaths) -> None:
+    def change(plan: Plan) -> dict[str, Any]:
+        chip = plan.hardware.chip.model_copy(update={"peaks": {"bf16": Peak(tflops=1e-6, source="a datasheet")}})
+        return {"hardware": plan.hardware.model_copy(update={"chip": chip})}
+
+    change_plan(run, change)
+    said = reason(collect(run))
+    assert said.startswith("time: a step lasted 0.5 s, expected at least ") and "for narrower numbers" in said
 
 
 def test_a_run_that_beats_a_measured_peak_is_valid_without_a_utilisation(run: RunPaths) -> None:
@@ -110,12 +152,13 @@ def test_a_run_that_beats_a_measured_peak_is_valid_without_a_utilisation(run: Ru
 
 
 def host_times(run: RunPaths, busy_cores: float, own: float | None = 0.0) -> None:
-    """Telemetry of a host with two cores, of which all programs use this much."""
+    """Telemetry of a host with two cores, of which all programs use this much, and the run its part."""
 
     def change(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for line in lines:
             seconds = (line["time_ns"] - BEGIN_NS) / SECOND_NS
-            line["host"] = {"busy_seconds": busy_cores * seconds, "own_seconds": own, "cores": 2}
+            own_seconds = None if own is None else own * seconds
+            line["host"] = {"busy_seconds": busy_cores * seconds, "own_seconds": own_seconds, "cores": 2}
             line["host"]["time_ns"] = line["time_ns"]
         return lines
 
@@ -123,18 +166,107 @@ def host_times(run: RunPaths, busy_cores: float, own: float | None = 0.0) -> Non
 
 
 @pytest.mark.parametrize(
-    ("busy", "own", "is_valid"), [(1e-6, 0.0, False), (0.4, 0.0, True), (1e-6, None, True), (0.0, 0.0, False)]
+    ("busy", "own", "whose"),
+    [
+        (1e-6, 0.0, "the run"),
+        (0.4, 0.0, "the run"),  # it slept, and other programs worked
+        (0.4, 0.4, None),
+        (1e-6, None, "all programs"),  # an earlier version, or a reading without the run's own
+        (0.4, None, None),
+        (0.0, 0.0, "the run"),
+    ],
 )
-def test_a_host_that_computed_nothing_is_named(run: RunPaths, busy: float, own: float | None, is_valid: bool) -> None:
+def test_a_host_that_computed_nothing_is_named(
+    run: RunPaths, busy: float, own: float | None, whose: str | None
+) -> None:
     with_peak(run, 1e-5, is_published=False)
     change_plan(run, on_host)
     host_times(run, busy, own)
     found = collect(run)
-    if is_valid:
+    if whose is None:
         assert found.status.word == "valid", found.status.reasons
     else:
         said = reason(found)
-        assert said.startswith("processors: all programs used ") and "TFLOP/s a core" in said
+        assert said.startswith(f"processors: {whose} used ") and "TFLOP/s a core" in said
+
+
+def test_one_reading_without_its_own_time_hides_nothing(run: RunPaths) -> None:
+    with_peak(run, 1e-5, is_published=False)
+    change_plan(run, on_host)
+    host_times(run, 1e-6, 0.0)
+
+    def change(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        lines[1]["host"]["own_seconds"] = None
+        return lines
+
+    edit(run.telemetry, change)
+    assert reason(collect(run)).startswith("processors: all programs used ")
+
+
+@pytest.mark.parametrize("cores", [0, -1])
+def test_a_reading_of_no_cores_hides_nothing(run: RunPaths, cores: int) -> None:
+    with_peak(run, 1e-5, is_published=False)
+    change_plan(run, on_host)
+    host_times(run, 0.4, 0.0)
+    edit(run.telemetry, lambda lines: [{**line, "host": {**line["host"], "cores": cores}} for line in lines])
+    assert reason(collect(run)).startswith("processors: the run used ")
+
+
+def test_a_published_peak_of_a_host_hides_no_sleep(run: RunPaths) -> None:
+    with_peak(run, 1.0, is_published=True)
+    change_plan(run, on_host)
+    host_times(run, 0.4, 0.0)
+    assert reason(collect(run)).startswith("processors: the run used ")
+
+
+def test_a_containers_processor_time_is_not_that_of_the_readings(run: RunPaths) -> None:
+    with_peak(run, 1e-5, is_published=False)
+    change_plan(run, lambda plan: {**on_host(plan), "runtime": "docker"})
+    host_times(run, 1e-6, None)
+    assert collect(run).status.word == "valid"
+
+
+def with_limit(run: RunPaths, peak: float | None, limit: float | None) -> None:
+    """A host whose probe gave a peak, and what its processor cannot exceed; in TFLOP/s of a device."""
+    change_plan(run, on_host)
+    used = {"tflops": peak, "source": "measured: a probe", "measured_tflops": None, "limit_tflops": limit}
+    change_plan(run, lambda plan: {"peak": plan.peak.model_copy(update=used)})
+
+
+@pytest.mark.parametrize("peak", [500.0, None])
+def test_a_peak_that_is_too_high_or_missing_hides_no_sleep(run: RunPaths, peak: float | None) -> None:
+    with_limit(run, peak, 1e-5)
+    host_times(run, 0.4, 0.0)
+    assert reason(collect(run)).startswith("processors: the run used ")
+
+
+@pytest.mark.parametrize("peak", [500.0, None])
+def test_a_step_that_is_faster_than_the_processors_can_is_named(run: RunPaths, peak: float | None) -> None:
+    with_limit(run, peak, 1e-8)
+    host_times(run, 2.0, 2.0)
+    found = collect(run)
+    assert (found.status.word, found.status.failure) == ("invalid", "implausible")
+    assert found.status.reasons[0].startswith("implausible: time: a step lasted 0.5 s, expected at least ")
+    assert "2e-08 TFLOP/s (no more than 2 core(s) can)" in found.status.reasons[0]
+
+
+def test_a_run_of_before_limits_is_held_to_what_no_processor_can(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_limit(run, None, None)
+    host_times(run, 0.4, 0.0)
+    assert reason(collect(run)).startswith("processors: the run used ")  # nothing at all
+    host_times(run, 0.4, 0.1)
+    assert collect(run).status.word == "valid"
+
+
+def test_a_peak_of_a_few_paid_cores_is_not_that_of_all(run: RunPaths) -> None:
+    """A probe has as many threads as the control group pays for: 2 here, of 64 that are there."""
+    with_peak(run, 1e-4, is_published=False)
+    change_plan(run, lambda plan: {**on_host(plan), "tuning": plan.tuning.model_copy(update={"threads": 1})})
+    host_times(run, 0.5, 0.05)
+    edit(run.telemetry, lambda lines: [{**line, "host": {**line["host"], "cores": 64}} for line in lines])
+    assert collect(run).status.word == "valid"
 
 
 # -- energy
@@ -183,5 +315,10 @@ def test_energy_at_the_level_of_idle_is_named(
 def test_nan_holds_nowhere() -> None:
     nan = float("nan")
     assert memory_reason({"allocated peak": nan}, 100) and memory_reason({"allocated peak": None}, 100) is None
-    assert time_reason(nan, 1e12, 1, "s") and processor_reason(nan, 1e12, 1) and energy_reason(nan, 1, 0.5, 1)
+    assert (
+        time_reason(nan, 1e12, 1, "s") and processor_reason(nan, "the run", 1e12, 1) and energy_reason(nan, 1, 0.5, 1)
+    )
     assert memory_reason({}, 100) is None and memory_reason({"allocated peak": 0.0}, 0) is None
+    assert nothing_reason({"allocated peak": {"rank 0": 1.0, "rank 1": None}}) is None
+    for found in (0.0, -1.0, nan):
+        assert "of rank 1 is" in (nothing_reason({"allocated peak": {"rank 0": 1.0, "rank 1": found}}) or "")

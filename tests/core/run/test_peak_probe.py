@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
+from levelfield.measure.peak_limits import core_limit
 from levelfield.plan.peak import MeasuredPeaks, peak_of, why_again, with_peak
 from levelfield.run import measurement
 from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher
@@ -162,7 +163,72 @@ def test_an_accelerators_probe_is_not_held_to_the_hosts(plan: Plan, monkeypatch:
     nodes = plan.model_copy(
         update={"runtime": "docker", "hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})}
     )
+    monkeypatch.setattr(measurement, "processor_flags", lambda: None)
+    monkeypatch.setattr(measurement, "usable_cores", lambda: 4)
     assert measure(nodes).tflops == {"fp32": 1.0}
+
+
+# -- a probe that lies high
+
+
+def stored(plan: Plan, content: dict[str, Any]) -> None:
+    path = measurement._peak_file(plan, "here")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(("flags", "most"), [({"avx512f", "avx", "fma"}, 0.832), ({"avx"}, 0.416), (None, 1.664)])
+def test_a_rate_that_two_cores_cannot_have_is_refused_by_name_and_not_kept(
+    on_host: Plan, monkeypatch: pytest.MonkeyPatch, flags: set[str] | None, most: float
+) -> None:
+    monkeypatch.setattr(measurement, "plain_rate", lambda: 1e-3)
+    monkeypatch.setattr(measurement, "usable_cores", lambda: 2)
+    monkeypatch.setattr(measurement, "processor_flags", lambda: flags)
+    monkeypatch.setenv("FAKE_PEAK", '{"fp32": {"tflops": 500}}')
+    stored(on_host, {"fp32": {"tflops": 400}})  # a version before took any
+    assert measurement.known_peaks(on_host, "here").tflops == {}
+    found = measurement.peaks_for(on_host, "here", ProcessRuntime(), lambda text: None)
+    says = f"the probe of fake 1.2.3 is refused: it gave 500 TFLOP/s in fp32, expected at most {most:.3g}: 2 core(s)"
+    assert found.tflops == {} and found.refused[0].startswith(says)
+    used = with_peak(on_host, found)
+    assert used.peak.tflops is None and says in used.peak.source and used.notices == found.refused
+    assert used.peak.limit_tflops == pytest.approx(most / 2)  # two devices share the host
+    assert json.loads(measurement._peak_file(on_host, "here").read_text()) == {}
+    monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {0.9 * most}}}}}')
+    assert measure(on_host).tflops == {"fp32": pytest.approx(0.45 * most)}
+
+
+def test_what_a_core_cannot_exceed_follows_its_instruction_sets() -> None:
+    assert core_limit("bf16", {"avx512f", "avx512_bf16", "amx_bf16"}) > 10 > 1 > core_limit("bf16", {"avx512_bf16"})
+    assert (
+        core_limit("bf16", {"avx512f"})
+        == core_limit("fp32", {"avx512f", "amx_bf16"})
+        == core_limit("fp16", {"avx512f"})
+    )
+    for precision in ("fp32", "bf16", "fp16", "fp8"):
+        every = {"avx", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16"}
+        assert 0 < core_limit(precision, set()) < core_limit(precision, every) <= core_limit(precision, None)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "rate", "most"),
+    [
+        ({"fp32": 100.0}, 126.0, "125"),
+        ({"bf16": 100.0}, 126.0, "125"),
+        ({"bf16": 100.0, "fp8": 200.0}, 251.0, "250"),
+        ({"bf16": 100.0}, 124.0, None),
+        ({"fp64": 10.0}, 1e6, None),  # wider numbers bound nothing
+    ],
+)
+def test_a_rate_above_what_the_maker_publishes_is_refused(
+    plan: Plan, peaks: dict[str, float], rate: float, most: str | None
+) -> None:
+    published = {dtype: Peak(tflops=tflops, source="a datasheet") for dtype, tflops in peaks.items()}
+    chip = plan.hardware.chip.model_copy(update={"peaks": published})
+    plan = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"chip": chip})})
+    used = with_peak(plan, MeasuredPeaks({"fp32": rate}))
+    assert used.peak.measured_tflops == (None if most else rate)
+    assert bool(used.notices) == bool(most) and all(f"expected at most {most} by" in said for said in used.notices)
 
 
 @pytest.mark.parametrize(("rate", "holds"), [(9.9, False), (10.1, True), (100.0, True)])
