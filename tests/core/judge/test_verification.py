@@ -365,6 +365,10 @@ CONSISTENT: dict[str, tuple[Forgery, str]] = {
         lambda m, run: edit_json(m, f"{run}plan.json", lambda p: p["peak"].update(source="a datasheet")),
         "plan.json: peak.source",
     ),
+    "a measured peak above what the maker publishes": (
+        lambda m, run: edit_json(m, f"{run}plan.json", lambda p: p["peak"].update(tflops=500.0)),
+        "plan.json: peak.tflops: stated 500.0, recomputed F1 has at most 150",
+    ),
     "other work under the same digest": (
         lambda m, run: edit_json(m, f"{run}plan.json", lambda p: p["work"]["training"].update(seed=7)),
         "plan.json: work_digest",
