@@ -54,13 +54,18 @@ def _memory(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[s
     figures = {name: _fullest(each) for name, each in peaks.items() if (name == "process peak") == on_host}
     if not on_host:
         figures["device-used peak"] = memory.device_used_peak.value
-        peaks["device-used peak"] = {
-            f"device {part.device(index)}": used
-            for part in parts
-            for index, used in zip(part.indices, used_of_each(part.read.readings, part.indices), strict=True)
-        }
+        peaks["device-used peak"] = {place: used for part in parts for place, used in _used(plan, part)}
     if reason := nothing_reason(peaks) or memory_reason(figures, states):
         yield f"memory: {reason}"
+
+
+def _used(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:
+    """Yield the used peak of each device whose readings cover the window. Before it, an idle device may show 0."""
+    window_ns = part.window_ns(plan.work.window)
+    for index, used in zip(part.indices, used_of_each(part.read.readings, part.indices), strict=True):
+        own = (r for r in part.read.readings if r.device == index and r.memory_used_bytes is not None)
+        if window_ns is not None and not too_little(coverage(sorted(r.time_ns for r in own), *window_ns)):
+            yield f"device {part.device(index)}", used
 
 
 def _peak(own: Sequence[StepRecord], kind: str) -> float | None:

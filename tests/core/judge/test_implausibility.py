@@ -113,6 +113,8 @@ def test_a_device_whose_tool_read_no_used_memory_is_named(run: RunPaths) -> None
 
     edit(run.telemetry, change)
     assert reason(collect(run)).startswith("memory: the device-used peak of device 1 is 0 bytes, expected more than 0")
+    edit(run.telemetry, lambda lines: lines[:1])  # an idle device, before the training
+    assert collect(run).status.word == "valid"
 
 
 def test_a_step_without_its_memory_hides_nothing(run: RunPaths) -> None:
