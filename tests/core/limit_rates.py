@@ -86,7 +86,7 @@ def _noise(row: Mapping[str, Any]) -> Noise:
     gradient = {(int(step), group): v for step, groups in row["gradients"].items() for group, v in groups.items()}
     weights = {(group, figure): v for group, figures in row["weights"].items() for figure, v in figures.items()}
     curve = dict(enumerate(row["losses"], start=1))
-    return Noise(row["first_step"], gradient, curve, weights, None, row["kind"], row["name"])
+    return Noise(row["first_step"], gradient, curve, weights, kind=row["kind"], setting=row["name"])
 
 
 def _share(pair: tuple[int, int]) -> str:

@@ -127,7 +127,7 @@ def test_the_reference_in_fp8_tells_the_runs_that_lost_gradients_at_smoke_scale(
         if "_llama3_8b_fp8_" in run.name:
             with written(run) as paths:
                 plan, raw, found = read_plan(paths), read_raw(paths), load(Result, paths.result)
-                judgements[plan.implementation.framework] = judged(plan.work, raw, found.identity, reference)
+                judgements[plan.implementation.framework] = judged(plan, raw, found.identity, reference)
     assert set(judgements) == {"torch", "megatron"}
     for found in judgements.values():
         beyond = {layer.name for layer in found.layers if layer.limit and (layer.value or 0) > layer.limit}

@@ -28,8 +28,9 @@ from references import processor
 PAGE = ROOT / "docs" / "alignment.md"
 DATA = ROOT / "docs" / "data" / "power.json"
 # What may decide, in the order of the layers.
-ORDER = ("identity", "integrity", "first step", "gradients", "curve", "norms", "routing", "spikes", "final weights")
-ORDER += ("different", "diverged", "failed", "inconclusive", "not comparable", "aligned", "not trained")
+ORDER = ("identity", "integrity", "first step", "gradients", "curve", "norms", "window", "routing", "spikes")
+ORDER += ("final weights", "different", "diverged", "failed", "inconclusive", "not comparable", "aligned")
+ORDER += ("not trained",)
 BEGIN, END = "<!-- written by tests/models/power.py: begin -->", "<!-- end -->"
 
 

@@ -43,6 +43,12 @@ def test_a_mixture_with_choices_is_compared_with_one_without():
     assert row["ratio"] > 0 and row["collected_seconds"] > 0
 
 
+@pytest.mark.thorough
+def test_a_window_with_gradient_norms_is_compared_with_one_without():
+    (row,) = quick("window_gradients")
+    assert row["ratio"] > 0
+
+
 def test_a_step_of_jax_is_compared_with_a_plain_loop(interpreter_of):
     interpreter_of("jax")  # where it has to be made, that takes longer than the benchmark may
     (row,) = quick("jax_loop")

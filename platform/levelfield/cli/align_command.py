@@ -95,7 +95,7 @@ def _verdict(options: argparse.Namespace) -> Alignment:
     plan, result = read_plan(paths), collect(paths)
     own, raw, identity = reference_of(registry, plan), read_raw(paths), result.identity
     if name is None or name in registry.references:
-        found = judged(plan.work, raw, identity, registry.reference(name) if name else own)
+        found = judged(plan, raw, identity, registry.reference(name) if name else own)
     else:
         other = reference_from(finished_run(options, name), "compared with, not promoted")
         # the noise of the case's reference also limits the difference of two runs

@@ -99,10 +99,12 @@ def _list(options: argparse.Namespace) -> int:
 
 def _promote(options: argparse.Namespace) -> int:
     from levelfield.catalog.lookup import reference_of
-    from levelfield.judge.promotion import promoted
+    from levelfield.judge.promotion import promoted, with_bf16
 
     registry, paths = registry_of(options), finished_run(options, options.run)
-    reference = promoted(paths, options.why, reference_of(registry, read_plan(paths)), options.replace)
+    plan = read_plan(paths)
+    reference = promoted(paths, options.why, reference_of(registry, plan), options.replace)
+    reference = with_bf16(reference, plan, map(registry.reference, sorted(registry.references)))
     _write(reference, registry, options.plugins)
     if remark := jump_remark(reference):
         print(wrapped(remark, 2))

@@ -39,9 +39,10 @@ PLAUSIBLE: dict[Precision, tuple[float, float, float, float]] = {
 
 # How many times the first calibration's limit each layer may reach. The other frameworks' rows of the shipped
 # references reach 1.2, 2.5, 3.0 and 5.9 times.
-WIDEST = {"first step": 2.0, "gradients": 4.0, "curve": 4.0, "final weights": 8.0, "norms": 8.0}
+WIDEST = {"first step": 2.0, "gradients": 4.0, "curve": 4.0, "final weights": 8.0, "norms": 8.0, "window": 8.0}
 _FIELDS = {
     "first step": "first_step", "gradients": "gradient", "curve": "curve", "final weights": "weights", "norms": "norms",
+    "window": "window",
 }  # fmt: skip
 _ROUNDING = 1.01  # stored differences have three digits
 
@@ -76,14 +77,24 @@ OVERRIDE = 'If the difference is right, give the reason: --replace --why "...", 
 
 
 def _limits(reference: Reference) -> AlignmentLimits:
-    """Return the reference's limits with the ceilings where it has none; the ceilings while it has few rows."""
+    """Return the reference's limits with the ceilings where it has none; the ceilings while it has few rows.
+
+    Older references have many rows and few with norms of the window.
+    """
     first, gradient, curve, weights = PLAUSIBLE[reference.precision]
-    ceilings = AlignmentLimits(first, gradient, curve, "", {**_FREE, None: weights}, choice_limits(reference))
-    if len(rows_that_count(reference)) < FEW:
+    ceilings = AlignmentLimits(
+        first, gradient, curve, "", {**_FREE, None: weights}, choice_limits(reference), window=gradient
+    )
+    rows = rows_that_count(reference)
+    if len(rows) < FEW:
         source = f"what rounding in {reference.precision} reaches at most; fewer than {FEW} rows of noise"
         return replace(ceilings, source=source)
     known = limits_from(reference)
-    return replace(known, weights=ceilings.weights if known.weights is None else known.weights)
+    return replace(
+        known,
+        weights=ceilings.weights if known.weights is None else known.weights,
+        window=ceilings.window if sum(row.window is not None for row in rows) < FEW else known.window,
+    )
 
 
 class WidenedLimit(NamedTuple):
@@ -173,6 +184,7 @@ def is_wider(noise: Noise, known: Noise) -> bool:
     """Return whether a row has a larger difference than another one, anywhere."""
     if not noise.first_step <= known.first_step * _ROUNDING:
         return True
-    parts = ((getattr(noise, name), getattr(known, name)) for name in ("gradient", "curve", "weights", "norms"))
+    names = ("gradient", "curve", "weights", "norms", "window")
+    parts = ((getattr(noise, name), getattr(known, name)) for name in names)
     held = ((value, _at_place(old, place)) for part, old in parts if part and old for place, value in part.items())
     return any(not value <= limit * _ROUNDING for value, limit in held)

@@ -81,7 +81,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     identity, version = _identity(plan, raw), next(said, plan.implementation.version)
     recompute = repeated(plan.tuning.recompute, raw.frameworks.get(0))
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
-    alignment = unless_tampered(judged(plan.work, raw, identity, reference), seal)
+    alignment = unless_tampered(judged(plan, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
     chosen = {name: who for name, origin in plan.origins.items() if (who := chosen_by(origin))}
     verdict = under_status(with_certificate(alignment, plan, certificate), status)

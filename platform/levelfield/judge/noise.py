@@ -62,7 +62,10 @@ def noise_of(row: NoiseRow, reference: Reference) -> Noise:
     } or None
     norms: Places | None = dict(enumerate(row.norms, start=1)) or None
     setting = f"{row.changed}; {row.hardware}"
-    return Noise(row.first_step, gradient, curve, weights, norms, kind(row, reference), setting)
+    window: Places | None = {
+        (third, group): value for third, groups in row.window.items() for group, value in groups.items()
+    } or None
+    return Noise(row.first_step, gradient, curve, weights, norms, window, kind(row, reference), setting)
 
 
 def kind(row: NoiseRow, reference: Reference) -> str:
@@ -107,6 +110,7 @@ def row_of(
             "gradients": _nested(noise.gradient),
             "weights": _nested(noise.weights),
             "norms": [_short(value) for value in (noise.norms or {}).values()],
+            "window": _nested(noise.window),
             "hardware": hardware,
             "by": user_name(),
             "recorded": utc_now(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.admission import OVERRIDE, check_admissible, check_ceiling, check_same_row
 from levelfield.judge.collector import collect
@@ -36,6 +38,7 @@ def reference_from(paths: RunPaths, why: str) -> Reference:
         grad_norms=tuple(training.grad_norms.get(step) for step in steps),
         gradients={step: dict(norms) for step, norms in training.gradients.items()},
         weights={name: tuple(figures) for name, figures in training.weights.items()},
+        window={step: dict(groups) for step, groups in training.window.items()},
         routing={step: dict(layers) for step, layers in training.routing.items()},
         choices=_choices(paths, plan, raw),
         run_id=plan.run_id,
@@ -72,6 +75,21 @@ def promoted(paths: RunPaths, why: str, present: Reference | None, replace: bool
             "use --replace to promote it anyway"
         )
     return found.model_copy(update={"noise": tuple(row for row in present.noise if row.run_id != found.run_id)})
+
+
+def with_bf16(reference: Reference, plan: Plan, others: Iterable[Reference]) -> Reference:
+    """Return a reference in fp8 with the gradients of the same training in bf16; without one in others, or in another
+    precision, as it is."""
+    if reference.precision != "fp8":
+        return reference
+    training = plan.work.training.model_copy(update={"precision": "bf16"})
+    same = reference.identity.model_copy(
+        update={"work": plan.work.model_copy(update={"training": training}).fingerprint()}
+    )
+    twin = next((other for other in others if other.identity == same), None)
+    if twin is None:
+        return reference
+    return reference.model_copy(update={"in_bf16": twin.gradients[min(reference.gradients)]})
 
 
 def with_noise(reference: Reference, paths: RunPaths, why: str | None = None) -> Reference:

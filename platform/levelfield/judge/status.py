@@ -111,7 +111,7 @@ def _validity(plan: Plan, raw: RawRecords) -> Status:
     reasons += [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
     reasons += [f"clock: {r}" for r in _between_nodes(plan, raw)]
-    reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work)]
+    reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work, plan.window_steps)]
     reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
     reasons += [f"routing: {r}" for r in routing_reasons(raw.experts, plan.work)]
     reasons += [f"choices: {r}" for r in _choice_reasons(plan, raw)]

@@ -12,9 +12,10 @@ from levelfield.judge.noise import limits_from
 from levelfield.measure import alignment as rules
 from levelfield.measure.routing import own_choices, routing_of
 from levelfield.measure.validity import loss_curve
-from levelfield.measure.weights import final_weights, gradient_norms
+from levelfield.measure.weights import final_weights, gradient_norms, window_norms
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.case import Work
+from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment, AlignmentLayer, Identity, SealFinding, Status
 from levelfield.worker.choices import digest_of
@@ -23,8 +24,11 @@ from levelfield.worker.choices import digest_of
 _SHOWN = ("diverged", "different", "inconclusive")
 
 
-def judged(work: Work, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:
-    """Return the verdict on a run of `work`."""
+HALF_WAY = 0.5  # honest runs in bf16 lie at -0.01 to 0.01, those in fp8 at 0.73 to 1
+
+
+def judged(plan: Plan, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:
+    """Return the verdict on a run of the plan."""
     if reference is None:
         return Alignment(verdict="unchecked", reason="this case has no reference at this scale")
     if reference.identity.corpus != identity.corpus:
@@ -32,7 +36,38 @@ def judged(work: Work, raw: RawRecords, identity: Identity, reference: Reference
     if reference.identity.work != identity.work:
         reason = f"the reference of {reference.promoted[:10]} is stale: its case has changed since"
         return Alignment(verdict="not comparable", reason=reason, reference=reference.name)
-    return against(training_of(work, raw, identity), training_of_reference(reference), reference)
+    training = training_of(plan.work, raw, identity)
+    verdict = against(training, training_of_reference(reference), reference)
+    why = unshown_precision(plan, training, reference) if verdict.verdict == "aligned" else None
+    return verdict.model_copy(update={"verdict": "consistent", "reason": why}) if why else verdict
+
+
+def unshown_precision(plan: Plan, training: rules.TrainingCurve, reference: Reference) -> str | None:
+    """Return why no layer shows that the run computed in its precision; None where one does.
+
+    A run in fp32 shows it by its losses. A run of an older version did not record what is looked at.
+    """
+    if not plan.window_gradients:
+        return None
+    precision = plan.work.training.precision
+    start = f"no layer differs, and none shows that it computes in {precision}"
+    if precision == "fp8":
+        why = _not_fp8(training, reference)
+    else:
+        why = None if reference.window else "its reference has no gradient norms of the window; promote it again"
+    return f"{start}: {why}" if why else None
+
+
+def _not_fp8(training: rules.TrainingCurve, reference: Reference) -> str | None:
+    step = min(reference.gradients)
+    if not reference.in_bf16:
+        return "its reference has no gradients of the same training in bf16 to differ from"
+    part = rules.part_of_the_way(training.gradients.get(step, {}), reference.in_bf16, reference.gradients[step])
+    if part >= HALF_WAY:
+        return None
+    return (
+        f"its gradients of step {step} lie {part:.0%} of the way from bf16's to the reference's, expected at least half"
+    )
 
 
 def first_step_beyond(raw: RawRecords, reference: Reference) -> int | None:
@@ -57,17 +92,20 @@ def against(run: rules.TrainingCurve, other: rules.TrainingCurve, reference: Ref
 
 def training_of(work: Work, raw: RawRecords, identity: Identity) -> rules.TrainingCurve:
     norms = {r.step: r.grad_norm for r in raw.steps if r.rank == 0 and r.grad_norm is not None and not r.skipped}
+    by_parameter, first = gradient_norms(raw.gradients), work.window.first_step
+    in_16_bits = work.training.precision in ("bf16", "fp16")  # in 8 bits honest trainings part too far
     return rules.TrainingCurve(
         work.training.steps,
         loss_curve(raw.steps),
         norms,
-        gradient_norms(raw.gradients),
+        {step: parameters for step, parameters in by_parameter.items() if step < first},
         identity.model_dump(),
         final_weights(raw.final),
         routing_of(raw.experts),
         raw.follows.get(0),
         own_choices(raw.compared, work.model.experts),
         frozenset(r.step for r in raw.steps if r.skipped),
+        window_norms(by_parameter, norms, work.window) if in_16_bits else {},
     )
 
 
@@ -83,6 +121,7 @@ def training_of_reference(reference: Reference) -> rules.TrainingCurve:
         reference.weights,
         reference.routing,
         None if reference.choices is None else digest_of(reference.choices),
+        window=reference.window,
     )
 
 

@@ -130,7 +130,7 @@ def _reference(
     if stated.name not in known.references:
         yield f"this checkout has no reference {stated.name}; the verdict rests on the one in the bundle"
         return
-    by = partial(judged, plan.work, raw, result.identity)
+    by = partial(judged, plan, raw, result.identity)
     yield from reference_checked(stated, known.reference(stated.name), by)
 
 

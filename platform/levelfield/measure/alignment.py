@@ -7,6 +7,7 @@
     gradients   norms by parameter at a few steps                -> different
     curve       every step against the recorded noise            -> diverged at the first step beyond it
     norms       the whole gradient's norm at every step          -> different
+    window      in 16 bits: gradients' norms in the window       -> different
     routing     of a mixture: own choices of experts that differ -> different
     spikes      a single step far from its neighbours            -> different
     final       each parameter's norm and projections at the end -> different
@@ -15,8 +16,9 @@ The loss alone is not enough: under Adam a gradient twice too large moves it by 
 its limit and the source of the limit. Comparisons are written so that NaN fails them.
 
 A limit is a number, or numbers by place: by step for the curve, by step and group for gradients, by group and figure
-for final weights. A group is all parameters of one name in all layers. A mixture follows the reference's choices of
-experts (measure/routing.py); one that does not is compared up to its first changed choice.
+for final weights, by third and group for the window. A group is all parameters of one name in all layers. A mixture
+follows the reference's choices of experts (measure/routing.py); one that does not is compared up to its first changed
+choice.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from levelfield.measure.curves import least_jump, spike_steps
 from levelfield.measure.routing import ChoiceLimits, OwnChoices, Rerouting, Routing, judged_choices, rerouting
+from levelfield.measure.weights import WHOLE_GRADIENT, Norms, group_of
 
 Verdict = Literal["aligned", "diverged", "different", "inconclusive", "not comparable", "unchecked"]
 
@@ -58,7 +62,8 @@ class TrainingCurve:
     weights: [norm, projections...] of each parameter after the last step; empty when they were not recorded.
     routing: of a mixture, the tokens of each expert by step and layer. follows: the digest of the choices of experts
     that the run followed, or that the reference has. own: what the run would have chosen itself, by step. skipped: the
-    steps that the loss scale skipped, which have no gradients.
+    steps that the loss scale skipped, which have no gradients. window: in 16 bits, gradient norms by step of the window
+    and group (measure/weights.py).
     """
 
     steps: int
@@ -71,9 +76,10 @@ class TrainingCurve:
     follows: str | None = None
     own: Mapping[int, OwnChoices] = field(default_factory=dict)
     skipped: Collection[int] = frozenset()
+    window: Norms = field(default_factory=dict)
 
 
-# A step; a step and a group; a group and a figure. None stands for every place that is not named.
+# A step; a step or a third of the window, and a group; a group and a figure. None: every place that is not named.
 Place = int | tuple[int | str, str] | None
 Limit = float | Mapping[Place, float]
 
@@ -83,7 +89,7 @@ class AlignmentLimits:
     """The largest accepted relative differences, and their source. None: no limit is known.
 
     norms: of the whole gradient; None: not judged. routing: of a mixture; None where rounding changes choices
-    from the start, as in 16 bits: then they are not judged.
+    from the start, as in 16 bits: then they are not judged. window: by third and group.
     """
 
     first_step: Limit | None
@@ -93,6 +99,7 @@ class AlignmentLimits:
     weights: Limit | None = None
     routing: ChoiceLimits | None = None
     norms: Limit | None = None
+    window: Limit | None = None
 
 
 class PlacedDifference(NamedTuple):
@@ -135,12 +142,19 @@ def align(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits)
     by_step = (first_step, gradients, curve) if is_known else ()
     layers = [
         *(layer(run, reference, limits) for layer in by_step),
-        *([norms(run, reference, limits)] if limits.norms is not None and reference.grad_norms else []),
+        *_norms_of_steps(run, reference, limits),
         *choices,
         *([spikes(run, reference)] if is_known else []),
         *([final_weights(run, reference, limits)] if reference.weights else []),
     ]
     return AlignmentFinding(*_verdict(layers, run, reference, limits), tuple(layers))
+
+
+def _norms_of_steps(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> list[Layer]:
+    """Return the layer `window`, else `norms`: in 16 bits honest trainings part by up to 17 % in single steps."""
+    if reference.window:
+        return [window(run, reference, limits)]
+    return [norms(run, reference, limits)] if limits.norms is not None and reference.grad_norms else []
 
 
 def _verdict(
@@ -166,6 +180,7 @@ def before(training: TrainingCurve, step: int | None) -> TrainingCurve:
         losses={s: value for s, value in training.losses.items() if s in kept},
         grad_norms={s: value for s, value in training.grad_norms.items() if s in kept},
         gradients={s: norms for s, norms in training.gradients.items() if s in kept},
+        window={s: norms for s, norms in training.window.items() if s in kept},
         weights={},
     )
 
@@ -267,11 +282,6 @@ def weight_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Pla
     return found
 
 
-def group_of(name: str) -> str:
-    """Return a parameter's name without numbers: `layers.3.mlp.experts.up.weight[2]` is of `mlp.experts.up.weight`."""
-    return (name.split(".", 2)[2] if name.startswith("layers.") else name).partition("[")[0]
-
-
 def norm_difference(found: float, norms: Mapping[str, float], name: str) -> float:
     """Return |found - expected| / max(expected, NORM_FLOOR x the whole gradient's norm)."""
     whole = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
@@ -311,6 +321,84 @@ def norm_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Place
         for s, norm in sorted(reference.grad_norms.items())
         if s not in run.skipped
     ]
+
+
+def window(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
+    """Compare each group's gradient norm over the window: what is computed in fewer bits there moves all its steps.
+
+    The layer stays open where the run lacks a step or a group of the reference's that it did not skip.
+    """
+    if (gap := window_gap(run, reference)) is not None:
+        return Layer("window", None, None, None, f"the run has no gradient norm of {gap}")
+    differences = window_differences(run, reference)
+    if not differences:
+        return Layer("window", None, None, None, "the run skipped every step of the window")
+    return _layer("window", differences, limits.window)
+
+
+def window_gap(run: TrainingCurve, reference: TrainingCurve) -> str | None:
+    """Return the first group and step of the reference's window that the run lacks and did not skip; None without."""
+    for step, groups in sorted(reference.window.items()):
+        missing = sorted(groups.keys() - run.window.get(step, {}).keys())
+        if missing and step not in run.skipped:
+            return f"{missing[0]} at step {step}"
+    return None
+
+
+def window_differences(run: TrainingCurve, reference: TrainingCurve) -> list[PlacedDifference]:
+    """Return for each third of the window and each group the size of the interquartile mean of its norm's signed
+    differences. Place: (third, group).
+
+    Trainings part with the number of steps, to either side. The mean keeps what stays on one side, and leaves out the
+    steps in which the loss is steep. The noise of the thirds differs.
+    """
+    return [
+        PlacedDifference(_interquartile_size(differences), (third, group), f"{group} in steps {third}")
+        for third, steps in _thirds(sorted(reference.window)).items()
+        for group, differences in _signed_differences(run, reference, steps).items()
+    ]
+
+
+def _thirds(steps: Sequence[int]) -> dict[str, Sequence[int]]:
+    """Return the steps in up to three parts of nearly equal size, by their first and last step: `11-20`."""
+    ends = [round(len(steps) * part / 3) for part in range(4)]
+    parts = [steps[start:stop] for start, stop in pairwise(ends) if start < stop]
+    return {f"{part[0]}-{part[-1]}": part for part in parts}
+
+
+def _signed_differences(run: TrainingCurve, reference: TrainingCurve, steps: Sequence[int]) -> dict[str, list[float]]:
+    """Return (norm - expected) / max(expected, NORM_FLOOR x the whole gradient's norm) of the steps, by group."""
+    differences: dict[str, list[float]] = {}
+    for step in steps:
+        if step not in run.skipped:
+            expected = reference.window[step]
+            floor = NORM_FLOOR * expected[WHOLE_GRADIENT]
+            for group, norm in expected.items():
+                difference = (run.window.get(step, {}).get(group, math.inf) - norm) / max(norm, floor, 1e-300)
+                differences.setdefault(group, []).append(difference)
+    return differences
+
+
+def part_of_the_way(norms: Mapping[str, float], start: Mapping[str, float], end: Mapping[str, float]) -> float:
+    """Return where gradient norms by parameter lie between `start` (0) and `end` (1); NaN without common parameters.
+
+    It is the projection of ln(norms / start) on ln(end / start). Parameters whose norm is only rounding are left out.
+    """
+    floor = NORM_FLOOR * math.sqrt(math.fsum(norm * norm for norm in end.values()))
+    names = [name for name in end if end[name] > floor and norms.get(name, 0) > 0 and start.get(name, 0) > 0]
+    way = {name: math.log(end[name] / start[name]) for name in names}
+    gone = math.fsum(math.log(norms[name] / start[name]) * way[name] for name in names)
+    length = math.fsum(part * part for part in way.values())
+    return gone / length if length else math.nan
+
+
+def _interquartile_size(values: Sequence[float]) -> float:
+    """Return the size of the mean without the lowest and the highest quarter; infinite where a value is not finite."""
+    if not all(map(math.isfinite, values)):
+        return math.inf
+    left_out = len(values) // 4
+    middle = sorted(values)[left_out : len(values) - left_out]
+    return abs(math.fsum(middle) / len(middle))
 
 
 def routing(run: TrainingCurve, reference: TrainingCurve, moved: Rerouting, limits: AlignmentLimits) -> Layer:

@@ -34,6 +34,8 @@ from levelfield.measure.alignment import (
     norm_differences,
     relative,
     weight_differences,
+    window_differences,
+    window_gap,
 )
 from levelfield.measure.student import bisected
 
@@ -48,11 +50,12 @@ class LeastLimits(NamedTuple):
     curve: float
     weights: float
     norms: float
+    window: float
 
 
 # In float32 a loss is one rounded number, and one job was seen to start with losses 5.6e-7 apart in different
 # processes. Gradients and weights of another framework differ by 4e-6 and 2e-5 at smoke scale, more on small models.
-_IN_FP32 = LeastLimits(8 * 2**-23, 256 * 2**-23, 8 * 2**-23, 128 * 2**-23, 256 * 2**-23)
+_IN_FP32 = LeastLimits(8 * 2**-23, 256 * 2**-23, 8 * 2**-23, 128 * 2**-23, 256 * 2**-23, 256 * 2**-23)
 # Of the whole gradient's norm at every step, where no row has it. Rows of qwen3_30b_a3b at smoke scale differ by up to
 # 2.8e-4 while their losses differ by 1.6e-6.
 _NORMS_WITHOUT_ROWS = {"fp32": 3e-3}
@@ -65,7 +68,7 @@ def _in_16_bits(unit: float) -> LeastLimits:
     is a mean over many tokens. Weights keep the least limit of float32, which they are kept in; a larger one lets eight
     more of 56 planted faults pass (tests/models/power.py).
     """
-    return LeastLimits(unit / 128, 4 * unit, unit / 8, _IN_FP32.weights, 4 * unit)
+    return LeastLimits(unit / 128, 4 * unit, unit / 8, _IN_FP32.weights, 4 * unit, unit)
 
 
 LEAST = {"fp32": _IN_FP32, "bf16": _in_16_bits(2**-8), "fp16": _in_16_bits(2**-11), "fp8": _in_16_bits(2**-8)}
@@ -77,8 +80,8 @@ class Noise(NamedTuple):
     """The relative differences of one run from the reference, by place; the key None stands for every other place.
 
     curve, norms: the largest difference up to each step, because noise grows. gradient, weights: the largest of each
-    group; None without recorded norms. kind: what the run varied. setting: all that it varied; equal settings make one
-    row.
+    group; None without recorded norms. window: of each third and group; None where it was not recorded. kind: what
+    the run varied. setting: all that it varied; equal settings make one row.
     """
 
     first_step: float
@@ -86,11 +89,12 @@ class Noise(NamedTuple):
     curve: Places
     weights: Places | None = None
     norms: Places | None = None
+    window: Places | None = None
     kind: str = ""
     setting: str = ""
 
 
-_VALUES = 5  # the fields of Noise that are differences come first
+_VALUES = 6  # the fields of Noise that are differences come first
 
 
 def noise_between(run: TrainingCurve, reference: TrainingCurve) -> Noise:
@@ -104,6 +108,7 @@ def noise_between(run: TrainingCurve, reference: TrainingCurve) -> Noise:
         _upto(curve_differences(run, reference)),
         (_largest(weight_differences(run, reference)) if run.weights else {}) or None,
         _upto(norm_differences(run, reference)) if run.grad_norms.keys() >= reference.grad_norms.keys() else None,
+        _largest(window_differences(run, reference)) or None if window_gap(run, reference) is None else None,
     )
 
 
@@ -116,8 +121,8 @@ def limits_of(noise: Sequence[Noise], source: str, precision: str = "fp32") -> A
         return AlignmentLimits(None, None, None, f"no noise recorded: {source}")
     rows, least = merged(noise), LEAST[precision]._asdict()
     kept = {name: [(row.kind, part) for row in rows if (part := _part(row, name)) is not None] for name in least}
-    # without rows norms have no place: the limits of references of before norms were recorded stay as they were
-    layers = [layer for name, layer in kept.items() if layer or name != "norms"]
+    # without rows these have no place: the limits of references of before they were recorded stay as they were
+    layers = [layer for name, layer in kept.items() if layer or name not in ("norms", "window")]
     quantile = normal_quantile(sum(len(_places(part for _, part in layer)) for layer in layers))
     limits = {name: _layer_limits(layer, quantile, least[name]) for name, layer in kept.items()}
     return AlignmentLimits(
@@ -127,6 +132,7 @@ def limits_of(noise: Sequence[Noise], source: str, precision: str = "fp32") -> A
         f"tolerance limit of {basis(rows)}: {source}",
         limits["weights"],
         norms=limits["norms"] or _NORMS_WITHOUT_ROWS.get(precision),
+        window=limits["window"],
     )
 
 
@@ -161,7 +167,7 @@ def merged(noise: Iterable[Noise]) -> list[Noise]:
 
 
 def _differs(row: Noise) -> bool:
-    parts = (row.gradient, row.curve, row.weights, row.norms)
+    parts = (row.gradient, row.curve, row.weights, row.norms, row.window)
     return bool(row.first_step) or any(any(part.values()) for part in parts if part)
 
 
@@ -246,4 +252,5 @@ def _larger(row: Noise, other: Noise) -> Noise:
         curve=larger(row.curve, other.curve) or row.curve,
         weights=larger(row.weights, other.weights),
         norms=larger(row.norms, other.norms),
+        window=larger(row.window, other.window),
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from levelfield.measure.parameter_counts import parameter_shapes
 from levelfield.measure.raw_facts import CHECKSUM_MODULUS, FinalSlice, GradientShare, StepRecord, WeightSlice, grouped
-from levelfield.specs.case import Work
+from levelfield.specs.case import Window, Work
 from levelfield.specs.layout import Layout
 
 _MOST_RANKS = 1_000  # that reasons name
@@ -28,6 +28,7 @@ AGREEMENT = 1e-3
 # rounding above its eps, as on an H100, and hardly any from less, as on a processor. So rows of one device say nothing
 # of another: a right run's final norm was 12 times the reference's. With rotary positions its gradient is a real one.
 KEY_BIAS = "attention.key.bias"
+WHOLE_GRADIENT = "the whole gradient"  # beside the groups of parameters, in norms of the window
 Norms = dict[int, dict[str, float]]
 
 
@@ -162,9 +163,35 @@ def gradient_norms(shares: Iterable[GradientShare]) -> Norms:
     return {step: {name: _root(parts) for name, parts in sorted(squares[step].items())} for step in sorted(squares)}
 
 
-def gradient_reasons(shares: Sequence[GradientShare], records: Sequence[StepRecord], work: Work) -> list[str]:
-    """Check that each of the case's gradient steps has a norm for every parameter, and that the norms of a step add up
-    to the gradient's norm.
+def window_norms(norms: Norms, whole: Mapping[int, float], window: Window) -> Norms:
+    """Return the gradient norms of the window by step and group, with WHOLE_GRADIENT for the norm of all parameters.
+
+    norms: by step and parameter, where they were recorded. whole: of all parameters, by step.
+    """
+    groups: dict[int, dict[str, float]] = {}
+    for step in range(window.first_step, window.last_step + 1):
+        if step in whole:
+            groups[step] = {**_by_group(norms.get(step, {})), WHOLE_GRADIENT: whole[step]}
+    return groups
+
+
+def _by_group(norms: Mapping[str, float]) -> dict[str, float]:
+    squares: dict[str, list[float]] = {}
+    for name, norm in norms.items():
+        squares.setdefault(group_of(name), []).append(norm * norm)
+    return {group: _root(values) for group, values in sorted(squares.items())}
+
+
+def group_of(name: str) -> str:
+    """Return a parameter's name without numbers: `layers.3.mlp.experts.up.weight[2]` is of `mlp.experts.up.weight`."""
+    return (name.split(".", 2)[2] if name.startswith("layers.") else name).partition("[")[0]
+
+
+def gradient_reasons(
+    shares: Sequence[GradientShare], records: Sequence[StepRecord], work: Work, window_steps: Sequence[int] = ()
+) -> list[str]:
+    """Check that each of the case's gradient steps, and of `window_steps`, has a norm for every parameter, and that the
+    norms of a step add up to the gradient's norm.
 
     A run without any norms passes, because some frameworks cannot give them. A step that the loss scale skipped has
     none.
@@ -172,7 +199,8 @@ def gradient_reasons(shares: Sequence[GradientShare], records: Sequence[StepReco
     norms = gradient_norms(shares)
     expected = set(gradient_names(work))
     whole = {r.step: r.grad_norm for r in records if r.grad_norm is not None}
-    absent = _absent_steps(norms, {r.step for r in records if r.skipped}, work.evidence.gradient_steps)
+    steps = (*work.evidence.gradient_steps, *window_steps)
+    absent = _absent_steps(norms, {r.step for r in records if r.skipped}, steps)
     return [
         *absent,
         *(reason for step, found in norms.items() for reason in _step_reasons(step, found, expected, whole)),

@@ -292,7 +292,8 @@ class Plan(Document):
     that an aligned run needs; None where it needs none. launch: how other machines are reached; None: this
     machine's own processes or containers. preflight: what is measured before the training; None: nothing.
     node_power: how the power of whole nodes is read; None: it is not. bmc: where, which no file keeps. explain_steps:
-    how many steps after the last one are recorded for `report explain`; None: none.
+    how many steps after the last one are recorded for `report explain`; None: none. window_gradients: whether each step
+    of the window records its gradients' norms by parameter, which a training below fp32 is compared by.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -335,6 +336,7 @@ class Plan(Document):
     choices: ChoicesPlan | None = Field(default=None, json_schema_extra=LATER)
     node_power: NodePowerPlan | None = Field(default=None, json_schema_extra=LATER)
     explain_steps: int | None = Field(default=None, ge=1, le=MOST_EXPLAINED, json_schema_extra=LATER)
+    window_gradients: bool = Field(default=False, json_schema_extra=LATER)
     bmc: BmcSite | None = Field(default=None, exclude=True, repr=False)
     platform_version: str
 
@@ -372,6 +374,12 @@ class Plan(Document):
         """Whether the run is aligned only together with a certificate: it is not in fp32 at smoke scale."""
         return self.scale != "smoke" or self.work.training.precision != "fp32"
 
+    @property
+    def window_steps(self) -> range:
+        """The steps of the window that record their gradients' norms by parameter."""
+        window = self.work.window
+        return range(window.first_step, window.last_step + 1) if self.window_gradients else range(0)
+
 
 def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
     """Return the content of job.json for the worker. It holds nothing about vendors, plans or hosts."""
@@ -394,7 +402,7 @@ def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
         "preload": list(plan.access.preload),
         **_products(plan),
         **({"choices": {"known": plan.choices.known}} if plan.choices else {}),
-        "gradient_steps": list(plan.work.evidence.gradient_steps),
+        "gradient_steps": [*plan.work.evidence.gradient_steps, *plan.window_steps],
         "capture": None if plan.capture_step is None else {"step": plan.capture_step, "folder": str(paths.capture)},
         "events_dir": str(paths.events),
         "save_weights_dir": str(paths.weights) if plan.save_weights else None,

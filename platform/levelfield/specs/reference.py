@@ -21,7 +21,8 @@ class NoiseRow(Value):
     all parameters of one name in all layers. weights: of the final weights, by group and "norm" or "projection".
     hardware: the processor or chip. by, recorded: who recorded it and when. why: given with --replace, because the run
     was beyond the limits. routing: of a mixture, how many choices of experts differ at least, by step, where any does.
-    norms: of the whole gradient at each step; rows of older versions have none.
+    norms: of the whole gradient at each step; window: of gradient norms by third of the window and group; rows of older
+    versions have neither.
     """
 
     changed: str
@@ -38,6 +39,7 @@ class NoiseRow(Value):
     why: str | None = None
     routing: dict[int, int] = Field(default_factory=dict, json_schema_extra=LATER)
     norms: tuple[Difference, ...] = Field(default=(), json_schema_extra=LATER)
+    window: dict[str, dict[str, Difference]] = Field(default_factory=dict, json_schema_extra=LATER)
 
 
 class Reference(Document):
@@ -48,7 +50,9 @@ class Reference(Document):
     the run to the reference, the reason and the date. run_id to layout: the promoted run and its environment. settings:
     its framework, layout, micro-batch and threads, as in a row of noise. routing: of a mixture, the tokens that chose
     each expert, by step and layer. choices: of a mixture, the experts of every token in every step and layer, which
-    runs that are compared with it follow (worker/choices.py).
+    runs that are compared with it follow (worker/choices.py). window: in 16 bits, gradient norms by step of the window
+    and group, and of the whole gradient. in_bf16: of a reference in fp8, gradient norms by parameter of the same
+    training in bf16, at its first step that has them.
     """
 
     KIND: ClassVar[str] = "reference"
@@ -73,6 +77,8 @@ class Reference(Document):
     why: str
     routing: dict[int, dict[int, tuple[int, ...]]] = Field(default_factory=dict, json_schema_extra=LATER)
     choices: str | None = Field(default=None, json_schema_extra=LATER)
+    window: dict[int, dict[str, float]] = Field(default_factory=dict, json_schema_extra=LATER)
+    in_bf16: dict[str, float] = Field(default_factory=dict, json_schema_extra=LATER)
 
     @property
     def name(self) -> str:

@@ -367,8 +367,8 @@ class AlignmentLayer(Value):
     """The finding of one layer of the comparison with the reference."""
 
     name: str = Field(
-        description="`integrity`, `identity`, `first step`, `gradients`, `curve`, `norms`, `routing`, `spikes` "
-        "or `final weights`; see alignment.md."
+        description="`integrity`, `identity`, `first step`, `gradients`, `curve`, `norms`, `window`, `routing`, "
+        "`spikes` or `final weights`; see alignment.md."
     )
     passed: bool | None = Field(description="Whether the layer holds; null where it cannot be told.")
     value: Ratio[float | None] = Field(

@@ -19,7 +19,10 @@ NO_FRAMEWORK = (
     *("comparison_coverage", "gate_power", "gate_speed", "launch_cost", "many_nodes", "preflight_alarms"),
     *("page_speed", "store_speed", "planner_fit", "planner_host", "planner_recipes", "planner_unseen"),
 )
-WITH_FRAMEWORK = ("products", "platform_overhead", "torch_against_transformers", "jax_loop", "followed_choices")
+WITH_FRAMEWORK = (
+    *("products", "platform_overhead", "torch_against_transformers", "jax_loop", "followed_choices"),
+    "window_gradients",
+)
 WITH_ENGINE = ("container_cost",)  # tests/containers
 
 

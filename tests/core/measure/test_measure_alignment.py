@@ -378,6 +378,6 @@ def test_on_recorded_noise_false_alarms_are_rare_and_every_fault_is_seen(rows):
 
 def test_the_rates_count_a_limit_that_is_too_small(monkeypatch):
     monkeypatch.setattr("levelfield.measure.calibration.tolerance_factor", lambda rows, quantile: 1.0)
-    monkeypatch.setitem(LEAST, "fp32", LeastLimits(0, 0, 0, 0, 0))
+    monkeypatch.setitem(LEAST, "fp32", LeastLimits(0, 0, 0, 0, 0, 0))
     alarms, runs = limit_rates.rates("gpt", 6, draws=10).known
     assert alarms > runs / 2

@@ -21,7 +21,10 @@ from levelfield.cli.main import main
 from levelfield.errors import GateFailed, NotHere
 from levelfield.judge.certification import certificate_from
 from levelfield.judge.collector import collect
+from levelfield.judge.noise import row_of
 from levelfield.judge.promotion import reference_from
+from levelfield.judge.verdict import training_of_reference
+from levelfield.measure.calibration import noise_between
 from levelfield.plan.certificate_need import certificate_used
 from levelfield.run import certificate_maker
 from levelfield.run.certificate_maker import CertificateMaker, certificate_run
@@ -35,7 +38,6 @@ from levelfield.specs.certificate import Certificate, CertificateSubject, code_p
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.reference import NoiseRow
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.variables import recorded
 from plans import PLUGINS
@@ -79,9 +81,11 @@ class Bench:
         return RunPaths(self.folder / "runs" / run_id)
 
     def promote(self, run_id: str) -> None:
-        """Make a run the reference of its case, with a small noise."""
-        noise = NoiseRow(changed="fake 1.2.3, DP1TP1PP1", run_id="another", first_step=1e-6, gradient=1e-6, curve=1e-6)
-        reference = reference_from(self.paths(run_id), "the test's").model_copy(update={"noise": (noise,)})
+        """Make a run the reference of its case, with the least noise."""
+        reference = reference_from(self.paths(run_id), "the test's")
+        curve = training_of_reference(reference)
+        row = row_of(noise_between(curve, curve), "fake 1.2.3, DP1TP1PP1", "another", "", None, {})
+        reference = reference.model_copy(update={"noise": (row,)})
         self.references.mkdir(exist_ok=True)
         (self.references / f"{reference.name}.json").write_text(dump(reference))
 

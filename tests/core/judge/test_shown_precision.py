@@ -1,0 +1,92 @@
+"""Below fp32 a run is aligned only where a layer shows the precision that was planned; else it is consistent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.judge.promotion import with_bf16
+from levelfield.judge.verdict import unshown_precision
+from levelfield.measure.alignment import TrainingCurve
+from levelfield.measure.weights import WHOLE_GRADIENT
+from levelfield.specs.base import load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.reference import Reference
+from plans import make_plan
+
+ROOT = Path(__file__).resolve().parents[3]
+WINDOW = range(11, 41)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry()
+
+
+def planned(registry: Registry, case: str) -> Plan:
+    return make_plan(registry, f"{case}:torch:cpu:1:1", scale="smoke")
+
+
+def stored(name: str, **changes: object) -> Reference:
+    content = load(Reference, ROOT / "configs" / "references" / f"{name}.json").model_dump()
+    return Reference.model_validate(content | changes)
+
+
+GROUPS = {step: {WHOLE_GRADIENT: 1.0, "embedding.weight": 1.0} for step in WINDOW}
+RUN = TrainingCurve(40, {})
+
+
+@pytest.mark.parametrize(
+    ("case", "records"),
+    [("gpt3_6.7B_bf16", True), ("llama3_8b_fp8", True), ("gpt3_6.7B", False), ("mixtral_8x7b", False)],
+)
+def test_every_step_of_the_window_is_recorded_below_fp32(case: str, records: bool, registry: Registry) -> None:
+    plan = planned(registry, case)
+    steps = job_of(plan, RunPaths(Path("/run")))["gradient_steps"]
+    assert plan.window_gradients is records
+    assert steps == ([1, 2, 10, *WINDOW] if records else [1, 2, 10])
+
+
+def test_the_smoke_scale_alone_records_the_window(registry: Registry) -> None:
+    plan = make_plan(registry, "gpt2_small:torch:A100-SXM4-80GB:1:1", scale="full", assume=True)
+    assert plan.work.training.precision != "fp32" and not plan.window_gradients
+
+
+def test_a_reference_without_the_window_shows_nothing(registry: Registry) -> None:
+    plan = planned(registry, "gpt3_6.7B_bf16")
+    reference = stored("gpt3_6.7B_bf16_smoke_bf16", window={})
+    why = str(unshown_precision(plan, RUN, reference))
+    assert "computes in bf16: its reference has no gradient norms of the window; promote it again" in why
+    older = plan.model_copy(update={"window_gradients": False})
+    assert unshown_precision(older, RUN, reference) is None
+    assert unshown_precision(plan, RUN, stored("gpt3_6.7B_bf16_smoke_bf16", window=GROUPS)) is None
+
+
+def test_a_run_in_fp8_differs_from_bf16_as_its_reference_does(registry: Registry) -> None:
+    plan = planned(registry, "llama3_8b_fp8")
+    reference = stored("llama3_8b_fp8_smoke_fp8", in_bf16={})
+    own = reference.gradients[1]
+    assert "no gradients of the same training in bf16" in str(unshown_precision(plan, RUN, reference))
+    with_twin = with_bf16(reference, plan, map(registry.reference, sorted(registry.references)))
+    assert set(with_twin.in_bf16) == set(own) and with_twin.in_bf16 != own
+
+    def why(norms: dict[str, float]) -> str | None:
+        return unshown_precision(plan, TrainingCurve(40, {}, gradients={1: norms}), with_twin)
+
+    assert why(own) is None
+    assert "lie 0% of the way from bf16's to the reference's, expected at least half" in str(why(with_twin.in_bf16))
+    quarter = {name: with_twin.in_bf16[name] ** 0.75 * own[name] ** 0.25 for name in own}
+    assert "lie 25%" in str(why(quarter))
+    assert why({name: with_twin.in_bf16[name] ** 0.25 * own[name] ** 0.75 for name in own}) is None
+    assert why({}) is not None
+
+
+def test_only_a_reference_in_fp8_takes_the_gradients_of_another(registry: Registry) -> None:
+    plan = planned(registry, "llama3_8b_bf16")
+    reference = registry.reference("llama3_8b_bf16_smoke_bf16")
+    assert with_bf16(reference, plan, [reference]) is reference
+    fp8, plan = registry.reference("llama3_8b_fp8_smoke_fp8"), planned(registry, "llama3_8b_fp8")
+    others = [registry.reference("gpt3_6.7B_bf16_smoke_bf16"), registry.reference("llama3_8b_smoke_fp32")]
+    assert with_bf16(fp8, plan, others) is fp8
