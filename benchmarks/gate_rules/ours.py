@@ -8,14 +8,14 @@ from datetime import date, timedelta
 
 import numpy as np
 from gate_rules.worlds import Nights
+from levelfield.nights.baselines import LevelEvidence, accepted_baseline
 from levelfield.nights.gate import MOST_PAIRS_OF_A_NIGHT, GateReport, compared, suspects
 from levelfield.nights.gate_input import GateInput
-from levelfield.nights.stored_nights import RECENT_DAYS
 from levelfield.series.findings import Finding
 from levelfield.series.judgement import Pairs
 from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
 from levelfield.series.trigger import MANY
-from levelfield.specs.record import Conditions, Gated, Point
+from levelfield.specs.record import Conditions, Gated, Point, StoreEvent
 
 FIGURE: Gated = "memory_bytes"  # a figure of which more is worse, as of a step time
 FLEET_NODES = 10
@@ -67,13 +67,15 @@ def _reports(
     has_pairs: bool, most_pairs: int | None = None,
 ) -> Iterator[GateReport]:  # fmt: skip
     past: list[Finding] = []
+    start = nights.kind.start
+    events = [_acceptance(name, of, start) for name, of in points.items()] if nights.kind.is_accepted else []
     for night in range(nights.kind.start, nights.observed.shape[1]):
         known = {name: _until(of, night) for name, of in points.items()}
-        given = GateInput(_day(night), known, {}, past=past, conditions=_conditions)
-        accepted = _accepted_builds(given) if nights.kind.lasts else {}
+        given = GateInput(_day(night), known, {}, events, past=past, conditions=_conditions)
+        first_builds = _first_builds(given)
 
-        def run(series: str, is_null: bool, night: int = night, accepted: dict[str, int] = accepted) -> Pairs:
-            first, most = accepted.get(series, 0), MOST_NULLS_OF_A_NIGHT if is_null else MOST_PAIRS
+        def run(series: str, is_null: bool, night: int = night, builds: dict[str, int] = first_builds) -> Pairs:
+            first, most = builds[series], MOST_NULLS_OF_A_NIGHT if is_null else MOST_PAIRS
             return nights.pairs(names[series], night, (first, first if is_null else night), most, random)
 
         def confirm(series: str, figure: Gated, run: Callable[[str, bool], Pairs] = run) -> Pairs | None:
@@ -84,19 +86,24 @@ def _reports(
 
         report = compared(given, confirm, nulls, most_pairs)
         yield report
-        past += [finding for finding in report.findings if finding.word != "no change" or finding.pairs]
+        past += report.findings
 
 
-def _accepted_builds(given: GateInput) -> dict[str, int]:
-    """Return the night of the build that each suspect is compared with: that of the first nights, or of a gain."""
-    found = {suspect.series: suspect.examination.accepted for suspect in suspects(given)}
-    return {series: int(level.build.partition("-")[2]) for series, level in found.items() if level}
+def _first_builds(given: GateInput) -> dict[str, int]:
+    """Return the night that first ran the A of each suspect's pairs, by the gate's own choice of it."""
+    found = {suspect.series: suspect.examination.against for suspect in suspects(given)}
+    return {series: int(run.partition("-")[2]) for series, run in found.items()}
+
+
+def _acceptance(series: str, points: list[Point], start: int) -> StoreEvent:
+    """Return the event of somebody who accepts the level in the morning before the night `start`."""
+    evidence = LevelEvidence(series, tuple(_until(points, start - 1)))
+    return accepted_baseline(evidence, "somebody", "the first level", f"{_day(start - 1)}T09:00:00Z")
 
 
 def _until(points: list[Point], night: int) -> list[Point]:
-    """Return what a gate reads of a series: the nights of the last days, up to this one."""
-    first, last = _day(night - RECENT_DAYS), _day(night)
-    return [point for point in points if first <= point.began[:10] <= last]
+    """Return what a gate reads of a series: its nights up to this one."""
+    return [point for point in points if point.began[:10] <= _day(night)]
 
 
 def _points(nights: Nights, series: int, nodes: str) -> list[Point]:

@@ -30,7 +30,8 @@ class WorldKind:
     driver: how much slower a new driver makes every build from then on; None: it stays. memory: correlation of a night
     with the next. outliers: share of runs, also those of pairs, that are 5 to 20 % slower. states: whether each night
     or each run has one of two clocks. missing: share of nights without a run. arm_bias: how much slower the new side of
-    every pair is, whatever its build.
+    every pair is, whatever its build. is_accepted: whether somebody accepted the level of the nights before the first
+    one that is judged.
     """
 
     deviation: float
@@ -51,6 +52,7 @@ class WorldKind:
     missing: float = 0.0
     nodes: int = NODES
     arm_bias: float = 0.0
+    is_accepted: bool = False
 
 
 @dataclass(frozen=True)

@@ -214,11 +214,15 @@ def _print_accepted(
 
 
 def _kept_build(store: Store, event: StoreEvent) -> list[str]:
-    """Check the accepted build out, so that pairs can run it later, and say so. A repository may lose its commit."""
+    """Check the accepted build out, so that pairs can run it later, and say so. A repository may lose its commit.
+
+    It is the newest one of the evidence that a commit holds, as in pairs.
+    """
     from levelfield.run.builds import build_of
 
-    subject = store.record(event.runs[-1]).subject
-    if subject.commit is None or subject.is_dirty is not False:
+    subjects = (store.record(run).subject for run in reversed(event.runs))
+    subject = next((each for each in subjects if each.has_commit), None)
+    if subject is None or subject.commit is None:
         return ["no pairs can run this build: it had files that no commit has"]
     try:
         build = build_of(subject.commit, say=lambda text: None)

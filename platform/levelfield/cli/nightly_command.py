@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ from levelfield.specs.readable_json import json_text
 if TYPE_CHECKING:
     from levelfield.nights.bisection import FirstBad
     from levelfield.nights.gate import GateReport
+    from levelfield.nights.gate_input import GateInput
     from levelfield.nights.night_session import NightSession
     from levelfield.run.builds import Pin
     from levelfield.series.findings import Finding, FindingPage
@@ -290,10 +292,14 @@ def _gate(options: argparse.Namespace) -> int:
     from levelfield.series.findings import FindingPage, with_explanations
 
     with opened_store(options) as store:
-        given = gate_input(store, chosen_night(store, options.night), options.suite)
-        found = compared(given, given.stored_pairs)
+        gc.disable()  # nights leave no garbage: looking for it takes a fifth of the processor time
+        try:
+            given = gate_input(store, chosen_night(store, options.night), options.suite)
+            found = compared(given, given.stored_pairs)
+        finally:
+            gc.enable()
         found = replace(found, findings=with_explanations(found.findings, given.past))
-        for finding in _new(found.findings, given.past):
+        for finding in _new(found.findings, given):
             store.add_finding(found.night, finding.model_dump(mode="json"))
         tickets = NightTickets(store, given, runs_of(options), options.page_url).all(found.findings)
     page = FindingPage(
@@ -318,13 +324,16 @@ def _link(options: argparse.Namespace) -> str | None:
     return f"{options.page_url.rstrip('/')}/index.html" if options.page_url else None
 
 
-def _new(findings: Sequence[Finding], past: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that the store does not have: no plain `no change`, unless it replaces another word."""
-    last = {(f.night, f.series, f.figure, f.label): f for f in past}
+def _new(findings: Sequence[Finding], given: GateInput) -> list[Finding]:
+    """Return the findings that the store does not have: no plain `no change`, unless it replaces another word, or ends
+    a regression."""
+    last = {(f.night, f.series, f.figure, f.label): f for f in given.past}
     found = []
     for finding in findings:
         before = last.get((finding.night, finding.series, finding.figure, finding.label))
-        if finding != before and (before is not None or finding.word != "no change" or finding.pairs):
+        is_plain = finding.word == "no change" and not finding.pairs
+        is_end = (finding.series, finding.figure) in given.named_regressions
+        if finding != before and (before is not None or not is_plain or is_end):
             found.append(finding)
     return found
 

@@ -138,7 +138,8 @@ def _sufficient(evidence: LevelEvidence) -> list[Point]:
     """Return the points of the evidence. Raises UsageError for too few, or for runs that show a fault."""
     points = _named(evidence) if evidence.runs else _present_level(evidence)
     nights = {night_of(point) for point in points}
-    by_pairs = {f.run_id for f in evidence.past if f.pairs and f.word in ("regression", "improvement", "no change")}
+    decided = [f for f in evidence.past if f.pairs and not f.named]
+    by_pairs = {f.run_id for f in decided if f.word in ("regression", "improvement", "no change")}
     is_judged = bool(points) and points[-1].run_id in by_pairs
     if len(nights) < FEWEST_NIGHTS and not is_judged:
         raise UsageError(

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product
 
 from levelfield.errors import RunFailed
-from levelfield.nights.gate_input import GateInput, examinations, expected_series, findings_about_runs, missing_findings
+from levelfield.nights.gate_input import (
+    GateInput,
+    awaited_series,
+    examinations,
+    expected_series,
+    findings_about_runs,
+    missing_findings,
+)
 from levelfield.series.causes import families, is_under_change, moved, still_due, suspiciousness
 from levelfield.series.examination import Examination
 from levelfield.series.findings import COMPARED, FIGURES, Finding, in_order, short
@@ -28,6 +35,7 @@ from levelfield.series.judgement import (
     ruling_of,
     wants_pairs,
 )
+from levelfield.series.open_regressions import OpenRegression
 from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, ArmBias, PairedTest, PairRuling, arm_bias
 from levelfield.series.segments import change_of, shown_change
 from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
@@ -96,9 +104,45 @@ def compared(
             found.append(judged_night(each, around, ruling))
     done = {f.series for f in found if f.series and f.word in COMPARED}
     done |= {series for series, _ in grouped} | {around.series for around, _ in judged if around.is_of_group}
-    found += [*of_causes, *spending.findings_about_arms(), *findings_about_runs(given), *missing_findings(given)]
+    found = [*_with_open(given, judged, found), *of_causes, *spending.findings_about_arms()]
+    found += [*findings_about_runs(given), *missing_findings(given)]
     named = tuple(f.model_copy(update={"night": given.night}) for f in in_order(found))
     return GateReport(given.night, named, len(done), len(expected_series(given) | done))
+
+
+def _with_open(given: GateInput, judged: Sequence[Judged], findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Return the findings, where a regression that was named before keeps its word in a night that does not end it."""
+    examined = {_name(member): member[1] for member in judged}
+    opened = {name: each.opened for name, each in examined.items() if each.opened}
+    awaited = awaited_series(given) if given.named_regressions else ()
+    for series, figure in given.named_regressions:
+        known = given.open_regression(series, figure, given.held(series)) if series in awaited else None
+        if known is not None and (series, figure) not in examined:
+            opened[series, figure] = known
+    for finding in findings:
+        name = (finding.series, finding.figure)
+        known = opened.pop(name, None) if finding.figure else None  # type: ignore[arg-type]
+        if known is None or finding.word == "regression" or _is_ended(known, finding, examined[name]):  # type: ignore[index]
+            yield finding
+        else:
+            yield known.undecided(finding)
+    for name, known in opened.items():
+        yield known.undecided(_unjudged(given, name, examined.get(name)))
+
+
+def _is_ended(known: OpenRegression, tonight: Finding, found: Examination) -> bool:
+    return known.is_ended_by(tonight) and (bool(tonight.pairs) or found.is_back)
+
+
+def _unjudged(given: GateInput, name: tuple[str, Gated], found: Examination | None) -> Finding:
+    """Return that the night says nothing about a figure by itself. found: where another finding stands for it."""
+    series, figure = name
+    why = "no valid run of it" if found is None else "the finding about its node or its conditions stands for it"
+    tonight = found.tonight if found else None
+    return Finding(
+        series=series, label=given.label(series), figure=figure, word="inconclusive", detail=why,
+        run_id=tonight.run_id if tonight else None, node=tonight.node if tonight else None,
+    )  # fmt: skip
 
 
 def suspects(given: GateInput) -> list[Suspect]:

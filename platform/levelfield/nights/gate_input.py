@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import takewhile
 
-from levelfield.series.examination import Era, Examination, era_of, examined, holds, nights_before
+from levelfield.series.examination import Era, Examination, era_of, examined, held, holds, nights_before
 from levelfield.series.findings import FIGURES, Finding, FindingWord, short
 from levelfield.series.judgement import Judged, Pair, Pairs, Surroundings
+from levelfield.series.open_regressions import OpenRegression, open_regressions
 from levelfield.series.segments import (
     Segment,
     condition_changes,
@@ -36,7 +37,7 @@ class GateInput:
 
     points: of every series by its digest, all nights, in any order. expected: of the night, entry -> series if it is
     known. past: findings of earlier nights. conditions: a document by its digest, for the names of what changed.
-    reasons: why a run is not valid, by its id.
+    reasons: why a run is not valid, by its id. has_commit: whether a commit holds all of a build, by its digest.
     """
 
     night: str
@@ -47,6 +48,7 @@ class GateInput:
     past: Sequence[Finding] = ()
     conditions: Callable[[str], Conditions | None] = lambda digest: None
     reasons: Callable[[str], str | None] = lambda run_id: None
+    has_commit: Callable[[str], bool] = lambda subject: True
 
     @cached_property
     def tonights(self) -> dict[str, list[Point]]:
@@ -84,6 +86,24 @@ class GateInput:
         for event in self.events:
             found[event.series or ""].append(event)
         return found
+
+    @cached_property
+    def named_regressions(self) -> dict[tuple[str, Gated], OpenRegression]:
+        """The regressions that earlier nights named and none found gone, by series and figure."""
+        return open_regressions(self.past, self.night)
+
+    def open_regression(self, series: str, figure: Gated, baseline: StoreEvent | None) -> OpenRegression | None:
+        """Return the regression of a figure that is still there; None where the baseline accepts its nights too."""
+        found = self.named_regressions.get((series, figure))
+        if found is None or baseline is None:
+            return found
+        began = {point.run_id: point.began for point in self.points.get(series, ())}
+        first = began.get(found.first.run_id or "") or found.first.night or ""
+        return None if any(began.get(run, "") >= first for run in baseline.runs) else found
+
+    def held(self, series: str) -> StoreEvent | None:
+        """Return the baseline of the series that holds in this night."""
+        return held(self.events_by_series.get(series, ()), f"{self.night}~")
 
     def tonight(self, series: str) -> list[Point]:
         return self.tonights.get(series, [])
@@ -181,13 +201,18 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
     bad = [point for point in nights.history if point.run_id in alone]
     better, worse = (_changed_runs(past, word) - evidence for word in ("improvement", "regression"))
     cleared = {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id}
+    subjects = {point.run_id: point.subject for point in nights.history}
     found: list[tuple[Era, Examination]] = []
+
+    def can_run_again(run_id: str) -> bool:
+        return run_id not in subjects or given.has_commit(subjects[run_id])
+
     for night in tonight:
         place = place_of(segments, night.run_id)
         era = era_of(segments, place, events, night.began, night.run_id)
-        found.append(
-            (era, examined(figure, night, nights_before(era, figure, night, cleared, better | worse, bad, better)))
-        )
+        opened, changed = given.open_regression(nights.series, figure, era.baseline), better | worse
+        before = nights_before(era, figure, night, cleared, changed, bad, better, opened, can_run_again)
+        found.append((era, examined(figure, night, before)))
     # Of several nodes in a night the worst one is judged: the one farthest above its level.
     far = (each.tonight.cost - each.level.cost if each.level else float("-inf") for _, each in found)
     _, (era, worst) = max(zip(far, found, strict=True), key=lambda pair: pair[0])
@@ -226,8 +251,7 @@ def _surroundings(
     decided = next((f for f in reversed(by_pairs) if f.build_change is not None), None)
     is_worse = decided is not None and decided.word == "regression"
     builds = {point.run_id: point.subject for point in nights.history}
-    accepted = builds.get(found.accepted.build) if found.accepted else None
-    is_other = accepted != builds[found.tonight.run_id]
+    is_other = builds.get(found.against) != builds[found.tonight.run_id]
     return replace(
         plain,
         fields=fields,
@@ -253,6 +277,14 @@ def expected_series(given: GateInput) -> set[str]:
     if given.expected:
         return {_series_of(given, entry, series) or entry for entry, series in given.expected.items()}
     return {series for series in given.points if given.tonight(series) or _ran_lately(given, series)}
+
+
+def awaited_series(given: GateInput) -> set[str]:
+    """Return the known series of the night's entries, those that did not run too. One that runs other work has none."""
+    if not given.expected:
+        return expected_series(given)
+    known = ((entry, series) for entry, series in given.expected.items() if series)
+    return {series for entry, series in known if _series_of(given, entry, series) in (series, None)}
 
 
 def findings_about_runs(given: GateInput) -> Iterator[Finding]:

@@ -83,6 +83,7 @@ from levelfield.store.run_record import record_of, series_of
 QUARANTINE_HOURS = 12
 SPEED: Gated = "tokens_per_second_per_device"
 CONTROLS, CONTROL_PAUSE_SECONDS = 4, 10.0
+_ANOTHER_BUILD = "`nightly accept` names another build"
 PURPOSES: dict[tuple[str, str], Purpose] = {
     ("confirm", "a"): "confirm-a", ("confirm", "b"): "confirm-b", ("null", "a"): "null-a", ("null", "b"): "null-b",
 }  # fmt: skip
@@ -198,7 +199,7 @@ class NightSession:
     def _explained(self, finding: Finding) -> Finding:
         """Return a slower series' finding with the reason, by one pair more of the builds that confirmed it."""
         arms, is_slower = self.arms.get(finding.series), finding.word == "regression" and finding.figure == SPEED
-        if arms is None or not is_slower or not self._holds_pair(finding.series):
+        if arms is None or finding.named or not is_slower or not self._holds_pair(finding.series):
             return finding
         self.output.say(f"why {finding.label} is slower: each build runs once more, and records steps")
         return finding.model_copy(update={"explanation": why_slower(arms, self.asked.runs)})
@@ -250,19 +251,20 @@ class NightSession:
         run = next((run for run in self.work if run.series == suspect.series), None)
         points, found = self.store.points([suspect.series]).get(suspect.series, ()), suspect.examination
         by_run = {point.run_id: point for point in points}
-        accepted = by_run.get(found.accepted.build) if found.accepted else None
+        accepted = by_run.get(found.against)
         if run is None or accepted is None:
             return "tonight's suite has no entry of the series, or the accepted run is not in the store"
         before = self.store.subject(accepted.subject)
         if before.commit is None or before.is_dirty is not False:
-            return f"the accepted build of {run.name} had files that no commit has, or git could not tell"
+            why = f"the accepted build of {run.name} had files that no commit has, or git could not tell"
+            return f"{why}; {_ANOTHER_BUILD}"
         subject = self._build_here(suspect.series)
         if isinstance(subject, str):
             return subject
         try:
             build = build_of(before.commit, say=self.output.say)
         except RunFailed as error:
-            return str(error)
+            return f"{error}; {_ANOTHER_BUILD}"
         plan, tonight = run.job.plan, CommitBuild(subject.commit or "", checkout())
         arms = arms_of(plan, build, tonight, shared_python(plan, before, subject), self.asked.plugins)
         self.arms[suspect.series] = arms

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, timedelta
 from functools import cache, partial
 
 from levelfield.errors import UnknownName, UsageError
 from levelfield.nights.baselines import LevelEvidence
 from levelfield.nights.gate_input import GateInput
-from levelfield.series.examination import held
+from levelfield.series.examination import held, holds
 from levelfield.series.findings import Finding, short
 from levelfield.series.segments import night_of
 from levelfield.specs.base import parse
-from levelfield.specs.record import Conditions, Point
+from levelfield.specs.record import Conditions, Point, StoreEvent
 from levelfield.specs.short_names import refuse_any
 from levelfield.store.database import Store, StoredSeries
 
-# A gate reads the nights of so many days: a level that nobody accepted rests on no older one. A series with fewer
-# nights in them is read as a whole.
+# A gate reads the nights of so many days. A series is read as a whole where the first nights are its level, because
+# nobody accepted one, where nights were found changed, so that older ones are its level, and with fewer nights in them.
 RECENT_DAYS, ENOUGH_NIGHTS = 75, 61
 _DAYS_OF_FINDINGS = 400
 _DAYS_BEFORE = 14  # of which a night's entries are compared with its own
@@ -35,7 +35,8 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
             raise UsageError(f"--suite {suite}: found no entry of it in night {night}; see `show suites`")
     expected = _as_before(store, night, expected)
     stored = store.series()
-    points = _recent(store, stored, night)
+    past, events = past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)), store.events()
+    points = _recent(store, stored, night, _with_old_levels(stored, night, past, events))
     if suite is not None:
         ran = {s for s, of in points.items() if any(p.night == night and p.entry in expected for p in of)}
         points = {s: of for s, of in points.items() if s in ran or s in expected.values()}
@@ -43,11 +44,12 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
         night,
         points,
         {each.digest: each.series for each in stored},
-        store.events(),
+        events,
         expected,
-        past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)),
+        past,
         conditions_of(store),
         partial(_reason, store),
+        cache(partial(_has_commit, store)),
     )
 
 
@@ -153,13 +155,33 @@ def _conditions(store: Store, digest: str) -> Conditions | None:
         return None
 
 
-def _recent(store: Store, stored: Sequence[StoredSeries], night: str) -> dict[str, list[Point]]:
-    """Return the points of the last days; all points of series that ran tonight and have few in those."""
-    recent = store.points(since=_days_before(night, RECENT_DAYS))
+def _has_commit(store: Store, digest: str) -> bool:
+    try:
+        return store.subject(digest).has_commit
+    except UnknownName:
+        return False
+
+
+def _with_old_levels(
+    stored: Sequence[StoredSeries], night: str, past: Sequence[Finding], events: Sequence[StoreEvent]
+) -> set[str]:
+    """Return the series whose level rests on nights that may be older than the last days."""
+    accepted = [event for event in events if event.kind == "baseline" and holds(event, f"{night}~")]
+    changed = {finding.series for finding in past if finding.word in ("regression", "improvement")}
+    return {each.digest for each in stored} - {event.series for event in accepted} | changed
+
+
+def _recent(store: Store, stored: Sequence[StoredSeries], night: str, old: Collection[str]) -> dict[str, list[Point]]:
+    """Return the points of the last days; all points of series that ran since and are `old`, or ran and have few."""
+    whole = sorted(s.digest for s in stored if s.digest in old and s.last[:10] >= night[:10])
+    others = sorted({s.digest for s in stored}.difference(whole))
+    recent = store.points(others, since=_days_before(night, RECENT_DAYS)) if others else {}
     tonight = {series for series, points in recent.items() if any(night_of(point) == night for point in points)}
     nights = {series: sum(point.is_of_trend for point in points) for series, points in recent.items()}
     few = {s.digest for s in stored if nights.get(s.digest, 0) < min(s.runs, ENOUGH_NIGHTS)} & tonight
-    return recent | (store.points(sorted(few)) if few else {})
+    if wanted := sorted(few.union(whole)):
+        recent |= store.points(wanted)
+    return {series: points for series, points in recent.items() if points}
 
 
 def _has_runs(store: Store, night: str) -> bool:

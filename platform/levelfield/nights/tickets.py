@@ -82,7 +82,7 @@ class NightTickets:
     def accepted(self, finding: Finding) -> str | None:
         """Return the run of the build that tonight's is compared with: accepted, or the last whose training agreed."""
         if finding.figure is not None:
-            return self._accepted.get((finding.series, finding.figure))
+            return finding.against or self._accepted.get((finding.series, finding.figure))
         points = self.given.points[finding.series]
         began = next((p.began for p in points if p.run_id == finding.run_id), "9")
         earlier = [
@@ -93,7 +93,7 @@ class NightTickets:
     @cached_property
     def _accepted(self) -> dict[TicketKey, str]:
         judged = examinations(self.given)
-        return {(a.series, e.figure): e.accepted.build for a, e in judged if e.accepted and e.accepted.build}
+        return {(a.series, e.figure): e.against for a, e in judged if e.against}
 
     def _between(self, accepted: str, tonight: str) -> Ticket:
         """Return what differs between the builds of two runs. Raises LevelfieldError for a run that is not stored."""

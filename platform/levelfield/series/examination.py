@@ -7,14 +7,24 @@ alone accepts nothing: the nights before it stay the reference until somebody ac
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median_high, median_low
+from statistics import median, median_high, median_low
 
 from levelfield.measure.student import normal_tail, t_quantile
-from levelfield.series.level import FEWEST, FLOOR, MEDIAN_VARIANCE, AcceptedLevel, Level, accepted_level, level_of
-from levelfield.series.segments import Observation, Segment, observations
-from levelfield.series.trigger import CORRELATION, Suspicion, is_beyond, triggered
+from levelfield.series.level import (
+    FEWEST,
+    FLOOR,
+    MEDIAN_VARIANCE,
+    AcceptedLevel,
+    Level,
+    accepted_level,
+    first_build,
+    level_of,
+)
+from levelfield.series.open_regressions import OpenRegression
+from levelfield.series.segments import Observation, Segment, excess_of, observations
+from levelfield.series.trigger import CORRELATION, DRIFT_NIGHTS, Suspicion, is_beyond, triggered
 from levelfield.specs.record import Gated, Point, StoreEvent
 
 _Z_OF_STEP = 3.0  # it is looked at in every night until it is accepted
@@ -131,7 +141,8 @@ class Examination:
 
     history: the nights that the level may rest on; recent: those and the changed ones that nobody accepted. is_young:
     tonight's conditions have no level of their own yet. is_provisional: level and accepted are those of a gain that
-    nobody accepted, because tonight looks worse than it.
+    nobody accepted, because tonight looks worse than it. opened: a regression that was named and has not ended.
+    against: the run whose build is the A of pairs; empty where there is none.
     """
 
     figure: Gated
@@ -144,6 +155,8 @@ class Examination:
     suspicion: Suspicion | None
     is_young: bool
     is_provisional: bool = False
+    opened: OpenRegression | None = None
+    against: str = ""
 
     @property
     def has_stepped(self) -> bool:
@@ -153,9 +166,21 @@ class Examination:
     def direction(self) -> int:
         """What pairs test: 1 where tonight looked worse, -1 where it looked better.
 
-        Under new conditions always 1: those that make all builds better may hide one that is worse.
+        Under new conditions always 1: those that make all builds better may hide one that is worse. A regression that
+        was named is looked for in every night.
         """
-        return -1 if self.step is None and self.suspicion and self.suspicion.direction < 0 else 1
+        is_better = self.suspicion is not None and self.suspicion.direction < 0
+        return -1 if is_better and self.step is None and self.opened is None else 1
+
+    @property
+    def is_back(self) -> bool:
+        """Whether nights show that a regression is gone: none is suspected, and the last ones are nearer the level."""
+        is_suspect = self.suspicion is not None and self.suspicion.direction > 0
+        if self.opened is None or self.accepted is None or is_suspect:
+            return False
+        nights = [*self.recent, self.tonight][-DRIFT_NIGHTS:]
+        off = median(night.cost - self.accepted.at(night.node) for night in nights)
+        return off < excess_of(self.opened.last.change or 0.0, self.figure) / 2
 
     def less_build(self, excess: float) -> Examination:
         """Return the same with the step of the conditions alone. excess: how much worse the build is, as a cost."""
@@ -195,7 +220,9 @@ class NightsBefore:
 
     baseline: what somebody accepted; replaced: nights before it, which still show how far nights scatter. cleared: when
     the last night began that pairs found unchanged. unaccepted: runs that were found changed; no level rests on them.
-    bad: earlier nights that were found bad. gained: the nights of a lasting gain that nobody accepted.
+    bad: earlier nights that were found bad. gained: the nights of a lasting gain that nobody accepted; gainers: the
+    runs of those that were found better. opened: a regression that was named before and has not ended. can_run_again:
+    whether a commit holds all of a run's build.
     """
 
     own: Sequence[Observation]
@@ -206,6 +233,9 @@ class NightsBefore:
     unaccepted: Collection[str] = ()
     bad: Sequence[Observation] = ()
     gained: Sequence[Observation] = ()
+    gainers: Sequence[str] = ()
+    opened: OpenRegression | None = None
+    can_run_again: Callable[[str], bool] = lambda run_id: True
 
     def of_level(self, nights: Iterable[Observation]) -> list[Observation]:
         return [night for night in nights if night.run_id not in self.unaccepted]
@@ -213,18 +243,23 @@ class NightsBefore:
 
 def nights_before(
     era: Era, figure: Gated, tonight: Observation, cleared: Collection[str], unaccepted: Collection[str],
-    bad: Iterable[Point] = (), better: Collection[str] = (),
+    bad: Iterable[Point] = (), better: Collection[str] = (), opened: OpenRegression | None = None,
+    can_run_again: Callable[[str], bool] = lambda run_id: True,
 ) -> NightsBefore:  # fmt: skip
     """Return the nights of the era, without those of tonight. cleared: runs that pairs found unchanged. bad: runs.
 
-    better: those of the unaccepted runs that were found better.
+    better: those of the unaccepted runs that were found better. opened, can_run_again: as in NightsBefore.
     """
     own = [night for night in era.own(figure, tonight.began) if night.night != tonight.night]
     last = max((night.began for night in own if night.run_id in cleared), default="")
     former = {point.conditions for segment in era.segments[:-1] for point in segment.points}
     slow = observations((p for p in bad if p.conditions in former and is_since(era.baseline, p)), figure)
     gained = _lasting_gain([n for n in own if n.run_id in better or n.run_id not in unaccepted], better)
-    return NightsBefore(own, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted, slow, gained)
+    gainers = [night.run_id for night in gained if night.run_id in better]
+    return NightsBefore(
+        own, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted, slow, gained, gainers, opened,
+        can_run_again,
+    )  # fmt: skip
 
 
 def _lasting_gain(nights: Sequence[Observation], better: Collection[str]) -> Sequence[Observation]:
@@ -238,11 +273,12 @@ def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Exami
     """Return what the nights show about tonight. A fall from a gain that nobody accepted comes before the gain."""
     if before.gained:
         fallen = _against_gain(figure, tonight, before)
-        if fallen.suspicion is not None and fallen.suspicion.direction > 0:
+        is_open = before.opened is not None and before.opened.last.against in before.gainers
+        if is_open or (fallen.suspicion is not None and fallen.suspicion.direction > 0):
             return fallen
     recent = sorted((*before.earlier, *before.own), key=lambda night: night.began)
     joined, own, earlier = (before.of_level(nights) for nights in (recent, before.own, before.earlier))
-    accepted = accepted_level(joined, figure, before.baseline)
+    accepted = accepted_level(joined, figure, before.baseline, before.can_run_again)
     is_young = len(own) < FEWEST
     level = level_of(joined if is_young else own, tonight.node)
     stated = None
@@ -253,16 +289,29 @@ def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Exami
     if level is not None:
         drifts_from = None if step and step.is_beyond else accepted
         suspicion = triggered(level, drifts_from, recent, tonight, before.cleared)
-    return Examination(figure, tonight, tuple(joined), tuple(recent), level, accepted, step, suspicion, is_young)
+    against = accepted.build if accepted else ""
+    if before.opened and before.baseline is None:  # also where an accepted change of conditions began a new level
+        against = before.opened.last.against or against
+    return Examination(
+        figure, tonight, tuple(joined), tuple(recent), level, accepted, step, suspicion, is_young, False,
+        before.opened, against,
+    )  # fmt: skip
 
 
 def _against_gain(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
-    """Return what the nights show about tonight where the level is that of the gain."""
+    """Return what the nights show about tonight where the level is that of the gain.
+
+    A is the build of the night that made the gain last: nights after it are judged by it, and never move it.
+    """
     gained = before.gained
     recent = [night for night in before.own if night.began >= gained[0].began]
     level, accepted = level_of(gained, tonight.node), accepted_level(gained, figure, None)
     suspicion = triggered(level, accepted, recent, tonight, before.cleared) if level else None
-    return Examination(figure, tonight, tuple(gained), tuple(recent), level, accepted, None, suspicion, False, True)
+    against = first_build(before.gainers[:LASTING][::-1], before.can_run_again)
+    return Examination(
+        figure, tonight, tuple(gained), tuple(recent), level, accepted, None, suspicion, False, True,
+        before.opened, against,
+    )  # fmt: skip
 
 
 def _level_of_baseline(

@@ -53,6 +53,8 @@ class Finding(Document):
     finding about a node or a change of conditions, which has no series: all runs that it stands for. build_change: of
     tonight's build against the accepted one, by pairs; conditions_change: of the accepted build against its level, by
     pairs under new conditions. explanation: why a step of tonight's build takes longer, in sentences (docs/explain.md).
+    against: the run whose build tonight's was compared with. named: the night that found the regression, where tonight
+    does not decide whether it is still there; then change and its interval are of the last night that did.
     """
 
     KIND: ClassVar[str] = "finding"
@@ -78,6 +80,8 @@ class Finding(Document):
     build_change: float | None = None
     conditions_change: float | None = None
     explanation: tuple[str, ...] = Field(default=(), json_schema_extra=LATER)
+    against: str | None = Field(default=None, json_schema_extra=LATER)
+    named: str | None = Field(default=None, json_schema_extra=LATER)
 
     @property
     def bad_runs(self) -> tuple[str, ...]:

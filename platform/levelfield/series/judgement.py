@@ -59,8 +59,11 @@ class Surroundings:
 def wants_pairs(found: Examination, around: Surroundings) -> bool:
     """Whether to spend runs on a confirmation. A gain is no alarm, so further nights confirm it.
 
-    A change of conditions may hide one of the build, so both builds run under the new ones, once.
+    A change of conditions may hide one of the build, so both builds run under the new ones, once. A regression that was
+    named gets pairs until they find it gone.
     """
+    if found.opened is not None:
+        return True
     if found.level is None:
         return False
     if around.is_due:
@@ -82,11 +85,7 @@ def judged_night(found: Examination, around: Surroundings, ruling: PairRuling | 
     """Return the finding about one figure. ruling: of pairs, or why there are none; None: none were wanted."""
     level = found.level
     if level is None:
-        detail = f"{len(found.history)} of {FEWEST} nights before this one"
-        return Finding(
-            series=around.series, label=around.label, figure=found.figure, word="new series", detail=detail,
-            nights=len(found.history), run_id=found.tonight.run_id, node=found.tonight.node,
-        )  # fmt: skip
+        return _without_level(found, around, ruling)
     if isinstance(ruling, PairRuling):
         return _by_pairs(found, around, level, ruling)
     found = found.less_build(around.build_excess)
@@ -96,6 +95,24 @@ def judged_night(found: Examination, around: Surroundings, ruling: PairRuling | 
     if _is_step(found, around) and not (found.suspicion and not found.is_young and found.runs_two_nights):
         return _of_step(found, around)
     return _by_nights(found, around, level, ruling)
+
+
+def _without_level(found: Examination, around: Surroundings, ruling: PairRuling | NoPairs | None) -> Finding:
+    """Return that the series is new. Pairs need no level to decide about a regression that was named before it."""
+    detail = f"{len(found.history)} of {FEWEST} nights before this one"
+    new = Finding(
+        series=around.series, label=around.label, figure=found.figure, word="new series", detail=detail,
+        nights=len(found.history), run_id=found.tonight.run_id, node=found.tonight.node,
+    )  # fmt: skip
+    if not isinstance(ruling, PairRuling) or not ruling.is_decided:
+        return new
+    low, change, high = (change_of(each or 0.0, found.figure) for each in (ruling.low, ruling.excess, ruling.high))
+    update = {
+        "word": ruling.build, "change": change, "low": min(low, high), "high": max(low, high), "pairs": ruling.pairs,
+        "build_change": change_of(ruling.shown, found.figure), "against": found.against,
+        "detail": f"{_pairs_detail(found, around, ruling)}; {detail}",
+    }  # fmt: skip
+    return new.model_copy(update=update)
 
 
 def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> float:
@@ -207,6 +224,7 @@ def _finding(
         fields=fields, node=found.tonight.node, pairs=ruling.pairs if ruling else 0,
         build_change=change_of(ruling.shown, found.figure) if ruling and ruling.is_decided else None,
         conditions_change=_conditions_change(found, ruling),
+        against=found.against or None if ruling or word == "regression" else None,
     )  # fmt: skip
 
 
@@ -220,7 +238,7 @@ def _conditions_change(found: Examination, ruling: PairRuling | None) -> float |
 
 def _pairs_detail(found: Examination, around: Surroundings, ruling: PairRuling) -> str:
     """Return what the pairs say of the build, of its arms, and of the conditions where these changed."""
-    first = "gain's last build" if found.is_provisional else "last accepted build"
+    first = "gain's build" if found.is_provisional else "last accepted build"
     text = f"against the {first}, by {ruling.pairs} pairs"
     if ruling.build in ("inconclusive", "more pairs"):
         text = f"about {ruling.more} more pairs, after {ruling.pairs}"

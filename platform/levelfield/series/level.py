@@ -15,7 +15,7 @@ counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from statistics import NormalDist, median
@@ -59,8 +59,8 @@ class Level:
 class AcceptedLevel:
     """The level that drift is measured against. It stays until somebody accepts another one.
 
-    by_node: of the nodes that are known. build: the last run of it, whose build is the A of a confirmation. scale: of
-    its own nights, which a ramp after them does not widen; None below FEWEST.
+    by_node: of the nodes that are known. build: the run whose build is the A of a confirmation. scale: of its own
+    nights, which a ramp after them does not widen; None below FEWEST.
     """
 
     cost: float
@@ -101,10 +101,17 @@ def _by_node(nights: Iterable[Observation]) -> dict[str, list[float]]:
     return costs
 
 
-def accepted_level(nights: Sequence[Observation], figure: Gated, event: StoreEvent | None) -> AcceptedLevel | None:
+def accepted_level(
+    nights: Sequence[Observation],
+    figure: Gated,
+    event: StoreEvent | None,
+    can_run_again: Callable[[str], bool] = lambda run_id: True,
+) -> AcceptedLevel | None:
     """Return what an event accepted, or without one the level of the first LONGEST nights; None without any night.
 
-    A node that the accepted nights do not know has the level of its own first nights.
+    A node that the accepted nights do not know has the level of its own first nights. A is the build that was accepted
+    last, or without an event that of the first night. Nights that the gate judged never move it: one in which it did
+    not see a regression has that regression. can_run_again: whether a commit holds all of a run's build.
     """
     stated = cost_of(event.level.get(figure), figure) if event else None
     if not nights and stated is None:
@@ -112,11 +119,17 @@ def accepted_level(nights: Sequence[Observation], figure: Gated, event: StoreEve
     first = {} if stated is None else _stated_nodes(event, figure)
     later = {node: level for node, level in _first_medians(nights).items() if node not in first}
     if event is not None and stated is not None:
-        build = event.runs[-1] if event.runs else ""
+        build = first_build(event.runs[::-1], can_run_again)
         return AcceptedLevel(stated, later | first, max(1, len(event.runs)), event.at[:10], build)
     base = nights[:LONGEST]
     scale = _scatter(_by_node(base).values())[0] if len(base) >= FEWEST else None
-    return AcceptedLevel(median(n.cost for n in base), later, len(base), base[0].began[:10], base[-1].run_id, scale)
+    build = first_build([night.run_id for night in base[:FEWEST]], can_run_again)
+    return AcceptedLevel(median(n.cost for n in base), later, len(base), base[0].began[:10], build, scale)
+
+
+def first_build(runs: Sequence[str], can_run_again: Callable[[str], bool]) -> str:
+    """Return the first of the runs whose build a commit holds; where none is, the first one, for the reason."""
+    return next(filter(can_run_again, runs), runs[0] if runs else "")
 
 
 def _first_medians(nights: Sequence[Observation]) -> dict[str, float]:

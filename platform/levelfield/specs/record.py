@@ -213,6 +213,11 @@ class Subject(Value):
     platform_version: str
     formulas: tuple[str, ...]
 
+    @property
+    def has_commit(self) -> bool:
+        """Whether a commit holds all of its files, so that it can run again."""
+        return self.commit is not None and self.is_dirty is False
+
 
 class RunRecord(Document):
     """One run with its figures. None of its fields names a path, a user or a host.

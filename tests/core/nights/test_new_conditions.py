@@ -111,7 +111,9 @@ def test_a_build_that_did_not_change_needs_no_pairs_under_a_new_driver() -> None
 def test_a_known_regression_without_pairs_tonight_is_not_green() -> None:
     first = compared(gate_night({"S": under_driver(0.0)}), source(-0.05, 0.05))
     given = gate_night({"S": under_driver(0.0, 2)}, NIGHT + 1, past=first.findings)
-    assert of(compared(given, lambda series, figure: "no accepted build")).word == "inconclusive"
+    report = compared(given, lambda series, figure: "no accepted build")
+    assert of(report).word == "regression" and exit_code(report.findings) == 4
+    assert of(report).named == day(NIGHT) and "no accepted build" in of(report).detail
     assert suspects(given)[0].figure == TOKENS and suspects(given)[0].chance < 0.0, "it is the first to get pairs"
 
 

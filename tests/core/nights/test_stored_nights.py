@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gate_points import event
 from levelfield.nights.stored_nights import ENOUGH_NIGHTS, gate_input
+from levelfield.series.findings import Finding
 from levelfield.specs.record import Point
 
 NIGHT = "2026-11-25"
@@ -23,13 +25,19 @@ def test_older_points_are_read_until_there_are_enough_nights(purpose: str) -> No
     older = [point("nightly", "2026-01-01"), *recent]
 
     def points(series: Any = None, since: str | None = None) -> dict[str, list[Point]]:
-        return {"s": older if series else recent}
+        return {"s": recent if since else older}
 
-    stored = SimpleNamespace(digest="s", series=SimpleNamespace(), runs=2 * ENOUGH_NIGHTS)
+    stored = SimpleNamespace(digest="s", series=SimpleNamespace(), runs=2 * ENOUGH_NIGHTS, last=NIGHT)
+    accepted = event("baseline", 0, series="s")
     store: Any = SimpleNamespace(
-        points=points, series=lambda: [stored], events=list, findings=list, expected=lambda night: {}
+        points=points, series=lambda: [stored], events=lambda: [accepted], findings=list, expected=lambda night: {}
     )
     assert len(gate_input(store, NIGHT, None).points["s"]) == (len(recent) if purpose == "nightly" else len(older))
+    store.events = list
+    assert len(gate_input(store, NIGHT, None).points["s"]) == len(older), "its first nights are its level"
+    changed = Finding(series="s", label="", figure="memory_bytes", word="regression", night="2026-01-02")
+    store.events, store.findings = (lambda: [accepted]), lambda: [changed.model_dump(mode="json")]
+    assert len(gate_input(store, NIGHT, None).points["s"]) == len(older), "older nights are its level"
 
 
 def test_an_entry_is_expected_to_run_what_it_ran_in_the_newest_night_before() -> None:

@@ -63,6 +63,23 @@ def test_the_fallback_waits_for_the_second_night_and_takes_no_bad_night_for_a_re
     assert bad.count("regression") <= 3
 
 
+@pytest.mark.parametrize(("kind", "in_first", "in_all"), [
+    (WorldKind(0.01, True, shift=0.03, start=15), 10, 27),
+    (WorldKind(0.01, True, shift=0.03, start=15, is_accepted=True), 10, 28),
+    (WorldKind(0.01, True, shift=0.05, start=7), 10, 26),
+])  # fmt: skip
+def test_what_the_first_night_does_not_find_is_found_later_and_stays(
+    kind: WorldKind, in_first: int, in_all: int
+) -> None:
+    """With or without an accepted level: A of the pairs is not a night that has the regression itself."""
+    found = words(kind, 30, 25)
+    assert in_first <= sum(row[0] == "regression" for row in found) < in_all - 3
+    named = [row for row in found if "regression" in row]
+    assert len(named) >= in_all
+    stay = [row for row in named if set(row[row.index("regression") :]) == {"regression"}]
+    assert len(stay) == len(named), "nights in which pairs do not decide keep the word"
+
+
 def test_a_fall_from_a_gain_that_nobody_accepted_is_found() -> None:
     found = words(WorldKind(0.01, True, shift=-0.05, lasts=15), 30, 18)
     assert not any("regression" in row[:15] for row in found)

@@ -1,0 +1,294 @@
+"""The A of the pairs stays where it is, and a regression keeps its word until pairs, nights or a person end it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from gate_points import at, conditions, day, event, nights, noise, point, series
+from levelfield.nights.baselines import LevelEvidence, accepted_baseline
+from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
+from levelfield.nights.gate_input import GateInput
+from levelfield.series.findings import Finding, exit_code
+from levelfield.series.judgement import Pairs
+from levelfield.specs.record import Gated, Point
+
+TOKENS: Gated = "tokens_per_second_per_device"
+
+
+def given(points: Sequence[Point], night: int, **more: Any) -> GateInput:
+    def known(digest: str) -> Any:
+        return conditions(software={"driver": digest})
+
+    return GateInput(day(night), {"S": points}, {"S": series()}, conditions=known, **more)
+
+
+def pairs_of(change: float, deviation: float = 0.002, around: float = 1.0) -> ConfirmingPairs:
+    """Seven pairs: B is changed by so much. around: what befalls both sides."""
+    first, second = noise(7, deviation, 5), noise(7, deviation, 6)
+    values: Pairs = [
+        (1000 * around * math.exp(a), 1000 * around * (1 + change) * math.exp(b))
+        for a, b in zip(first, second, strict=True)
+    ]
+    return lambda name, figure: values if figure == TOKENS else None
+
+
+def of(report: GateReport) -> Finding:
+    (found,) = [f for f in report.findings if f.series == "S" and f.figure == TOKENS]
+    return found
+
+
+def slow_from(first: int, count: int, change: float = -0.05) -> list[Point]:
+    """`count` nights, those from `first` on with the change."""
+    return [p if i < first else replaced(p, 1 + change) for i, p in enumerate(nights(count))]
+
+
+def replaced(of_night: Point, factor: float) -> Point:
+    return of_night.model_copy(update={TOKENS: (of_night.tokens_per_second_per_device or 0.0) * factor})
+
+
+def named_at(night: int, points: Sequence[Point], **more: Any) -> list[Finding]:
+    report = compared(given(points, night, **more), pairs_of(-0.05))
+    assert of(report).word == "regression"
+    return list(report.findings)
+
+
+def first_build(points: Sequence[Point], night: int, **more: Any) -> str:
+    """Return the run whose build a suspicious night is held against."""
+    found = suspects(given([*points[:night], replaced(points[night], 0.9)], night, **more))
+    (suspect,) = [each for each in found if each.figure == TOKENS]
+    return suspect.examination.against
+
+
+# -- the build on the one side of the pairs
+
+
+@pytest.mark.parametrize("night", [7, 12, 29, 30, 31, 60, 100])
+def test_the_first_build_is_that_of_the_first_night(night: int) -> None:
+    assert first_build(nights(101), night) == "run000"
+
+
+def test_no_undecided_night_moves_the_first_build() -> None:
+    """A fall that one night does not show is in the nights after it: none of them is the build to compare with."""
+    points, past = slow_from(12, 30, -0.03), list[Finding]()
+    for night in range(7, 30):
+        assert {s.examination.against for s in suspects(given(points, night, past=past))} <= {"run000"}
+        past += compared(given(points, night, past=past), pairs_of(-0.03, deviation=0.05)).findings
+    assert not any(f.word == "regression" for f in past), "so noisy pairs never decide"
+
+
+def test_a_fall_that_its_first_nights_do_not_show_is_found_when_pairs_can() -> None:
+    points, past, words = slow_from(12, 30, -0.03), list[Finding](), []
+    for night in range(7, 30):
+        builds = {s.examination.against for s in suspects(given(points, night, past=past))}
+        has_fall = [int(run.removeprefix("run")) >= 12 for run in builds]
+        change = 0.0 if night < 12 or any(has_fall) else -0.03
+        report = compared(given(points, night, past=past), pairs_of(change, deviation=0.05 if night < 16 else 0.002))
+        past += report.findings
+        words.append(of(report).word)
+    assert "regression" not in words[:9] and set(words[-10:]) == {"regression"}, words
+
+
+def test_an_accepted_level_has_its_last_run_as_the_first_build() -> None:
+    points = nights(60)
+    accepted = accepted_baseline(LevelEvidence("S", tuple(points[:20])), "ann", "why", at(19, 9))
+    for night in (21, 45, 59):
+        assert first_build(points, night, events=[accepted]) == "run019"
+    expired = accepted.model_copy(update={"until": day(30)})
+    assert first_build(points, 45, events=[expired]) == "run000", "the level of the first nights holds again"
+
+
+def test_an_accepted_change_of_conditions_begins_with_its_first_night() -> None:
+    points = [p.model_copy(update={"conditions": "c2"}) if i >= 20 else p for i, p in enumerate(nights(40))]
+    step = event("environment-step", 21, data={"before": "c1", "after": "c2"})
+    assert first_build(points, 35) == "run000", "without it the level before the change is the reference"
+    assert first_build(points, 35, events=[step]) == "run020"
+
+
+def test_a_first_build_that_no_commit_holds_is_passed_over_within_the_first_seven_nights() -> None:
+    points = nights(30)
+    assert first_build(points, 25, has_commit=lambda subject: subject not in ("s0", "s1")) == "run002"
+    assert first_build(points, 25, has_commit=lambda subject: int(subject[1:]) > 6) == "run000", (
+        "the gate judged the later nights: one of them may have what it did not see; the night says why no pairs run"
+    )
+    accepted = event("baseline", 20, runs=["run005", "run006", "run007"], level={TOKENS: 1000.0})
+    assert first_build(points, 25, events=[accepted], has_commit=lambda subject: subject != "s7") == "run006"
+
+
+# -- a regression that was named
+
+
+@pytest.mark.parametrize(
+    "undecided",
+    [
+        pairs_of(-0.05, deviation=0.06),
+        pairs_of(-0.05, deviation=0.06, around=0.8),
+        lambda name, figure: None,
+        lambda name, figure: "the budget of the night holds no further pair",
+        lambda name, figure: [],
+    ],
+    ids=["noisy", "bad night", "no pairs", "no budget", "no figures"],
+)
+def test_a_night_that_does_not_decide_keeps_the_word_and_the_exit_code(undecided: ConfirmingPairs) -> None:
+    points = [replaced(p, 1.03 if i > 15 else 1.0) for i, p in enumerate(slow_from(15, 40))]
+    past = named_at(15, points)
+    report = compared(given(points, 16, past=past), undecided)
+    found = of(report)
+    assert (found.word, found.named, found.run_id) == ("regression", day(15), "run016")
+    assert exit_code(report.findings) == 4
+    assert found.change == pytest.approx(-0.05, abs=0.01) and found.against == "run000"
+    assert found.detail.startswith(f"found in night {day(15)}, by 5 pairs, and not gone since; tonight: ")
+    past += report.findings
+    for night in range(17, 20):
+        again = compared(given(points, night, past=past), undecided)
+        assert (of(again).word, of(again).named) == ("regression", day(15))
+        past += again.findings
+    decided = compared(given(points, 20, past=past), pairs_of(-0.05))
+    assert (of(decided).word, of(decided).named, of(decided).against) == ("regression", None, "run000")
+
+
+def test_a_named_regression_whose_night_looks_good_gets_pairs_and_these_end_it() -> None:
+    points = [replaced(p, 1.05 if i == 16 else 1.0) for i, p in enumerate(slow_from(15, 30))]
+    past = named_at(15, points)
+    mended = [*points[:16], *nights(30)[16:]]
+    assert [s.figure for s in suspects(given(mended, 16, past=past))] == [TOKENS]
+    assert of(compared(given(mended, 16, past=past), lambda *_: None)).word == "regression"
+    gone = compared(given(mended, 16, past=past), pairs_of(0.0))
+    assert of(gone).word == "no change" and exit_code(gone.findings) == 0
+    later = given(mended, 17, past=[*past, *gone.findings])
+    assert of(compared(later)).word == "no change" and suspects(later) == []
+
+
+def test_pairs_on_a_slow_machine_end_it_too() -> None:
+    points = slow_from(15, 17)
+    gone = compared(given(points, 16, past=named_at(15, points)), pairs_of(0.0, around=0.8))
+    assert of(gone).word == "bad night" and of(gone).against == "run000"
+    later = given([*points, *nights(1, first=17)], 17, past=[*named_at(15, points), *gone.findings])
+    assert of(compared(later)).word != "regression"
+
+
+def test_pairs_look_for_it_where_the_night_seems_better_than_the_level() -> None:
+    points = [*slow_from(15, 16), point(16, 1100.0)]
+    found = of(compared(given(points, 16, past=named_at(15, points)), pairs_of(-0.05)))
+    assert (found.word, found.named) == ("regression", None)
+
+
+def test_an_older_bad_night_does_not_end_it_and_an_older_no_change_does() -> None:
+    """Findings of earlier versions do not say against which build: it may have had the regression itself."""
+    points = slow_from(15, 30)
+    past = [f.model_copy(update={"against": None}) for f in named_at(15, points)]
+    changes: dict[str, Any] = {"against": None, "build_change": 0.0, "pairs": 4, "night": day(16), "run_id": "run016"}
+    (named,) = [f for f in past if f.figure == TOKENS]
+    for word, expected in (("bad night", "regression"), ("no change", "inconclusive")):
+        older = named.model_copy(update={**changes, "word": word})
+        assert of(compared(given(points, 17, past=[*past, older]))).word == expected, word
+
+
+def test_an_accepted_regression_is_none() -> None:
+    points = slow_from(15, 40)
+    past = named_at(15, points)
+    accepted = accepted_baseline(LevelEvidence("S", tuple(points[:16]), tuple(past)), "ann", "known", at(15, 9))
+    assert accepted.runs == ("run015",)
+    events = [accepted]
+    later = given(points, 16, past=past, events=events)
+    assert of(compared(later)).word in ("no change", "inconclusive")
+    earlier = event("baseline", 15, runs=["run012", "run013", "run014"], level={TOKENS: 1000.0})
+    kept = compared(given(points, 16, past=past, events=[earlier]))
+    assert of(kept).word == "regression", "a level of the nights before it accepts nothing of it"
+    over = accepted.model_copy(update={"until": day(20)})
+    assert of(compared(given(points, 21, past=past, events=[over]))).word == "regression", "it was accepted until then"
+
+
+def test_a_second_fall_after_an_accepted_one_is_named_against_the_accepted_build() -> None:
+    points, past = [replaced(p, 0.9 if i >= 25 else 1.0) for i, p in enumerate(slow_from(15, 40))], list[Finding]()
+    for night in (15, 16, 17):
+        past += named_at(night, points, past=past)
+    accepted = accepted_baseline(LevelEvidence("S", tuple(points[:18]), tuple(past)), "ann", "known", at(17, 9))
+    past += (second := named_at(25, points, past=past, events=[accepted]))
+    assert "run017" in [f.against for f in second]
+    undecided = compared(given(points, 26, past=past, events=[accepted]), pairs_of(-0.05, deviation=0.06))
+    assert (of(undecided).word, of(undecided).named) == ("regression", day(25))
+
+
+def test_nights_end_what_nights_named() -> None:
+    """Without pairs: five nights have to be nearer to the level again. One that looks good is not enough."""
+    values = [*(1.0,) * 20, *(0.95,) * 6, 1.0, 0.95, *(1.0,) * 8]
+    points = [replaced(p, factor) for p, factor in zip(nights(len(values), 0.002), values, strict=True)]
+    past, words = list[Finding](), []
+    for night in range(20, len(values)):
+        report = compared(given(points, night, past=past))
+        past += report.findings
+        words.append(of(report).word)
+    assert words[:9] == ["inconclusive"] + ["regression"] * 8 and "regression" not in words[9:], words
+    assert words[9] == "no change", words
+
+
+def test_a_night_without_a_judged_run_keeps_it() -> None:
+    points = slow_from(15, 16)
+    past = named_at(15, points)
+    quarantine = event("quarantine", 16, series=None, node="n1", at=at(16, 1))
+    slow = point(16, 950.0)
+    failed = point(16, None, word="failed", memory_bytes=None)
+    for last, events, code in (([slow], [quarantine], 4), ([failed], [], 4), ([], [], 4)):
+        report = compared(given([*points, *last], 16, past=past, events=events))
+        found = of(report)
+        assert (found.word, found.named, exit_code(report.findings)) == ("regression", day(15), code)
+        assert report.compared == 0, "the night itself compared nothing"
+    missed = compared(given(points, 16, past=past, expected={"suite/entry": "S"}))
+    assert sorted(f.word for f in missed.findings) == ["missing", "regression"] and exit_code(missed.findings) == 4
+    left_out = compared(given(points, 16, past=past, expected={"suite/other": None}))
+    assert not [f for f in left_out.findings if f.word == "regression"], "the suite has no such entry any more"
+
+
+def test_a_finding_about_the_node_does_not_hide_it() -> None:
+    quiet = {
+        f"S{i}": [p.model_copy(update={"run_id": f"{i}.{p.run_id}"}) for p in nights(20, seed=i)] for i in range(4)
+    }
+    quiet["S"] = [*slow_from(15, 20)]
+    tonight = {name: [*of_series[:16], replaced(of_series[16], 0.85)] for name, of_series in quiet.items()}
+    past = named_at(15, quiet["S"])
+    documents = {name: series(case=name) for name in quiet}
+    report = compared(GateInput(day(16), tonight, documents, past=past), pairs_of(0.0, around=0.85))
+    assert [f.label for f in report.findings if f.word == "bad night" and not f.series] == ["node n1"]
+    assert (of(report).word, of(report).named) == ("regression", day(15)) and exit_code(report.findings) == 4
+
+
+def test_an_accepted_driver_does_not_end_a_regression_of_the_build() -> None:
+    """The level begins anew; the build is held against the one without the regression, which needs no level."""
+    points = [p.model_copy(update={"conditions": "c2"}) if i >= 17 else p for i, p in enumerate(slow_from(15, 40))]
+    past = named_at(15, points)
+    step = event("environment-step", 17, data={"before": "c1", "after": "c2"})
+    night = given(points, 18, past=past, events=[step])
+    (suspect,) = suspects(night)
+    assert suspect.examination.against == "run000"
+    for change, word in ((-0.05, "regression"), (0.0, "no change")):
+        found = of(compared(night, pairs_of(change)))
+        assert (found.word, found.pairs > 2, found.named) == (word, True, None)
+    assert of(compared(night)).named == day(15)
+
+
+def test_a_regression_of_three_months_still_has_a_level_and_its_word() -> None:
+    points, past = slow_from(15, 130), list[Finding]()
+    for night in range(15, 130):
+        report = compared(given(points, night, past=past), pairs_of(-0.05, 0.06 if night % 3 == 1 else 0.002))
+        past += report.findings
+        assert of(report).word == "regression" and exit_code(report.findings) == 4, night
+
+
+def test_a_night_that_was_judged_again_counts_once() -> None:
+    points = slow_from(15, 30)
+    past = named_at(15, points)
+    again = [f.model_copy(update={"word": "no change", "build_change": 0.0}) for f in past if f.figure == TOKENS]
+    assert of(compared(given(points, 16, past=[*past, *again]))).word == "inconclusive"
+    assert of(compared(given(points, 15, past=past))).word == "inconclusive", "a night is not its own past"
+    assert of(compared(given(points, 14, past=past))).word == "no change", "nor is a later one"
+
+
+def test_an_undecided_night_is_no_evidence_that_pairs_judged() -> None:
+    points = slow_from(15, 18)
+    past = named_at(15, points)
+    past += compared(given(points, 16, past=past), pairs_of(-0.05, deviation=0.06)).findings
+    with pytest.raises(Exception, match="found 2 valid nights"):
+        accepted_baseline(LevelEvidence("S", tuple(points[:17]), tuple(past)), "ann", "why", at(16, 9))
