@@ -123,7 +123,7 @@ def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> f
 def ruling_of(found: Examination, pairs: Pairs, nulls: Pairs = (), more: Iterable[Pair] = ()) -> PairRuling:
     """Return what the pairs of a night show, held against null pairs where they show a regression."""
     ruling = judged_pairs(list(pairs), found.figure, found.direction, found.expected_first)
-    return checked_by_nulls(ruling, nulls, more, found.figure)
+    return checked_by_nulls(ruling, nulls, more, found.figure, found.opened is not None)
 
 
 def _is_step(found: Examination, around: Surroundings) -> bool:

@@ -198,11 +198,15 @@ def checked_by_nulls(
     known: Iterable[tuple[float | None, float | None]],
     more: Iterable[tuple[float | None, float | None]],
     figure: Gated,
+    is_open: bool = False,
 ) -> PairRuling:
     """Return a regression that stands against the arms' bias, or what is left of it; another ruling as it is.
 
-    known, more: null pairs that have run, and further ones, of which no more are taken than are needed.
+    known, more: null pairs that have run, and further ones, of which no more are taken than are needed. is_open:
+    whether an earlier night named a regression; then pairs that do not decide may show by the bias that it is gone.
     """
+    if is_open and ruling.build == "inconclusive":
+        return _gone_by_bias(ruling, known, more, figure)
     if ruling.word != "regression":
         return ruling
     taken, further = list(known), iter(more)
@@ -214,6 +218,19 @@ def checked_by_nulls(
         if (pair := next(further, None)) is None:
             return found
         taken.append(pair)
+
+
+def _gone_by_bias(
+    ruling: PairRuling,
+    known: Iterable[tuple[float | None, float | None]],
+    more: Iterable[tuple[float | None, float | None]],
+    figure: Gated,
+) -> PairRuling:
+    """Return that nothing is left of what the pairs show beside a fault of the arms; else the ruling as it is."""
+    bias = arm_bias([*known, *more], figure)  # one look: each further one may take chance for a fault
+    if bias is None or not bias.is_a_fault or (found := _less(ruling, bias)).word != "no change":
+        return ruling
+    return found if ruling.word == "inconclusive" else replace(found, word=ruling.word)
 
 
 def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:

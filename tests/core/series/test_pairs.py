@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from gate_points import costs, noise
@@ -113,6 +114,22 @@ def test_five_percent_is_found_at_a_noise_of_one_percent() -> None:
 def exactly(change: float, count: int, scatter: float) -> list[tuple[float, float]]:
     """Pairs of memory whose differences of costs have this mean and, in turns, this distance from it."""
     return [(1.0, math.exp(change + scatter * (-1) ** i)) for i in range(count)]
+
+
+def test_an_open_regression_is_gone_where_nothing_is_left_beside_the_arms_bias() -> None:
+    """Pairs alone can never find it gone: with one build in both arms they show 1.5 %."""
+    ruling = judged_pairs(exactly(0.015, 7, 0.010), MEMORY, 1, None)
+    nulls = exactly(0.015, 12, 0.008)
+    assert (ruling.word, ruling.build) == ("inconclusive", "inconclusive")
+    assert checked_by_nulls(ruling, nulls, (), MEMORY) is ruling, "no regression was named: nothing to take back"
+    gone = checked_by_nulls(ruling, nulls[:3], nulls[3:], MEMORY, is_open=True)
+    assert (gone.word, gone.build, gone.is_less_bias) == ("no change", "no change", True)
+    bad = checked_by_nulls(replace(ruling, word="bad night"), nulls, (), MEMORY, is_open=True)
+    assert (bad.word, bad.build) == ("bad night", "no change")
+    for steady in (exactly(0.0, 12, 0.008), exactly(-0.01, 12, 0.008), exactly(0.004, 12, 0.02), []):
+        assert checked_by_nulls(ruling, steady, (), MEMORY, is_open=True) is ruling, "no bias explains it"
+    there = judged_pairs(exactly(0.045, 7, 0.035), MEMORY, 1, None)
+    assert checked_by_nulls(there, nulls, (), MEMORY, is_open=True) is there, "3 % are left, and not decided"
 
 
 def test_null_pairs_share_one_scatter_with_the_pairs() -> None:
