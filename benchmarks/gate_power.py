@@ -56,7 +56,9 @@ FLEETS = {
     "5 % faster": replace(BASE, driver=-0.05),
     "5 % faster, 3 builds 5 % slower": replace(BASE, driver=-0.05, shift=0.05, fallen=3),
 }
-FLEET_NIGHTS, GAIN_NIGHTS = 10, 20
+FLEET_NIGHTS, GAIN_NIGHTS, LATER_NIGHTS = 10, 20, 25
+WITHIN = (1, 3, 7, LATER_NIGHTS)
+LEVELS = {"7": (7, False), "15": (15, False), "40": (40, False), "15, accepted": (15, True), "40, accepted": (40, True)}
 QUIET_WORDS = ("no change", "inconclusive", "bad night", "improvement", "regression")
 OURS, FALLBACK = "**this gate, with pairs**", "this gate, two nights running"
 # rule, world -> for every series, whether each judged night is an alarm
@@ -107,7 +109,7 @@ def main() -> None:
         print(json.dumps(seconds_of_gate(30 if options.quick else 300), indent=2))
         return
     for name in options.tables:
-        full = OF_MANY_CELLS if name in ("noise", "worlds") else FULL
+        full = OF_MANY_CELLS if name in ("noise", "later", "worlds") else FULL
         for line in TABLES[name](QUICK if options.quick else full):
             print(line, flush=True)
         print(flush=True)
@@ -170,6 +172,30 @@ def _words(nights: list[Night]) -> str:
 
 def _share(nights: list[Night], word: str) -> Share:
     return Share(sum(night.word == word for night in nights), len(nights))
+
+
+def later_table(sizes: Sizes) -> Iterator[str]:
+    """How often a regression is found in its first nights and later, on young levels and on accepted ones."""
+    yield f"A regression that stays, on young and accepted levels: found within {' / '.join(map(str, WITHIN))} nights,"
+    yield f"percent. False alarms: in {LATER_NIGHTS} nights without a change. Lost, of those that were found: not named"
+    yield "in some later night; in the last night."
+    yield ""
+    yield "| noise | nights before | false alarms | 3 % | lost | 5 % | lost |"
+    yield "|---|---|---|---|---|---|---|"
+    for deviation in (0.01, 0.02):
+        for name, (start, is_accepted) in LEVELS.items():
+            kind = WorldKind(deviation, True, start=start, is_accepted=is_accepted)
+            quiet = _ours(True)(kind, sizes.quiet_series, LATER_NIGHTS, 9)
+            cells = [Share(sum(map(sum, quiet)), sum(map(len, quiet))).text(2)]
+            for shift in (0.03, 0.05):
+                rows = _ours(True)(replace(kind, shift=shift), sizes.power, LATER_NIGHTS, 10)
+                shares = [found_within([row[:nights] for row in rows]) for nights in WITHIN]
+                *first, last = (f"{100 * share.hits / share.trials:.0f}" for share in shares)
+                named = [row[row.index(True) :] for row in rows if any(row)]
+                lost = sum(not all(row) for row in named), sum(not row[-1] for row in named)
+                low, high = shares[-1].interval
+                cells += [f"{' / '.join((*first, last))} ({100 * low:.0f}-{100 * high:.0f})", "{}; {}".format(*lost)]
+            yield f"| {deviation:.0%} | {name} | {' | '.join(cells)} |"
 
 
 def steps_table(sizes: Sizes) -> Iterator[str]:
@@ -315,6 +341,7 @@ def _random(kind: WorldKind, stream: int) -> np.random.Generator:
 TABLES: dict[str, Callable[[Sizes], Iterator[str]]] = {
     "rules": power_table,
     "noise": own_table,
+    "later": later_table,
     "steps": steps_table,
     "worlds": worlds_table,
     "young": young_table,
