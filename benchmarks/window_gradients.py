@@ -66,15 +66,15 @@ def trained(planned: dict[str, Any], job: dict[str, Any], folder: Path) -> list[
             name: value.replace("{port}", str(free_port())) for name, value in process["environment"].items()
         }
         command(process["argv"], {**os.environ, **environment, "LEVELFIELD_JOB": str(path)})
-        kept = map(json.loads, (events / "rank0.jsonl").read_text().splitlines())
-        ends = [event["end_ns"] for event in kept if event["event"] in ("begin", "step")]
+        recorded = map(json.loads, (events / "rank0.jsonl").read_text().splitlines())
+        ends = [event["end_ns"] for event in recorded if event["event"] in ("begin", "step")]
     return window(ends, job["window"]["first_step"])
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def text(row: dict[str, Any]) -> str:

@@ -26,3 +26,9 @@ def load_adapter(vendor: str) -> ModuleType:
 def load_spec(vendor: str) -> VendorFile:
     """Read once: tests ask for it thousands of times, and it is frozen."""
     return load(VendorFile, VENDORS / vendor / "vendor.yaml")
+
+
+def tool(folder: Path, name: str, body: str) -> None:
+    """Write a program of the shell under the name of a maker's tool."""
+    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (folder / name).chmod(0o755)

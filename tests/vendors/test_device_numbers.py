@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from adapters import load_spec
+from adapters import load_spec, tool
 from declared_specs import SHAPES, recorded, spec_of
 from levelfield.catalog.machine import devices_of
 from levelfield.cli.main import main
@@ -31,20 +31,6 @@ VARIABLES = (
 def none_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is first on PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "bin").mkdir()
-    return tmp_path / "bin"
-
-
-def tool(folder: Path, name: str, body: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-    (folder / name).chmod(0o755)
 
 
 def ascend(text: str = SLOTS) -> DeviceList:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from adapters import load_adapter, load_spec
+from adapters import load_adapter, load_spec, tool
 from levelfield.catalog.machine import devices_of
 from levelfield.cli.main import main
 from levelfield.contracts.command import CommandOutput, ask
@@ -22,21 +22,7 @@ LOST_LINE = (RECORDED / "nvidia_smi_1_of_8_lost.errors.txt").read_text()
 def none_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is first on PATH, where NVML is not here."""
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "bin").mkdir()
-    return tmp_path / "bin"
-
-
-def tool(folder: Path, name: str, body: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-    (folder / name).chmod(0o755)
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # NVML is not here
 
 
 def seven(complaint: str = LOST_LINE, text: str = SEVEN) -> DeviceList:

@@ -95,14 +95,16 @@ def _verdict(options: argparse.Namespace) -> Alignment:
     plan, result = read_plan(paths), collect(paths)
     own, raw, identity = reference_of(registry, plan), read_raw(paths), result.identity
     if name is None or name in registry.references:
-        found = judged(plan, raw, identity, registry.reference(name) if name else own)
+        verdict = judged(plan, raw, identity, registry.reference(name) if name else own)
     else:
         other = reference_from(finished_run(options, name), "compared with, not promoted")
         # the noise of the case's reference also limits the difference of two runs
         noise = own.noise if own and own.identity.work == identity.work else ()
-        known = other.model_copy(update={"noise": noise})
-        found = against(training_of(plan.work, raw, identity), training_of_reference(known), known)
-    return under_status(with_certificate(unless_tampered(found, result.seal), plan, result.certificate), result.status)
+        reference = other.model_copy(update={"noise": noise})
+        verdict = against(training_of(plan.work, raw, identity), training_of_reference(reference), reference)
+    return under_status(
+        with_certificate(unless_tampered(verdict, result.seal), plan, result.certificate), result.status
+    )
 
 
 def lines(found: Alignment) -> list[str]:
@@ -156,15 +158,15 @@ def _curves(options: argparse.Namespace) -> int:
     names = [str(files[number]) for side in sides for number in side]
     _check_end(files, curves, options.to_step)
     until, until_theirs = ([_up_to(curve, options.to_step) for curve in side] for side in (ours, theirs))
-    found = compare_tails(until, until_theirs, options.margin, options.from_step, names)
+    comparison = compare_tails(until, until_theirs, options.margin, options.from_step, names)
     is_restricted = options.from_step is not None or options.to_step is not None
     usual = compare_tails(ours, theirs, options.margin, names=names) if is_restricted else None
     if options.json:
         more = {"runs": len(ours), "against": len(theirs), "repeated": repeats}
-        print(json_text({**asdict(found), **more, "default_tail": usual and asdict(usual)}))
+        print(json_text({**asdict(comparison), **more, "default_tail": usual and asdict(usual)}))
     else:
-        print("\n".join(_curve_lines(found, usual, repeats, f"{len(ours)} against {len(theirs)}")))
-    return 0 if found.word == "within the margin" else GateFailed.exit_code
+        print("\n".join(_curve_lines(comparison, usual, repeats, f"{len(ours)} against {len(theirs)}")))
+    return 0 if comparison.word == "within the margin" else GateFailed.exit_code
 
 
 def _check_end(files: list[Path], curves: Sequence[LoggedCurve], to_step: int | None) -> None:

@@ -139,9 +139,8 @@ def checked(
         same = [field for field in same if field.name not in (_TOKENS, _FORMULAS, *_DONE)]
     same = [field for field in same if field.is_known_to_differ or field.name not in _DONE or _is_known(field)]
     good = [field for field in states if set(field.values) == {(_HOLDS,)}]
-    if any(
-        field.name in _DONE and not field.is_equal for field in same
-    ):  # `training yes` would say that it is the same
+    does_other_work = any(field.name in _DONE and not field.is_equal for field in same)
+    if does_other_work:  # `training yes` would say that it is the same
         states = tuple(field for field in states if field.name != "training" or field not in good)
     held = [field for field in states if field in good]
     held += [field for field in same if field.is_equal and field.values[0] != (NOTHING,)]

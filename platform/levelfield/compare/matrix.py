@@ -316,13 +316,13 @@ def _ratios(found: ResultMatrix) -> Sheet:
         "over the rows in which both columns have a comparable result; a failed run is in no mean",
         "the interval is of the noise of the runs; ~: a difference that is within noise",
         *dict.fromkeys(f"inconclusive: {r.reason}" for r in _all_ratios(found) if r.standing == "inconclusive"),
-        *dict.fromkeys(map(_of_disturbed, (r for r in found.ratios if r.is_disturbed or r.disturbed_left_out))),
+        *dict.fromkeys(map(_disturbed_note, (r for r in found.ratios if r.is_disturbed or r.disturbed_left_out))),
         f"in brackets above: the ratio to {found.columns[0]}; a star: runs are left out; !: asks for caution",
     )
     return Sheet("ratio of tokens/s/device between columns", header, rows, notes)
 
 
-def _of_disturbed(each: ColumnRatio) -> str:
+def _disturbed_note(each: ColumnRatio) -> str:
     """Return what became of the rows with disturbed runs."""
     if each.is_disturbed:
         return f"{each.column}: disturbed: other programs used the machine during runs of every row of the mean"

@@ -113,10 +113,10 @@ class DeclaredVendor:
         printed = {index: _word("visible", each) for index, each in of_each.items()}
         without = next((numbers.why_not(index) for index in of_each if printed[index] is None), "two have one number")
         devices = [_device(self.spec, index, each) for index, each in of_each.items()]
-        found = numbered(self.spec, devices, printed, without)
-        unknown = next((d.unnumbered for d in found if d.unnumbered), None)
+        devices = numbered(self.spec, devices, printed, without)
+        unknown = next((d.unnumbered for d in devices if d.unnumbered), None)
         problem = first.problem or seen.problem or unknown or first.skipped
-        return DeviceList(found, problem)
+        return DeviceList(devices, problem)
 
     def _nodes(self, pattern: str) -> set[int]:
         names = (path.name for path in self._root.glob(pattern.lstrip("/")))

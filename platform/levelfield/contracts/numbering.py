@@ -73,11 +73,11 @@ def named_by_user(spec: VendorFile, devices: DeviceList, outer: str | None, inne
         return devices
     if printer(spec) is None and are_numbers and outer is None:
         chosen = [replace(by_number[entry], visible_as=entry, unnumbered=None) for entry in lists[0]]
-        said = f"found {spec.visible_devices_variable}={inner}, which is taken for {_devices(chosen)}"
-        return DeviceList(chosen, f"{said} of {_listed(devices)}, in this order")
+        notice = f"found {spec.visible_devices_variable}={inner}, which is taken for {_devices(chosen)}"
+        return DeviceList(chosen, f"{notice} of {_listed(devices)}, in this order")
     pairs = ((spec.outer_devices_variable, outer), (spec.visible_devices_variable, inner))
-    given = ", ".join(f"{name}={value[:80]}" for name, value in pairs if value is not None)
-    return DeviceList(problem=f"found {given}, which cannot be read: {devices[0].unnumbered}")
+    settings = ", ".join(f"{name}={value[:80]}" for name, value in pairs if value is not None)
+    return DeviceList(problem=f"found {settings}, which cannot be read: {devices[0].unnumbered}")
 
 
 def _devices(devices: Sequence[Device]) -> str:

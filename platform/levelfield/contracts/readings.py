@@ -149,10 +149,10 @@ def checked(spec: VendorFile, devices: DeviceList) -> DeviceList:
     if parts and any(device.unnumbered for device in whole):
         whole = []  # which of the numbers are those of the parts is unknown
     faults = [f"device {d.index}: {fault}" for d in whole if (fault := memory_fault(d, _chip(spec, d)))]
-    own = devices.problem
-    if len(parts) == len(devices) and own in [device.unnumbered for device in devices]:
-        own = None  # the numbers of devices that are left out
-    problems = [problem for problem in (own, _left_out(parts), *faults[:1]) if problem]
+    listing = devices.problem
+    if len(parts) == len(devices) and listing in [device.unnumbered for device in devices]:
+        listing = None  # it is about the numbers of devices that are left out
+    problems = [problem for problem in (listing, _left_out(parts), *faults[:1]) if problem]
     return DeviceList(whole, "; ".join(problems) or None)
 
 
@@ -162,10 +162,10 @@ def _parts(spec: VendorFile, devices: Sequence[Device]) -> dict[int, str]:
     A tool may print the whole memory for the first part of a card, and for every part. So where one device is a part by
     its memory, the others of its chip whose compute units are unknown may be parts of the same card.
     """
-    found = {d.index: said for d in devices if (said := _part_of(d, _chip(spec, d)))}
-    partitioned = {d.chip for d in devices if d.index in found and d.compute_units is None}
-    doubtful = [d for d in devices if d.chip in partitioned and d.compute_units is None and d.index not in found]
-    return found | {d.index: f"another device is a part of chip {d.chip}, and this one may be" for d in doubtful}
+    parts = {d.index: reason for d in devices if (reason := _part_of(d, _chip(spec, d)))}
+    partitioned = {d.chip for d in devices if d.index in parts and d.compute_units is None}
+    doubtful = [d for d in devices if d.chip in partitioned and d.compute_units is None and d.index not in parts]
+    return parts | {d.index: f"another device is a part of chip {d.chip}, and this one may be" for d in doubtful}
 
 
 def _part_of(device: Device, chip: Chip | None) -> str | None:
@@ -184,11 +184,11 @@ def _left_out(parts: Mapping[int, str]) -> str | None:
     if not parts:
         return None
     by_reason: dict[str, list[int]] = {}
-    for index, said in parts.items():
-        by_reason.setdefault(said, []).append(index)
+    for index, reason in parts.items():
+        by_reason.setdefault(reason, []).append(index)
     named = "; ".join(
-        f"device{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}: {said}"
-        for said, indices in by_reason.items()
+        f"device{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}: {reason}"
+        for reason, indices in by_reason.items()
     )
     return (
         f"{named}. Parts of a card are not supported, because their share of its peak and memory is unknown, and they "

@@ -156,10 +156,10 @@ def memory_reason(figures: Mapping[str, float | None], states: int) -> str | Non
 
 def nothing_reason(peaks: Mapping[str, Mapping[str, float | None]]) -> str | None:
     """Return which rank or device used no memory, as it says: 0 is no measurement. peaks: bytes by name and place."""
-    for name, each in peaks.items():
-        for place, found in each.items():
-            if found is not None and not found > 0:
-                return f"the {name} of {place} is {found:,.0f} bytes, expected more than 0, or null if it is not known"
+    for name, by_place in peaks.items():
+        for place, peak in by_place.items():
+            if peak is not None and not peak > 0:
+                return f"the {name} of {place} is {peak:,.0f} bytes, expected more than 0, or null if it is not known"
     return None
 
 

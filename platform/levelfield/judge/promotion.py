@@ -78,9 +78,9 @@ def promoted(paths: RunPaths, why: str, present: Reference | None, replace: bool
 
 
 def with_bf16(reference: Reference, plan: Plan, others: Iterable[Reference]) -> Reference:
-    """Return a reference in fp8 with the gradients of the same training in bf16; without one in others, or in another
-    precision, as it is."""
-    if reference.precision != "fp8":
+    """Return a reference in fp8 with the gradients of the same training in bf16. One in another precision, without
+    gradients or without such a training in `others` stays as it is."""
+    if reference.precision != "fp8" or not reference.gradients:
         return reference
     training = plan.work.training.model_copy(update={"precision": "bf16"})
     same = reference.identity.model_copy(

@@ -38,8 +38,8 @@ def judged(plan: Plan, raw: RawRecords, identity: Identity, reference: Reference
         return Alignment(verdict="not comparable", reason=reason, reference=reference.name)
     training = training_of(plan.work, raw, identity)
     verdict = against(training, training_of_reference(reference), reference)
-    why = unshown_precision(plan, training, reference) if verdict.verdict == "aligned" else None
-    return verdict.model_copy(update={"verdict": "consistent", "reason": why}) if why else verdict
+    unshown = unshown_precision(plan, training, reference) if verdict.verdict == "aligned" else None
+    return verdict.model_copy(update={"verdict": "consistent", "reason": unshown}) if unshown else verdict
 
 
 def unshown_precision(plan: Plan, training: rules.TrainingCurve, reference: Reference) -> str | None:
@@ -52,13 +52,14 @@ def unshown_precision(plan: Plan, training: rules.TrainingCurve, reference: Refe
     precision = plan.work.training.precision
     start = f"no layer differs, and none shows that it computes in {precision}"
     if precision == "fp8":
-        why = _not_fp8(training, reference)
+        reason = _not_fp8(training, reference)
     else:
-        why = None if reference.window else "its reference has no gradient norms of the window; promote it again"
-    return f"{start}: {why}" if why else None
+        reason = None if reference.window else "its reference has no gradient norms of the window; promote it again"
+    return f"{start}: {reason}" if reason else None
 
 
 def _not_fp8(training: rules.TrainingCurve, reference: Reference) -> str | None:
+    """Return why nothing shows that the training computed in fp8; None where its first gradients show it."""
     step = min(reference.gradients)
     if not reference.in_bf16:
         return "its reference has no gradients of the same training in bf16 to differ from"

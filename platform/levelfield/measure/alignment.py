@@ -220,9 +220,9 @@ def identity(run: TrainingCurve, reference: TrainingCurve) -> AlignmentFinding |
 
 
 def _other_work(name: str, ours: str | None, theirs: str | None) -> str:
-    said, expected = _FOLLOWING[name]
-    found, wanted = (str(digest)[:_SHOWN_OF_DIGEST] for digest in (ours, theirs))
-    return f"{said} ({name}: found {found}, expected {wanted}); {expected}"
+    fault, remedy = _FOLLOWING[name]
+    digest, expected = (str(each)[:_SHOWN_OF_DIGEST] for each in (ours, theirs))
+    return f"{fault} ({name}: found {digest}, expected {expected}); {remedy}"
 
 
 def first_step(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits) -> Layer:
@@ -350,7 +350,8 @@ def window_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Pla
     differences. Place: (third, group).
 
     Trainings part with the number of steps, to either side. The mean keeps what stays on one side, and leaves out the
-    steps in which the loss is steep. The noise of the thirds differs.
+    steps in which the loss is steep. The noise of the thirds differs. Both have the same steps and groups: `window_gap`
+    says whether they do.
     """
     return [
         PlacedDifference(_interquartile_size(differences), (third, group), f"{group} in steps {third}")
@@ -374,7 +375,7 @@ def _signed_differences(run: TrainingCurve, reference: TrainingCurve, steps: Seq
             expected = reference.window[step]
             floor = NORM_FLOOR * expected[WHOLE_GRADIENT]
             for group, norm in expected.items():
-                difference = (run.window.get(step, {}).get(group, math.inf) - norm) / max(norm, floor, 1e-300)
+                difference = (run.window[step][group] - norm) / max(norm, floor, 1e-300)
                 differences.setdefault(group, []).append(difference)
     return differences
 

@@ -99,7 +99,7 @@ def first_break(curves: Sequence[LoggedCurve], names: Sequence[str], from_step: 
     end = max(max(curve) for curve in curves)
     breaks = []
     for name, curve, part in zip(names, curves, parts, strict=True):
-        breaks += [CurveBreak(found.step, f"{name}: {found.reason}") for found in _breaks(part)]
+        breaks += [CurveBreak(each.step, f"{name}: {each.reason}") for each in _breaks(part)]
         if part and min(part) - begin >= _intervals_of_ends(part)[0]:
             wanted = f"expected step {begin} as in another curve; --from-step {min(part)} compares from there on"
             breaks.append(CurveBreak(begin, f"{name}: it begins at step {min(part)}, {wanted}"))
@@ -115,11 +115,11 @@ def _breaks(curve: LoggedCurve) -> Iterator[CurveBreak]:
     wrong = {step: loss for step, loss in curve.items() if loss is not None and not _is_loss(loss)}
     wrong |= {before + interval_of(curve): math.nan for before, _ in _holes(curve)}
     for step, loss in sorted(wrong.items())[:1]:
-        found = "no number as loss" if math.isnan(loss) else f"the loss {loss:g}"
+        value = "no number as loss" if math.isnan(loss) else f"the loss {loss:g}"
         before = max((each for each in curve if each < step), default=None)
         until = "" if before is None else f"; --to-step {before} compares what is before"
         wanted = f"expected a positive number: the training diverged, or the file is not whole{until}"
-        yield CurveBreak(step, f"found {found} at step {step}, {wanted}")
+        yield CurveBreak(step, f"found {value} at step {step}, {wanted}")
 
 
 def _is_loss(loss: float) -> bool:

@@ -35,10 +35,9 @@ _NARROWER: dict[Precision, tuple[PeakDtype, ...]] = {
 
 def core_limit(precision: Precision, flags: Collection[str] | None) -> float:
     """Return the TFLOP/s that a core cannot exceed. flags: of /proc/cpuinfo on x86; None: an unknown processor."""
-    known = _BY_FLAG[precision]
-    operations = (
-        _UNKNOWN[precision] if flags is None else max((known[f] for f in known.keys() & {*flags}), default=_SSE)
-    )
+    if flags is None:
+        return _UNKNOWN[precision] * HERTZ / 1e12
+    operations = max((count for flag, count in _BY_FLAG[precision].items() if flag in flags), default=_SSE)
     return operations * HERTZ / 1e12
 
 

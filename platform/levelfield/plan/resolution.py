@@ -114,13 +114,13 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         preflight=preflight_of(decision.request, hardware.nodes),
         node_power=NodePowerPlan(protocol=bmc.protocol, seconds=bmc.seconds, verify=bmc.verify) if bmc else None,
         explain_steps=decision.request.explain_steps,
-        window_gradients=_records_window(scale, work),
+        window_gradients=records_window(scale, work),
         bmc=bmc,
         platform_version=levelfield.__version__,
     )
 
 
-def _records_window(scale: Scale, work: Work) -> bool:
+def records_window(scale: Scale, work: Work) -> bool:
     """Return whether each step of the window records its gradients' norms by parameter.
 
     At full scale that may cost more than 1 % of a step, and a mixture would record its routing in all steps as well. In

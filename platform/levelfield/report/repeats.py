@@ -95,8 +95,8 @@ def _mfu(result: Result) -> float | None:
 
 
 def _peak(result: Result) -> float | None:
-    found = utilisation(result, "palm")
-    return found.peak_tflops if found else None
+    mfu = utilisation(result, "palm")
+    return mfu.peak_tflops if mfu else None
 
 
 def node_joules_per_token(result: Result) -> float | None:

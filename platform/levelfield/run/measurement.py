@@ -223,35 +223,34 @@ def _details(best: float, answer: dict[str, float]) -> dict[str, float | None]:
 def _refusals(plan: Plan, peaks: dict[str, StoredPeak]) -> dict[str, str]:
     """Return by dtype why a rate of the host's processors is no peak: they cannot multiply so fast, or numpy's own
     product is far faster. Only where numpy and the probe run on the cores of the training."""
-    if not _is_of_this_host(plan):
+    limits = _host_limits(plan)
+    if not limits:
         return {}
-    said = f"the probe of {plan.implementation.framework} {plan.implementation.version} is refused: it gave"
-    limits, cores = host_limits(usable_cores(), processor_flags()), usable_cores()
-    found = {
-        dtype: f"{said} {peak.tflops:.3g} TFLOP/s in {dtype}, expected at most {limits[dtype]:.3g}: {cores} core(s) of "
-        f"this processor at {HERTZ / 1e9:g} GHz"
+    start = f"the probe of {plan.implementation.framework} {plan.implementation.version} is refused: it gave"
+    processor = f"{usable_cores()} core(s) of this processor at {HERTZ / 1e9:g} GHz"
+    refusals = {
+        dtype: f"{start} {peak.tflops:.3g} TFLOP/s in {dtype}, expected at most {limits[dtype]:.3g}: {processor}"
         for dtype, peak in peaks.items()
         if dtype in limits and not peak.tflops <= limits[dtype]
     }
-    if PLAIN not in peaks or PLAIN in found or plan.runtime == "docker":
-        return found
+    if PLAIN not in peaks or PLAIN in refusals or plan.runtime == "docker":
+        return refusals
     if (rate := peaks[PLAIN].tflops) < (least := LEAST_OF_PLAIN * plain_rate()):
         expected = f"expected at least {least:.3g}, {LEAST_OF_PLAIN:.0%} of numpy's product here"
-        found[PLAIN] = f"{said} {rate:.3g} TFLOP/s in {PLAIN}, {expected}"
-    return found
+        refusals[PLAIN] = f"{start} {rate:.3g} TFLOP/s in {PLAIN}, {expected}"
+    return refusals
 
 
-def _is_of_this_host(plan: Plan) -> bool:
-    """Whether this machine's processors are the devices. A launcher's nodes have others."""
-    return plan.hardware.is_host and not plan.launch
+def _host_limits(plan: Plan) -> dict[str, float]:
+    """Return what this machine's processors cannot exceed, in TFLOP/s by dtype; nothing where the devices are others:
+    chips, or those of a launcher's nodes."""
+    is_here = plan.hardware.is_host and not plan.launch
+    return host_limits(usable_cores(), processor_flags()) if is_here else {}
 
 
 def _limits(plan: Plan) -> dict[str, float]:
     """Return what a device of the plan cannot exceed, in TFLOP/s by dtype: its share of this host's processors."""
-    if not _is_of_this_host(plan):
-        return {}
-    limits = host_limits(usable_cores(), processor_flags())
-    return {dtype: limit / _shares(plan) for dtype, limit in limits.items()}
+    return {dtype: limit / _shares(plan) for dtype, limit in _host_limits(plan).items()}
 
 
 def _shares(plan: Plan) -> int:
@@ -291,7 +290,7 @@ def _stored_peaks(plan: Plan, machine: str) -> dict[str, StoredPeak]:
         stored = {dtype: _stored_peak(each) for dtype, each in content.items()}
     except (OSError, *_NO_ANSWER):
         return {}
-    limits = host_limits(usable_cores(), processor_flags()) if _is_of_this_host(plan) else {}
+    limits = _host_limits(plan)
     return {dtype: peak for dtype, peak in stored.items() if 0 < peak.tflops <= limits.get(dtype, sys.float_info.max)}
 
 

@@ -481,3 +481,13 @@ def test_a_new_reference_is_written_beside_its_case_in_a_folder_of_plugins(run, 
     assert main(["align", "references", "promote", str(run.root), "--why", "z", *place]) == 0
     assert load(Reference, first / "configs/references/tiny_smoke_fp32.json").why == "z"
     assert set((ROOT / "configs/references").iterdir()) == before
+
+
+def test_a_run_that_leaves_out_steps_of_a_window_that_it_was_to_record_is_invalid(run: RunPaths) -> None:
+    plan = read_plan(run)
+    assert collect(run).status.word == "valid"
+    write_atomically(run.plan, dump(plan.model_copy(update={"window_gradients": True})))
+    seal_again(run)
+    status = collect(run).status
+    assert status.word == "invalid"
+    assert f"gradients: step {plan.work.window.first_step}: no norms by parameter" in status.reasons[0]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
+from levelfield.errors import GateFailed
+from levelfield.judge.admission import check_admissible
 from levelfield.judge.promotion import with_bf16
-from levelfield.judge.verdict import unshown_precision
+from levelfield.judge.verdict import training_of_reference, unshown_precision
 from levelfield.measure.alignment import TrainingCurve
 from levelfield.measure.weights import WHOLE_GRADIENT
+from levelfield.plan.resolution import records_window
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
@@ -90,3 +96,29 @@ def test_only_a_reference_in_fp8_takes_the_gradients_of_another(registry: Regist
     fp8, plan = registry.reference("llama3_8b_fp8_smoke_fp8"), planned(registry, "llama3_8b_fp8")
     others = [registry.reference("gpt3_6.7B_bf16_smoke_bf16"), registry.reference("llama3_8b_smoke_fp32")]
     assert with_bf16(fp8, plan, others) is fp8
+    without = fp8.model_copy(update={"gradients": {}})
+    assert with_bf16(without, plan, map(registry.reference, sorted(registry.references))) is without
+
+
+def test_a_mixture_would_record_its_routing_too_and_records_no_window(registry: Registry) -> None:
+    for case, records in (("mixtral_8x7b", False), ("gpt3_6.7B", True)):
+        work = registry.case(case).work("smoke")
+        training = work.training.model_copy(update={"precision": "bf16"})
+        assert records_window("smoke", work.model_copy(update={"training": training})) is records
+
+
+def test_the_first_rows_with_the_window_are_held_to_its_ceiling() -> None:
+    """Rows of before it are many, and one row of it alone says too little."""
+    reference = stored("gpt3_6.7B_bf16_smoke_bf16")
+    first = next(row for row in reference.noise if "1 threads" in row.changed)
+    rows = [row if row is first else row.model_copy(update={"window": {}}) for row in reference.noise]
+    known, curve = reference.model_copy(update={"noise": tuple(rows)}), training_of_reference(reference)
+    result: Any = SimpleNamespace(run_id="another", framework=reference.framework)
+
+    def admitted(factor: float) -> None:
+        window = {step: {group: norm * factor for group, norm in each.items()} for step, each in curve.window.items()}
+        check_admissible(known, replace(curve, window=window), result)
+
+    admitted(1.2)
+    with pytest.raises(GateFailed, match="window"):
+        admitted(1.6)

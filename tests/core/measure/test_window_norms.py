@@ -17,7 +17,7 @@ from levelfield.measure.alignment import (
     window,
     window_differences,
 )
-from levelfield.measure.calibration import LEAST, limits_of, noise_between
+from levelfield.measure.calibration import LEAST, limits_of, merged, noise_between
 from levelfield.measure.weights import WHOLE_GRADIENT, Norms, window_norms
 from levelfield.specs.case import Window
 
@@ -162,6 +162,14 @@ def test_rows_without_the_window_give_none() -> None:
     assert row.window is None and limits_of([row], "rows", "bf16").window is None
     some = {step: groups for step, groups in norms().items() if step != 30}
     assert noise_between(training(some), REFERENCE).window is None
+
+
+def test_rows_of_one_setting_keep_the_larger_difference_of_each_place() -> None:
+    rows = [noise_between(noisy(seed), REFERENCE)._replace(setting="one") for seed in (1, 2)]
+    older = rows[0]._replace(window=None)
+    (row,) = merged([older, *rows])
+    first, second = (each.window or {} for each in rows)
+    assert row.window == {place: max(first[place], second[place]) for place in first}
 
 
 def test_no_limit_is_below_the_least_one() -> None:

@@ -38,6 +38,7 @@ from levelfield.specs.certificate import Certificate, CertificateSubject, code_p
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.reference import Reference
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.variables import recorded
 from plans import PLUGINS
@@ -472,6 +473,14 @@ def resealed(certified: CertifiedRun, **changes: Any) -> Certificate:
     return Certificate.seal(
         **{**right.model_dump(exclude={"digest", "subject", "layers"})}, subject=subject, layers=right.layers
     )
+
+
+def test_with_a_reference_that_lacks_the_window_the_run_is_consistent(certified: CertifiedRun) -> None:
+    assert certified.collected()["alignment"]["verdict"] == "aligned"
+    reference = load(Reference, certified.main.reference)
+    certified.main.reference.write_text(dump(reference.model_copy(update={"window": {}})))
+    verdict = certified.collected()["alignment"]
+    assert verdict["verdict"] == "consistent" and "no gradient norms of the window" in verdict["reason"]
 
 
 def test_collect_says_the_same_from_the_run_directory_alone(certified: CertifiedRun):
