@@ -17,16 +17,21 @@ pytestmark = [pytest.mark.torch, pytest.mark.thorough]
 
 
 class Casts(TorchDispatchMode):
-    """Counts casts of float32 tensors of one shape to 16 bits."""
+    """Counts casts of float32 tensors of one shape to 16 bits, alone or among others."""
 
     def __init__(self, shape: torch.Size) -> None:
         super().__init__()
         self.shape, self.count = shape, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten._to_copy.default and args[0].shape == self.shape:
-            self.count += args[0].dtype == torch.float32 and (kwargs or {}).get("dtype") == torch.bfloat16
+        if function is torch.ops.aten._to_copy.default:
+            self.count += self.is_cast(args[0], (kwargs or {}).get("dtype"))
+        if function is torch.ops.aten._foreach_copy_.default:
+            self.count += sum(self.is_cast(source, copy.dtype) for copy, source in zip(*args, strict=True))
         return function(*args, **(kwargs or {}))
+
+    def is_cast(self, source, dtype):
+        return source.shape == self.shape and source.dtype == torch.float32 and dtype == torch.bfloat16
 
 
 def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up():
@@ -51,7 +56,65 @@ def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up
     (apart, expected), (together, found) = each
     assert (apart, together) == (3, 1)
     assert torch.equal(found, expected)
-    assert layer.casts is None
+    assert layer.copies is None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_of_one_input_are_one_product_with_the_gradients_of_each(bias: bool):
+    from model.casts import StepCasts
+    from model.layers import Linear, outputs_of_one_input
+
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList(Linear(8, rows, bias=bias) for rows in (6, 2, 4))
+    model.dtype = torch.bfloat16
+    x = torch.randn(3, 5, 8, dtype=torch.bfloat16)
+    results = []
+    for joined in (False, True):
+        model.of_one_input = lambda joined=joined: [list(model)] if joined else []
+        casts = StepCasts(model)
+        casts.make()
+        products = []
+        with Products(products):
+            outputs = outputs_of_one_input(x.requires_grad_(), model)
+        sum((output.float() * (index + 1)).square().sum() for index, output in enumerate(outputs)).backward()
+        casts.drop()
+        assert len(products) == (1 if joined else 3)
+        results.append([*outputs, *(parameter.grad for parameter in model.parameters()), x.grad])
+        model.zero_grad()
+        x.grad = None
+    *apart, x_apart = results[0]
+    *together, x_together = results[1]
+    assert all(map(torch.equal, apart, together))
+    torch.testing.assert_close(x_together, x_apart, rtol=2e-2, atol=2e-2)
+    assert all(parameter.grad is None for parameter in model.parameters()) and model[0].joint is None
+
+
+class Products(TorchDispatchMode):
+    def __init__(self, products: list) -> None:
+        super().__init__()
+        self.products = products
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.products.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def test_gradients_come_from_the_product_in_float32_where_the_device_has_one(monkeypatch: pytest.MonkeyPatch):
+    """On a processor the product is stood in for: torch has it for CUDA only."""
+    from model import casts
+    from model.layers import Linear
+
+    monkeypatch.setattr(casts, "_product", lambda left, right: left.float() @ right.float())
+    layer = Linear(64, 3)
+    layer.dtype = torch.bfloat16
+    step = casts.StepCasts(layer)
+    step.make()
+    x = torch.randn(500, 64, dtype=torch.bfloat16)
+    layer(x).sum().backward()
+    expected = x.float().sum(0).expand(3, 64)
+    torch.testing.assert_close(layer.weight.grad, expected, rtol=1e-6, atol=1e-4)
+    assert not torch.equal(layer.weight.grad, layer.weight.grad.bfloat16().float())
 
 
 def test_the_gradient_of_a_copy_reaches_its_parameter_before_earlier_layers_run():

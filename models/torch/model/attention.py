@@ -5,7 +5,7 @@ import functools
 
 import torch
 from levelfield.worker import Unsupported, head_size, part, rotary_magnitude, scaled_frequencies
-from model.layers import Linear, RMSNorm
+from model.layers import Linear, RMSNorm, outputs_of_one_input
 from torch import nn
 from torch.nn import functional
 
@@ -31,12 +31,16 @@ class Attention(nn.Module):
 
     def forward(self, x, rotary=None):
         """x: [batch, sequence, hidden]; rotary: the tables of `rotary_tables`, or None for learned positions."""
-        query, key, value = (self.heads(layer(x)) for layer in (self.query, self.key, self.value))
+        query, key, value = (self.heads(output) for output in outputs_of_one_input(x, *self.of_one_input()))
         if self.query_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
         return self.output(self.attend(query, key, value).flatten(2))
+
+    def of_one_input(self):
+        """The groups of layers that StepCasts may join."""
+        return [[self.query, self.key, self.value]]
 
     def heads(self, x):
         """[batch, sequence, n D] -> [batch, sequence, n, D]; n is this rank's share under tensor parallelism."""

@@ -1,28 +1,44 @@
 """The parameters in the precision that blocks compute in, cast once a step for all of its micro-batches.
 
 Parameters are float32. With a cast of its own each micro-batch would read all of them again, and in a pipeline every
-micro-batch in flight would keep its copy. What FSDP2 gathers it casts itself.
+micro-batch in flight would keep its copy. What FSDP2 gathers it casts itself, and float32 needs no copy: there a layer
+computes with its parameter, cast where it is used. Layers of one input, such as query, key and value, are one product
+where their copies adjoin (`joint_product`). Not joined are DTensors, whose layouts differ, and layers of fp8.
 """
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
 
 class CastLayer(nn.Module):
-    """A layer that computes in its input's precision. casts: the step's copies of its parameters, by name."""
+    """A layer that computes in its input's precision. copies: the step's copies of its parameters, by name."""
 
-    casts = None
+    copies = None
 
     def cast(self, name, dtype):
         """The parameter `name` in `dtype`, or None where the layer has none: the step's copy, or a new one."""
         parameter = self.held(name)
         if parameter is None:
             return None
-        return parameter.to(dtype) if self.casts is None else Borrowed.apply(parameter, self.casts[name])
+        if self.copies is None:
+            return parameter.to(dtype)
+        copy = self.copies[name]
+        return copy if copy.requires_grad else Borrowed.apply(parameter, copy)
+
+    def cast_without_gradient(self, name, dtype):
+        return self.held(name).detach().to(dtype) if self.copies is None else self.copies[name]
 
     def held(self, name):
         return getattr(self, name)
+
+    def empty_copies(self, dtype):
+        """Memory for `copies`."""
+        present = [name for name in self._parameters if self.held(name) is not None]
+        empty = {name: torch.empty_like(self.held(name).detach(), dtype=dtype) for name in present}
+        return {**dict.fromkeys(self._parameters), **empty}
 
 
 class Borrowed(torch.autograd.Function):
@@ -42,26 +58,136 @@ class Borrowed(torch.autograd.Function):
         return gradient.to(context.dtype), None
 
 
-class StepCasts:
-    """The copies of one step. Each use of one has its own path to the float32 parameter (Borrowed).
+class BorrowedVectors(torch.autograd.Function):
+    """`Borrowed` of all vectors by one node: their gradients are small, so they may wait to be cast at once."""
 
-    apart: the parameters that FSDP2 does not gather, where it gathers the model's others.
+    @staticmethod
+    def forward(context, copies, *parameters):
+        return tuple(copy.view_as(copy) for copy in copies)
+
+    @staticmethod
+    def backward(context, *gradients):
+        casts = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
+        torch._foreach_copy_(casts, list(gradients))
+        return None, *casts
+
+
+class CastLinear(torch.autograd.Function):
+    """x W^T + b by copies of W and b, in x's precision; the gradients of W and b are float32.
+
+    x: [..., in]. weight: [out, in], the copy; of several layers, one after the other. bias: [out] or None. rows: the
+    outputs of each layer. parameters: the layers' weights, then their biases; they only receive their gradients.
+    """
+
+    @staticmethod
+    def forward(context, x, weight, bias, rows, *parameters):
+        context.save_for_backward(x, weight)
+        context.rows, context.has_bias = rows, bias is not None
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(context, gradient):
+        x, weight = context.saved_tensors
+        flat = gradient.flatten(0, -2)
+        x_gradient = (flat @ weight).view(x.shape) if context.needs_input_grad[0] else None
+        gradients = float32_product(flat.t(), x.flatten(0, -2)).split(context.rows)
+        if context.has_bias:
+            gradients += flat.sum(0, dtype=torch.float32).split(context.rows)
+        return x_gradient, None, None, None, *gradients
+
+
+class Joint:
+    """The copies of layers of one input, whose rows adjoin: one product is that of all. rows: the outputs of each."""
+
+    def __init__(self, layers, dtype):
+        self.layers, self.rows, first = layers, [layer.out_features for layer in layers], layers[0].weight
+        self.weight = torch.empty(sum(self.rows), first.shape[1], dtype=dtype, device=first.device)
+        self.bias = None if layers[0].bias is None else self.weight.new_empty(sum(self.rows))
+        self.parameters = [layer.weight for layer in layers]
+        self.parameters += [] if self.bias is None else [layer.bias for layer in layers]
+
+    def product(self, x):
+        """[..., in] -> [..., outputs of all]."""
+        return CastLinear.apply(x, self.weight, self.bias, self.rows, *self.parameters)
+
+    def copies(self):
+        """The copies of each layer, as parts of these."""
+        biases = [None] * len(self.rows) if self.bias is None else self.bias.split(self.rows)
+        return [
+            {"weight": weight, "bias": bias} for weight, bias in zip(self.weight.split(self.rows), biases, strict=True)
+        ]
+
+
+class StepCasts:
+    """The copies of one step. Each use of one has its own path to the float32 parameter (CastLinear, Borrowed).
+
+    apart: the parameters that FSDP2 does not gather, where it gathers the model's others. The copies are written anew
+    in each step. Their memory stays: the last gradients, when most is in use, need them in any case.
     """
 
     def __init__(self, model, apart=()):
-        apart, self.dtype = set(apart), model.dtype
+        apart, dtype = set(apart), model.dtype
         layers = [layer for layer in model.modules() if isinstance(layer, CastLayer)]
         if isinstance(model, FSDPModule):
             layers = [layer for layer in layers if apart.intersection(layer.parameters(recurse=False))]
-        self.layers = layers if self.dtype != torch.float32 else []
+        layers = layers if dtype != torch.float32 else []
+        plain = {layer for layer in layers if not any(isinstance(each, DTensor) for each in layer.parameters())}
+        groups = [group for module in model.modules() for group in getattr(module, "of_one_input", list)()]
+        self.joints = [Joint(group, dtype) for group in groups if plain.issuperset(group)]
+        joined = {
+            layer: copies for joint in self.joints for layer, copies in zip(joint.layers, joint.copies(), strict=True)
+        }
+        self.copies = {layer: joined.get(layer) or layer.empty_copies(dtype) for layer in layers}
+        entries = [(layer, name) for layer in layers for name in layer._parameters if layer.held(name) is not None]
+        self.sources = [local(layer.held(name).detach()) for layer, name in entries]
+        self.targets = [local(self.copies[layer][name]) for layer, name in entries]
+        self.vectors = [
+            (layer, name)
+            for layer, name in entries
+            if layer in plain and layer.held(name).dim() == 1 and not isinstance(layer, nn.Linear)
+        ]
+        self.vector_copies = [self.copies[layer][name] for layer, name in self.vectors]
+        if layers:
+            choose_product(self.targets[0])
 
     def make(self):
         """Before the first forward pass of a step."""
-        with torch.no_grad():
-            for layer in self.layers:
-                layer.casts = {name: layer.cast(name, self.dtype) for name in layer._parameters}
+        if not self.copies:
+            return
+        torch._foreach_copy_(self.targets, self.sources)
+        if self.vectors:
+            vectors = BorrowedVectors.apply(self.vector_copies, *(layer.held(name) for layer, name in self.vectors))
+            for (layer, name), vector in zip(self.vectors, vectors, strict=True):
+                self.copies[layer][name] = vector
+        for layer, copies in self.copies.items():
+            layer.copies = copies
+        for joint in self.joints:
+            joint.layers[0].joint = joint
 
     def drop(self):
         """After the last backward pass: the optimizer changes what was cast."""
-        for layer in self.layers:
-            layer.casts = None
+        for layer in self.copies:
+            layer.copies = None
+        for joint in self.joints:
+            joint.layers[0].joint = None
+
+
+def local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+_product = None  # of 16-bit matrices, in float32; None: rounded to 16 bits before
+
+
+def float32_product(left, right):
+    """left @ right of 16-bit matrices, as float32: by the product itself where this process's device has that."""
+    return (left @ right).float() if _product is None else _product(left, right)
+
+
+def choose_product(example):
+    """Take the device of the tensor `example` for `float32_product`."""
+    global _product
+    if example.device.type != "cpu":
+        from model import products_on_accelerators  # here: what runs on a processor does not rest on it
+
+        _product = products_on_accelerators.float32_product(example)

@@ -46,10 +46,9 @@ class EmbeddingHead(CastLayer, nn.Embedding):
 
 def head_scores(layer, x, targets, scale, tied=None):
     """The logits of x without targets, else their `head_loss`. layer: with the head's weight."""
-    cast = layer.cast("weight", x.dtype)
     if targets is None:
-        return functional.linear(x, cast)
-    return head_loss(x, layer.weight, targets, scale, tied, cast.detach())
+        return functional.linear(x, layer.cast("weight", x.dtype))
+    return head_loss(x, layer.weight, targets, scale, tied, layer.cast_without_gradient("weight", x.dtype))
 
 
 def head_loss(x, weight, targets, scale, tied=None, cast=None):

@@ -1,19 +1,33 @@
 """The layers of both families. Parameters are float32; the activation's dtype decides what is computed in."""
 
 import torch
-from model.casts import CastLayer
+from model.casts import CastLayer, CastLinear
 from model.onednn import OneDnnLinear, applies
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 
 class Linear(CastLayer, nn.Linear):
-    """y = x W^T + b, in x's dtype. W: [out, in]."""
+    """y = x W^T + b, in x's dtype. W: [out, in]. joint: during a step, the Joint of this layer and those after it."""
+
+    joint = None
 
     def forward(self, x):
         if applies(x, self.weight):
             return OneDnnLinear.apply(x, self.weight, self.bias)
-        return functional.linear(x, self.cast("weight", x.dtype), self.cast("bias", x.dtype))
+        if self.joint is not None:
+            return self.joint.product(x)
+        if self.copies is None or isinstance(self.weight, DTensor):
+            return functional.linear(x, self.cast("weight", x.dtype), self.cast("bias", x.dtype))
+        parameters = [self.weight] if self.bias is None else [self.weight, self.bias]
+        return CastLinear.apply(x, self.copies["weight"], self.copies["bias"], [self.out_features], *parameters)
+
+
+def outputs_of_one_input(x, layers):
+    """What each of `layers` makes of x: by one product where a step has their copies adjoin (casts.Joint)."""
+    joint = layers[0].joint
+    return [layer(x) for layer in layers] if joint is None else layers[0](x).split(joint.rows, dim=-1)
 
 
 class LayerNorm(CastLayer, nn.LayerNorm):
