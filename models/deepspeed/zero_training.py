@@ -13,9 +13,9 @@ from levelfield.worker import Capture, Initializer, coordinates, learning_rate, 
 from model.attention_kernel import attention_kernel
 from partition import exact_norm, save, squared_norm, whole_gradients, whole_parameters
 from step.activations import keep_gradients, kept_activations
-from step.batch_copy import on_device
 from step.optimizer import clip_divisor
 from step.recompute import repeats
+from step.transfers import on_device
 from training import step_seed
 
 

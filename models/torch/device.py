@@ -55,10 +55,10 @@ def memory(device):
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
     if device.type == "cpu":
         return {"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": process}
-    counters = torch.get_device_module(device)
+    statistics = torch.get_device_module(device).memory_stats(device)
     return {
-        "allocated_peak_bytes": counters.max_memory_allocated(device),
-        "reserved_peak_bytes": counters.max_memory_reserved(device),
+        "allocated_peak_bytes": statistics["allocated_bytes.all.peak"],
+        "reserved_peak_bytes": statistics["reserved_bytes.all.peak"],
         "process_peak_bytes": process,
     }
 

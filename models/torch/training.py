@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import math
+from collections import deque
 
 import torch
 import torch.distributed as dist
@@ -18,9 +19,9 @@ from parallelism.data_parallel import free_first_buckets, gradients_in_buckets, 
 from parallelism.mesh import Grid
 from parallelism.parallelize import build, check, divided_parameters
 from step.activations import keep_gradients, kept_activations
-from step.batch_copy import on_device
 from step.optimizer import LocalAdamW, LossScale, clip_divisor
 from step.recompute import repeats
+from step.transfers import FiguresOnTheirWay, on_device
 
 
 def train(job, recorder):
@@ -38,7 +39,7 @@ def train(job, recorder):
 
 
 class Trainer:
-    """One rank's model, optimizer and loss scale. A step is `launch`, then `finish`, which waits for the device."""
+    """One rank's model, optimizer and loss scale. A step is `launch`, then `finish`, which waits for its end."""
 
     def __init__(self, job, place, device):
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
@@ -68,6 +69,9 @@ class Trainer:
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
         self.own_work = own_work(job, device, first_exchanging_stage=1)  # FSDP2 gathers parameters from stage 1 on
+        self.launched = deque()  # what `finish` takes, first the step that was launched first
+        # a loss scale follows from a step's end; elsewhere than on CUDA the host waits for all that is launched
+        self.runs_ahead = device.type == "cuda" and self.loss_scale.interval is None
 
     def weights(self):
         """(name, whole shape, slices, float32 values) of what this rank holds."""
@@ -94,14 +98,16 @@ class Trainer:
         if keep:
             keep_gradients(self.capture, self.optimizer.gradients(), self.loss_scale.value)
         self.squares = self.optimizer.squares()
-        self.figures = self.reduce(loss)
-        self.update(learning_rate(self.job.training.schedule, batch.step))
+        figures = self.reduce(loss)
+        self.update(figures, learning_rate(self.job.training.schedule, batch.step))
         self.tallies.move_biases()
+        # memory now: it is counted as the host allocates, and the next step may be launched before this one ends
+        self.launched.append((FiguresOnTheirWay(figures), memory(self.device), self.own_work.reading()))
 
-    def update(self, rate):
+    def update(self, figures, rate):
         """The optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
         scale = self.loss_scale.value
-        norm = self.figures[1].sqrt() / scale
+        norm = figures[1].sqrt() / scale
         skip = None if self.loss_scale.interval is None else (~norm.isfinite()).float()
         self.optimizer.step(rate, clip_divisor(norm, self.job.training.gradient_clip, scale), skip)
         self.optimizer.drop_gradients(keep=gradients_in_buckets(self.runner))
@@ -147,7 +153,8 @@ class Trainer:
     def finish(self, batch):
         """Wait for the step's end; what to record of it."""
         scale = self.loss_scale.value
-        loss, square, auxiliary = self.figures.tolist()
+        figures, memory_peaks, own_work_seconds = self.launched.popleft()
+        loss, square, auxiliary = figures.values()
         free_first_buckets(self.runner)
         norm = math.sqrt(square) / scale if square >= 0 else square
         finite = math.isfinite(norm)
@@ -160,11 +167,11 @@ class Trainer:
             "tokens": batch.tokens if owner else 0,
             "learning_rate": learning_rate(self.job.training.schedule, batch.step),
             "tokens_checksum": batch.checksum,
-            "memory": memory(self.device),
+            "memory": memory_peaks,
             "loss_scale": scale if scaled else None,
             "skipped": scaled and not finite,
             "auxiliary_loss": auxiliary if self.tallies.exist else None,
-            "before_exchange_seconds": self.own_work.seconds(),
+            "before_exchange_seconds": own_work_seconds(),
         }
 
 

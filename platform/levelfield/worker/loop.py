@@ -19,7 +19,11 @@ MOST_COUNTERS = 512  # of one step's routing: layers x experts. More would fill 
 
 
 class Trainer(Protocol):
-    """The part of training that a framework implements. It records its initial weights before the loop."""
+    """The part of training that a framework implements. It records its initial weights before the loop.
+
+    It may have an attribute `runs_ahead`: whether a step may be finished after the next one is launched, so that the
+    device has work while the host records. `finish` must still return when its own step has ended.
+    """
 
     def launch(self, batch: Batch) -> None:
         """Start the step's work, without waiting for the device where that is possible."""
@@ -46,14 +50,40 @@ def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> N
     A step that the loss scale skipped gets no gradients event. After the captured step, the updated weights are saved
     in the folder `updated` beside the captured tensors.
     """
-    batches, counted = iter(Batches(job, coordinates(job).data)), counted_steps(job)
+    batches, records = iter(Batches(job, coordinates(job).data)), _Records(job, recorder, trainer)
+    ahead, unfinished = getattr(trainer, "runs_ahead", False), None
     batch = next(batches, None)
     recorder.begin()
     while batch is not None:
         trainer.launch(batch)
+        if unfinished is not None:
+            records.finish(unfinished)
         upcoming = next(batches, None)  # read while the device works
+        unfinished = batch if ahead and upcoming is not None and records.can_wait(batch.step) else None
+        if unfinished is None:
+            records.finish(batch)
+        batch = upcoming
+    recorder.final_weights(trainer.weights())
+    if job.save_weights_dir:
+        trainer.save(job.save_weights_dir)
+
+
+class _Records:
+    """What is recorded of each step."""
+
+    def __init__(self, job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> None:
+        self.job, self.recorder, self.trainer, self.counted = job, recorder, trainer, counted_steps(job)
+
+    def can_wait(self, step: int) -> bool:
+        """Whether the next step may be launched before this one is recorded: it overwrites what these steps show. The
+        first step still makes its memory."""
+        captured = self.job.capture is not None and step == self.job.capture.step
+        return step > 1 and not (captured or step in self.job.gradient_steps or step in self.counted)
+
+    def finish(self, batch: Batch) -> None:
+        job, recorder, trainer = self.job, self.recorder, self.trainer
         squares = trainer.gradient_squares() if batch.step in job.gradient_steps else None
-        chosen = trainer.expert_tokens() if batch.step in counted else None
+        chosen = trainer.expert_tokens() if batch.step in self.counted else None
         facts = trainer.finish(batch)
         if squares is not None and not facts["skipped"]:
             recorder.gradients(batch.step, squares)
@@ -62,10 +92,6 @@ def train_steps(job: SimpleNamespace, recorder: Recorder, trainer: Trainer) -> N
         recorder.step(batch.step, **facts)
         if job.capture is not None and batch.step == job.capture.step:
             trainer.save(_create_folder(Path(job.capture.folder) / "updated"))
-        batch = upcoming
-    recorder.final_weights(trainer.weights())
-    if job.save_weights_dir:
-        trainer.save(job.save_weights_dir)
 
 
 def counted_steps(job: SimpleNamespace) -> Sequence[int]:

@@ -7,7 +7,7 @@ which rank that is; the time of a whole step is the same on all of them.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Callable
 
 
 class OwnWork:
@@ -34,7 +34,12 @@ class OwnWork:
 
     def seconds(self) -> float | None:
         """Return the time of this step's own work; None for the first step, which no exchange precedes."""
-        return None if self._span is None else self.between(*self._span)
+        return self.reading()()
+
+    def reading(self) -> Callable[[], float | None]:
+        """Return what tells `seconds` of this step at its end, also while the next one runs already."""
+        span = self._span
+        return lambda: None if span is None else self.between(*span)
 
     def now(self) -> Any:
         return time.monotonic()

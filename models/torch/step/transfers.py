@@ -1,0 +1,28 @@
+"""A step's tokens on their way to the device, and its figures on their way back."""
+
+import torch
+
+
+def on_device(arrays, device):
+    """The NumPy arrays as tensors on the device. The host waits for no copy: CUDA reads pinned memory by itself."""
+    tensors = [torch.from_numpy(array) for array in arrays]
+    if device.type == "cuda":
+        tensors = [tensor.pin_memory() for tensor in tensors]
+    return [tensor.to(device, non_blocking=True) for tensor in tensors]
+
+
+class FiguresOnTheirWay:
+    """A few numbers of the device, copied behind all that was launched before; the host waits for no more than that."""
+
+    def __init__(self, figures):
+        self.figures, self.arrival = figures, None
+        if figures.device.type == "cuda":
+            self.figures = torch.empty_like(figures, device="cpu", pin_memory=True).copy_(figures, non_blocking=True)
+            self.arrival = torch.cuda.Event()
+            self.arrival.record()
+
+    def values(self):
+        """Wait for them."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.figures.tolist()
