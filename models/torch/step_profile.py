@@ -34,6 +34,7 @@ METHODS = (
 
 
 def open_profile(job, trainer, scratch):
+    trainer.graph = None  # the further steps launch each kernel by itself: in a graph none has a part
     named = ((name, part_of(name, module), module) for name, module in trainer.model.named_modules())
     return TorchProfile(job, trainer, scratch, [each for each in named if each[1]], METHODS)
 

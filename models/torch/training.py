@@ -65,10 +65,15 @@ class Trainer:
             self.pipeline = Pipeline(job, self.runner, stage, self.model.dtype, device, grid["pipeline"])
         ends = grid.ends_group(place) if job.layout.pipeline > 1 and job.model.tied_embeddings else None
         self.stage_ranks = job.layout.data * job.layout.context * job.layout.tensor
-        self.optimizer = LocalAdamW(self.model, job.training, self.stage_ranks, ends)
+        self.optimizer = LocalAdamW(self.model, job.training, self.stage_ranks, ends, capturable=job.tuning.graph)
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
         self.own_work = own_work(job, device, first_exchanging_stage=1)  # FSDP2 gathers parameters from stage 1 on
+        self.graph = None
+        if job.tuning.graph:
+            from step.graph import StepGraph
+
+            self.graph = StepGraph()
         self.launched = deque()  # what `finish` takes, first the step that was launched first
         # a loss scale follows from a step's end; elsewhere than on CUDA the host waits for all that is launched
         self.runs_ahead = device.type == "cuda" and self.loss_scale.interval is None
@@ -87,7 +92,17 @@ class Trainer:
         inputs, targets = on_device((batch.inputs, batch.targets), self.device)
         if self.share is not None:
             inputs, targets = self.share.of(inputs), self.share.of(targets)
-        keep = self.capture.wants(batch.step)
+        self.optimizer.set_learning_rate(learning_rate(self.job.training.schedule, batch.step))
+        if self.graph is None:
+            figures, self.squares = self.compute(inputs, targets, keep=self.capture.wants(batch.step))
+        else:
+            figures, self.squares = self.graph.run(self.compute, inputs, targets)
+        # memory now: it is counted as the host allocates, and the next step may be launched before this one ends
+        self.launched.append((FiguresOnTheirWay(figures), memory(self.device), self.own_work.reading()))
+
+    def compute(self, inputs, targets, keep=False):
+        """The step's work on the device; (what `reduce` returns, the squared gradient norms). keep: what `Capture`
+        wants of it."""
         self.tallies.begin(self.loss_scale.value / self.job.accumulation)
         self.casts.make()
         loss = self.gradients(inputs, targets, keep)
@@ -97,19 +112,18 @@ class Trainer:
         self.optimizer.take_gradients()
         if keep:
             keep_gradients(self.capture, self.optimizer.gradients(), self.loss_scale.value)
-        self.squares = self.optimizer.squares()
-        figures = self.reduce(loss)
-        self.update(figures, learning_rate(self.job.training.schedule, batch.step))
+        squares = self.optimizer.squares()
+        figures = self.reduce(loss, squares)
+        self.update(figures)
         self.tallies.move_biases()
-        # memory now: it is counted as the host allocates, and the next step may be launched before this one ends
-        self.launched.append((FiguresOnTheirWay(figures), memory(self.device), self.own_work.reading()))
+        return figures, squares
 
-    def update(self, figures, rate):
+    def update(self, figures):
         """The optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
         scale = self.loss_scale.value
         norm = figures[1].sqrt() / scale
         skip = None if self.loss_scale.interval is None else (~norm.isfinite()).float()
-        self.optimizer.step(rate, clip_divisor(norm, self.job.training.gradient_clip, scale), skip)
+        self.optimizer.step(clip_divisor(norm, self.job.training.gradient_clip, scale), skip)
         self.optimizer.drop_gradients(keep=gradients_in_buckets(self.runner))
 
     def gradients(self, inputs, targets, keep):
@@ -132,11 +146,11 @@ class Trainer:
             total += loss.detach()
         return total
 
-    def reduce(self, loss):
+    def reduce(self, loss, squares):
         """[loss times scale, squared gradient norm times scale squared, routers' losses], over the global batch: one
         collective."""
         shares = self.stage_ranks  # each holds the last stage's loss of its tokens, or the same as another
-        figures = torch.stack((loss[0].double() / shares, self.squares.sum(), self.tallies.loss() / shares))
+        figures = torch.stack((loss[0].double() / shares, squares.sum(), self.tallies.loss() / shares))
         if self.job.world_size > 1:
             dist.all_reduce(figures)
             self.own_work.exchanged()

@@ -166,6 +166,8 @@ class StepCasts:
 
     def drop(self):
         """After the last backward pass: the optimizer changes what was cast."""
+        for (layer, name), copy in zip(self.vectors, self.vector_copies, strict=True):
+            self.copies[layer][name] = copy  # and no graph of autograd stays
         for layer in self.copies:
             layer.copies = None
         for joint in self.joints:

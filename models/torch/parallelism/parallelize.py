@@ -22,6 +22,10 @@ def check(job):
     check_tensor_parallel(job)
     check_context_parallel(job)
     check_attention(job.tuning.attention)
+    if job.tuning.graph:
+        from step.graph import check_graph
+
+        check_graph(job)
     if job.training.precision == "fp8":
         from step.fp8 import check_fp8
 

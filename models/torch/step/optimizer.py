@@ -14,10 +14,11 @@ class LocalAdamW:
     """Fused AdamW (Loshchilov and Hutter, 2019); decay on parameters of two or more dimensions only.
 
     stage_ranks: the ranks of one pipeline stage, data times context times tensor. ends: the group of the first and last
-    pipeline stage where both hold the tied embedding, else None.
+    pipeline stage where both hold the tied embedding, else None. capturable: a CUDA graph captures the step, so the
+    learning rate is a tensor.
     """
 
-    def __init__(self, model, training, stage_ranks, ends=None):
+    def __init__(self, model, training, stage_ranks, ends=None, capturable=False):
         self.names, self.parameters = zip(*model.named_parameters(), strict=True)
         self.locals = [Parameter(_local(parameter.detach())) for parameter in self.parameters]
         self.tied = [name == "embedding.weight" and ends is not None for name in self.names]
@@ -33,7 +34,8 @@ class LocalAdamW:
             self.replicas += [copies] * len(names)
         self.replicas = torch.tensor(self.replicas, dtype=torch.float64, device=self.locals[0].device)
         held = [(local, local.dim()) for local in self.locals if local.numel()]
-        self.adamw = make_adamw(held, training)
+        self.adamw = make_adamw(held, training, capturable)
+        self.rate = torch.zeros((), device=self.locals[0].device) if capturable else None
 
     def take_gradients(self):
         """Give each local tensor the gradient of its part; a tied embedding's is summed over both ends first."""
@@ -58,10 +60,14 @@ class LocalAdamW:
         norms = torch.stack(torch._foreach_norm(parts, 2, exact)).double()
         return norms.square() / self.replicas
 
-    def step(self, learning_rate, divisor, skip=None):
-        """One step with the gradients divided by `divisor` (a tensor), or none where the tensor `skip` is one."""
+    def set_learning_rate(self, value):
+        if self.rate is not None:
+            self.rate.fill_(value)
         for group in self.adamw.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = value if self.rate is None else self.rate
+
+    def step(self, divisor, skip=None):
+        """One step with the gradients divided by `divisor` (a tensor), or none where the tensor `skip` is one."""
         self.adamw.grad_scale, self.adamw.found_inf = divisor, skip
         self.adamw.step()
 
@@ -93,13 +99,14 @@ class LossScale:
             self.value *= 2
 
 
-def make_adamw(parameters, training):
+def make_adamw(parameters, training, capturable=False):
     """torch's fused AdamW on `parameters`, (parameter, its number of dimensions): decay from two dimensions on."""
     settings = training.optimizer
     wide = [parameter for parameter, dimensions in parameters if dimensions >= 2]
     narrow = [parameter for parameter, dimensions in parameters if dimensions < 2]
     groups = [{"params": wide, "weight_decay": settings.weight_decay}, {"params": narrow, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
+    options = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps, "capturable": capturable}
+    return torch.optim.AdamW(groups, lr=0.0, fused=True, **options)
 
 
 def clip_divisor(norm, limit, scale):

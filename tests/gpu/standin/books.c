@@ -96,6 +96,7 @@ static void note(const char *kind, const char *name) {
 void standin_count(const char *kind, const char *name, unsigned long long bytes, double flops) {
   if (quiet) return;
   pthread_mutex_lock(&lock);
+  kind = standin_kind_in_capture(kind, flops);
   if (calls) note(kind, name);
   size_t at = place_of(kind, name);
   if (!entries[at].kind && held >= SLOTS / 2) at = place_of(kind = "books", name = "full: others");

@@ -16,7 +16,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
 # need no header of CUDA
-PLAIN = ("books.c", "memory.c", "logs.c", "delivery.c", "reduction.c", "collectives.c")
+PLAIN = ("books.c", "memory.c", "graphs.c", "logs.c", "delivery.c", "reduction.c", "collectives.c")
 # neither do these; a process has them once, so they are not in NVML's library
 ONCE = ("attention.c", "mark.c")
 CUDA = ("devices.c", "streams.c", "kernels.c", "products.c", "driver.c", "mapping.c", *ONCE)

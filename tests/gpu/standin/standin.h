@@ -4,6 +4,7 @@
  * memory.c       allocations and copies
  * devices.c      what the devices are
  * streams.c      streams and events: all work is done when it is launched
+ * graphs.c       CUDA graphs: what is captured, and their launches
  * kernels.c      launches, counted by name
  * products.c     cuBLAS and cuBLASLt
  * attention.c    transformer-engine's fused attention
@@ -16,7 +17,7 @@
  * mark.c         what says that nothing here is real
  * nvml.c         a library of its own: NVML; smi.c: nvidia-smi
  *
- * books, memory, collectives, delivery, logs, reduction, attention and mark need no header of CUDA: the tests build them
+ * books, memory, graphs, collectives, delivery, logs, reduction, attention and mark need no header of CUDA: the tests build them
  * with gcc alone.
  */
 #ifndef LEVELFIELD_STANDIN_H
@@ -45,6 +46,11 @@ int standin_is_quiet(void);
 void standin_reset(void);
 int standin_dump(const char *path);
 void standin_calls(const char *path);
+
+/* ---- graphs.c */
+const char *standin_kind_in_capture(const char *kind, double flops);
+int standin_wait_code(const void *stream);
+int standin_any_wait_code(void);
 
 /* ---- memory.c */
 extern __thread int standin_current_device;

@@ -9,6 +9,7 @@ struct stream {
 };
 struct event {
   double milliseconds;
+  void *stream; /* that it was recorded in */
 };
 
 static int new_stream(void **out, int priority) {
@@ -35,33 +36,17 @@ int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 
 int cudaStreamSynchronize(void *stream) {
   standin_count("synchronise", "stream", 0, 0);
-  return 0;
+  return standin_wait_code(stream);
 }
 
 int cudaDeviceSynchronize(void) {
   standin_count("synchronise", "device", 0, 0);
-  return 0;
+  return standin_any_wait_code();
 }
 
-int cudaEventSynchronize(void *event) {
+int cudaEventSynchronize(struct event *event) {
   standin_count("synchronise", "event", 0, 0);
-  return 0;
-}
-
-int cudaStreamIsCapturing(void *stream, int *status) {
-  *status = 0;
-  return 0;
-}
-
-int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph, void **nodes, void **edges,
-                             size_t *many) {
-  if (status) *status = 0;
-  if (id) *id = 0;
-  if (graph) *graph = NULL;
-  if (nodes) *nodes = NULL;
-  if (edges) *edges = NULL;
-  if (many) *many = 0;
-  return 0;
+  return standin_wait_code(event->stream);
 }
 
 int cudaEventCreateWithFlags(void **out, unsigned flags) {
@@ -80,6 +65,7 @@ int cudaEventRecord(struct event *event, void *stream) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   event->milliseconds = now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+  event->stream = stream;
   return 0;
 }
 

@@ -1,0 +1,50 @@
+"""What a training that is captured as a CUDA graph must not have: each is refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from layouts import MODELS, SINGLE, job_of
+from levelfield.worker import Unsupported
+from levelfield.worker.architecture import UNUSED
+from levelfield.worker.job import namespace
+
+pytestmark = pytest.mark.torch
+
+CHANGES = {
+    "device 'cpu'": {"device": "cpu"},
+    "2 ranks": {"world_size": 2},
+    "precision fp16": {"training.precision": "fp16"},
+    "precision fp8": {"training.precision": "fp8"},
+    "dropout": {"model.hidden_dropout": 0.1},
+    "experts": {"model.experts": object()},
+    "a captured step": {"capture": object()},
+}
+
+
+def job_for_a_graph(changes: dict[str, object]):
+    job = namespace({**job_of(MODELS["gpt"], SINGLE, 4, precision="bf16"), "capture": None})
+    job.model = SimpleNamespace(**{**UNUSED, **vars(job.model)})
+    job.device, job.world_size, job.tuning.graph = "cuda", 1, True
+    for path, value in changes.items():
+        *parents, name = path.split(".")
+        owner = job
+        for parent in parents:
+            owner = getattr(owner, parent)
+        setattr(owner, name, value)
+    return job
+
+
+def test_one_process_on_cuda_may_have_one():
+    from step.graph import check_graph
+
+    check_graph(job_for_a_graph({}))
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_what_cannot_be_captured_is_refused_by_name(reason: str):
+    from step.graph import check_graph
+
+    with pytest.raises(Unsupported, match=f"graph with {reason}"):
+        check_graph(job_for_a_graph(CHANGES[reason]))
