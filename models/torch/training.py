@@ -20,7 +20,7 @@ from parallelism.mesh import Grid
 from parallelism.parallelize import build, check, divided_parameters
 from step.activations import keep_gradients, kept_activations
 from step.optimizer import LocalAdamW, LossScale, clip_divisor
-from step.recompute import repeats
+from step.recompute import compiled_part, repeats
 from step.transfers import FiguresOnTheirWay, on_device
 
 
@@ -30,6 +30,7 @@ def train(job, recorder):
     device = open_device(job)
     name, details = describe(device)
     details = {**details, "repeats": repeats(job), "attention_kernel": attention_kernel(job, device)}
+    details["compiled"] = compiled_part(job)
     recorder.framework("torch", torch.__version__, name, details)
     check(job)
     with process_group(job, device):

@@ -1,4 +1,4 @@
-"""What a training that is captured as a CUDA graph must not have: each is refused by name."""
+"""What a captured step must not have is refused by name; what of a model is compiled."""
 
 from __future__ import annotations
 
@@ -48,3 +48,19 @@ def test_what_cannot_be_captured_is_refused_by_name(reason: str):
 
     with pytest.raises(Unsupported, match=f"graph with {reason}"):
         check_graph(job_for_a_graph(CHANGES[reason]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({}, "whole"),
+        ({"world_size": 2}, "blocks"),
+        ({"capture": object()}, "blocks"),
+        ({"tuning.compile": False}, None),
+    ],
+)
+def test_the_whole_model_is_compiled_where_nothing_needs_its_blocks(changes: dict[str, object], part: str | None):
+    from step.recompute import compiled_part
+
+    job = job_for_a_graph({"tuning.compile": True, **changes})
+    assert compiled_part(job) == part

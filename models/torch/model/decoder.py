@@ -120,12 +120,15 @@ class Decoder(nn.Module):
         Returns on the last stage, given targets [batch, sequence], scale times the mean loss, as a float32
         tensor of one element; logits without targets; on the other stages the hidden state.
         """
+        x = self.hidden(x)
+        return self.scores(x, targets, scale) if self.stage.last else x
+
+    def hidden(self, x):
+        """What `forward` computes before the head."""
         x = self.embed(x) if self.stage.first else x
         for block in self.layers.values():
             x = block(x, self.rotary)
-        if not self.stage.last:
-            return x
-        return self.scores(self.final_norm(x), targets, scale)
+        return self.final_norm(x) if self.stage.last else x
 
     def embed(self, tokens):
         x = self.embedding(tokens) if self.tied is None else tied_embedding(tokens, self.embedding.weight, self.tied)

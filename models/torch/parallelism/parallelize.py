@@ -6,7 +6,7 @@ from model.attention import check_attention, choose_attention
 from model.decoder import Decoder, compute_dtype, stage_of
 from model.parameters import fill
 from parallelism.data_parallel import replicate_data_parallel, shard_data_parallel
-from step.recompute import check_recompute, compile_blocks, recompute_blocks
+from step.recompute import check_recompute, compile_model, compiled_part, recompute_blocks
 
 LAYOUT = ("data", "tensor", "sequence", "pipeline", "context", "expert", "zero1", "zero2", "zero3")
 
@@ -61,7 +61,7 @@ def build(job, grid, coordinates, initializer, device, experts=None, share=None)
         distribute_experts(model, experts, grid["tensor"])
     recompute_blocks(model, job.tuning)
     if job.tuning.compile:
-        compile_blocks(model)
+        compile_model(model, whole=compiled_part(job) == "whole")
     sharded = shard_data_parallel(model, grid, job.layout.sharding_stage, experts)
     model.to_empty(device=device)
     fill(model, initializer)

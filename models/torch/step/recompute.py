@@ -56,10 +56,26 @@ def by_onednn(job):
     return used() and job.device == "cpu" and job.training.precision == "fp32" and job.layout.tensor == 1
 
 
-def compile_blocks(model):
-    """Compile each block by torch.compile; they share one compilation, as they differ in their parameters only."""
+def compile_model(model, whole=False):
+    """Compile what precedes the head by torch.compile: the whole of it, or each block by itself.
+
+    Blocks share one compilation, as they differ in their parameters only, and their gradients are there one after
+    another, as their exchange wants it. The whole of it has none of torch's launches and checks between blocks. The
+    head is not compiled: it has kernels and products of its own in any case.
+    """
+    if whole:
+        model.hidden = torch.compile(model.hidden)
+        return
     for block in model.layers.values():
         block.forward = torch.compile(block.forward)
+
+
+def compiled_part(job):
+    """What of the model is compiled: `whole`, `blocks` or None. Capture and explain need blocks, as they hook them."""
+    if not job.tuning.compile:
+        return None
+    hooks = job.capture is not None or getattr(job, "explain_step", None) is not None
+    return "blocks" if job.world_size > 1 or hooks else "whole"
 
 
 def _run(forward, mode, random, *inputs):
