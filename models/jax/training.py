@@ -1,6 +1,7 @@
 """The training of one rank, from job to last step. Facts only are recorded; every rate is the platform's to compute."""
 
 import math
+from collections import deque
 
 import jax
 import numpy as np
@@ -39,6 +40,8 @@ class Trainer:
         shape = (job.accumulation, job.tuning.micro_batch, job.training.sequence_length)
         empty = self.program.batch((np.zeros(shape), np.zeros(shape)))
         self.step = self.program.compiled(self.state, empty, self.numbers(1))
+        self.launched = deque()  # the figures that `finish` takes, first those of the step that was launched first
+        self.runs_ahead = job.device != "cpu"
 
     def values(self):
         return {name: held[0] for name, held in self.state.items()}
@@ -56,7 +59,8 @@ class Trainer:
         numbers = self.numbers(batch.step)
         if self.capture.wants(batch.step):
             self.keep(arrays, numbers)
-        self.state, self.figures, self.shares = self.step(self.state, arrays, numbers)
+        self.state, figures, self.shares = self.step(self.state, arrays, numbers)
+        self.launched.append(figures)
 
     def numbers(self, step):
         """What changes from step to step, as arrays: a number in the program would compile it anew."""
@@ -80,7 +84,7 @@ class Trainer:
 
     def finish(self, batch):
         """Wait for the step's end; what to record of it."""
-        loss, square = local(self.figures).tolist()
+        loss, square = local(self.launched.popleft()).tolist()
         owner = self.place.tensor == 0
         return {
             "loss": loss,

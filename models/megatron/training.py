@@ -17,6 +17,7 @@ from observe import observe
 from parallelize import make_optimizer, parallel_groups, replicate, set_rates
 from sending import hold_what_is_sent
 from sequence import Sequence
+from step.transfers import on_device
 from weights import Weights
 
 # Megatron's selective recomputation is that of attention's core; the full one runs each layer whole.
@@ -74,6 +75,8 @@ class Trainer:
 
     @property
     def loss_scale(self):
+        if self.job.training.precision != "fp16":
+            return 1.0  # Megatron's own is a tensor of the device, for which the host would wait
         return float(self.optimizer.get_loss_scale())
 
     def launch(self, batch):
@@ -87,9 +90,10 @@ class Trainer:
         for router in self.routers:
             router.reset()
         self.left = self.job.accumulation
+        tensors = on_device((batch.inputs, batch.targets), self.device)
         losses = self.run_schedule(
             forward_step_func=self.forward,
-            data_iterator=[micro_batches(batch) for _ in self.wrapped],
+            data_iterator=[zip(*tensors, strict=True) for _ in self.wrapped],  # each chunk goes through all of them
             model=self.wrapped,
             num_microbatches=self.job.accumulation,
             seq_length=self.job.training.sequence_length,
@@ -102,7 +106,7 @@ class Trainer:
 
     def forward(self, upcoming, model):
         """The next micro-batch for Megatron's schedule: a model chunk's output, and what makes a loss of the last's."""
-        inputs, targets = (self.sequence.own(each.to(self.device, non_blocking=True)) for each in next(upcoming))
+        inputs, targets = (self.sequence.own(tokens) for tokens in next(upcoming))
         return model(inputs, self.positions, None, labels=targets), self.mean_loss
 
     def mean_loss(self, losses):
@@ -144,11 +148,6 @@ class Trainer:
             "before_exchange_seconds": spent,
             "auxiliary_loss": None if self.auxiliary_loss is None else self.auxiliary_loss.item(),
         }
-
-
-def micro_batches(batch):
-    """(inputs, targets) of each, in order: for one model chunk, as every chunk goes through all of them."""
-    return zip(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), strict=True)
 
 
 def mean_loss(losses, ranks=1):
