@@ -23,6 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "models" / "torch"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+# Kernels in Triton's interpreter: test_torch_kernels.py runs them, in a process that has Triton beside torch.
+collect_ignore = [] if "TRITON_INTERPRET" in os.environ else ["interpreted"]
+
 # Files whose tests share a costly fixture or import: one process takes all tests of such a group. (Marks of a group by
 # xdist change nothing since pytest 9.2.)
 GROUPS = {

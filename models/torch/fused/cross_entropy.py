@@ -1,0 +1,141 @@
+"""Cross-entropy: a row's loss, and the gradient of its logits in their place. Two reads and one write of each logit.
+
+    loss = log(sum_j exp(x_j - m)) - (x_t - m),    gradient_j = exp(x_j - m) / sum - (1 where j = t else 0)
+
+x: the logits of one token, m: the largest of them, t: its target. m is subtracted before the logarithm, so that large
+logits lose nothing (model/head_loss.py has the same in torch's operations). All is computed in float32.
+
+m and the sum come from one pass: where a block has a larger logit, the sum so far shrinks by exp(old m - new m)
+(Milakov and Gimelshein, 2018). One program has one row: 16 warps with 8,192 logits at a time, 16 of each thread. A row
+of 128,256 logits in 16 bits is 256 KB, so the second read mostly comes from a chip's cache of level 2.
+"""
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+BLOCK, WARPS = 8192, 16
+ROWS = 1024  # of a program with one number a row
+
+
+def cross_entropy_(logits, targets):
+    """The summed cross-entropy of logits [rows, vocabulary], which become their gradient."""
+    losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+    _whole[(logits.shape[0],)](logits, targets, losses, *shape(logits), BLOCK=BLOCK, num_warps=WARPS)
+    return losses.sum()
+
+
+def part_cross_entropy_(logits, targets, group):
+    """`cross_entropy_` of this rank's columns of the vocabulary; a target may lie in another's."""
+    part = Part(logits, targets)
+    dist.all_reduce(part.largest(), dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(part.sums(), dist.ReduceOp.SUM, group=group)
+    return part.loss_()
+
+
+class Part:
+    """What the ranks exchange for each row is changed in place between these calls."""
+
+    def __init__(self, logits, targets):
+        self.logits, self.targets, self.rows = logits, targets, logits.shape[0]
+        self.common, self.own = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
+        self.summed = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
+
+    def largest(self):
+        """Of each row the largest logit here."""
+        self.launch(_largest_and_sums, self.targets, self.common, self.own, self.summed)
+        return self.common
+
+    def sums(self):
+        """Of each row the sum here, and the target's logit or 0, by the largest logit of all ranks."""
+        tensors = (self.targets, self.common, self.own, self.summed)
+        _to_common_largest[(triton.cdiv(self.rows, ROWS),)](*tensors, self.rows, self.logits.shape[1], ROWS=ROWS)
+        return self.summed
+
+    def loss_(self):
+        """The summed loss, equal on all ranks; the logits become their gradient."""
+        losses = torch.empty_like(self.common)
+        self.launch(_part, self.targets, self.common, self.summed, losses)
+        return losses.sum()
+
+    def launch(self, kernel, *tensors):
+        kernel[(self.rows,)](self.logits, *tensors, self.rows, *shape(self.logits), BLOCK=BLOCK, num_warps=WARPS)
+
+
+def shape(logits):
+    """(columns, elements from a row to the next)"""
+    return logits.shape[1], logits.stride(0)
+
+
+@triton.jit
+def _whole(logits, targets, losses, columns, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)  # rows x columns may pass 2^31
+    logits += row * stride
+    target = tl.load(targets + row)
+    target_logit = tl.load(logits + target).to(tl.float32)
+    largest, total = _largest_and_sum(logits, columns, BLOCK)
+    tl.store(losses + row, tl.log(total) - (target_logit - largest))
+    _gradient(logits, target, largest, total, columns, BLOCK)
+
+
+@triton.jit
+def _largest_and_sums(logits, targets, largest, own_largest, sums, rows, columns, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    target = tl.load(targets + row)
+    here = (target >= 0) & (target < columns)
+    own, total = _largest_and_sum(logits, columns, BLOCK)
+    tl.store(largest + row, own)
+    tl.store(own_largest + row, own)
+    tl.store(sums + row, total)
+    tl.store(sums + rows + row, tl.load(logits + target, mask=here, other=0.0).to(tl.float32))
+
+
+@triton.jit
+def _to_common_largest(targets, largest, own_largest, sums, rows, columns, ROWS: tl.constexpr):
+    """The sum and the target's logit less the largest one of all ranks, in place of this rank's."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = row < rows
+    target = tl.load(targets + row, mask=is_row, other=-1)
+    common = tl.load(largest + row, mask=is_row, other=0.0)
+    own = tl.load(own_largest + row, mask=is_row, other=0.0)
+    total = tl.load(sums + row, mask=is_row, other=0.0)
+    target_logit = tl.load(sums + rows + row, mask=is_row, other=0.0)
+    here = (target >= 0) & (target < columns)
+    tl.store(sums + row, total * tl.exp(own - common), mask=is_row)
+    tl.store(sums + rows + row, tl.where(here, target_logit - common, 0.0), mask=is_row)
+
+
+@triton.jit
+def _part(logits, targets, largest, sums, losses, rows, columns, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    total = tl.load(sums + row)
+    tl.store(losses + row, tl.log(total) - tl.load(sums + rows + row))
+    _gradient(logits, tl.load(targets + row), tl.load(largest + row), total, columns, BLOCK)
+
+
+@triton.jit
+def _largest_and_sum(logits, columns, BLOCK: tl.constexpr):
+    """A row's largest logit m, 0 where all are -inf, and the sum of exp(x - m)."""
+    infinite: tl.constexpr = float("-inf")
+    largest, total, shift = infinite, 0.0, 0.0
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        some = tl.load(logits + at, mask=at < columns, other=infinite).to(tl.float32)
+        largest = tl.maximum(largest, tl.max(some))
+        new_shift = tl.where(largest == infinite, 0.0, largest)  # -inf less -inf would be NaN
+        total = total * tl.exp(shift - new_shift) + tl.sum(tl.exp(some - new_shift))
+        shift = new_shift
+    return shift, total
+
+
+@triton.jit
+def _gradient(logits, target, largest, total, columns, BLOCK: tl.constexpr):
+    log_total = tl.log(total)
+    for start in range(0, columns, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        some = tl.load(logits + at, mask=at < columns, other=0.0).to(tl.float32)
+        one = tl.exp(some - largest - log_total) - tl.where(at == target, 1.0, 0.0)
+        tl.store(logits + at, one.to(logits.dtype.element_ty), mask=at < columns)
