@@ -10,6 +10,7 @@ from device import describe, memory, open_device, process_group
 from engine import open_engine
 from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
+from model import kernels
 from model.attention_kernel import attention_kernel
 from partition import exact_norm, save, squared_norm, whole_gradients, whole_parameters
 from step.activations import keep_gradients, kept_activations
@@ -25,6 +26,7 @@ def train(job, recorder):
     name, details = describe(device)
     details = {**details, "torch": torch.__version__, "repeats": repeated(job)}
     details["attention_kernel"] = attention_kernel(job, device)
+    details["kernels"] = kernels.choose(job, device)
     recorder.framework("deepspeed", deepspeed.__version__, name, details)
     check(job)
     with process_group(job, device, alone=True):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from device import describe, memory, open_device, process_group
 from exchange import own_work
 from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
-from model import onednn
+from model import kernels, onednn
 from model.attention_kernel import attention_kernel
 from model.casts import StepCasts
 from model.parameters import as_arrays, save
@@ -30,7 +30,7 @@ def train(job, recorder):
     device = open_device(job)
     name, details = describe(device)
     details = {**details, "repeats": repeats(job), "attention_kernel": attention_kernel(job, device)}
-    details["compiled"] = compiled_part(job)
+    details = {**details, "compiled": compiled_part(job), "kernels": kernels.choose(job, device)}
     recorder.framework("torch", torch.__version__, name, details)
     check(job)
     with process_group(job, device):

@@ -36,13 +36,13 @@ class Planted(NamedTuple):
 
 BACKWARD = "                loss.backward()\n"
 TAKES = "        self.optimizer.take_gradients()\n"
-GATED = "self.activation(self.gate(x)) * self.up(x)"
+GATED = "gated(self.activation, self.gate(x), self.up(x))"
 FAULTS = (
     Planted(
         "each micro-batch's output is kept",
         "model/decoder.py",
-        "        return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)\n\n\n",
-        "        x = x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)\n"
+        "        return x + dropout(self.mlp(normed), self.dropout)\n\n\n",
+        "        x = x + dropout(self.mlp(normed), self.dropout)\n"
         "        KEPT.append(x.detach())\n        return x\n\n\nKEPT = []\n\n\n",
         "allocated memory grows by",
     ),

@@ -417,7 +417,7 @@ mixture.Mixture.mixed = mixed
         """
 from model import experts
 def mlp(self, rows, counts):
-    return self.down(self.activation(self.up(rows, counts)) * self.gate(rows, counts), counts)
+    return self.down(experts.gated(self.activation, self.up(rows, counts), self.gate(rows, counts)), counts)
 experts.Experts.mlp = mlp
 """,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -117,18 +118,51 @@ def test_a_loss_on_accelerators_is_finite_where_it_was(dtype):
 
 
 def test_on_accelerators_a_chunk_has_as_many_rows_as_a_plan_has_memory_for():
-    """Its logits in x's precision, and float32 beside them."""
+    """Its logits in x's precision, and float32 beside them; whole tiles of a product, in chunks of equal length."""
     from levelfield.predict import footprint
     from model import head_on_accelerators as there
 
     assert (there.WHOLE, there.PART) == (footprint.WHOLE_HEAD, footprint.PART_OF_HEAD)
     weight, group = torch.empty(128256, 8, device="meta"), object()
     x = torch.empty(2**15, 8, dtype=torch.bfloat16, device="meta")
-    assert there.way_of(x, weight, None)[:2] == (1569, 130)
-    assert there.way_of(x.float(), weight, None)[:2] == (784, 130)
-    assert there.way_of(x, weight[: 128256 // 2], group)[:2] == (2092, 1046)
+    assert there.way_of(x, weight, None)[:2] == (1536, 130)  # 22 chunks; 1,569 have room
+    assert there.way_of(x.float(), weight, None)[:2] == (768, 130)
+    assert there.way_of(x, weight[: 128256 // 2], group)[:2] == (2048, 1046)
+    assert there.way_of(x[:3000], weight, None)[:2] == (1536, 130)
     assert there.way_of(x[:100], weight, None)[:2] == (100, 100)
     assert there.way_of(x, torch.empty(2**28, 1, device="meta"), None)[:2] == (1, 1)
+
+
+def test_with_a_kernel_a_chunk_has_the_bytes_of_the_softmax_too(monkeypatch):
+    """And one call of the kernel is for all of its rows."""
+    from model import head_on_accelerators as there
+    from model import kernels
+
+    assert there.KERNEL_BYTES == sum(there.WHOLE[:2]) == sum(there.PART[:2])
+    kernel = SimpleNamespace(cross_entropy_=object(), part_cross_entropy_=print)
+    monkeypatch.setitem(kernels._chosen, "cross_entropy", kernel)
+    weight, group = torch.empty(128256, 8, device="meta"), object()
+    x = torch.empty(2**15, 8, dtype=torch.bfloat16, device="meta")
+    way = there.way_of(x, weight, None)
+    assert way[:3] == (2048, 2048, kernel.cross_entropy_)
+    part = there.way_of(x, weight[: 128256 // 2], group)
+    assert part[:2] == (4096, 4096)
+    assert (part.cross_entropy.func, part.cross_entropy.keywords) == (print, {"group": group})
+    assert there.way_of(x[:2000], weight, None)[:2] == (2000, 2000)
+    assert there.way_of(x[:2100], weight, None)[:2] == (1152, 1152)
+
+
+@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 1000, 4096, 8192, 32768, 99999])
+@pytest.mark.parametrize("most", [0, 1, 100, 128, 200, 1569, 2093, 2**20])
+def test_chunks_are_equal_tiles_and_as_few_as_they_can_be(tokens, most):
+    from model.head_on_accelerators import TILE, equal_chunks
+
+    rows = equal_chunks(tokens, most)
+    assert 1 <= rows <= max(1, most) and rows <= max(tokens, TILE)
+    if TILE <= most < tokens:
+        assert rows % TILE == 0
+        assert -(-tokens // rows) == -(-tokens // (most // TILE * TILE))
+        assert rows - TILE < tokens / -(-tokens // rows), "a tile less would not do"
 
 
 def test_parts_of_a_vocabulary_are_summed_over_their_group(accelerated):

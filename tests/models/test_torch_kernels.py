@@ -1,18 +1,31 @@
-"""Kernels of accelerators without one: what they compute, in Triton's interpreter."""
+"""Kernels of accelerators without one: what they compute, in Triton's interpreter; and when a training takes them."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from layouts import MODELS, SINGLE, events, job_of, launch, planted
 from levelfield.checkout import checkout
 from triton_beside import NoTriton, triton_folder
 
 pytestmark = pytest.mark.torch
 
+LIST_MODULES = """
+import sys, training
+right = training.train
+def listed(job, recorder):
+    right(job, recorder)
+    with open({path!r}, "w") as file:
+        file.write(" ".join(sys.modules))
+training.train = listed
+"""
 TESTS = Path(__file__).with_name("interpreted")
 
 
@@ -26,3 +39,66 @@ def test_kernels_compute_what_torch_does() -> None:
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)]
     done = subprocess.run(argv, env={**os.environ, **own}, cwd=checkout(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+# ---- which a training takes
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A device of NVIDIA's with Triton beside it, to the choice alone: modules in place of the kernels'."""
+    from model import kernels
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(kernels.importlib, "import_module", lambda name: SimpleNamespace(name=name))
+    yield torch.device("cuda", 0)
+    kernels._chosen.clear()
+
+
+def chosen_for(device: torch.device, family: str = "llama", compiled: bool = False, **changes: object) -> list[str]:
+    from model import kernels
+
+    job = job_of({**MODELS[family], **changes}, SINGLE, 2)
+    job = json.loads(json.dumps(job), object_hook=lambda fields: SimpleNamespace(**fields))
+    job.tuning.compile = compiled
+    return kernels.choose(job, device)
+
+
+def test_a_training_takes_the_kernels_that_fit_its_model(cuda: torch.device) -> None:
+    from model import kernels
+
+    assert chosen_for(cuda) == ["cross_entropy", "rotary", "swiglu", "add_norm"]
+    assert kernels.chosen("rotary").name == "fused.rotary"
+    assert chosen_for(cuda, "gpt") == ["cross_entropy", "add_norm"]
+    assert kernels.chosen("rotary") is None, "of the training before"
+    assert chosen_for(cuda, norm_place="after") == ["cross_entropy", "rotary", "swiglu"]
+    assert chosen_for(cuda, hidden_size=2**14 + 128) == ["cross_entropy", "rotary", "swiglu"]
+    assert chosen_for(cuda, compiled=True) == ["cross_entropy"], "torch.compile fuses the others itself"
+
+
+def test_only_a_device_that_triton_compiles_for_has_kernels(cuda: torch.device, monkeypatch) -> None:
+    from model import kernels
+
+    assert chosen_for(torch.device("cpu")) == chosen_for(torch.device("xpu")) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        assert chosen_for(cuda) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.version, "cuda", None)  # a build for AMD's devices calls them cuda too
+        assert chosen_for(cuda) == []
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
+    assert chosen_for(cuda) == []
+    assert kernels.chosen("cross_entropy") is None
+
+
+def test_a_training_on_a_processor_imports_no_kernel(tmp_path: Path) -> None:
+    """What it rests on (tested.json) is what it imports."""
+    listing = LIST_MODULES.format(path=str(tmp_path / "modules"))
+    (end,) = launch(job_of(MODELS["llama"], SINGLE, 2), tmp_path, planted(tmp_path, "torch", listing))
+    assert end.returncode == 0, end.output[-2000:]
+    modules = (tmp_path / "modules").read_text().split()
+    assert "model.kernels" in modules
+    assert [name for name in modules if name.startswith(("fused", "triton"))] == []
+    assert next(e for e in events(tmp_path, 0) if e["event"] == "framework")["details"]["kernels"] == []

@@ -5,7 +5,8 @@ import functools
 
 import torch
 from levelfield.worker import Unsupported, head_size, part, rotary_magnitude, scaled_frequencies
-from model.layers import Linear, RMSNorm, outputs_of_one_input
+from model.kernels import chosen
+from model.layers import Linear, RMSNorm, joint_of, outputs_of_one_input
 from torch import nn
 from torch.nn import functional
 
@@ -31,11 +32,17 @@ class Attention(nn.Module):
 
     def forward(self, x, rotary=None):
         """x: [batch, sequence, hidden]; rotary: the tables of `rotary_tables`, or None for learned positions."""
-        query, key, value = (self.heads(output) for output in outputs_of_one_input(x, *self.of_one_input()))
-        if self.query_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        if rotary is not None:
-            query, key = rotate(query, rotary), rotate(key, rotary)
+        (layers,) = self.of_one_input()
+        kernel, joint = chosen("rotary"), joint_of(layers)
+        if kernel is None or joint is None or rotary is None or self.query_norm is not None:
+            query, key, value = (self.heads(output) for output in outputs_of_one_input(x, layers))
+            if self.query_norm is not None:
+                query, key = self.query_norm(query), self.key_norm(key)
+            if rotary is not None:
+                query, key = rotate(query, rotary), rotate(key, rotary)
+        else:
+            heads = [rows // self.head_size for rows in joint.rows]
+            query, key, value = kernel.rotate_joined(self.query(x), rotary, heads)
         return self.output(self.attend(query, key, value).flatten(2))
 
     def of_one_input(self):
@@ -60,9 +67,12 @@ def rotary_tables(size, length, base, device, dtype, scaling=None):
 
 def rotate(x, tables):
     """Rotate the first half of each head against its second half, by its position. x: [batch, sequence, n, D]."""
-    cos, sin = (table[: x.shape[1]] for table in tables)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    kernel = chosen("rotary")
+    if kernel is None:
+        cos, sin = (table[: x.shape[1]] for table in tables)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return kernel.rotate(x, tables)
 
 
 def check_attention(name):

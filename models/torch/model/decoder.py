@@ -4,20 +4,18 @@ Norms, linear layers and positions: layers.py. Attention: attention.py, or laten
 head_loss.py. A mixture of experts in place of an MLP: mixture.py. How ranks divide all this: ../parallelism.
 """
 
-from functools import partial
 from types import SimpleNamespace
 
 import torch
 from levelfield.worker import head_size, is_mixture, part
 from model.attention import Attention, rotary_tables
 from model.head_loss import EmbeddingHead, Head, head_scores
-from model.layers import Linear, Positions, dropout, norm
+from model.kernels import chosen
+from model.layers import GATES, Linear, Positions, dropout, gated, joint_of, norm
 from model.tied import TiedGradient, tied_embedding
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
-
-GATES = {"swiglu": functional.silu, "geglu_tanh": partial(functional.gelu, approximate="tanh")}
 
 
 class MLP(nn.Module):
@@ -44,10 +42,16 @@ class GatedMLP(nn.Module):
         self.gate = Linear(model.hidden_size, model.ffn_hidden_size, bias=model.bias)
         self.up = Linear(model.hidden_size, model.ffn_hidden_size, bias=model.bias)
         self.down = Linear(model.ffn_hidden_size, model.hidden_size, bias=model.bias)
-        self.activation = GATES[model.activation]
+        self.activation = model.activation
 
     def forward(self, x):
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        if joint_of([self.gate, self.up]) is None:
+            return self.down(gated(self.activation, self.gate(x), self.up(x)))
+        return self.down(chosen("swiglu").gated(self.activation, self.gate(x)))
+
+    def of_one_input(self):
+        """The groups of layers that StepCasts may join. Without the kernel their gradients would have to be joined."""
+        return [] if chosen("swiglu") is None else [[self.gate, self.up]]
 
 
 class Block(nn.Module):
@@ -68,8 +72,13 @@ class Block(nn.Module):
         if self.norm_after:
             x = x + dropout(self.attention_norm(self.attention(x, rotary)), self.dropout)
             return x + dropout(self.mlp_norm(self.mlp(x)), self.dropout)
-        x = x + dropout(self.attention(self.attention_norm(x), rotary), self.dropout)
-        return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)
+        kernel = chosen("add_norm")
+        if kernel is None:
+            x = x + dropout(self.attention(self.attention_norm(x), rotary), self.dropout)
+            return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)
+        x, normed = self.attention_norm(x, kernel=kernel)
+        x, normed = self.mlp_norm(x, dropout(self.attention(normed, rotary), self.dropout), kernel=kernel)
+        return x + dropout(self.mlp(normed), self.dropout)
 
 
 class Decoder(nn.Module):

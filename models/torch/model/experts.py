@@ -5,12 +5,12 @@ import functools
 import torch
 from levelfield.worker.architecture import GATED
 from model.casts import CastLayer
+from model.layers import gated
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-TANH = functools.partial(functional.gelu, approximate="tanh")
-ACTIVATIONS = {"swiglu": functional.silu, "geglu_tanh": TANH, "gelu": functional.gelu, "gelu_tanh": TANH}
+UNGATED = {"gelu": functional.gelu, "gelu_tanh": functools.partial(functional.gelu, approximate="tanh")}
 LAST = 2**31  # sorts after every expert
 ALIGNMENT = 16  # bytes: of the rows that grouped_mm takes
 
@@ -39,7 +39,7 @@ class Experts(nn.Module):
         self.gate = ExpertLinear(count, model.hidden_size, inner) if model.activation in GATED else None
         self.up = ExpertLinear(count, model.hidden_size, inner)
         self.down = ExpertLinear(count, inner, model.hidden_size)
-        self.activation = ACTIVATIONS[model.activation]
+        self.activation = model.activation
         self.exchange = None
 
     def forward(self, rows, counts):
@@ -50,8 +50,9 @@ class Experts(nn.Module):
 
     def mlp(self, rows, counts):
         up = self.up(rows, counts)
-        inner = self.activation(up) if self.gate is None else self.activation(self.gate(rows, counts)) * up
-        return self.down(inner, counts)
+        if self.gate is None:
+            return self.down(UNGATED[self.activation](up), counts)
+        return self.down(gated(self.activation, self.gate(rows, counts), up), counts)
 
 
 def grouped_product(x, weight, counts):

@@ -1,29 +1,49 @@
 """How the head computes on accelerators, imported there only: trainings on a processor do not rest on this file."""
 
-from functools import cache
+import math
+from functools import cache, partial
 
 import torch
 from model.head_loss import Way, accumulate_, of_group
+from model.kernels import chosen
 
 # Each chunk of R rows has 6 R V h FLOPs of products, and adds one of V x h to the head's gradient. An H100 did 640e12
 # FLOP/s, and moved 2.35e12 bytes/s in such sums. Of the products' time, adding 16 bits to float32 (10 V h bytes) is
-# 450 / R: 86 % with 523 rows. In the product's own kernel (8 V h bytes) it is at most 360 / R: 23 % with the 1570 rows
-# that these bytes are of Llama 3's 128,256 logits, 9 % with 4005 of GPT-2's.
+# 450 / R: 86 % with 523 rows. In the product's own kernel (8 V h bytes) it is at most 360 / R: 18 % with the 2,048 rows
+# that KERNEL_BYTES hold of Llama 3's 128,256 logits, 7 % with 5,248 of GPT-2's.
 #
-# Bytes of logits in x's precision, bytes of float32 at a time, and the tensors that share these: of a whole vocabulary,
-# and of a rank's part. Ranks exchange numbers in each softmax, so theirs are larger. A plan has memory for them.
+# Bytes of logits in x's precision: all that a plan has memory for, where a kernel turns them into their gradient.
+# torch's operations need some of them for float32: bytes of logits, bytes of float32 at a time, and the tensors that
+# share these, of a whole vocabulary and of a rank's part. Ranks exchange numbers in each softmax, so theirs are larger.
+KERNEL_BYTES = 2**29
 WHOLE, PART = (3 * 2**27, 2**27, 2), (2**28, 2**28, 1)
+TILE = 128  # rows; a product computes as many at a time, and takes as long with fewer
 
 
 def way_of(x, weight, group):
     """How much of x [tokens, hidden] a chunk takes, and by which functions."""
-    vocabulary = weight.shape[0]
-    chunk_bytes, softmax_bytes, tensors = WHOLE if group is None else PART
-    rows = max(1, min(x.shape[0], chunk_bytes // (x.element_size() * vocabulary)))
-    softmax_rows = max(1, min(rows, softmax_bytes // (4 * tensors * vocabulary)))
     added = weight.dtype == torch.float32 != x.dtype and adds_in_float32(x.device, x.dtype)
-    loss = whole_cross_entropy_ if group is None else of_group(group)
-    return Way(rows, softmax_rows, loss, add_in_float32_ if added else accumulate_)
+    accumulate, kernel = add_in_float32_ if added else accumulate_, chosen("cross_entropy")
+    row_bytes, tokens = x.element_size() * weight.shape[0], x.shape[0]
+    if kernel is None:
+        chunk_bytes, softmax_bytes, tensors = WHOLE if group is None else PART
+        rows = equal_chunks(tokens, chunk_bytes // row_bytes)
+        softmax_rows = max(1, min(rows, softmax_bytes // (4 * tensors * weight.shape[0])))
+        return Way(rows, softmax_rows, whole_cross_entropy_ if group is None else of_group(group), accumulate)
+    rows = equal_chunks(tokens, KERNEL_BYTES // row_bytes)
+    loss = kernel.cross_entropy_ if group is None else partial(kernel.part_cross_entropy_, group=group)
+    return Way(rows, rows, loss, accumulate)
+
+
+def equal_chunks(tokens, most):
+    """The rows of one chunk, at most `most`: whole tiles where these are a tile or more, and as few chunks as then."""
+    if tokens <= most:
+        return tokens
+    tiles = most // TILE
+    if tiles == 0:
+        return max(1, most)
+    chunks = math.ceil(tokens / (TILE * tiles))
+    return TILE * math.ceil(tokens / (TILE * chunks))
 
 
 def whole_cross_entropy_(logits, targets):

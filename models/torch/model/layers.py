@@ -1,11 +1,16 @@
 """The layers of both families. Parameters are float32; the activation's dtype decides what is computed in."""
 
+from functools import partial
+
 import torch
 from model.casts import CastLayer, CastLinear
+from model.kernels import chosen
 from model.onednn import OneDnnLinear, applies
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+
+GATES = {"swiglu": functional.silu, "geglu_tanh": partial(functional.gelu, approximate="tanh")}
 
 
 class Linear(CastLayer, nn.Linear):
@@ -26,23 +31,35 @@ class Linear(CastLayer, nn.Linear):
 
 def outputs_of_one_input(x, layers):
     """What each of `layers` makes of x: by one product where a step has their copies adjoin (casts.Joint)."""
-    joint = layers[0].joint
+    joint = joint_of(layers)
     return [layer(x) for layer in layers] if joint is None else layers[0](x).split(joint.rows, dim=-1)
+
+
+def joint_of(layers):
+    """The Joint by which the first of `layers` computes the outputs of all; None where each computes its own."""
+    return getattr(layers[0], "joint", None)  # another library's layer has none
 
 
 class LayerNorm(CastLayer, nn.LayerNorm):
     """Layer normalisation (Ba et al., 2016) over the last dimension."""
 
-    def forward(self, x):
+    def forward(self, x, *branch, kernel=None):
+        """kernel: fused/add_norm.py, which returns (x + branch, its norm); (x, its norm) without a branch."""
         weight, bias = self.cast("weight", x.dtype), self.cast("bias", x.dtype)
+        if kernel is not None:
+            return kernel.add_norm(x, *branch, weight=weight, bias=bias, eps=self.eps)
         return functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 class RMSNorm(CastLayer, nn.RMSNorm):
     """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension."""
 
-    def forward(self, x):
-        return functional.rms_norm(x, self.normalized_shape, self.cast("weight", x.dtype), self.eps)
+    def forward(self, x, *branch, kernel=None):
+        """kernel: as of LayerNorm."""
+        weight = self.cast("weight", x.dtype)
+        if kernel is not None:
+            return kernel.add_norm(x, *branch, weight=weight, eps=self.eps)
+        return functional.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 class Positions(nn.Module):
@@ -60,6 +77,12 @@ def norm(model):
     """The model's normalisation layer."""
     kinds = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
     return kinds[model.norm](model.hidden_size, eps=model.norm_eps)
+
+
+def gated(activation, gate, up):
+    """The activation of `gate`, by its name in GATES, times `up`."""
+    kernel = chosen("swiglu")
+    return GATES[activation](gate) * up if kernel is None else kernel.gated(activation, gate, up)
 
 
 def dropout(x, probability):

@@ -1,0 +1,58 @@
+"""Which kernels of ../fused this process computes by. None on a processor: then nothing of that folder is imported.
+
+Each stands for a few of torch's operations, which compute the same where it is not chosen:
+
+| kernel | in place of | not chosen for |
+|---|---|---|
+| cross_entropy | loss and gradient of logits (head_on_accelerators.py) | |
+| rotary | the rotation of queries and keys (attention.py) | learned positions |
+| swiglu | the product of a gated MLP or expert (layers.py) | an MLP without gate |
+| add_norm | a residual sum and the norm behind it (decoder.py) | norms behind their layer, or of divided sequences |
+
+With --compile only cross_entropy is chosen: torch.compile fuses the others' operations itself, and cannot see into a
+kernel. They take every precision, and tensor-parallel ranks give them local tensors. Not yet run on a chip.
+"""
+
+import importlib
+import importlib.util
+
+import torch
+from levelfield.worker.architecture import GATED, part
+
+LEAST_CAPABILITY = (8, 0)  # what Triton has code for
+MOST_COLUMNS = 2**14  # of a norm's row, which one program holds in registers
+
+_chosen = {}
+
+
+def choose(job, device):
+    """Take the kernels for the training `job` on `device` from now on; their names."""
+    _chosen.clear()
+    if has_triton(device):
+        _chosen.update({name: importlib.import_module(f"fused.{name}") for name in fitting(job)})
+    return list(_chosen)
+
+
+def chosen(name):
+    """The module of fused/ that this process computes by; None: torch's operations."""
+    return _chosen.get(name)
+
+
+def has_triton(device):
+    """Whether Triton is here, and compiles for the device: NVIDIA's, whose build of torch brings it."""
+    if device.type != "cuda" or torch.version.cuda is None or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+
+
+def fitting(job):
+    """The names of the kernels that fit the job."""
+    model = job.model
+    fits = {
+        "rotary": model.positions == "rope",
+        "swiglu": model.activation in GATED,
+        "add_norm": part(model, "norm_place") == "before"
+        and not job.layout.sequence_parallel
+        and model.hidden_size <= MOST_COLUMNS,
+    }
+    return ["cross_entropy"] + ([] if job.tuning.compile else [name for name, fit in fits.items() if fit])
