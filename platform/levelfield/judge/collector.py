@@ -35,9 +35,11 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import (
+    FUSED_KERNELS,
     KERNELS,
     AttentionKernelFound,
     ExpertLoad,
+    FusedKernel,
     Identity,
     Loss,
     RankPace,
@@ -108,6 +110,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         compile=plan.tuning.compile,
         tuning=TuningFound(word="peak" if chosen else "base", chosen=chosen),
         attention_kernel=attention_kernel(raw.frameworks),
+        kernels=fused_kernels(raw.frameworks),
         parameters=plan.parameters,
         active_parameters=parameters(model, length).active if model.experts is not None else None,
         repeat=plan.repeat,
@@ -273,6 +276,18 @@ def attention_kernel(frameworks: Mapping[int, Event]) -> AttentionKernelFound | 
         reason = f"the training reported {names[0]}, expected one of {', '.join(KERNELS)}"
         return AttentionKernelFound(name=None, reason=reason)
     return AttentionKernelFound(name=known)
+
+
+def fused_kernels(frameworks: Mapping[int, Event]) -> tuple[FusedKernel, ...] | None:
+    """Return the fused kernels that all ranks list; None where a rank lists none, others, or an unknown name.
+
+    frameworks: as of `attention_kernel`.
+    """
+    lists = [mapping(event.get("details")).get("kernels") for event in frameworks.values()]
+    if not lists or not isinstance(lists[0], list) or any(names != lists[0] for names in lists):
+        return None
+    known = tuple(kernel for kernel in FUSED_KERNELS if kernel in lists[0])
+    return known if len(known) == len(lists[0]) else None
 
 
 def _shown(name: object) -> str:

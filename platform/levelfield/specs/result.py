@@ -24,6 +24,8 @@ Word = Literal[
 # kernels, and separate products with the scores between them in memory.
 AttentionKernelName = Literal["flash", "cudnn", "efficient", "math", "flash_attn", "transformer_engine", "unfused"]
 KERNELS: tuple[AttentionKernelName, ...] = get_args(AttentionKernelName)
+FusedKernel = Literal["cross_entropy", "rotary", "swiglu", "add_norm"]
+FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 
 INTERRUPTED = "interrupted by the user"  # a reason
 ABOVE_PEAK = "above the peak"  # in the reason of a utilisation that would be above 1
@@ -553,6 +555,13 @@ class Result(Document):
     attention_kernel: AttentionKernelFound | None = Field(
         default=None,
         description="What computed attention's core. Null where the training does not report it.",
+        json_schema_extra=LATER,
+    )
+    kernels: tuple[FusedKernel, ...] | None = Field(
+        default=None,
+        description="The implementation's own fused kernels that computed. `cross_entropy`: the loss with the gradient "
+        "of its logits. `rotary`: rotary positions. `swiglu`: the product of a gated MLP. `add_norm`: a residual sum "
+        "with the norm behind it. Empty: none, all was the framework's. Null where the ranks report no common list.",
         json_schema_extra=LATER,
     )
     parameters: Count[int] = Field(description="Parameters of the model at this scale, embeddings included.")
