@@ -3,7 +3,7 @@
 import math
 
 from deepspeed.accelerator import get_accelerator
-from levelfield.worker import Unsupported, check_layout, check_parts
+from levelfield.worker import Unsupported, check_layout, check_no_graph, check_parts
 from model.attention import check_attention
 from step.recompute import check_recompute
 
@@ -71,6 +71,7 @@ def check(job):
     """Raises Unsupported for what this implementation has not. Every rank asks before it joins the others."""
     check_recompute(job.tuning)
     check_attention(job.tuning.attention)
+    check_no_graph(job)
     layout, precision = job.layout, job.training.precision
     check_layout(job, "data", "zero1", "zero2", "zero3")
     check_parts(job, *PARTS)

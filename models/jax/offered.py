@@ -1,6 +1,6 @@
 """What this implementation cannot do. Without JAX, so that a refusal needs no other rank."""
 
-from levelfield.worker import Unsupported, check_recomputed_layers, check_tensor_parallel, part
+from levelfield.worker import Unsupported, check_no_graph, check_recomputed_layers, check_tensor_parallel, part
 from levelfield.worker.architecture import UNUSED
 
 PRECISIONS = ("fp32", "bf16")
@@ -12,6 +12,7 @@ def check(job):
     check_layout(job.layout)
     check_model(job.model)
     check_tuning(job.tuning)
+    check_no_graph(job)
     check_recomputed_layers(job)
     if job.training.precision not in PRECISIONS:
         raise Unsupported(f"precision {job.training.precision}; this implementation has {' and '.join(PRECISIONS)}")

@@ -2,11 +2,12 @@
 
 import itertools
 
-from levelfield.worker import Unsupported, check_tensor_parallel, part
+from levelfield.worker import Unsupported, check_no_graph, check_tensor_parallel, part
 
 
 def check(job):
     """Raises Unsupported with the first reason why the job cannot be done as it asks."""
+    check_no_graph(job)
     check_tensor_parallel(job)  # Megatron would pad the vocabulary, which is another model
     checks = (kernels, norms, stages, interleaving, sharding, context, mixture)
     for reason in itertools.chain.from_iterable(each(job) for each in checks):

@@ -1,6 +1,13 @@
 """What this implementation cannot do. Without OneFlow, so that a refusal needs no other rank."""
 
-from levelfield.worker import Unsupported, check_layout, check_parts, check_recomputed_layers, check_tensor_parallel
+from levelfield.worker import (
+    Unsupported,
+    check_layout,
+    check_no_graph,
+    check_parts,
+    check_recomputed_layers,
+    check_tensor_parallel,
+)
 
 
 def check(job):
@@ -11,6 +18,7 @@ def check(job):
     check_parts(job)
     if tuning.compile:
         raise Unsupported("compile: this implementation runs OneFlow eagerly")
+    check_no_graph(job)
     if tuning.attention != "sdpa":
         raise Unsupported(f"attention {tuning.attention}: OneFlow 0.9 has no kernel of it that can train")
     check_recompute(job)

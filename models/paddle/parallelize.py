@@ -9,6 +9,7 @@ from levelfield.worker import (
     Initializer,
     Unsupported,
     check_layout,
+    check_no_graph,
     check_parts,
     check_pipeline,
     check_recomputed_layers,
@@ -60,6 +61,7 @@ def check(job):
         raise Unsupported(f"precision {job.training.precision}: Paddle multiplies matrices on the cpu in float32 only")
     if job.tuning.compile:
         raise Unsupported("compile: this implementation runs Paddle's dynamic graph")
+    check_no_graph(job)
     if job.tuning.attention == "flash_attn" and job.device == "cpu":
         raise Unsupported("attention flash_attn: Paddle has it on accelerators only")
     check_sharding(job)

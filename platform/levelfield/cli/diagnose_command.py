@@ -86,7 +86,7 @@ def _question(
     same = {"micro_batch": plan.tuning.micro_batch, "threads": plan.tuning.threads, "layout": "DP1TP1PP1"}
     mine = {
         key: getattr(plan.tuning, key)
-        for key in ("recompute", "recompute_layers", "compile", "attention", "environment")
+        for key in ("recompute", "recompute_layers", "compile", "graph", "attention", "environment")
     }
     given = None if plan.environment.folder else plan.environment.python
     terminal, text = Terminal(quiet=options.json), "{}:{}:{}:1:1".format

@@ -35,7 +35,7 @@ from levelfield.specs.variables import masked
 SHOWN_BELOW = "shown below"
 LABELS = {"environment": "variables"}  # the packages have a row of that name
 TUNING_FIELDS = (
-    "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "attention", "threads", "environment",
+    "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "graph", "attention", "threads", "environment",
 )  # fmt: skip
 
 

@@ -45,8 +45,8 @@ failed. 4: the two are not comparable. 130: interrupted.
 
 --a and --b take the free options of a run for one side, in quotes: --layout,
 --micro-batch, --virtual-pipeline, --recompute, --recompute-layers, --compile,
---attention, --threads, --env and --base. So one case can meet itself in two
-settings.
+--graph, --attention, --threads, --env and --base. So one case can meet itself
+in two settings.
 
 examples:
   run_benchmarks.py compare duel gpt3_6.7B:torch gpt3_6.7B:jax

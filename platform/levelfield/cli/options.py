@@ -91,6 +91,12 @@ def free_options(parser: Options) -> None:
         "--recompute-layers", type=int, metavar="N", help="with --recompute full: only the first N layers of each chunk"
     )
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model")
+    parser.add_argument(
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        help="replay each training step as one CUDA graph: the host launches once (one CUDA device; not yet run on a "
+        "chip)",
+    )
     parser.add_argument("--attention", choices=("sdpa", "flash_attn"), help="attention kernel")
     parser.add_argument("--threads", type=int, metavar="N", help="processor threads per process")
     parser.add_argument(

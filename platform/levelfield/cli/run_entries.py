@@ -37,7 +37,7 @@ _MISALIGNED = ("diverged", "different")
 _FORM = "expected numbers of nodes with commas between them, such as 1,2,4"
 _CHOICES = (
     *("layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers"),
-    *("compile", "attention", "threads"),
+    *("compile", "graph", "attention", "threads"),
 )
 Certify = Callable[[Job], CertificateAttempt]
 

@@ -186,6 +186,7 @@ _CHOSEN: dict[str, Reader] = {
     "virtual pipeline": lambda r: r.series.virtual_pipeline,
     "recompute": lambda r: r.series.recomputation,
     "compile": lambda r: r.series.compile,
+    "graph": lambda r: r.series.graph,
     "attention": lambda r: r.series.attention,
     "threads": lambda r: r.series.threads,
     "runtime": lambda r: r.series.runtime,

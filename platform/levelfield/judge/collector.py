@@ -108,6 +108,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         recompute_layers=plan.tuning.recompute_layers,
         repeated=recompute,
         compile=plan.tuning.compile,
+        graph=plan.tuning.graph,
         tuning=TuningFound(word="peak" if chosen else "base", chosen=chosen),
         attention_kernel=attention_kernel(raw.frameworks),
         kernels=fused_kernels(raw.frameworks),

@@ -133,12 +133,13 @@ def hardware_of(plan: Plan, result: Result) -> str:
 
 
 def changed(plan: Plan, result: Result) -> str:
-    """Return framework, layout, micro-batch, model chunks, threads, recomputation and compilation of the run."""
+    """Return framework, layout, micro-batch, model chunks, threads, recomputation, compilation and graph of the run."""
     words = [f"{result.framework} {result.framework_version}", str(result.layout), f"micro-batch {result.micro_batch}"]
     words += [f"virtual pipeline {result.virtual_pipeline}"] if result.virtual_pipeline > 1 else []
     words += [f"{plan.tuning.threads} threads"] if plan.tuning.threads else []
     words += [f"recompute {result.recomputation}"] if result.recompute != "none" else []
-    return ", ".join(words + (["compiled"] if result.compile else []))
+    words += ["compiled"] if result.compile else []
+    return ", ".join(words + (["replayed as a graph"] if result.graph else []))
 
 
 def _choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:

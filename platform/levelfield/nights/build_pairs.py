@@ -78,6 +78,7 @@ def case_arguments(plan: Plan) -> tuple[str, ...]:
         *("--virtual-pipeline", str(tuning.virtual_pipeline), "--recompute", tuning.recompute),
         *(("--recompute-layers", str(tuning.recompute_layers)) if tuning.recompute_layers else ()),
         *("--attention", tuning.attention, "--compile" if tuning.compile else "--no-compile"),
+        *(("--graph",) if tuning.graph else ()),
         *(("--threads", str(tuning.threads)) if tuning.threads else ()),
         *(("--runtime", plan.runtime) if plan.runtime != "process" else ()),
         *(("--base-image", image.base.image) if image and image.base.source == GIVEN else ()),

@@ -59,7 +59,7 @@ RULES = {
     "asked": (
         *("series.vendor", "series.chip", "series.framework", "series.layout"),
         *("series.micro_batch", "series.accumulation", "series.virtual_pipeline", "series.recompute"),
-        "series.recompute_layers",
+        *("series.recompute_layers", "series.graph"),
         *("series.compile", "series.attention", "series.threads", "series.runtime", "series.further_version"),
     ),
     # What every framework has its own of: between two frameworks it is no reason for caution.

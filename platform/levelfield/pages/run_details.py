@@ -137,6 +137,7 @@ def command(series: Series) -> str:
     if series.recompute_layers is not None:
         words += ["--recompute-layers", str(series.recompute_layers)]
     words += ["--compile" if series.compile else "--no-compile"]
+    words += ["--graph"] if series.graph else []
     if series.virtual_pipeline > 1:
         words += ["--virtual-pipeline", str(series.virtual_pipeline)]
     if series.threads is not None:

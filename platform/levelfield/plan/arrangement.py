@@ -126,8 +126,13 @@ def _tuning(choice: _Choice, layout: Layout, found: Selection, processes: int) -
     return Tuning(layout=layout, **fields), choice.origins
 
 
-def refuse_unsupported(implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str) -> None:
-    """Raises NotHere for what the implementation does not declare, and for what it refuses, with its reason."""
+def refuse_unsupported(
+    implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str, captures: bool = False
+) -> None:
+    """Raises NotHere for what the implementation does not declare, and for what it refuses, with its reason.
+
+    captures: a step's tensors are written.
+    """
     offered = implementation.offered_parallelism(kind)
     lacking = [f"{name}{MEANING.get(name, '')} on {kind}" for name in tuning.parallelism if name not in offered]
     precisions = implementation.offered_precisions(kind)
@@ -136,6 +141,6 @@ def refuse_unsupported(implementation: ImplementationFile, work: Work, tuning: T
     if tuning.recompute not in implementation.recompute:
         lacking.append(f"recomputation {tuning.recompute}")
     refusals = implementation.refusals(kind)
-    lacking += [f"{name} ({refusals[name]})" for name in refused(refusals, work, tuning)]
+    lacking += [f"{name} ({refusals[name]})" for name in refused(refusals, work, tuning, captures)]
     if lacking:
         raise NotHere(f"{implementation.framework} does not offer: {', '.join(lacking)}")

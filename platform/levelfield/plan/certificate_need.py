@@ -58,6 +58,7 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
         virtual_pipeline=min(tuning.virtual_pipeline, 2),
         recompute=tuning.recompute,
         compile=tuning.compile,
+        graph=tuning.graph,
         attention=tuning.attention,
         environment=tuning.environment or None,
     )

@@ -137,7 +137,8 @@ def _check(decision: Decision, arrangement: Arrangement, reason: str) -> None:
     except LayoutError as error:
         why = _at_full(decision, arrangement) or f"{error}\n  {_who_chose(arrangement, reason)}"
         raise LayoutError(why) from None
-    refuse_unsupported(found.implementation, arrangement.work, arrangement.tuning, found.vendor.device_kind)
+    captures = decision.request.capture_step is not None
+    refuse_unsupported(found.implementation, arrangement.work, arrangement.tuning, found.vendor.device_kind, captures)
     refuse_choice_of_devices(found.vendor, arrangement.tuning)
     _refuse_unexplained(decision)
 

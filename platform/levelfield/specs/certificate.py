@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.layout import Layout
 from levelfield.specs.result import AlignmentLayer
 from levelfield.specs.tuning import Attention, Recompute, Tuning
@@ -34,6 +34,7 @@ class CodePath(Value):
     replicated_shards: bool
     recompute: Recompute
     compile: bool
+    graph: bool = Field(default=False, json_schema_extra=LATER)
     attention: Attention
 
 
@@ -50,6 +51,7 @@ def code_path(tuning: Tuning) -> CodePath:
         replicated_shards=sharded and layout.data > layout.sharding_degree,
         recompute=tuning.recompute,
         compile=tuning.compile,
+        graph=tuning.graph,
         attention=tuning.attention,
     )
 

@@ -34,15 +34,22 @@ Refusable = Literal[
     "compile",
     "flash_attn",
     "compile under zero3",
+    "graph",
+    "graph with several ranks",
+    "graph with fp16",
+    "graph with dropout",
+    "graph with captured tensors",
     "recomputation of some layers",
     "partial sharding",
     "zero2 or zero3 in a pipeline",
     "fewer micro-batches than stages",
     "fp8 with tensor parallel",
+    "fp8 with graph",
     "loss scale between powers of two",
     "experts with tensor but not sequence parallel",
     "experts with biases",
     "experts with compile",
+    "experts with graph",
     "experts with fp8",
     "experts of a part of the ranks with zero",
     "experts of a part of the ranks with partial sharding",
@@ -195,8 +202,8 @@ def _stand_in(kind: str) -> str:
     return "" if kind == HOST_KIND else ANY_ACCELERATOR
 
 
-def refused(names: Iterable[Refusable], work: Work, tuning: Tuning) -> list[Refusable]:
-    """Return those of the refused choices that this work and tuning make."""
+def refused(names: Iterable[Refusable], work: Work, tuning: Tuning, captures: bool = False) -> list[Refusable]:
+    """Return those of the refused choices that this work and tuning make. captures: a step's tensors are written."""
     model, experts, latent = work.model, work.model.experts is not None, work.model.latent_attention is not None
     layout, scale, is_fp8 = tuning.layout, work.training.loss_scale, work.training.precision == "fp8"
     micro_batches = work.training.global_batch // (tuning.micro_batch * layout.data)
@@ -206,15 +213,22 @@ def refused(names: Iterable[Refusable], work: Work, tuning: Tuning) -> list[Refu
         "compile": tuning.compile,
         "flash_attn": tuning.attention == "flash_attn",
         "compile under zero3": tuning.compile and layout.sharding_stage == 3,
+        "graph": tuning.graph,
+        "graph with several ranks": tuning.graph and layout.world_size > 1,
+        "graph with fp16": tuning.graph and work.training.precision == "fp16",
+        "graph with dropout": tuning.graph and max(model.hidden_dropout, model.attention_dropout) > 0,
+        "graph with captured tensors": tuning.graph and captures,
         FIRST_LAYERS: tuning.recompute_layers is not None,
         "partial sharding": layout.shards_a_part,
         "zero2 or zero3 in a pipeline": layout.sharding_stage > 1 < layout.pipeline,
         "fewer micro-batches than stages": layout.pipeline > 1 and micro_batches < layout.pipeline,
         "fp8 with tensor parallel": is_fp8 and layout.tensor > 1,
+        "fp8 with graph": is_fp8 and tuning.graph,
         "loss scale between powers of two": is_between,
         "experts with tensor but not sequence parallel": experts and layout.tensor > 1 and not layout.sequence_parallel,
         "experts with biases": experts and model.bias,
         "experts with compile": experts and tuning.compile,
+        "experts with graph": experts and tuning.graph,
         "experts with fp8": experts and is_fp8,
         "experts of a part of the ranks with zero": of_a_part,
         "experts of a part of the ranks with partial sharding": of_a_part and layout.shards_a_part,

@@ -385,8 +385,8 @@ def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
     """Return the content of job.json for the worker. It holds nothing about vendors, plans or hosts."""
     work = plan.work.model_dump(mode="json")
     tuning = plan.tuning.model_dump(mode="json", exclude={"layout", "environment"})
-    if plan.tuning.recompute_layers is None:  # as jobs of earlier versions, which bundles have
-        del tuning["recompute_layers"]
+    later = {"recompute_layers": None, "graph": False}  # left out as in jobs of earlier versions, which bundles have
+    tuning = {name: value for name, value in tuning.items() if name not in later or value != later[name]}
     return {
         "schema": "levelfield.job/1",
         "run_id": plan.run_id,

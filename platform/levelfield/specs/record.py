@@ -153,6 +153,7 @@ class Series(Value):
     recompute: str
     recompute_layers: int | None = Field(default=None, json_schema_extra=LATER)
     compile: bool
+    graph: bool = Field(default=False, json_schema_extra=LATER)
     attention: str
     threads: int | None
     runtime: str

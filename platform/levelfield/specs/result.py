@@ -501,7 +501,7 @@ class AttentionKernelFound(Value):
 
 # Grows with each field that is added to the result or to a part of it. The field is marked since(REVISION), so that a
 # bundle of before still follows, and one of after cannot leave the field out.
-REVISION = 6
+REVISION = 7
 # The layers of an alignment that came later, with the revision that they came with.
 LATER_LAYERS = {"norms": 2}
 
@@ -547,6 +547,11 @@ class Result(Document):
         "(all products of a layer but the last). HFU counts it.",
     )
     compile: bool = Field(description="Whether the framework compiled the model.")
+    graph: bool = Field(
+        default=False,
+        description="Whether each step was captured as a CUDA graph and replayed.",
+        json_schema_extra=since(7),
+    )
     tuning: TuningFound | None = Field(
         default=None,
         description="Whether the free fields are the defaults; null for results of an earlier version.",

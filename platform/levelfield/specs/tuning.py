@@ -25,6 +25,7 @@ class Tuning(Value):
     2021 (section 2.2).
     recompute_layers: of each stage's chunk the first so many layers are computed again, and the others keep everything
     (None: all layers are; Megatron's recompute_method `block`). Only with `recompute: full`.
+    graph: each training step is captured as a CUDA graph and replayed.
     threads: CPU threads per process (None: a rank's share of its cores).
     environment: variables for the training process; they are recorded, and --dry-run shows them.
     """
@@ -35,6 +36,7 @@ class Tuning(Value):
     recompute: Recompute = "none"
     recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
     compile: bool = False
+    graph: bool = Field(default=False, json_schema_extra=LATER)
     attention: Attention = "sdpa"
     threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     environment: dict[str, str] = Field(default_factory=dict)
@@ -83,6 +85,7 @@ class TuningChoice(Value):
     recompute: Recompute | None = None
     recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
     compile: bool | None = None
+    graph: bool | None = Field(default=None, json_schema_extra=LATER)
     attention: Attention | None = None
     threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     environment: TuningVariables | None = None

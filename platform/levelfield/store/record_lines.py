@@ -35,7 +35,7 @@ _FIRST = ("run_id", "began", "purpose", "night", "entry", "evidence", "word", "f
 _SERIES = (
     *("case", "scale", "framework", "vendor", "chip", "device_is", "nodes", "devices", "precision", "layout"),
     *("micro_batch", "accumulation", "virtual_pipeline", "recompute", "recompute_layers"),
-    *("compile", "attention", "threads", "runtime"),
+    *("compile", "graph", "attention", "threads", "runtime"),
 )
 _SUBJECT = ("framework_version", "commit", "is_dirty", "platform_version")
 

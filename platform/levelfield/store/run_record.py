@@ -132,7 +132,7 @@ def series_of(plan: Plan) -> Series:
             name: getattr(tuning, name)
             for name in (
                 *("layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers"),
-                *("compile", "attention", "threads"),
+                *("compile", "graph", "attention", "threads"),
             )
         },
     )

@@ -13,7 +13,7 @@ from .faults import CorpusError, JobError, NonFinite, StorageError, Unsupported,
 from .init import Initializer
 from .job import coordinates, load_job
 from .loop import train_steps
-from .offers import check_layout, check_parts, check_recomputed_layers
+from .offers import check_layout, check_no_graph, check_parts, check_recomputed_layers
 from .own_work import OwnWork
 from .parameters import ParameterSpec
 from .peak_memory import process_memory
@@ -40,6 +40,7 @@ __all__ = [
     "best_product_rate",
     "check_context_parallel",
     "check_layout",
+    "check_no_graph",
     "check_parts",
     "check_pipeline",
     "check_recomputed_layers",

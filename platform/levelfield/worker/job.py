@@ -12,8 +12,8 @@ from .architecture import UNUSED
 from .faults import JobError
 
 SCHEMA = "levelfield.job/1"
-# What a job does not say: one model chunk for each stage, all layers computed again where any is, each sequence and all
-# experts on one rank, no graph of a step, no later part.
+# What a job does not say: one model chunk for each stage, all layers computed again where any is, no CUDA graph, each
+# sequence and all experts on one rank, no later part.
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "tuning": {"virtual_pipeline": 1, "recompute_layers": None, "graph": False},
     "layout": {"context": 1, "expert": 1},

@@ -45,6 +45,12 @@ def check_recomputed_layers(job: SimpleNamespace) -> None:
         )
 
 
+def check_no_graph(job: SimpleNamespace) -> None:
+    """Raise Unsupported for a step that is replayed as a CUDA graph, where an implementation has none."""
+    if job.tuning.graph:
+        raise Unsupported("graph: this implementation does not capture its steps")
+
+
 def check_parts(job: SimpleNamespace, *offered: str) -> None:
     """Raise Unsupported for a later part of the model that is not `offered`, by its name in specs/case.py:Model.
 

@@ -112,6 +112,7 @@ def test_formulas_of_two_versions_within_one_side_are_a_difference() -> None:
         ("micro-batch", {"micro_batch": 4}), ("recompute", {"recompute": "full"}), ("threads", {"threads": 2}),
         ("compile", {"compile": True}), ("attention", {"attention": "flash_attn"}), ("runtime", {"runtime": "docker"}),
         ("virtual pipeline", {"virtual_pipeline": 2}), ("recompute", {"recompute": "none", "recompute_layers": 3}),
+        ("graph", {"graph": True}),
     ],
 )  # fmt: skip
 def test_a_free_choice_differs_on_purpose(field: str, change: dict[str, Any]) -> None:

@@ -36,6 +36,14 @@ def test_arms_without_containers_name_none() -> None:
     assert not {"--base-image", "--runtime"} & set(words)
 
 
+def test_arms_name_a_graph_only_where_there_is_one() -> None:
+    """The accepted build may be older than the option."""
+    plan = make_plan(Registry(), "gpt2_small:torch:H100:1:1", scale="smoke", assume=True, graph=True)
+    assert "--graph" in case_arguments(plan)
+    plain = plan.model_copy(update={"tuning": plan.tuning.model_copy(update={"graph": False})})
+    assert not any("graph" in word for word in case_arguments(plain))
+
+
 def said_of(rates: dict[str, float], done: int = 0, **more: object) -> list[str]:
     """The lines of four pairs of these rates, each run of 30 s; `done` runs were made by an earlier start."""
     lines: list[str] = []

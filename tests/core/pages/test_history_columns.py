@@ -172,12 +172,14 @@ def test_a_page_shows_the_inherited_variables_that_may_matter() -> None:
 
 
 def test_the_command_is_read_by_the_command_line() -> None:
-    series = RECORDS[0].series.model_copy(update={"virtual_pipeline": 2, "threads": 4, "compile": True})
+    series = RECORDS[0].series.model_copy(update={"virtual_pipeline": 2, "threads": 4, "compile": True, "graph": True})
     words = shlex.split(command(series))
     assert words[:2] == ["python", "run_benchmarks.py"]
     read = parser_of(words[2:])
     assert read.case == ["gpt3_6.7B:torch:H100-SXM5-80GB:1:8"] and (read.layout, read.micro_batch) == ("DP8TP1PP1", 1)
     assert (read.virtual_pipeline, read.threads, read.compile, read.runtime) == (2, 4, True, "docker")
+    assert read.graph is True
+    assert "graph" not in command(RECORDS[0].series)  # a command that older builds read as well
 
 
 def test_a_shell_reads_a_hostile_name_as_one_word() -> None:

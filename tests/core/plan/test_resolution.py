@@ -203,6 +203,16 @@ def test_recomputation_of_some_layers_is_given_to_the_training(plan_for: Make, t
         plan_for("gpt3_6.7B:paddle:cpu:1:1", **given)
 
 
+def test_a_graph_is_told_to_the_training_only_where_it_is_chosen(plan_for: Make, tmp_path: Path) -> None:
+    """Without it the job is that of earlier versions, which bundles have."""
+    plan = plan_for("gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True, graph=True)
+    assert plan.origins["graph"] == "command line"
+    assert job_of(plan, RunPaths(tmp_path))["tuning"]["graph"] is True
+    plain = plan_for("gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True)
+    assert "graph" not in plain.origins and plain.tuning.graph is False
+    assert "graph" not in job_of(plain, RunPaths(tmp_path))["tuning"]
+
+
 def test_more_layers_than_a_chunk_has_are_refused_at_full_scale_only(plan_for: Make) -> None:
     given = {"recompute": "full", "layout": "DP4PP2", "micro_batch": 1, "assume": True}
     text = "gpt3_6.7B:torch:H100:1:8"

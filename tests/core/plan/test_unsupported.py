@@ -46,6 +46,15 @@ def plan_of(text: str, **given: object) -> Plan:
         ("oneflow:cpu", {"compile": True}, "compile (this implementation runs OneFlow eagerly)"),
         ("paddle:cpu", {"compile": True}, "compile (this implementation runs Paddle's dynamic graph)"),
         ("megatron:cpu", {"compile": True}, "compile (Megatron fuses its own operations)"),
+        ("torch:cpu", {"graph": True}, "graph (a CUDA graph needs CUDA devices)"),
+        ("torch:amd", {"graph": True}, "graph (a CUDA graph needs CUDA devices)"),
+        ("torch:nvidia:1:2", {"graph": True}, "graph with several ranks (not written; its collectives"),
+        ("torch:nvidia", {"graph": True, "capture_step": 3}, "graph with captured tensors (the host writes them"),
+        ("deepspeed:nvidia", {"graph": True}, "graph (CUDA graphs are not written)"),
+        ("jax:nvidia", {"graph": True}, "graph (XLA itself decides what it captures"),
+        ("megatron:nvidia", {"graph": True}, "graph (CUDA graphs are not written)"),
+        ("oneflow:nvidia", {"graph": True}, "graph (CUDA graphs are not written)"),
+        ("paddle:nvidia", {"graph": True}, "graph (CUDA graphs are not written)"),
         ("oneflow:nvidia", {"attention": "flash_attn"}, "flash_attn (OneFlow 0.9 has no kernel of it that can train)"),
         ("torch:cpu", {"attention": "flash_attn"}, "flash_attn (the package flash-attn is for accelerators)"),
         ("megatron:amd", {"attention": "flash_attn"}, "flash_attn (it is transformer-engine's"),
@@ -74,6 +83,10 @@ def test_a_choice_that_the_implementation_refuses(text: str, given: dict[str, ob
         ("megatron:cpu", {"layout": "PP4", "micro_batch": 16}),
         ("oneflow:cpu", {"layout": "PP4", "micro_batch": 16}),
         ("torch:cpu", {"compile": True}),
+        ("torch:nvidia", {"graph": True}),
+        ("torch:nvidia", {"graph": True, "compile": True}),
+        ("torch:nvidia", {"graph": False, "capture_step": 3}),
+        ("torch:nvidia:1:2", {"graph": False}),
     ],
 )
 def test_what_another_implementation_offers_is_planned(text: str, given: dict[str, object]) -> None:
@@ -87,6 +100,15 @@ def test_a_refusal_comes_before_any_plan_is_printed(capsys: pytest.CaptureFixtur
         said = capsys.readouterr()
         assert said.out == "" and "partial sharding" in said.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for more in ([], ["--dry-run"]):
+        assert main.main(["--case", "gpt2_small:torch:cpu:1:1", "--graph", "--runs", str(tmp_path), *more]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and "torch does not offer: graph (a CUDA graph needs CUDA devices)" in said.err
+    assert list(tmp_path.iterdir()) == []
+    assert main.main(["--case", "gpt2_small:torch:cpu:1:1", "--no-graph", "--runs", str(tmp_path), "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize(("scale", "refused"), [(1000.0, True), (3.0, True), (1048576.0, False), (0.5, False)])
@@ -275,3 +297,27 @@ def test_experts_are_planned_with_zero_over_all_ranks(expert: int) -> None:
     work = changed(SMOKE, model={"experts": EXPERTS, "bias": False})
     tuning = Tuning(layout=Layout(data=4, expert=expert, sharding_stage=3, sharding_degree=4))
     assert refusal("torch", "cpu", work, tuning) == ""
+
+
+SCALE = {"initial": 1024.0, "growth_interval": 10}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"training": {"precision": "fp16", "loss_scale": SCALE}}, "graph with fp16 (the loss scale"),
+        ({"training": {"precision": "fp8"}}, "fp8 with graph (not written)"),
+        ({"model": {"hidden_dropout": 0.1}}, "graph with dropout (the host draws"),
+        ({"model": {"attention_dropout": 0.1}}, "graph with dropout (the host draws"),
+        ({"model": {"experts": EXPERTS, "bias": False}}, "experts with graph (the host reads"),
+    ],
+)
+def test_torch_captures_no_step_that_the_host_decides_on(parts: dict[str, dict[str, object]], words: str) -> None:
+    work = changed(SMOKE, **parts)
+    assert f"torch does not offer: {words}" in refusal("torch", "nvidia", work, Tuning(graph=True))
+    assert refusal("torch", "nvidia", work, Tuning()) == ""
+
+
+def test_torch_captures_a_step_in_bf16_of_one_process() -> None:
+    work = changed(SMOKE, training={"precision": "bf16"})
+    assert refusal("torch", "nvidia", work, Tuning(graph=True)) == ""

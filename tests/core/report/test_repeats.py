@@ -86,7 +86,7 @@ def test_a_run_that_is_not_valid_is_counted_and_gives_no_figure(five: list[Resul
 
 
 @pytest.mark.parametrize(
-    "change", [{"case": "other"}, {"micro_batch": 3}, {"framework_version": "9"}, {"compile": True}]
+    "change", [{"case": "other"}, {"micro_batch": 3}, {"framework_version": "9"}, {"compile": True}, {"graph": True}]
 )
 def test_runs_of_different_plans_are_no_repeats(five: list[Result], change: dict[str, object]) -> None:
     other = five[1].model_copy(update=change)

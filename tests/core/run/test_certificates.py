@@ -25,7 +25,8 @@ from levelfield.judge.noise import row_of
 from levelfield.judge.promotion import reference_from
 from levelfield.judge.verdict import training_of_reference
 from levelfield.measure.calibration import noise_between
-from levelfield.plan.certificate_need import certificate_used
+from levelfield.plan.certificate_need import certificate_used, certifying_entry
+from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker
 from levelfield.run.certificate_maker import CertificateMaker, certificate_run
 from levelfield.run.certificate_store import runs_place, stored
@@ -33,15 +34,15 @@ from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job, with_certificate
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.follower import Follower
-from levelfield.specs.base import dump, load
-from levelfield.specs.certificate import Certificate, CertificateSubject, code_path, smallest_layout
+from levelfield.specs.base import dump, json_digest, load
+from levelfield.specs.certificate import Certificate, CertificateSubject, CodePath, code_path, smallest_layout
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.variables import recorded
-from plans import PLUGINS
+from plans import PLUGINS, make_plan
 from recorded_runs import seal_again
 
 Content = dict[str, Any]
@@ -705,6 +706,23 @@ def test_the_smallest_layout_has_the_same_kinds(text: str, least: str):
     found = smallest_layout(layout)
     assert str(found) == least and found.world_size <= layout.world_size
     assert code_path(Tuning(layout=found)) == code_path(Tuning(layout=layout))
+
+
+def test_a_graph_is_certified_by_a_run_with_a_graph():
+    registry = Registry()
+    eager, captured = (
+        make_plan(registry, "gpt3_6.7B_bf16:torch:H100:1:1", scale="smoke", assume=True, graph=graph)
+        for graph in (False, True)
+    )
+    assert code_path(captured.tuning) != code_path(eager.tuning)
+    certifying = certifying_entry(registry, captured, registry.reference("gpt3_6.7B_smoke_fp32"), UserRequest())
+    assert certifying.request.choice.graph is True
+
+
+def test_a_certificate_from_before_there_were_graphs_is_of_a_run_without_one():
+    found = code_path(Tuning())
+    earlier = {name: value for name, value in found.model_dump(mode="json").items() if name != "graph"}
+    assert CodePath.model_validate(earlier) == found and found.fingerprint() == json_digest(earlier)
 
 
 def test_a_new_free_field_has_to_be_placed():

@@ -8,8 +8,10 @@ import math
 import pytest
 from levelfield.errors import DocumentError
 from levelfield.run.runner import finish
+from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump
 from levelfield.specs.suite import EntryUsed
+from levelfield.store.record_lines import document_of, line_of, row_of
 from levelfield.store.run_record import UNKNOWN, record_of
 from recorded_runs import STEP_NS, break_off, change_steps, edit, fail, seal_again
 
@@ -120,6 +122,23 @@ def node_of(described, devices, **machine):
     content = {**PROVENANCE, "machine": {**PROVENANCE["machine"], **machine}, "devices": devices}
     described.provenance.write_text(json.dumps(content))
     return record_of(described).node
+
+
+def test_a_graph_is_in_the_result_its_report_and_the_series(described):
+    """In each it is left out of the digest where there is none, as before there was the field."""
+    plain, plan = record_of(described), read_plan(described)
+    described.plan.write_text(dump(plan.model_copy(update={"tuning": plan.tuning.model_copy(update={"graph": True})})))
+    seal_again(described)
+    result = finish(described)
+    found = record_of(described)
+    assert (plain.series.graph, plain.result["graph"]) == (False, False)
+    assert (found.series.graph, found.result["graph"], result.graph) == (True, True, True)
+    assert ", replayed as a CUDA graph |" in described.report.read_text()
+    assert row_of(found)["graph"] is True and row_of(found)["series"] != row_of(plain)["series"]
+    assert document_of(line_of(found).encode(), "a line") == found
+    earlier = json.loads(line_of(plain))
+    del earlier["series"]["graph"], earlier["result"]["graph"]
+    assert document_of(json.dumps(earlier).encode(), "a line").series == plain.series
 
 
 def test_a_machine_is_one_node_with_any_number_of_its_devices(described):

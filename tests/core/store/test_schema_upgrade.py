@@ -65,6 +65,7 @@ def test_a_store_of_a_released_schema_is_read(version: str, tmp_path: Path) -> N
         lines = (STORED / f"{version}.jsonl").read_text().splitlines()
         assert list(store.records()) == [RunRecord.model_validate_json(line) for line in lines]
         assert faults(store) == []
+        assert {record.series.graph for record in store.records()} == {False}  # stored before there was this field
         assert [event.id for event in store.events()] == ["accepted"]
         assert store.expected("2026-01-02") == {"nightly/tiny": None}
 

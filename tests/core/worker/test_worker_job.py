@@ -26,6 +26,11 @@ def test_all_layers_are_computed_again_unless_the_job_says_how_many(tmp_path):
     assert make_job(tmp_path, tuning=dict(recompute="full", recompute_layers=2)).tuning.recompute_layers == 2
 
 
+def test_no_step_is_a_graph_unless_the_job_says_so(tmp_path):
+    assert make_job(tmp_path).tuning.graph is False
+    assert make_job(tmp_path, tuning=dict(graph=True)).tuning.graph is True
+
+
 def test_without_a_launcher_there_is_one_rank(tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from levelfield.worker import Unsupported, check_layout, check_parts, check_recomputed_layers
+from levelfield.worker import Unsupported, check_layout, check_no_graph, check_parts, check_recomputed_layers
 
 ONE = {"data": 1, "tensor": 1, "pipeline": 1, "context": 1, "expert": 1, "sharding_stage": 0}
 USES: dict[str, dict[str, Any]] = {
@@ -47,6 +47,12 @@ def test_recomputation_of_some_layers_is_refused_where_it_is_of_all() -> None:
     check_recomputed_layers(SimpleNamespace(tuning=SimpleNamespace(recompute_layers=None)))
     with pytest.raises(Unsupported, match="recompute of the first 3 layers: this implementation has it of all layers"):
         check_recomputed_layers(SimpleNamespace(tuning=SimpleNamespace(recompute_layers=3)))
+
+
+def test_a_graph_is_refused_where_no_step_is_captured() -> None:
+    check_no_graph(SimpleNamespace(tuning=SimpleNamespace(graph=False)))
+    with pytest.raises(Unsupported, match="graph: this implementation does not capture its steps"):
+        check_no_graph(SimpleNamespace(tuning=SimpleNamespace(graph=True)))
 
 
 def test_a_later_part_of_a_model_is_refused_unless_it_is_named() -> None:

@@ -84,6 +84,7 @@ class Variant:
     micro_batch: int = 2
     recompute: str = "none"
     compile: bool = False
+    graph: bool = False
     virtual_pipeline: int = 1
     recompute_layers: int | None = None
 
@@ -110,7 +111,7 @@ def job_of(model: dict[str, Any], variant: Variant, steps: int = LONG_STEPS, **c
         "model": copy.deepcopy(model), "training": training, "corpus": {"kind": "synthetic"}, "layout": layout,
         "data": {"seed": 7, "shuffle": True, "split": [1.0, 0.0, 0.0], "alphabet": 32, "branching": 4},
         "tuning": {"micro_batch": variant.micro_batch, "recompute": variant.recompute, "compile": variant.compile,
-                   "attention": "sdpa", "threads": 1, "environment": {},
+                   "graph": variant.graph, "attention": "sdpa", "threads": 1, "environment": {},
                    "virtual_pipeline": variant.virtual_pipeline, "recompute_layers": variant.recompute_layers},
         "accumulation": training["global_batch"] // (variant.micro_batch * layout["data"]),
         "device": "cpu", "backend": "gloo", "preload": [],
@@ -154,6 +155,7 @@ TRIED: tuple[Variant, ...] = (
     Variant("recompute full", recompute="full"),
     Variant("recompute full of 1 layer", recompute="full", recompute_layers=1),
     Variant("compile", compile=True),
+    Variant("graph", graph=True),
     Variant("DP2", {"data": 2}),
     Variant("ZeRO 1, DP2", zero(1)),
     Variant("ZeRO 2, DP2", zero(2)),
@@ -217,7 +219,7 @@ def refusal(implementation: ImplementationFile, kind: str, job: dict[str, Any]) 
     if rules := broken(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven):
         return rules[0]
     try:
-        refuse_unsupported(implementation, work, tuning, kind)
+        refuse_unsupported(implementation, work, tuning, kind, captures=job["capture"] is not None)
     except NotHere as error:
         return str(error)
     return None

@@ -4,13 +4,14 @@ implementation.yaml says the same to the platform, which refuses before it start
 that did not come from the platform.
 """
 
-from levelfield.worker import Unsupported, check_layout, check_parts
+from levelfield.worker import Unsupported, check_layout, check_no_graph, check_parts
 
 
 def check(job):
     """Raise Unsupported where the implementation cannot do what the job says."""
     check_layout(job)  # REPLACE: give the names that `parallelism` has, as in check_layout(job, "data", "tensor")
     check_parts(job)  # REPLACE: give the later parts that you write, as in check_parts(job, "query_key_norm")
+    check_no_graph(job)
     if job.training.precision != "fp32":
         raise Unsupported(f"precision {job.training.precision}: this implementation has fp32")
     if job.tuning.recompute != "none":
