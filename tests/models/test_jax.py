@@ -35,6 +35,7 @@ def python(interpreter_of) -> Path:
         ({"layout": {"pipeline": 2}}, "pipeline parallel over 2 ranks: not written"),
         ({"layout": {"tensor": 2, "context": 2}}, "context parallel over 2 ranks: not written"),
         ({"tuning": {"compile": True}}, "XLA compiles"),
+        ({"tuning": {"graph": True}}, "does not capture its steps"),
         ({"tuning": {"attention": "flash_attn"}}, "flash_attn"),
         ({"tuning": {"recompute": "some"}}, "none, selective and full"),
         ({"precision": "fp16"}, "fp32 and bf16"),

@@ -165,11 +165,12 @@ def test_an_unknown_parameter_is_an_error():
         ({"precision": "fp8"}, "fp8 needs an NVIDIA device"),
         ({"attention": "flash_attn"}, "transformer-engine's"),
         ({"compile": True}, "fuses its own"),
+        ({"graph": True}, "does not capture its steps"),
         ({"recompute": "some"}, "recompute 'some'"),
     ],
 )
 def test_what_cannot_be_done_is_unsupported(change, words):
-    fields = {name: change[name] for name in ("layout", "compile", "recompute") if name in change}
+    fields = {name: change[name] for name in ("layout", "compile", "graph", "recompute") if name in change}
     job = job_of(MODELS["gpt"], Variant("unsupported", **fields), 2, precision=change.get("precision", "fp32"))
     job["tuning"]["attention"] = change.get("attention", "sdpa")
     with pytest.raises(Unsupported, match=words):

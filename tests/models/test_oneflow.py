@@ -141,6 +141,7 @@ def test_dropout_that_is_drawn_anew_is_seen(tmp_path, python):
         ({"model": {"query_key_norm": True}}, "model parts query_key_norm"),
         ({"tuning": {"recompute": "selective"}}, "selective"),
         ({"tuning": {"compile": True}}, "eagerly"),
+        ({"tuning": {"graph": True}}, "does not capture its steps"),
         ({"tuning": {"attention": "flash_attn"}}, "flash_attn"),
         ({"precision": "bf16"}, "has fp32, and fp16 on NVIDIA devices"),
         ({"precision": "fp16"}, "OneFlow's automatic mixed precision is for CUDA"),

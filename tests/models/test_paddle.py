@@ -75,6 +75,7 @@ parameters._held = held
         ({"layout": {"context": 2}}, "parallelism context"),
         ({"recompute": "selective"}, "selective"),
         ({"compile": True}, "dynamic graph"),
+        ({"graph": True}, "does not capture its steps"),
         ({"precision": "bf16"}, "float32 only"),
         ({"attention": "flash_attn"}, "accelerators only"),
     ],
@@ -83,7 +84,7 @@ def test_what_cannot_be_done_is_unsupported(change, words, tmp_path, python):
     variant = Variant("unsupported", change.get("layout", {}), recompute=change.get("recompute", "none"))
     job = job_of(MODELS["gpt"], variant, 2, precision=change.get("precision", "fp32"))
     job["accumulation"] = 2 if "pipeline" in change.get("layout", {}) else job["accumulation"]
-    job["tuning"].update(compile=change.get("compile", False), attention=change.get("attention", "sdpa"))
+    job["tuning"].update({name: change[name] for name in ("compile", "graph", "attention") if name in change})
     assert {end.returncode for end in launch(job, tmp_path, TRAIN, python)} == {1}
     error = events(tmp_path, 0)[-1]
     assert error["class"] == "unsupported"

@@ -5,15 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from levelfield.cli.diagnose_command import _lines
+from levelfield.catalog.registry import Registry
+from levelfield.cli.diagnose_command import _lines, _question
 from levelfield.cli.main import main
 from levelfield.measure.tensors import TensorDifference
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump, parse
+from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Alignment
 from levelfield.studies.diagnosis import StepComparison, first_difference, shortened
-from plans import PLUGINS
+from plans import PLUGINS, make_plan
 
 VERDICT = Alignment(verdict="diverged", reason="first at step 9")
 NAMES = ["embedding", "layers.0", "layers.1", "logits", "gradient.head.weight", "updated.head.weight"]
@@ -109,6 +111,16 @@ def test_wrong_usage_is_said_before_anything_is_trained(words, said, run, capsys
     assert main(["align", "diagnose", str(run.root), "--plugins", str(PLUGINS), *words]) == 2
     assert said in capsys.readouterr().err
     assert not (run.root / "diagnosis").exists()
+
+
+def test_the_diagnosed_side_is_trained_with_the_run_s_own_choices(tmp_path):
+    """A graph is one of them: torch refuses it beside captured tensors, and nothing else is diagnosed in its place."""
+    registry = Registry()
+    plan = make_plan(registry, "gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True, graph=True, compile=True)
+    options = SimpleNamespace(against="jax", python=None, json=True)
+    question = _question(options, registry, RunPaths(tmp_path), plan, None)
+    assert (question.found.choice.graph, question.found.choice.compile) == (True, True)
+    assert (question.expected.choice.graph, question.expected.choice.compile) == (None, None)
 
 
 def test_an_unknown_run_is_wrong_usage(tmp_path, capsys):

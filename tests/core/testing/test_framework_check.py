@@ -295,6 +295,8 @@ def test_layouts_follow_from_the_manifest() -> None:
     assert "ZeRO 3, DP2" in names["deepspeed"] and not [name for name in names["deepspeed"] if "TP" in name]
     assert "ZeRO 1 over 2 of DP4" not in names["deepspeed"]  # it refuses partial sharding
     assert "compile" not in names["oneflow"] and "compile" in names["torch"]
+    on_chip = {each.name for each in offered(of["torch"], "nvidia", MODELS["gpt"], "fp32")}
+    assert "graph" in on_chip and not any("graph" in each for each in names.values())
     assert "PP4" in names["oneflow"] and not [name for name in names["oneflow"] if "ZeRO" in name]
 
 
