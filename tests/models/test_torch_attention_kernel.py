@@ -73,6 +73,27 @@ def test_dropout_window_and_groups_reach_torch(monkeypatch) -> None:
     assert asked["attn_mask"].shape == (LENGTH // 4, LENGTH)
 
 
+def test_context_ranks_of_cuda_need_no_mask_where_the_kernel_returns_its_log_sum_exp(monkeypatch) -> None:
+    from model import attention_kernel
+
+    tensors_of, calls = attention_kernel.tensors_of, []
+    monkeypatch.setattr(attention_kernel, "tensors_of", lambda job, device, *sizes: tensors_of(job, CPU, *sizes))
+
+    def choice(job: Any, backend: int = 3, device: str = "cuda") -> str | None:
+        monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *inputs, **more: calls.append((inputs, more)) or backend)
+        return attention_kernel.joined_kernel(job, torch.device(device))
+
+    assert choice(job_of(context=2)) == "cudnn" and choice(job_of(context=2), 1) == "flash"
+    (query, key, value), more = calls[0]
+    assert query.shape[2] == key.shape[2] == value.shape[2] == LENGTH // 4
+    assert more["is_causal"] and more["attn_mask"] is None
+    assert attention_kernel.attention_kernel(job_of(context=2), torch.device("cuda")) == "flash"
+    assert [choice(job_of(context=2), backend) for backend in (-1, 0, 2)] == [None] * 3
+    changes = ({"attention_dropout": 0.1}, {"sliding_window": 8}, {"kernel": "flash_attn"}, {"head_dim": 12})
+    assert [choice(job_of(**{"context": 2, **each})) for each in changes] == [None] * 4
+    assert choice(job_of(context=1)) is None and choice(job_of(context=2), device="cpu") is None
+
+
 @pytest.mark.parametrize("error", [RuntimeError("not here"), NotImplementedError("not on this device")], ids=repr)
 def test_a_device_whose_choice_is_unknown_has_no_name(monkeypatch, error: Exception) -> None:
     from model.attention_kernel import attention_kernel

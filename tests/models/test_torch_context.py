@@ -16,6 +16,21 @@ from matrix import VARIANTS
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
 STEPS = 3
+# torch's kernel for processors in the place of that for CUDA: a processor attends with a mask otherwise
+PROCESSOR_KERNEL = """
+import torch
+aten = torch.ops.aten
+def forward(query, key, value, causal):
+    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal)
+def backward(gradient, output, scale, query, key, value, causal):
+    inputs = gradient, query, key, value, output, scale, 0.0, causal
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(*inputs)
+"""
+JOINED = f"""{PROCESSOR_KERNEL}
+from parallelism import joined_attention, parallelize
+joined_attention.KERNELS["flash"] = (forward, backward)
+parallelize.joined_kernel = lambda job, device: "flash"
+"""
 
 
 @pytest.mark.parametrize(("length", "ranks"), [(8, 2), (32, 4), (24, 3)])
@@ -47,6 +62,76 @@ def test_fewer_queries_than_keys_are_the_last_ones():
         whole = scaled_dot_product(query, key[:, :, :2], value[:, :, :2], 0.0, window)
         last = scaled_dot_product(query[:, 7:], key[:, :, :2], value[:, :, :2], 0.0, window)
         torch.testing.assert_close(last, whole[:, 7:])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.05)], ids=str
+)
+def test_attention_in_two_calls_is_that_with_a_mask(dtype, tolerance, ranks, monkeypatch):
+    """Forward and backward, of each rank; what other ranks gather and sum is done here."""
+    from model.attention import scaled_dot_product
+    from parallelism import joined_attention
+    from parallelism.context_parallel import in_order
+    from parallelism.joined_attention import by_rank
+
+    exec(PROCESSOR_KERNEL, kernel := {})
+    monkeypatch.setitem(joined_attention.KERNELS, "flash", (kernel["forward"], kernel["backward"]))
+    random = torch.Generator().manual_seed(0)
+    batch, length, heads, kv_heads, size = 2, 10 * ranks, 4, 2, 8
+    query, gradient = torch.randn(2, batch, length, heads, size, dtype=torch.float64, generator=random).to(dtype)
+    keys = torch.randn(batch, length, kv_heads, 2 * size, dtype=torch.float64, generator=random).to(dtype)
+    inputs = [each.clone().requires_grad_() for each in (query, keys)]
+    right = scaled_dot_product(inputs[0], *inputs[1].chunk(2, dim=-1), 0.0)
+    expected = (right.detach(), *torch.autograd.grad(right, inputs, gradient))
+
+    gathered = by_rank(keys, ranks)
+    assert torch.equal(in_order(gathered, ranks), keys)
+    outputs, of_queries, of_keys = [], [], torch.zeros_like(gathered)
+    for rank, (piece, own, back) in enumerate(
+        zip(*(by_rank(each, ranks).chunk(ranks) for each in (query, keys, gradient)), strict=True)
+    ):
+        output, scales = joined_attention.attention(piece, own, gathered, rank, "", "flash")
+        assert scales.dtype == torch.promote_types(dtype, torch.float32)
+        joined = list(zip(joined_attention.halves(back), joined_attention.halves(output), scales, strict=True))
+        of_query, of_whole = joined_attention.gradients_before(joined, piece, keys, rank, "flash")
+        causal = joined_attention.own_gradients(joined, piece, own, "flash")
+        for gradients, totals in zip(
+            causal, joined_attention.own_inputs(of_query, of_keys.chunk(ranks)[rank]), strict=True
+        ):
+            joined_attention.add(gradients, totals)
+        outputs.append(output)
+        of_queries.append(of_query)
+        of_keys += by_rank(of_whole, ranks)
+    for found, wanted in zip((torch.cat(outputs), torch.cat(of_queries), of_keys), expected, strict=True):
+        torch.testing.assert_close(in_order(found, ranks), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        VARIANTS["CP2"],
+        Variant("CP4, recompute selective", {"context": 4}, recompute="selective"),
+        Variant("CP2, compiled, recompute full", {"context": 2}, recompute="full", compile=True),
+        VARIANTS["CP2 x TP2 sequence parallel"],
+    ],
+    ids=lambda each: each.name,
+)
+def test_attention_in_two_calls_trains_the_same(variant, tmp_path, torch_of):
+    model = shallow(MODELS["llama"])
+    found = compare(
+        train(job_of(model, variant, STEPS), planted(tmp_path, "torch", JOINED)), torch_of(job_of(model, SINGLE, STEPS))
+    )
+    assert found.within(), found
+
+
+def test_selective_recomputation_keeps_attention_in_two_calls():
+    """Of the operation's one output; what it calls inside is not seen."""
+    from parallelism import joined_attention
+    from step.recompute import _policy
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    assert _policy(None, joined_attention.attention._opoverload) == CheckpointPolicy.MUST_SAVE
 
 
 def test_a_sliding_window_reaches_over_the_pieces_of_other_ranks(torch_of):
@@ -86,8 +171,8 @@ from model import attention
 attention.banded = lambda queries, keys, *_: torch.ones(queries, keys, dtype=torch.bool).tril()
 """,
     "keys in the order of the ranks": """
-from parallelism.context_parallel import SequenceShare, all_gather_single_autograd
-SequenceShare.whole = lambda self, part: all_gather_single_autograd(part.contiguous(), 1, self.group)
+from parallelism import context_parallel
+context_parallel.in_order = lambda gathered, ranks: gathered.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
 """,
     "the targets of another rank": """
 from parallelism.context_parallel import SequenceShare
@@ -98,6 +183,66 @@ def of(self, sequences):
 SequenceShare.of = of
 """,
 }
+
+JOINED_FAULTS = {
+    "key and value gradients of other ranks left out": """
+import torch
+from parallelism import joined_attention
+right = joined_attention.gradients_before
+def left_out(*inputs):
+    query, whole = right(*inputs)
+    return query, torch.zeros_like(whole)
+joined_attention.gradients_before = left_out
+""",
+    "attention to a piece itself without a mask": """
+from parallelism import joined_attention
+right = joined_attention.KERNELS["flash"]
+joined_attention.KERNELS["flash"] = (lambda *inputs: right[0](*inputs[:3], False), right[1])
+""",
+    "keys in the order of the ranks": """
+from parallelism import joined_attention
+joined_attention.in_order = lambda gathered, ranks: gathered.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
+""",
+    "gradients in the order of the sequence": """
+from parallelism import joined_attention
+def in_sequence(whole, ranks):
+    return whole.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+joined_attention.by_rank = in_sequence
+""",
+    "two outputs joined without their weights": """
+import torch
+from parallelism import joined_attention
+def join(own, before, into):
+    into.copy_(own[0] if before is None else (own[0] + before[0]) / 2)
+    return own[1] if before is None else torch.logaddexp(own[1], before[1])
+joined_attention.join = join
+""",
+    "a backward pass with the log-sum-exp of the own keys": """
+from parallelism import joined_attention
+right = joined_attention.join
+def join(own, before, into):
+    right(own, before, into)
+    return own[1]
+joined_attention.join = join
+""",
+    "the pieces of a rank in each other's place": """
+from parallelism import joined_attention
+right = joined_attention.inputs_before
+def swapped(query, whole, rank):
+    return right(query, whole, whole.shape[1] // query.shape[1] - 1 - rank)
+joined_attention.inputs_before = swapped
+""",
+    "a key too many before a piece": """
+from parallelism import joined_attention
+def before(query, whole, rank):
+    size = query.shape[1] // 2
+    ends = rank * size, whole.shape[1] - (rank + 1) * size
+    keys = [whole[:, : end + 1].transpose(1, 2).chunk(2, dim=-1) if end else None for end in ends]
+    return [pair and (piece, *pair) for piece, pair in zip(joined_attention.halves(query), keys)]
+joined_attention.inputs_before = before
+""",
+}
+FAULTS |= {f"joined: {name}": JOINED + fault for name, fault in JOINED_FAULTS.items()}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -10,7 +10,27 @@ def attention_kernel(job, device):
     """The kernel's name: torch's flash, cudnn, efficient or math, or flash_attn; None where torch does not say it."""
     if job.tuning.attention == "flash_attn":
         return "flash_attn"
-    query, key, value, mask = example(job, device)
+    return joined_kernel(job, device) or torch_choice(job, *example(job, device))
+
+
+def joined_kernel(job, device):
+    """The kernel of a context rank's calls without a mask (joined_attention.py); None where it attends with a mask.
+
+    A mask is needed by a sliding window, by dropout, and where torch's choice is a kernel without a log-sum-exp. On a
+    processor it is as fast, and faster in bfloat16.
+    """
+    masked = job.model.attention_dropout or part(job.model, "sliding_window") is not None
+    if device.type != "cuda" or job.layout.context == 1 or job.tuning.attention == "flash_attn" or masked:
+        return None
+    from parallelism.joined_attention import KERNELS
+
+    piece = job.training.sequence_length // (2 * job.layout.context)
+    kernel = torch_choice(job, *tensors_of(job, device, piece, piece), None)
+    return kernel if kernel in KERNELS and head_size(job.model) % 8 == 0 else None
+
+
+def torch_choice(job, query, key, value, mask):
+    """The kernel that torch chooses."""
     options = {"dropout_p": job.model.attention_dropout, "enable_gqa": query.shape[1] != key.shape[1]}
     try:
         choice = torch._fused_sdp_choice(query, key, value, attn_mask=mask, is_causal=mask is None, **options)
@@ -25,14 +45,20 @@ def example(job, device):
 
     With context parallelism a piece of the sequence attends to all before its end, and needs a mask.
     """
-    model, tensor, length = job.model, job.layout.tensor, job.training.sequence_length
+    length = job.training.sequence_length
     queries = length if job.layout.context == 1 else length // (2 * job.layout.context)
+    masked = queries < length or part(job.model, "sliding_window") is not None
+    mask = torch.empty(queries, length, dtype=torch.bool, device=device) if masked else None
+    return (*tensors_of(job, device, queries, length), mask)
+
+
+def tensors_of(job, device, queries, keys):
+    """(query, key, value) of so many tokens of one sequence."""
+    model, tensor = job.model, job.layout.tensor
     latent = part(model, "latent_attention")
     width, key_heads, value_width = head_size(model), model.kv_heads, head_size(model)
     if latent is not None:
         width, key_heads, value_width = latent.plain_size + latent.rotary_size, model.heads, latent.value_size
-    sizes = ((queries, model.heads, width), (length, key_heads, width), (length, key_heads, value_width))
+    sizes = ((queries, model.heads, width), (keys, key_heads, width), (keys, key_heads, value_width))
     options = {"dtype": compute_dtype(job.training.precision), "device": device, "requires_grad": True}
-    tensors = [torch.empty(1, rows, heads // tensor, size, **options).transpose(1, 2) for rows, heads, size in sizes]
-    masked = queries < length or part(model, "sliding_window") is not None
-    return (*tensors, torch.empty(queries, length, dtype=torch.bool, device=device) if masked else None)
+    return [torch.empty(1, rows, heads // tensor, size, **options).transpose(1, 2) for rows, heads, size in sizes]

@@ -19,7 +19,7 @@ class SequenceShare:
 
     def __init__(self, length, ranks, rank, group, embedding_ranks=1, embedding_rank=0):
         size = length // (2 * ranks)
-        self.ranks, self.group = ranks, group
+        self.ranks, self.rank, self.group = ranks, rank, group
         self.ends = [(rank + 1) * size, length - rank * size]
         self.positions = torch.cat([torch.arange(end - size, end) for end in self.ends])
         self.embedded = self.positions.chunk(embedding_ranks)[embedding_rank]
@@ -33,8 +33,13 @@ class SequenceShare:
 
         Its gradient is the sum of those of all ranks.
         """
-        pieces = all_gather_single_autograd(part.contiguous(), 1, self.group).chunk(2 * self.ranks, dim=1)
-        return torch.cat((*pieces[::2], *pieces[::-2]), dim=1)
+        return in_order(all_gather_single_autograd(part.contiguous(), 0, self.group), self.ranks)
+
+
+def in_order(gathered, ranks):
+    """[ranks * batch, part, ...] -> [batch, sequence, ...] in the order of the sequence."""
+    fronts, backs = gathered.unflatten(0, (ranks, -1)).chunk(2, dim=2)
+    return torch.cat((*fronts, *reversed(backs.unbind())), dim=1)
 
 
 def open_share(job, place):

@@ -3,6 +3,7 @@
 import torch
 from levelfield.worker import check_context_parallel, check_layout, check_pipeline, check_tensor_parallel, part
 from model.attention import check_attention, choose_attention
+from model.attention_kernel import joined_kernel
 from model.decoder import Decoder, compute_dtype, stage_of
 from model.parameters import fill
 from parallelism.data_parallel import replicate_data_parallel, shard_data_parallel
@@ -83,9 +84,7 @@ def decoder_arguments(job, coordinates, share=None):
     window = part(job.model, "sliding_window")
     attend = choose_attention(job.tuning.attention, job.model.attention_dropout, stream, window)
     if share is not None:
-        from parallelism.context_parallel import shared_attention
-
-        attend = shared_attention(attend, share)
+        attend = attention_of_share(job, attend, share)
     return {
         "model": job.model,
         "sequence_length": job.training.sequence_length,
@@ -94,6 +93,18 @@ def decoder_arguments(job, coordinates, share=None):
         "attend": attend,
         "share": share,
     }
+
+
+def attention_of_share(job, attend, share):
+    """Attention of a rank's share of each sequence; `attend` needs a mask for it."""
+    kernel = joined_kernel(job, torch.device(job.device))
+    if kernel is None:
+        from parallelism.context_parallel import shared_attention
+
+        return shared_attention(attend, share)
+    from parallelism.joined_attention import joined_attention
+
+    return joined_attention(share, kernel)
 
 
 def private_randomness(job):

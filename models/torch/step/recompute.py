@@ -13,6 +13,7 @@ _SAVED = [
     "aten::bmm",
     "aten::_grouped_mm",
     "levelfield::product",
+    "levelfield::joined_attention",
     "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_efficient_attention",

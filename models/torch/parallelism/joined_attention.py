@@ -1,0 +1,194 @@
+"""Causal attention of one context rank in calls without a mask, joined by their log-sum-exp (Liu et al., 2023).
+
+A rank has two pieces of each sequence (context_parallel.py). A piece attends causally to itself and without a mask to
+all keys before it. With o the output and l the log-sum-exp of the scores of each call,
+
+    l = log(exp(l_own) + exp(l_before)),    o = exp(l_own - l) o_own + exp(l_before - l) o_before.
+
+The backward pass of a call takes the joined o and l in place of its own, and returns its part of the gradients. The
+calls of the own keys do not wait for those of other ranks: they run while keys and values are gathered and, in the
+backward pass, while the gradients of these are summed over the ranks. Forward and backward are one operation each: so
+selective recomputation keeps one output, and torch.compile leaves their inside alone.
+"""
+
+import torch
+from parallelism.context_parallel import in_order
+from torch import Tensor
+
+aten, collectives = torch.ops.aten, torch.ops._c10d_functional
+
+
+def joined_attention(share, kernel):
+    """Attention of this rank's queries, over the keys and values of the whole sequence.
+
+    share: the SequenceShare. kernel: a name of KERNELS. query, key, value: [batch, part, n, D].
+    """
+    group = share.group.group_name
+
+    def attended(query, key, value):
+        own = torch.cat((key, value), dim=-1)
+        # not waited for here, and without a gradient: the operation does both
+        gathered = collectives.all_gather_into_tensor(own.detach(), share.ranks, group)
+        return attention(query, own, gathered, share.rank, group, kernel)[0]
+
+    return attended
+
+
+@torch.library.custom_op("levelfield::joined_attention", mutates_args=())
+def attention(
+    query: Tensor, own: Tensor, gathered: Tensor, rank: int, group: str, kernel: str
+) -> tuple[Tensor, Tensor]:
+    """(output, log-sum-exp [2, batch, n, piece]). query and output: [batch, part, n, D].
+
+    own: [batch, part, n, 2 D], this rank's keys and values; gathered: those of all, [ranks * batch, part, n, 2 D].
+    """
+    call = KERNELS[kernel][0]
+    output, scales = torch.empty_like(query, memory_format=torch.contiguous_format), []
+    first = [call(*inputs, True) for inputs in own_inputs(query, own)]
+    later = inputs_before(query, whole_of(gathered, query), rank)
+    for causal, inputs, into in zip(first, later, halves(output), strict=True):
+        scales.append(join(causal, call(*inputs, False) if inputs else None, into))
+    return output, torch.stack(scales)
+
+
+@attention.register_fake
+def _(query, own, gathered, rank, group, kernel):
+    batch, part, heads, _ = query.shape
+    scales = (2, batch, heads, part // 2)
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    return output, query.new_empty(scales, dtype=torch.promote_types(query.dtype, torch.float32))
+
+
+@torch.library.custom_op("levelfield::joined_attention_backward", mutates_args=())
+def attention_backward(
+    gradient: Tensor,
+    query: Tensor,
+    gathered: Tensor,
+    output: Tensor,
+    scales: Tensor,
+    rank: int,
+    group: str,
+    kernel: str,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `query` and `own`. scales: the log-sum-exp of `attention`."""
+    whole, ranks = whole_of(gathered, query), gathered.shape[0] // query.shape[0]
+    joined = list(zip(halves(gradient), halves(output), scales, strict=True))
+    of_query, of_whole = gradients_before(joined, query, whole, rank, kernel)
+    others = collectives.reduce_scatter_tensor(by_rank(of_whole, ranks), "sum", ranks, group)
+    causal = own_gradients(joined, query, gathered.chunk(ranks)[rank], kernel)
+    of_own = collectives.wait_tensor(others)
+    for gradients, totals in zip(causal, own_inputs(of_query, of_own), strict=True):
+        add(gradients, totals)
+    return of_query, of_own
+
+
+@attention_backward.register_fake
+def _(gradient, query, gathered, *_):
+    of_own = gathered.new_empty(query.shape[0], *gathered.shape[1:])
+    return torch.empty_like(query, memory_format=torch.contiguous_format), of_own
+
+
+def keep(ctx, inputs, output):
+    query, _, gathered, *ctx.others = inputs
+    ctx.save_for_backward(query, gathered, *output)
+
+
+def differentiate(ctx, gradient, _):
+    return *attention_backward(gradient, *ctx.saved_tensors, *ctx.others), None, None, None, None
+
+
+attention.register_autograd(differentiate, setup_context=keep)
+
+
+def join(own, before, into):
+    """Write the joined output into `into`; returns the joined log-sum-exp. own, before: (output, log-sum-exp)."""
+    if before is None:
+        into.copy_(own[0])
+        return own[1]
+    scale = torch.logaddexp(own[1], before[1])
+    first, second = ((each - scale).exp()[..., None] for _, each in (own, before))
+    torch.addcmul(own[0] * first, before[0], second, out=into)  # the weights are in float32: so it is rounded once
+    return scale
+
+
+def gradients_before(joined, query, whole, rank, kernel):
+    """The gradients of (query, whole) by the calls over the keys before each piece.
+
+    joined: of each piece (gradient, output, log-sum-exp).
+    """
+    of_query, of_whole = torch.zeros_like(query, memory_format=torch.contiguous_format), torch.zeros_like(whole)
+    later = zip(inputs_before(query, whole, rank), inputs_before(of_query, of_whole, rank), strict=True)
+    for piece, (inputs, totals) in zip(joined, later, strict=True):
+        if inputs:
+            add(KERNELS[kernel][1](*piece, *inputs, False), totals)
+    return of_query, of_whole
+
+
+def own_gradients(joined, query, own, kernel):
+    """The gradients of (query, key, value) of each piece by the call over its own keys."""
+    backward = KERNELS[kernel][1]
+    return [backward(*piece, *inputs, True) for piece, inputs in zip(joined, own_inputs(query, own), strict=True)]
+
+
+def add(gradients, totals):
+    for gradient, total in zip(gradients, totals, strict=True):
+        total.add_(gradient)
+
+
+def own_inputs(query, own):
+    """(query, key, value) of each piece, with the piece's own keys and values."""
+    return [(piece, *keys.chunk(2, dim=-1)) for piece, keys in zip(halves(query), halves(own), strict=True)]
+
+
+def inputs_before(query, whole, rank):
+    """(query, key, value) of each piece, with all keys and values before it; None where there are none."""
+    size = query.shape[1] // 2
+    ends = rank * size, whole.shape[1] - (rank + 1) * size
+    before = [whole[:, :end].transpose(1, 2).chunk(2, dim=-1) for end in ends]
+    return [(piece, *keys) if end else None for piece, keys, end in zip(halves(query), before, ends, strict=True)]
+
+
+def halves(x):
+    """Two of [batch, n, piece, ...] from [batch, part, n, ...]: the pieces, as kernels take them."""
+    return x.transpose(1, 2).chunk(2, dim=2)
+
+
+def whole_of(gathered, query):
+    """Keys and values in the order of the sequence. It waits, also for what a recomputation has gathered again."""
+    return in_order(collectives.wait_tensor(gathered), gathered.shape[0] // query.shape[0])
+
+
+def by_rank(whole, ranks):
+    """The reverse of `in_order`: [batch, sequence, ...] -> [ranks * batch, part, ...]."""
+    fronts, backs = (half.unflatten(1, (ranks, -1)) for half in whole.chunk(2, dim=1))
+    return torch.cat((fronts, backs.flip(1)), dim=2).transpose(0, 1).flatten(0, 1).contiguous()
+
+
+def flash(query, key, value, causal):
+    return aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)[:2]
+
+
+def flash_backward(gradient, output, scale, query, key, value, causal):
+    seed = torch.empty(2, dtype=torch.uint64, device=query.device)  # of a dropout that there is not
+    lengths = query.shape[2], key.shape[2]
+    return aten._scaled_dot_product_flash_attention_backward(
+        gradient, query, key, value, output, scale, None, None, *lengths, 0.0, causal, seed, seed
+    )
+
+
+def cudnn(query, key, value, causal):
+    output, scale, *_ = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, causal)
+    return output, scale.view(output.shape[:3])
+
+
+def cudnn_backward(gradient, output, scale, query, key, value, causal):
+    seed = torch.empty((), dtype=torch.int64, device=query.device)
+    lengths = query.shape[2], key.shape[2]
+    return aten._scaled_dot_product_cudnn_attention_backward(
+        gradient, query, key, value, output, scale[..., None], seed, seed, None, None, None, *lengths, 0.0, causal
+    )
+
+
+# Forward: (query, key, value, causal) -> (output, log-sum-exp); backward: (gradient, output, log-sum-exp, query, key,
+# value, causal) -> gradients of query, key and value: [batch, n, length, D]; the log-sum-exp: [batch, n, length].
+KERNELS = {"flash": (flash, flash_backward), "cudnn": (cudnn, cudnn_backward)}
