@@ -73,9 +73,28 @@ def replicate_data_parallel(model, grid, divided=()):
     ignored = [name for name, parameter in model.named_parameters() if any(parameter is each for each in divided)]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     group = grid["replicate"].get_group()
+    reduced = [parameter for name, parameter in model.named_parameters() if name not in ignored]
     return DistributedDataParallel(
-        model, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False, init_sync=False
+        model,
+        process_group=group,
+        bucket_cap_mb=bucket_mebibytes(reduced, group.size()),
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,
+        init_sync=False,
     )
+
+
+def bucket_mebibytes(parameters, ranks):
+    """The size of DDP's buckets; None on a processor: torch's 25 MiB, and 1 MiB for the first.
+
+    Between many ranks latency takes most of the time of so small a message. Megatron-LM's buckets have 40 million
+    numbers, or a million for each rank if that is more. But nothing hides the last bucket's message: so there are at
+    least eight buckets.
+    """
+    if parameters[0].device.type == "cpu":
+        return None
+    numbers = sum(parameter.numel() for parameter in parameters)
+    return max(25, 4 * min(max(40_000_000, 1_000_000 * ranks), numbers // 8) // 2**20)
 
 
 def gradients_in_buckets(model):
