@@ -164,11 +164,13 @@ def _latents(s: TrainingSetup) -> int:
 
 
 def _contexts(s: TrainingSetup) -> int:
-    """Return the bytes of other context ranks' keys and values that attention keeps, and of its output, which exists in
-    the pieces of the sequence and joined."""
+    """Return the bytes of other context ranks' keys and values that attention keeps, and, where it needs a mask, of its
+    output, which exists in the pieces of the sequence and joined."""
     if not s.memory_model.keeps_contexts or s.layout.context == 1:
         return 0
-    return (s.layout.context - 1) * s.key_value_bytes + s.width * s.tokens * (heads_output(s.model) // s.layout.tensor)
+    is_masked = s.on_host or s.width == FP32 or s.model.attention_dropout or s.model.sliding_window is not None
+    pieces = s.width * s.tokens * (heads_output(s.model) // s.layout.tensor) if is_masked else 0
+    return (s.layout.context - 1) * s.key_value_bytes + pieces
 
 
 def _tensor_copies(s: TrainingSetup) -> int:

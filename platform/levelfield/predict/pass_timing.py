@@ -256,7 +256,8 @@ def _can(kernel: AttentionKernel, setup: TrainingSetup) -> bool:
         fits = widths == CUDNN_WIDTHS or (max(widths) <= CUDNN_WIDTH and not any(width % 8 for width in widths))
         return fits and (setup.model.attention_dropout * DROPOUT_PARTS).is_integer()
     if kernel == "flash2":
-        is_masked = setup.model.sliding_window is not None or setup.layout.context > 1
+        shares_with_dropout = setup.layout.context > 1 and setup.model.attention_dropout > 0
+        is_masked = setup.model.sliding_window is not None or shares_with_dropout
         return not is_masked and len(set(widths)) == 1 and max(widths) <= FLASH_WIDTH
     return True
 

@@ -35,7 +35,7 @@ class MemoryModel(Value):
     the optimizer works in 16 bits. sharded_copy: ZeRO stage 3 keeps a sharded 16-bit copy beside the masters.
     gathers_keys_values: context ranks gather all keys and values of a layer before its attention, and reduce their
     gradients after it. Otherwise they pass them round a ring while attention computes. keeps_contexts: what was
-    gathered stays for the backward pass, beside attention's output of each piece of the sequence.
+    gathered stays for the backward pass and, where attention needs a mask, its output of each piece of the sequence.
     pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism. receives_all: a stage has
     buffers for the tensors that it receives in every micro-batch of a step, and not only in those in flight.
     host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as

@@ -75,9 +75,11 @@ def test_other_ranks_keys_and_values_take_buffers(gathers: bool, parts: int) -> 
     assert found == 2 * parts * 2 * (8192 // 4) * KEY_VALUE_WIDTH
 
 
+@pytest.mark.parametrize("masked", [{}, {"sliding_window": 4096}, {"attention_dropout": 0.1}], ids=str)
 @pytest.mark.parametrize(("layout", "of_each"), [("DP4CP2", 1), ("DP2CP4", 3), ("DP2CP2TP2", 1), ("DP8", 0)])
-def test_a_program_may_keep_what_it_gathered_of_other_ranks(layout: str, of_each: int) -> None:
-    """Keys and values of the other ranks, and attention's output in pieces beside the joined one."""
+def test_a_program_may_keep_what_it_gathered_of_other_ranks(layout: str, of_each: int, masked: dict[str, Any]) -> None:
+    """Keys and values of the other ranks, and with a mask attention's output in pieces beside the joined one."""
+    work = LLAMA.model_copy(update={"model": LLAMA.model.model_copy(update=masked)})
     plain, keeps = (
         predict(
             replace(
@@ -85,12 +87,12 @@ def test_a_program_may_keep_what_it_gathered_of_other_ranks(layout: str, of_each
             ),
             Tuning(layout=parse_layout(layout).layout, micro_batch=1),
         ).memory.activations
-        for asked, keeping in [(question(gathers=True), question(gathers=True).constants.keeping)]
+        for asked, keeping in [(question(work, gathers=True), question(gathers=True).constants.keeping)]
         for changes in ({}, {"keeps_contexts": True})
     )
     tensor, context = parse_layout(layout).layout.tensor, parse_layout(layout).layout.context
     tokens = 8192 // context
-    joined = 4096 if context > 1 else 0
+    joined = 4096 if context > 1 and masked else 0
     assert keeps - plain == 32 * 2 * tokens * (of_each * KEY_VALUE_WIDTH + joined) // tensor
 
 
