@@ -25,18 +25,20 @@ METHODS = (
     ("reduce", "gradient clipping"),
     ("clip", "gradient clipping"),
     ("casts.make", "elementwise"),
-    ("model.embed", "embedding"),
-    ("model.scores", "head and loss"),  # also where the embedding is the head
     ("engine.step", "optimizer"),
     ("engine.optimizer.scaled_global_norm", "gradient clipping"),
     ("engine.optimizer.unscale_and_clip_grads", "gradient clipping"),
 )
+# The same of the model, or of each of its chunks where stages are interleaved
+ENDS = (("embed", "embedding"), ("scores", "head and loss"))  # also where the embedding is the head
 
 
 def open_profile(job, trainer, scratch):
     trainer.graph = None  # the further steps launch each kernel by itself: in a graph none has a part
     named = ((name, part_of(name, module), module) for name, module in trainer.model.named_modules())
-    return TorchProfile(job, trainer, scratch, [each for each in named if each[1]], METHODS)
+    owners = [f"model.chunks.{number}" for number, _ in enumerate(getattr(trainer.model, "chunks", ()))] or ["model"]
+    ends = [(f"{owner}.{method}", part) for owner in owners for method, part in ENDS]
+    return TorchProfile(job, trainer, scratch, [each for each in named if each[1]], (*METHODS, *ends))
 
 
 def part_of(name, module):

@@ -62,8 +62,7 @@ class Trainer:
         if job.layout.pipeline > 1:
             from parallelism.pipeline import Pipeline
 
-            stage = self.model.stage
-            self.pipeline = Pipeline(job, self.runner, stage, self.model.dtype, device, grid["pipeline"])
+            self.pipeline = Pipeline(job, self.model, self.runner, device, grid["pipeline"])
         ends = grid.ends_group(place) if job.layout.pipeline > 1 and job.model.tied_embeddings else None
         self.stage_ranks = job.layout.data * job.layout.context * job.layout.tensor
         self.optimizer = LocalAdamW(self.model, job.training, self.stage_ranks, ends, capturable=job.tuning.graph)

@@ -33,6 +33,7 @@ VARIANTS = (
     ("TP2", "DP1TP2PP1", ()),
     ("TP2, sequence parallel", "DP1TP2PP1+seq", ()),
     ("PP2", "DP1TP1PP2", ()),
+    ("PP2, two chunks", "DP1TP1PP2", ("--virtual-pipeline", "2")),
     ("TP2 x PP2", "DP1TP2PP2", ()),
     ("DP2 x TP2", "DP2TP2PP1", ()),
 )

@@ -128,7 +128,7 @@ class StepCasts:
     def __init__(self, model, apart=()):
         apart, dtype = set(apart), model.dtype
         layers = [layer for layer in model.modules() if isinstance(layer, CastLayer)]
-        if isinstance(model, FSDPModule):
+        if any(isinstance(module, FSDPModule) for module in model.modules()):
             layers = [layer for layer in layers if apart.intersection(layer.parameters(recurse=False))]
         layers = layers if dtype != torch.float32 else []
         plain = {layer for layer in layers if not any(isinstance(each, DTensor) for each in layer.parameters())}

@@ -11,6 +11,7 @@ import contextlib
 import torch
 import torch.distributed as dist
 from levelfield.worker import is_mixture
+from parallelism.model_chunks import chunks_of
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -98,7 +99,7 @@ def bucket_mebibytes(parameters, ranks):
 
 
 def gradients_in_buckets(model):
-    return isinstance(model, DistributedDataParallel)
+    return isinstance(chunks_of(model)[0], DistributedDataParallel)
 
 
 def free_first_buckets(model):
@@ -107,11 +108,12 @@ def free_first_buckets(model):
     NCCL's group keeps what it sent last until its next operation, after it has seen the end of that one. So the first
     buckets, as large as all gradients, would stay through the whole second step.
     """
-    if gradients_in_buckets(model) and not model._has_rebuilt_buckets:
-        group = model.process_group
+    if gradients_in_buckets(model) and not all(chunk._has_rebuilt_buckets for chunk in chunks_of(model)):
+        chunk = chunks_of(model)[0]
+        group = chunk.process_group
         if dist.get_backend(group) == "nccl":
             group._wait_for_pending_works()
-            dist.all_reduce(torch.zeros(1, device=next(model.parameters()).device), group=group)
+            dist.all_reduce(torch.zeros(1, device=next(chunk.parameters()).device), group=group)
 
 
 def micro_batch_context(model, stage, last):

@@ -7,9 +7,10 @@ from model.attention_kernel import joined_kernel
 from model.decoder import Decoder, compute_dtype, stage_of
 from model.parameters import fill
 from parallelism.data_parallel import replicate_data_parallel, shard_data_parallel
+from parallelism.model_chunks import ModelChunks
 from step.recompute import check_recompute, compile_model, compiled_part, recompute_blocks
 
-LAYOUT = ("data", "tensor", "sequence", "pipeline", "context", "expert", "zero1", "zero2", "zero3")
+LAYOUT = ("data", "tensor", "sequence", "pipeline", "interleaved", "context", "expert", "zero1", "zero2", "zero3")
 
 
 def check(job):
@@ -20,6 +21,10 @@ def check(job):
     check_layout(job, *LAYOUT)
     check_recompute(job.tuning)
     check_pipeline(job)
+    if job.tuning.virtual_pipeline > 1:
+        from parallelism.interleaving import check_interleaving
+
+        check_interleaving(job)
     check_tensor_parallel(job)
     check_context_parallel(job)
     check_attention(job.tuning.attention)
@@ -42,12 +47,20 @@ def check(job):
 
 
 def build(job, grid, coordinates, initializer, device, experts=None, share=None):
-    """(model, runner): the model with its canonical parameter names, and what to call in its place.
+    """(model, runner): the model with its canonical parameter names, and what to call in its place. Both are
+    ModelChunks where stages are interleaved.
 
     experts: the ExpertMesh, or None without expert parallelism. share: the SequenceShare, or None.
     """
+    arguments = grid, coordinates, initializer, device, experts, share
+    pairs = [build_chunk(job, number, *arguments) for number in range(job.tuning.virtual_pipeline)]
+    return pairs[0] if len(pairs) == 1 else tuple(map(ModelChunks, zip(*pairs, strict=True)))
+
+
+def build_chunk(job, number, grid, coordinates, initializer, device, experts, share):
+    """The same of chunk `number` of this rank."""
     with torch.device("meta"):
-        model = Decoder(**decoder_arguments(job, coordinates, share))
+        model = Decoder(**decoder_arguments(job, coordinates, share, number))
     if job.training.precision == "fp8":
         from step.fp8 import use_fp8
 
@@ -79,7 +92,11 @@ def divided_parameters(model, experts):
     return expert_parameters(model)
 
 
-def decoder_arguments(job, coordinates, share=None):
+def decoder_arguments(job, coordinates, share=None, chunk=0):
+    """chunk: the parts of an interleaved model go round the ranks of the pipeline, so chunk c of rank r of p is part
+    c x p + r."""
+    ranks = job.layout.pipeline
+    parts, part_of_model = ranks * job.tuning.virtual_pipeline, chunk * ranks + coordinates.pipeline
     stream = coordinates.tensor if private_randomness(job) else None
     window = part(job.model, "sliding_window")
     attend = choose_attention(job.tuning.attention, job.model.attention_dropout, stream, window)
@@ -89,7 +106,7 @@ def decoder_arguments(job, coordinates, share=None):
         "model": job.model,
         "sequence_length": job.training.sequence_length,
         "dtype": compute_dtype(job.training.precision),
-        "stage": stage_of(job.model.layers, job.layout.pipeline, coordinates.pipeline),
+        "stage": stage_of(job.model.layers, parts, part_of_model),
         "attend": attend,
         "share": share,
     }

@@ -52,7 +52,8 @@ class Place:
         file, kind = self.found.implementation, self.found.vendor.device_kind
         uneven = uneven and "uneven" in file.offered_parallelism(kind)
         is_broken = broken(self.work, layout, micro_batch, self.nodes, self.devices, chunks or 1, uneven)
-        return not is_broken and self.runs(Tuning(layout=layout, micro_batch=micro_batch))
+        tuning = Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=chunks or 1)
+        return not is_broken and self.runs(tuning)
 
     def runs(self, tuning: Tuning) -> bool:
         """Return whether the framework refuses nothing of it."""

@@ -9,6 +9,7 @@ take one byte, as in transformer-engine's modules.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from levelfield.predict.setup import FP32, TrainingSetup
 from levelfield.specs.architecture import Model
@@ -49,7 +50,7 @@ def layer_bytes(s: TrainingSetup) -> LayerBytes:
 def activations(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
     """Return the bytes for the backward pass of all micro-batches in flight. The first chunk adds the embedding."""
     embedding = s.tokens * s.model.hidden_size * (s.width + _mask(s)) if stage == 0 else 0
-    layers = passes(s, stage) * layer.of_stage(s, stage) // s.tuning.virtual_pipeline
+    layers = waiting_layers(s, stage) * layer.of_stage(s, stage) // s.layers_of(stage)
     stored = layers + passes_of_first_chunk(s, stage) * (embedding // _sequence_split(s))
     return stored + _recomputed(s, stage, layer)
 
@@ -82,6 +83,32 @@ def passes(s: TrainingSetup, stage: int) -> int:
     """
     later = (s.tuning.virtual_pipeline - 1) * min(s.layout.pipeline, s.micro_batches)
     return later + passes_of_first_chunk(s, stage)
+
+
+def waiting_layers(s: TrainingSetup, stage: int) -> int:
+    """Return how many layers wait for their backward pass when most do, counted once for each micro-batch."""
+    chunks, stages, layers = s.tuning.virtual_pipeline, s.layout.pipeline, s.model.layers
+    if layers % (stages * chunks) == 0 or chunks == 1:
+        return passes(s, stage) * s.layers_of(stage) // chunks
+    return _most_waiting(layers, stages, chunks, stage, s.micro_batches, passes(s, stage))
+
+
+@lru_cache(maxsize=4096)
+def _most_waiting(layers: int, stages: int, chunks: int, stage: int, micro_batches: int, passes: int) -> int:
+    """Return the same of chunks that differ by a layer: which of them wait changes from one pass to the next.
+
+    In rounds of `stages` micro-batches a stage runs its chunks forward in their order, and backward in the other one,
+    beginning when so many passes wait.
+    """
+    whole, more = divmod(layers, stages * chunks)
+    sizes = [whole + (chunk * stages + stage < more) for chunk in range(chunks)]
+    waiting = most = 0
+    for forward in range(min(chunks * micro_batches, passes + 2 * chunks * stages)):
+        waiting += sizes[forward // stages % chunks]
+        most = max(most, waiting)
+        if forward >= passes - 1:
+            waiting -= sizes[chunks - 1 - (forward - passes + 1) // stages % chunks]
+    return most
 
 
 def passes_of_first_chunk(s: TrainingSetup, stage: int) -> int:

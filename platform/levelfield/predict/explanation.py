@@ -164,8 +164,10 @@ def _attention(question: LayoutQuestion, setup: TrainingSetup) -> str:
 
 
 def _receives(s: TrainingSetup) -> str:
-    receives = s.memory_model.receives_all and s.layout.pipeline > 1
-    return "; what a stage receives in all micro-batches of a step" if receives else ""
+    if not s.memory_model.receives_all or s.layout.pipeline == 1:
+        return ""
+    interleaved = s.tuning.virtual_pipeline > 1
+    return f"; what {'waiting passes sent' if interleaved else 'a stage receives in all micro-batches of a step'}"
 
 
 def _context(s: TrainingSetup) -> str:

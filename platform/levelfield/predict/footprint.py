@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from levelfield.measure.parameter_counts import Shapes, layer_shapes, outer_shapes
-from levelfield.predict.activations import LayerBytes, activations, layer_bytes
+from levelfield.predict.activations import LayerBytes, activations, layer_bytes, passes
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
 from levelfield.specs.constants import MemoryModel
@@ -303,12 +303,14 @@ def embedding_part(s: TrainingSetup) -> int:
 
 def _receive_buffers(s: TrainingSetup, stage: int) -> int:
     """Return the bytes that a stage receives in all micro-batches of a step: hidden states from the stage before, and
-    gradients from the one behind. On the host they are pages that nothing has written yet."""
+    gradients from the one behind. On the host they are pages that nothing has written yet. Of interleaved stages it is
+    what waiting passes passed on."""
     if not s.memory_model.receives_all or s.on_host:
         return 0
     neighbours = (stage > 0) + (stage < s.layout.pipeline - 1)
+    messages = passes(s, stage) if s.tuning.virtual_pipeline > 1 else neighbours * s.micro_batches
     split = s.layout.tensor if s.layout.sequence_parallel else 1
-    return neighbours * s.micro_batches * s.tokens * s.model.hidden_size * s.width // split
+    return messages * s.tokens * s.model.hidden_size * s.width // split
 
 
 def context_buffers(s: TrainingSetup) -> int:

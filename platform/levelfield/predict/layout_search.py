@@ -226,7 +226,8 @@ class _Search:
         """Return the rows of a layout that fit.
 
         Memory grows with the micro-batch and with model chunks, and shrinks with recomputation. So the first
-        micro-batch that does not fit ends its branch, and where none fits, less recomputation and more chunks end.
+        micro-batch that does not fit ends its branch, and where none fits, less recomputation and more chunks end, but
+        for programs whose plain stages have buffers that chunks do without (receives_all).
         """
         sizes = self._allowed(layout)
         if not sizes:
@@ -235,7 +236,8 @@ class _Search:
         for chunks, micro_batches in sizes:
             rows = self._rows_of_chunks(shared, chunks, micro_batches)
             yield from rows
-            if chunks == 1 and micro_batches and not rows and self._has_enough_left():
+            grows = not self.question.constants.keeping.receives_all
+            if grows and chunks == 1 and micro_batches and not rows and self._has_enough_left():
                 return
 
     def _rows_of_chunks(self, shared: _Shared, chunks: int, micro_batches: list[int]) -> list[Found]:
@@ -307,7 +309,8 @@ class _Search:
 
     def _allowed(self, layout: Layout) -> Sizes:
         """Return the micro-batches that the rules and the framework allow. A wanted layout is predicted for any
-        program. What a framework refuses of a micro-batch, it refuses of each larger one."""
+        program. What a framework refuses of a micro-batch, it refuses of each larger one, and what of two chunks, of
+        more."""
         work, refuses = self.question.work, self.question.offer.refuses
         key = (layout.data, layout.context, layout.expert, layout.tensor, layout.pipeline, layout.sequence_parallel)
         sizes = self._sizes.get(key)
@@ -317,11 +320,14 @@ class _Search:
             return sizes
         every = sorted({n for _, micro_batches in sizes for n in micro_batches})
 
-        def is_refused(micro_batch: int) -> bool:
-            return bool(refused(refuses, work, Tuning(layout=layout, micro_batch=micro_batch)))
+        def is_refused(micro_batch: int, chunks: int = 1) -> bool:
+            return bool(refused(refuses, work, Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=chunks)))
 
         runs = every[: bisect_left(every, True, key=is_refused)]
-        return [(chunks, [n for n in micro_batches if n in runs]) for chunks, micro_batches in sizes] if runs else []
+        if not runs:
+            return []
+        most = 1 if layout.pipeline > 1 and is_refused(runs[0], chunks=2) else max(chunks for chunks, _ in sizes)
+        return [(chunks, [n for n in batches if n in runs]) for chunks, batches in sizes if chunks <= most]
 
     def beyond(self) -> tuple[LayoutEstimate, ...]:
         """Return the rows that ended a branch and need least memory."""

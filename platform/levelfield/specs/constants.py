@@ -38,6 +38,7 @@ class MemoryModel(Value):
     gathered stays for the backward pass and, where attention needs a mask, its output of each piece of the sequence.
     pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism. receives_all: a stage has
     buffers for the tensors that it receives in every micro-batch of a step, and not only in those in flight.
+    Interleaved stages have these alone, and keep what each passed on until its backward pass.
     host_sharding_copies: tensors that the exchange of sharded states leaves in a process on the host, each as large as
     all of a rank's gathered parameters.
     gathered_ends: of embedding and head, how many stay gathered under ZeRO stage 3.

@@ -186,11 +186,12 @@ def test_tuning_that_sets_a_locked_field_is_refused_by_its_name(registry: Regist
 
 def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp_path: Path) -> None:
     given = {"scale": "smoke", "layout": "PP2", "virtual_pipeline": 2, "micro_batch": 1}
-    with pytest.raises(UsageError, match="torch does not offer: interleaved on cpu"):
-        plan_for("gpt3_6.7B:torch:cpu:1:2", **given)
-    plan = plan_for("gpt3_6.7B:megatron:cpu:1:2", **given)
-    assert plan.origins["virtual_pipeline"] == "command line"
-    assert job_of(plan, RunPaths(tmp_path))["tuning"]["virtual_pipeline"] == 2
+    with pytest.raises(UsageError, match="paddle does not offer: interleaved on cpu"):
+        plan_for("gpt3_6.7B:paddle:cpu:1:2", **given)
+    for framework in ("megatron", "torch"):
+        plan = plan_for(f"gpt3_6.7B:{framework}:cpu:1:2", **given)
+        assert plan.origins["virtual_pipeline"] == "command line"
+        assert job_of(plan, RunPaths(tmp_path))["tuning"]["virtual_pipeline"] == 2
 
 
 def test_recomputation_of_some_layers_is_given_to_the_training(plan_for: Make, tmp_path: Path) -> None:

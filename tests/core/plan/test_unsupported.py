@@ -62,6 +62,11 @@ def plan_of(text: str, **given: object) -> Plan:
         ("megatron:cpu", {"layout": "DP4SH1SP2"}, "partial sharding (Megatron's distributed optimizer"),
         ("deepspeed:cpu", {"layout": "DP2SH3SP2", "compile": True}, "compile under zero3"),
         ("paddle:nvidia", {"layout": "DP2PP2SH2SP2"}, "zero2 or zero3 in a pipeline (Paddle's pipelines"),
+        (
+            "torch:cpu",
+            {"layout": "DP2PP2SH2SP2", "virtual_pipeline": 2, "micro_batch": 1},
+            "zero2 or zero3 with interleaved stages (torch's schedule",
+        ),
         ("paddle:cpu", {"layout": "DP2CP2"}, "context (several ranks share each sequence;"),
         ("torch:cpu", {"layout": "PP4", "micro_batch": 16}, "fewer micro-batches than stages (torch's 1F1B"),
         ("paddle:cpu", {"layout": "PP4", "micro_batch": 16}, "fewer micro-batches than stages (fleet's 1F1B"),

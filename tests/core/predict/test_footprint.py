@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from levelfield.measure.parameter_counts import parameters
-from levelfield.predict.footprint import Footprint, expected_memory
+from levelfield.predict.footprint import Footprint, expected_memory, stage_footprints
 from levelfield.predict.setup import setup_of
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Work
@@ -118,6 +118,23 @@ def test_interleaving_keeps_more_on_the_first_stage() -> None:
     layers = plain - 4 * embedding
     assert two - 7 * embedding == pytest.approx(layers * (1 + 3 / 8))
     assert four - 7 * embedding == pytest.approx(layers * (1 + 3 / 16))
+
+
+@pytest.mark.parametrize(("chunks", "messages"), [(1, 2 * 256), (2, 4 + 2 * 2 + 1)])
+def test_a_stage_receives_all_of_a_step_or_keeps_what_waiting_passes_sent(chunks: int, messages: int) -> None:
+    """The second of four stages, which has two neighbours: 256 micro-batches come from either side."""
+    layout = parse_layout("PP4").layout
+    tuning = Tuning(layout=layout, micro_batch=1, virtual_pipeline=chunks)
+    work = changed_batch(in_precision("llama3_8b", "bf16"), 256)
+    plain, receiving = (
+        stage_footprints(setup_of(work, tuning, on_host=False, memory_model=MemoryModel(receives_all=each)))[1]
+        for each in (False, True)
+    )
+    assert receiving.buffers - plain.buffers == messages * 8192 * 4096 * 2
+
+
+def changed_batch(work: Work, batch: int) -> Work:
+    return work.model_copy(update={"training": work.training.model_copy(update={"global_batch": batch})})
 
 
 def test_what_a_framework_keeps_beyond_the_analyses() -> None:

@@ -185,6 +185,28 @@ def test_the_search_loses_nothing(case: str, devices: int, capacity: float) -> N
     assert _keys(answer(asked)) == _brute(asked)
 
 
+def test_chunks_that_fit_where_plain_stages_do_not_are_found() -> None:
+    """Plain stages receive all micro-batches of a step into memory of their own, chunks do not."""
+    asked = question("llama3_8b", 8, 31, machine=machine(devices_per_node=4))
+    keeping = asked.constants.keeping.model_copy(update={"receives_all": True})
+    asked = replace(asked, constants=asked.constants.model_copy(update={"keeping": keeping}))
+    rows = _keys(answer(asked))
+    assert rows == _brute(asked)
+    plain = {tuple(row.split()[:2]) for row in rows if row.split()[2] == "1"}
+    assert any(tuple(row.split()[:2]) not in plain for row in rows)
+
+
+def test_what_a_framework_refuses_of_chunks_is_no_row() -> None:
+    refuses = replace(ALL, refuses=("zero2 or zero3 with interleaved stages",))
+    kinds = [
+        {row.layout.sharding_stage for row in answer(question(offer=offer)).rows if row.tuning.virtual_pipeline > 1}
+        for offer in (ALL, refuses)
+    ]
+    assert kinds == [{0, 1, 2, 3}, {0, 1}]
+    plain = {row.layout.sharding_stage for row in answer(question(offer=refuses)).rows if row.layout.pipeline > 1}
+    assert plain == {0, 1, 2, 3}
+
+
 def _keys(found: LayoutRanking) -> set[str]:
     return {f"{r.layout} {r.tuning.micro_batch} {r.tuning.virtual_pipeline} {r.tuning.recompute}" for r in found.rows}
 
