@@ -90,6 +90,19 @@ def test_megatrons_two_stages_send_back_over_all_ranks_only_where_chunks_are_int
     assert sent == groups
 
 
+@pytest.mark.parametrize(("rank", "neighbours"), [(0, 2 * 2 - 1), (1, 2 * 2), (3, 2 * 2 - 1)])
+def test_each_model_chunk_sends_to_the_part_before_and_behind(rank, neighbours):
+    job = copy.deepcopy(RECORDED["PP2"]["entry"]["job"])
+    job["layout"].update(pipeline=4)
+    job["model"]["layers"] = 9
+    job["tuning"]["virtual_pipeline"] = 2
+    work = RankWork(job, "torch", rank)
+    assert list(work.layers) == {0: [0, 1, 5], 1: [2, 6], 3: [4, 8]}[rank]
+    sent = next(need for need in work.needs() if need.kinds == ("send",))
+    assert (sent.ranks, sent.exact) == (4, True)
+    assert sent.least == neighbours * job["accumulation"] * work.tokens * job["model"]["hidden_size"] * work.width
+
+
 @pytest.mark.parametrize(("left_out", "is_right"), [(0, True), (1, False)])
 def test_the_losss_sums_and_a_tied_embedding_over_as_many_ranks_are_compared_together(left_out, is_right):
     """Two tensor ranks, and two stages that hold the embedding: three numbers a token travel beside its gradient."""

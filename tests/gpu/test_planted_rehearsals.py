@@ -70,8 +70,9 @@ FAULTS = (
         "the host waits",
     ),
 )
-SENDS = "        # the last stage's module returns"
-WRONG_PEER = """        if stage.first:
+SENDS = "\n    def step(self, inputs"
+WRONG_PEER = """        if self.first:
+            part = self.schedule._stage
             right = part.get_fwd_send_ops
             def wrong(chunk):
                 ops = right(chunk)

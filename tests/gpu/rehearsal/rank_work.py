@@ -46,14 +46,18 @@ class RankWork:
         # reductions of a step: ZeRO 2 and 3 reduce at each micro-batch, but not under torch's pipeline schedules
         self.reductions = self.count if self.zero >= 2 and self.stages == 1 else 1
         self.tokens = self.tuning["micro_batch"] * job["training"]["sequence_length"] // self.context  # of one
-        self.layers = self._layers()
+        self.chunks = self._chunks()
+        self.layers = [layer for chunk in self.chunks for layer in chunk]
         self.mixtures = [layer for layer in self.layers if self.model.is_mixture(layer)]
 
-    def _layers(self) -> range:
-        """Earlier stages take the remainder."""
-        size, extra = divmod(self.model.layers, self.stages)
-        first = self.stage * size + min(self.stage, extra)
-        return range(first, first + size + (self.stage < extra))
+    def _chunks(self) -> list[range]:
+        """The layers of each model chunk: those of chunk c on stage s are part c x stages + s of the model. Earlier
+        parts take the remainder."""
+        chunks = self.tuning["virtual_pipeline"]
+        size, extra = divmod(self.model.layers, self.stages * chunks)
+        parts = [chunk * self.stages + self.stage for chunk in range(chunks)]
+        begins = [(part, part * size + min(part, extra)) for part in parts]
+        return [range(begin, begin + size + (part < extra)) for part, begin in begins]
 
     @property
     def is_last(self) -> bool:
@@ -111,9 +115,8 @@ class RankWork:
         """The layers that `full` recomputes: all, or the first ones of each model chunk."""
         if self.tuning["recompute"] != "full":
             return ()
-        chunks, first = self.tuning["virtual_pipeline"], self.tuning.get("recompute_layers") or len(self.layers)
-        size = len(self.layers) // chunks
-        return [layer for n, layer in enumerate(self.layers) if n % size < first]
+        first = self.tuning.get("recompute_layers") or len(self.layers)
+        return [layer for chunk in self.chunks for layer in chunk[:first]]
 
     def _keys(self) -> float:
         """The keys that a query meets: those up to the end of its piece, of the two that a rank has of a sequence."""
@@ -128,10 +131,10 @@ class RankWork:
 
     def most_waits(self) -> int:
         """How often torch's training may wait in a step: for the numbers of tokens that each mixture exchanges, which
-        in float32 each of its products reads too, and a few times more."""
+        in float32 each of its products reads too, and a few times more: DDP twice for the new buckets of a chunk."""
         passes = 1 if self.tuning["recompute"] == "none" else 2
         each = 12 if self.width == FLOAT32 else 3
-        return 8 + each * len(self.mixtures) * self.count * passes
+        return 6 + 2 * len(self.chunks) + each * len(self.mixtures) * self.count * passes
 
     def _has_capacity(self) -> bool:
         return self.model.experts is not None and self.model.experts.capacity_factor is not None
@@ -189,10 +192,11 @@ class RankWork:
         """Activations to the next stage, and their gradients to the one before."""
         each = self.count * self.tokens * self.model.hidden_size * self.width
         each /= self.tensor if self.layout["sequence_parallel"] else 1
-        sure = self.tuning["virtual_pipeline"] == 1 and self.tensor == 1
-        neighbours = (not self.is_last) + (self.stage > 0)
+        chunks = len(self.chunks)
+        interleaved = chunks > 1
+        sure = (self.framework == "torch" or not interleaved) and self.tensor == 1
+        neighbours = 2 * chunks - (self.stage == 0) - self.is_last  # of each chunk the one before and the one behind
         send, receive = self.stages, self.stages
-        interleaved = self.tuning["virtual_pipeline"] > 1
         if self.framework == "megatron" and self.stages == 2 and interleaved:  # it sends back over the group of all
             world = self.stages * self.ranks * self.tensor
             send, receive = (world, send) if self.is_last else (send, world)

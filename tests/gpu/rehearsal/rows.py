@@ -58,6 +58,11 @@ FAMILIES = (
     laid_out("gpt3_6.7B:torch:H100:2:8", "DP16SH1", "--micro-batch", "4", "--recompute", "selective"),
     laid_out("gpt3_6.7B:deepspeed:H100:1:8", "DP8SH1", "--micro-batch", "2", "--recompute", "none"),
     laid_out("gpt3_6.7B:megatron:H100:1:8", "DP4PP2SH1", "--micro-batch", "2", "--virtual-pipeline", "4"),
+    laid_out("gpt3_6.7B:torch:H100:1:8", "DP4PP2SH1", "--micro-batch", "2", "--virtual-pipeline", "4"),
+    laid_out(
+        "qwen3_8b:torch:H100:2:8", "DP2PP8SH1", "--micro-batch", "1", "--virtual-pipeline", "3", "--recompute", "none"
+    ),
+    laid_out("gpt2_small:torch:H100:1:8", "DP2PP4", "--micro-batch", "4", "--virtual-pipeline", "3", delivered=True),
     laid_out("gpt3_6.7B:megatron:H100:1:8", "DP4TP2+seq", "--micro-batch", "1", "--recompute", "none"),
     laid_out("qwen3_8b:torch:H100:1:8", "DP8SH2", "--micro-batch", "2", "--recompute", "selective"),
     laid_out("qwen3_8b:torch:H100:1:8", "DP8SH3", "--micro-batch", "2", "--recompute", "none"),
