@@ -31,6 +31,10 @@ def train(job, recorder):
     name, details = describe(device)
     details = {**details, "repeats": repeats(job), "attention_kernel": attention_kernel(job, device)}
     details = {**details, "compiled": compiled_part(job), "kernels": kernels.choose(job, device)}
+    if job.training.precision == "fp8":
+        from step.fp8 import fp8_library
+
+        details["fp8_library"], _library = fp8_library(job.device)
     recorder.framework("torch", torch.__version__, name, details)
     check(job)
     with process_group(job, device):
@@ -57,6 +61,11 @@ class Trainer:
             self.share = open_share(job, place)
         self.model, self.runner = build(job, grid, place, Initializer(job), device, self.experts, self.share)
         self.casts = StepCasts(self.model, divided_parameters(self.model, self.experts))
+        self.renew_scales = None
+        if job.training.precision == "fp8":
+            from step.fp8 import renewal_of_scales
+
+            self.renew_scales = renewal_of_scales(job)
         self.tallies = Tallies(job, self.model, place, device)
         self.pipeline = None
         if job.layout.pipeline > 1:
@@ -105,6 +114,8 @@ class Trainer:
         wants of it."""
         self.tallies.begin(self.loss_scale.value / self.job.accumulation)
         self.casts.make()
+        if self.renew_scales is not None:
+            self.renew_scales(self.model)
         loss = self.gradients(inputs, targets, keep)
         self.casts.drop()
         if self.experts is not None:

@@ -59,6 +59,16 @@ def test_of_a_layer_that_runs_again_megatron_also_repeats_the_last_product():
     assert megatron.product_flops(False) - torch.product_flops(False) == pytest.approx(more)
 
 
+@pytest.mark.parametrize(("precision", "bytes_of_matrices"), [("bf16", 2), ("fp8", 1)])
+def test_matrices_may_be_gathered_in_8_bits(precision, bytes_of_matrices):
+    recorded = copy.deepcopy(RECORDED["DP2 CP2 SH2"])
+    recorded["entry"]["job"]["training"]["precision"] = precision
+    work = RankWork(recorded["entry"]["job"], "torch", 0)
+    matrices = sum(sum(map(math.prod, layer_matrices(work.model, layer).values())) for layer in work.layers)
+    (gathered,) = (need for need in work.needs() if need.what == "parameters")
+    assert gathered.least == 2 * work.elements(False) - (2 - bytes_of_matrices) * matrices
+
+
 def test_every_kind_of_collective_that_a_layout_needs_is_missed(recorded):
     """Each by itself is taken away: of gradients, parameters, activations and tokens."""
     rank = recorded["ranks"][0]

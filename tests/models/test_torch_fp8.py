@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_scales_of_steps_before_lose_the_first_gradients_and_the_comparison_sees
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"device": "mlu"}, "needs an NVIDIA device and transformer-engine; this is 'mlu'"),
+        ({"device": "mlu"}, "needs an NVIDIA device and transformer-engine or torchao; this is 'mlu'"),
         ({"tensor": 2}, "not written"),
     ],
 )
@@ -110,3 +111,54 @@ def test_fp8_elsewhere_is_refused(changed, words):
     )
     with pytest.raises(Unsupported, match=words):
         check_fp8(job)
+
+
+ENGINE, AO = (
+    ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.common.recipe"),
+    ("torchao.float8",),
+)
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Of both libraries only the given modules can be imported, with any name in them."""
+
+    def pretended(modules):
+        for name in ("transformer_engine", "torchao", *ENGINE, *AO, "torchao.float8.float8_linear"):
+            module = None
+            if any(each.startswith(name) or name.startswith(each) for each in modules):
+                module = ModuleType(name)
+                module.__getattr__ = lambda name: object()
+                module.__path__ = []
+            monkeypatch.setitem(sys.modules, name, module)
+        forget()
+
+    def forget():
+        import step
+
+        for name in ("fp8_transformer_engine", "fp8_torchao"):
+            sys.modules.pop(f"step.{name}", None)
+            vars(step).pop(name, None)
+
+    yield pretended
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("modules", "library"), [((*ENGINE, *AO), "transformer_engine"), (ENGINE, "transformer_engine"), (AO, "torchao")]
+)
+def test_transformer_engine_is_taken_before_torchao(modules, library, pretend):
+    from step.fp8 import fp8_library
+
+    pretend(modules)
+    name, module = fp8_library.__wrapped__("cuda")
+    assert name == library and module.replace_linears.__module__ == f"step.fp8_{library}"
+
+
+def test_a_device_without_a_library_is_refused(pretend):
+    from step.fp8 import fp8_library
+
+    pretend(())
+    words = r"neither transformer-engine nor torchao can be imported \(.*transformer_engine.*; .*torchao.*\); install"
+    with pytest.raises(Unsupported, match=words):
+        fp8_library.__wrapped__("cuda")

@@ -40,6 +40,11 @@ def counted(job):
     model, training = job.model, job.training
     attend = choose_attention("sdpa", model.attention_dropout, None)
     decoder = Decoder(model, LENGTH, compute_dtype(training.precision), stage_of(model.layers, 1, 0), attend)
+    if training.precision == "fp8":
+        from step.fp8 import use_fp8
+
+        use_fp8(decoder, job)
+        decoder.to_empty(device="cpu")  # any numbers: their products are counted
     decoder.prepare(torch.device("cpu"))
     recompute_blocks(decoder, job.tuning)
     tokens = torch.randint(0, model.vocab_size, (SEQUENCES, LENGTH))
@@ -63,7 +68,7 @@ def job(family, recompute, precision, dropout, model=None):
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_hfu_counts_what_torch_repeats(family, precision, dropout):
     from step.recompute import repeats

@@ -104,8 +104,8 @@ def plant(fault: LateFault, copy: Path) -> None:
 
 def plant_bf16(copy: Path) -> None:
     """Leave the products of a training in fp8 as they are in bf16."""
-    start = "def use_fp8(model, device):\n"
-    replace(copy / "step" / "fp8.py", start, f"{start}    return\n\n\ndef unused(model, device):\n")
+    start = "def use_fp8(model, job):\n"
+    replace(copy / "step" / "fp8.py", start, f"{start}    return\n\n\ndef unused(model, job):\n")
 
 
 def replace(path: Path, old: str, new: str) -> None:

@@ -46,10 +46,16 @@ def save(model, folder, writes):
             np.save(Path(folder) / f"{name}.npy", whole.float().cpu().numpy())
 
 
+def local_memory(tensor):
+    """This rank's part of a tensor, as plain memory: torchao wraps the weights that FSDP2 gathers in 8 bits."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return getattr(local, "_tensor", local)
+
+
 def _held(name, parameter):
     shape = tuple(parameter.shape)
     if not isinstance(parameter, DTensor):
         return Held(name, shape, tuple(slice(0, size) for size in shape), parameter)
     sizes, offsets = compute_local_shape_and_global_offset(shape, parameter.device_mesh, parameter.placements)
     slices = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
-    return Held(name, shape, slices, parameter.to_local())
+    return Held(name, shape, slices, local_memory(parameter))

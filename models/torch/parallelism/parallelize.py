@@ -64,7 +64,7 @@ def build_chunk(job, number, grid, coordinates, initializer, device, experts, sh
     if job.training.precision == "fp8":
         from step.fp8 import use_fp8
 
-        use_fp8(model, device)
+        use_fp8(model, job)
     if grid["tensor"] is not None:
         from parallelism.tensor_parallel import apply_tensor_parallel
 

@@ -6,9 +6,14 @@ forward products less exactly. It is for the loss, so that a run on a chip has a
 """
 
 import torch
+from step.fp8 import replace_each
 from torch import nn
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def replace_linears(model, _job):
+    replace_each(model, RoundedLinear)
 
 
 class RoundedLinear(nn.Linear):

@@ -5,7 +5,7 @@ The optimizer sees plain local tensors, in every layout: it is elementwise, so s
 
 import torch
 import torch.distributed as dist
-from model.parameters import held_parts
+from model.parameters import held_parts, local_memory
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
@@ -20,7 +20,7 @@ class LocalAdamW:
 
     def __init__(self, model, training, stage_ranks, ends=None, capturable=False):
         self.names, self.parameters = zip(*model.named_parameters(), strict=True)
-        self.locals = [Parameter(_local(parameter.detach())) for parameter in self.parameters]
+        self.locals = [Parameter(local_memory(parameter.detach())) for parameter in self.parameters]
         self.tied = [name == "embedding.weight" and ends is not None for name in self.names]
         self.ends = ends
         replicas = [
@@ -74,7 +74,7 @@ class LocalAdamW:
     def drop_gradients(self, keep=False):
         """Forget the step's gradients. keep: their memory is that of a collective, so it is filled with zeros."""
         if keep:
-            torch._foreach_zero_([_local(parameter.grad) for parameter in self.parameters])
+            torch._foreach_zero_([local_memory(parameter.grad) for parameter in self.parameters])
         for parameter, local in zip(self.parameters, self.locals, strict=True):
             local.grad = None
             parameter.grad = parameter.grad if keep else None
@@ -121,16 +121,12 @@ def _square_names(held):
     return [f"{held.name}[{expert}]" for expert in range(held.slices[0].start, held.slices[0].stop)]
 
 
-def _local(tensor):
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _local_gradient(parameter):
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
         # a norm's weight under sequence parallelism: each rank has the gradient of its part of the sequence
         gradient = gradient.redistribute(placements=parameter.placements)
-    return _local(gradient)
+    return local_memory(gradient)
 
 
 def _replicas(parameter, stage_ranks):

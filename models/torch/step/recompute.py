@@ -44,11 +44,13 @@ def repeats(job):
     """What the backward pass repeats, for the platform's count (levelfield.measure.flops).
 
     Full: torch ends a block's second forward pass at the last tensor that the backward pass needs. That is the input
-    of mlp.down, unless dropout follows. oneDNN's product hands its inputs over only after it was computed. In a mixture
+    of mlp.down, unless dropout follows. Products by oneDNN or in fp8 hand their inputs over only after they were
+    computed. In a mixture
     the gates' gradients need what the experts return; its dense layers, which are few, are counted as its others.
     """
     mode = job.tuning.recompute
     after = job.model.hidden_dropout or by_onednn(job) or part(job.model, "experts") is not None
+    after = after or job.training.precision == "fp8"
     return "full-except-down" if mode == "full" and (job.tuning.compile or not after) else mode
 
 

@@ -124,7 +124,8 @@ class RankWork:
         return length if self.context == 1 else length * (2 * self.context + 1) / (4 * self.context)
 
     def _unrepeated(self, layers: Sequence[int]) -> float:
-        needed = self.model.experts or (self.model.hidden_dropout and not self.tuning["compile"])
+        in_fp8 = self.job["training"]["precision"] == "fp8"
+        needed = self.model.experts or ((self.model.hidden_dropout or in_fp8) and not self.tuning["compile"])
         if needed or self.framework == "megatron" or (self.framework == "deepspeed" and self.zero == 3):
             return 0
         return sum(math.prod(layer_matrices(self.model, layer)["mlp.down"]) / self.tensor for layer in layers)
@@ -164,12 +165,21 @@ class RankWork:
         yield self._gathered(size, self.shard)
 
     def _gathered(self, size: float, ranks: int) -> Need:
-        """ZeRO 3 gathers the layers for each micro-batch, most of them twice; routers are gathered in float32."""
+        """ZeRO 3 gathers the layers for each micro-batch, most of them twice; routers are gathered in float32. In fp8
+        torchao's matrices are gathered in one byte, transformer-engine's in two."""
         router = sum(n for name, n in self.parameters() if ".router." in name)
+        in_fp8 = self.job["training"]["precision"] == "fp8"
+        bytes_less = sum(map(self._matrices, self.layers)) if in_fp8 else 0
         if self.zero < 3:
-            return Need("parameters", ("all_gather",), ranks, self.width * (size - router) + FLOAT32 * router)
+            least = self.width * (size - router) + FLOAT32 * router - bytes_less
+            return Need("parameters", ("all_gather",), ranks, least, exact=not in_fp8)
         inside = size - sum(n for name, n in self.parameters() if not name.startswith("layers."))
-        return Need("parameters", ("all_gather",), ranks, self.width * inside * self.reductions, exact=False)
+        least = (self.width * inside - bytes_less) * self.reductions
+        return Need("parameters", ("all_gather",), ranks, least, exact=False)
+
+    def _matrices(self, layer: int) -> float:
+        """Elements of a layer's matrices on this rank."""
+        return sum(map(math.prod, layer_matrices(self.model, layer).values())) / self.tensor
 
     def _experts_apart(self) -> Iterator[Need]:
         """The experts' gradients and parameters, among the ranks with the same ones, and the tokens for them."""
