@@ -208,5 +208,5 @@ def test_what_is_built_for_an_image_is_in_its_requirements_and_its_tag() -> None
     needs, file = implementation.requirements["nvidia"], registry.vendor_file("nvidia")
     plain = image_plan(implementation, folder, file, needs.stages(), None)
     built = image_plan(implementation, folder, file, needs.stages(["fp8"]), None)
-    assert built.packages[-1] == "transformer-engine[core-cu13,pytorch]==2.11.0" and plain.builds == ()
+    assert built.packages[-1] == "torchao==0.18.0" and plain.builds == ()
     assert tag_of(plain, "sha256:base", WHEELS) != tag_of(built, "sha256:base", WHEELS)

@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 MODULES = {"torch": "torch", "megatron": "megatron.core", "deepspeed": "deepspeed", "jax": "jax"}
-FP8 = "transformer_engine.pytorch"
+FP8 = {"torch": "torchao", "megatron": "transformer_engine.pytorch"}
 SEQUENCE = "gpt3_6.7B"
 GATED = "llama3_8b"
 
@@ -155,9 +155,11 @@ OTHERS = (
     family("megatron-llama", GATED, "megatron", 1, shows="megatron on one device"),
     family("megatron-gpt-bf16", f"{SEQUENCE}_bf16", "megatron", 1, shows="bf16 by megatron"),
     family("megatron-llama-bf16", f"{GATED}_bf16", "megatron", 1, shows="bf16 by megatron"),
-    family("llama-fp8", f"{GATED}_fp8", "torch", 1, shows="fp8 at smoke scale")._replace(module=FP8, chip_only=True),
+    family("llama-fp8", f"{GATED}_fp8", "torch", 1, shows="fp8 at smoke scale")._replace(
+        module=FP8["torch"], chip_only=True
+    ),
     family("megatron-llama-fp8", f"{GATED}_fp8", "megatron", 1, shows="fp8 by megatron")._replace(
-        module=FP8, chip_only=True
+        module=FP8["megatron"], chip_only=True
     ),
     family("megatron-zero1", SEQUENCE, "megatron", 2, "--layout", "DP2SH1", shows="its distributed optimizer"),
     family("megatron-tp-seq", GATED, "megatron", 2, "--layout", "TP2+seq", shows="tensor and sequence parallel"),
@@ -178,7 +180,10 @@ OTHERS = (
     one_device("llama-one-device-compiled", "llama_8b_wide", "--compile", shows="compiled, beside llama-one-device"),
     one_device("gpt-one-device-compiled", "gpt_1.3B", "--compile", shows="compiled, beside gpt-one-device"),
     one_device("llama-one-device-megatron", "llama_8b_wide", framework="megatron", shows="8B's width by megatron"),
-    one_device("llama-one-device-fp8", "llama_8b_wide_fp8", shows="fp8 by transformer-engine")._replace(module=FP8),
+    one_device("llama-one-device-fp8", "llama_8b_wide_fp8", shows="fp8 by torch")._replace(module=FP8["torch"]),
+    one_device("llama-one-device-fp8-compiled", "llama_8b_wide_fp8", "--compile", shows="fp8, compiled")._replace(
+        module=FP8["torch"]
+    ),
     one_device("llama-one-device-fp8-megatron", "llama_8b_wide_fp8", framework="megatron", shows="fp8 by megatron"),
     one_device(
         *("llama-one-device-repeated", "llama_8b_wide", "--micro-batch", "8"),
@@ -189,8 +194,8 @@ OTHERS = (
     one_device("gpt-one-device-jax", "gpt_1.3B", framework="jax", shows="1.3B parameters by jax"),
     whole("gpt2-medium", 2.5, "gpt2_medium", 1, shows="one device at full scale"),
     whole("gpt2-small-compiled", 2.0, "gpt2_small", 1, "--compile", shows="compiled, beside gpt2-small"),
-    whole(*("fp8", 8.0, "flagperf_llama3_8b_fp8", 8, "--steps", "10"), shows="fp8 by transformer-engine")._replace(
-        module=FP8
+    whole(*("fp8", 8.0, "flagperf_llama3_8b_fp8", 8, "--steps", "10"), shows="fp8 by torch")._replace(
+        module=FP8["torch"]
     ),
     whole("gpt-20-steps-whole-batch", 9.0, SEQUENCE, 8, "--steps", "20", shows="the case's own batch"),
     whole("llama-20-steps-whole-batch", 25.0, GATED, 8, "--steps", "20", shows="the case's own batch"),

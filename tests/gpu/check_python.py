@@ -25,7 +25,7 @@ def release(name):
 found = [{name: ask(name) for name in names.split()} for ask, names in zip((has, release), sys.argv[1:])]
 print(json.dumps(dict(zip(("has", "releases"), found))))
 """
-PACKAGES = ("torch", "jax", "numpy", "megatron-core", "deepspeed", "transformer-engine", "flash-attn")
+PACKAGES = ("torch", "jax", "numpy", "megatron-core", "deepspeed", "transformer-engine", "torchao", "flash-attn")
 
 
 def given_python(output: Path) -> str:

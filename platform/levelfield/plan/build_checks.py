@@ -121,11 +121,13 @@ def not_importable(python: str, builds: Sequence[Build]) -> Iterator[str]:
 
     A Python that does not answer counts as one that can: the training says more about it.
     """
-    faults = _faults(python, tuple(build.name for build in builds)) if builds else {}
+    faults = _faults(python, tuple(name for build in builds for name in (build.name, *build.instead))) if builds else {}
     for build in builds:
-        if why := faults.get(build.name):
+        why = faults.get(build.name)
+        if why and all(faults.get(name) for name in build.instead):
+            names = " and no ".join((build.name, *build.instead))
             yield (
-                f"found no {build.name} that {python} can import ({why}), expected one: {_USES[build.wanted]}. Install "
+                f"found no {names} that {python} can import ({why}), expected one: {_USES[build.wanted]}. Install "
                 f"{' '.join(build.packages)} there"
             )
 

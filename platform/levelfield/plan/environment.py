@@ -170,7 +170,7 @@ def requirements_of(file: ImplementationFile, kind: str, tuning: Tuning, work: W
     needs = file.requirements[kind]
     uses = {"flash_attn": tuning.attention == "flash_attn", "fp8": work.training.precision == "fp8"}
     stages = needs.stages([use for use, used in uses.items() if used])
-    wanted = {"flash-attn": uses["flash_attn"], "transformer-engine": uses["fp8"]}
+    wanted = {"flash-attn": uses["flash_attn"], "transformer-engine": uses["fp8"], "torchao": uses["fp8"]}
     optional = tuple(p for p in needs.optional if any(used and p.startswith(name) for name, used in wanted.items()))
     return replace(stages, first=(*stages.first, *optional))
 

@@ -80,12 +80,14 @@ class BuildStep(Value):
 class Build(BuildStep):
     """Packages that are built against the framework's own, and what that needs.
 
-    wanted: the choice of a run that needs them. beside: what the build itself needs in the environment; it is
+    wanted: the choice of a run that needs them. instead: packages of which a Python that the user names may have any in
+    their place. beside: what the build itself needs in the environment; it is
     installed before. tools: what it needs on the machine. without: what a run has in their place, for the plan.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
     wanted: Use
+    instead: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     tools: tuple[BuildTool, ...] = ()
     without: str = Field(min_length=3, max_length=200)

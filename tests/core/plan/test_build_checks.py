@@ -172,7 +172,7 @@ def test_a_new_driver_has_the_default_version(machine) -> None:
     assert "torch==2.13.0" in plan.environment.requirements and plan.deviations == ()
     assert plan.environment.builds == () and [s.partition(":")[0] for s in plan.environment.left_out] == [
         "without flash-attn",
-        "without transformer-engine",
+        "without torchao",
     ]
 
 
@@ -283,6 +283,16 @@ def test_a_given_python_needs_a_build_only_for_the_choice_that_uses_it(machine, 
         NotHere, match=r"found no flash-attn that .* can import \(ImportError: undefined symbol: _ZN2at"
     ):
         planned("gpt3_6.7B:torch:nvidia:1:2", python=python, attention="flash_attn")
+
+
+def test_a_given_python_needs_one_library_for_fp8(own_python: tuple[str, Path]) -> None:
+    python, packages = own_python
+    build = BUILD.model_copy(update={"name": "acme", "instead": ("other-acme",)})
+    (said,) = build_checks.not_importable(python, [build])
+    assert said.startswith(f"found no acme and no other-acme that {python} can import (ModuleNotFoundError: No module ")
+    (packages / "other_acme.py").touch()
+    build_checks._faults.cache_clear()
+    assert list(build_checks.not_importable(python, [build])) == []
 
 
 def test_a_build_whose_module_has_another_name_than_its_package_is_found(own_python: tuple[str, Path]) -> None:
