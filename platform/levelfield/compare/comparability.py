@@ -38,6 +38,7 @@ WHY = {
     "left out": "these runs do not count; a side that often fails may look fast in the runs that are left",
     "alignment": "only `aligned` says that the training agrees with the reference",
     "attention kernel": "each side may choose its kernel, and this choice may explain the ratio",
+    "fp8 library": "each scales and rounds in its own way, so the ratio is of the libraries as well",
     "tuning": "base has the defaults alone, peak has chosen fields; a ratio of the two is of the tuning as well",
     "source": "changed files are in no commit, so nobody can repeat exactly this run",
     "other programs": "what they used of the machine while a run was measured makes it slower",
@@ -299,10 +300,10 @@ def _chosen(side: ComparedSide) -> str | None:
 
 
 def _kernels(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
-    """Yield the kernels of attention where runs are known to have had different ones."""
-    found = field_of("attention kernel", sides, lambda record: at(record.result, "attention_kernel", "name"))
-    if found.is_known_to_differ:
-        yield found
+    """Yield the kernels of attention, and the libraries of fp8, where runs are known to have had different ones."""
+    kernel = field_of("attention kernel", sides, lambda record: at(record.result, "attention_kernel", "name"))
+    library = field_of("fp8 library", sides, lambda record: at(record.result, "fp8_library", "name"))
+    yield from (found for found in (kernel, library) if found.is_known_to_differ)
 
 
 def _other_use(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypeVar
 
 from levelfield.judge.certification import certificate_finding, warning_elsewhere, with_certificate
 from levelfield.judge.implausibility import unless_implausible
@@ -35,10 +36,12 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import (
+    FP8_LIBRARIES,
     FUSED_KERNELS,
     KERNELS,
     AttentionKernelFound,
     ExpertLoad,
+    Fp8LibraryFound,
     FusedKernel,
     Identity,
     Loss,
@@ -52,6 +55,8 @@ from levelfield.specs.result import (
 )
 from levelfield.specs.tuning import Recompute, chosen_by
 from levelfield.specs.vendor import Peak, PeakDtype
+
+Name = TypeVar("Name", bound=str)
 
 # What each choice may mean in a framework; the first is meant where the training reports nothing.
 MEANINGS: dict[Recompute, tuple[Recomputation, ...]] = {
@@ -112,6 +117,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         tuning=TuningFound(word="peak" if chosen else "base", chosen=chosen),
         attention_kernel=attention_kernel(raw.frameworks),
         kernels=fused_kernels(raw.frameworks),
+        fp8_library=fp8_library(raw.frameworks),
         parameters=plan.parameters,
         active_parameters=parameters(model, length).active if model.experts is not None else None,
         repeat=plan.repeat,
@@ -263,20 +269,30 @@ def attention_kernel(frameworks: Mapping[int, Event]) -> AttentionKernelFound | 
 
     frameworks: each rank's event of that name.
     """
-    said = {rank: mapping(event.get("details")).get("attention_kernel") for rank, event in sorted(frameworks.items())}
+    found = _named(frameworks, "attention_kernel", KERNELS, "kernels")
+    return AttentionKernelFound(name=found[0], reason=found[1]) if found else None
+
+
+def fp8_library(frameworks: Mapping[int, Event]) -> Fp8LibraryFound | None:
+    """Return the library that all ranks name, as `attention_kernel` does."""
+    found = _named(frameworks, "fp8_library", FP8_LIBRARIES, "libraries")
+    return Fp8LibraryFound(name=found[0], reason=found[1]) if found else None
+
+
+def _named(
+    frameworks: Mapping[int, Event], key: str, known: tuple[Name, ...], what: str
+) -> tuple[Name | None, str | None] | None:
+    """Return the one of `known` that all ranks name under this key of their details, or why there is none."""
+    said = {rank: mapping(event.get("details")).get(key) for rank, event in sorted(frameworks.items())}
     names = list(dict.fromkeys(map(_shown, said.values())))
     if all(name is None for name in said.values()):
         return None
     if len(names) > 1:
         first = {_shown(name): rank for rank, name in reversed(said.items())}
         told = ", ".join(f"{name} by rank {first[name]}" for name in names)
-        return AttentionKernelFound(name=None, reason=f"the ranks reported different kernels: {told}")
-    name = said[min(said)]
-    known = next((kernel for kernel in KERNELS if kernel == name), None)
-    if known is None:
-        reason = f"the training reported {names[0]}, expected one of {', '.join(KERNELS)}"
-        return AttentionKernelFound(name=None, reason=reason)
-    return AttentionKernelFound(name=known)
+        return None, f"the ranks reported different {what}: {told}"
+    name = next((each for each in known if each == said[min(said)]), None)
+    return (name, None) if name else (None, f"the training reported {names[0]}, expected one of {', '.join(known)}")
 
 
 def fused_kernels(frameworks: Mapping[int, Event]) -> tuple[FusedKernel, ...] | None:

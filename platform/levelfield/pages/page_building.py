@@ -69,7 +69,7 @@ RULES = {
     # Parts of which every field calls for caution where it differs.
     "caution": (
         *("conditions", "subject", "node", "training", "date", "series.case", "series.nodes", "series.devices"),
-        *("other programs", "run order", "peak of MFU", "tuning", "attention kernel"),
+        *("other programs", "run order", "peak of MFU", "tuning", "attention kernel", "fp8 library"),
     ),
     # What calls for caution also where both runs have it: any value but this one.
     "nothing": NOTHING,

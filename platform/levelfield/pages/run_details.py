@@ -33,6 +33,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "allowed": ("allowed",),
     "repeated": ("repeated",),
     "attention_kernel": ("attention_kernel", "name"),
+    "fp8_library": ("fp8_library", "name"),
     "tokens_read": ("identity", "tokens"),
     "initial_weights": ("identity", "initial_weights"),
 }
@@ -103,12 +104,13 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
 
 def _cautions(record: RunRecord) -> dict[str, str]:
     """Return what a comparison of two runs looks at beside series, build and conditions."""
-    kernel = at(record.result, "attention_kernel", "name")
+    kernel, library = (at(record.result, key, "name") for key in ("attention_kernel", "fp8_library"))
     known = {
         "other programs": busy(record)[1],
         "tuning": tuning_of(record),
         "peak of MFU": peak_of(record),
         "attention kernel": kernel if isinstance(kernel, str) else None,
+        "fp8 library": library if isinstance(library, str) else None,
     }
     return {name: text for name, text in known.items() if text}
 

@@ -26,6 +26,8 @@ AttentionKernelName = Literal["flash", "cudnn", "efficient", "math", "flash_attn
 KERNELS: tuple[AttentionKernelName, ...] = get_args(AttentionKernelName)
 FusedKernel = Literal["cross_entropy", "rotary", "swiglu", "add_norm"]
 FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
+Fp8LibraryName = Literal["transformer_engine", "torchao", "rounded"]
+FP8_LIBRARIES: tuple[Fp8LibraryName, ...] = get_args(Fp8LibraryName)
 
 INTERRUPTED = "interrupted by the user"  # a reason
 ABOVE_PEAK = "above the peak"  # in the reason of a utilisation that would be above 1
@@ -499,6 +501,16 @@ class AttentionKernelFound(Value):
     reason: str | None = Field(default=None, description="Why `name` is null.")
 
 
+class Fp8LibraryFound(Value):
+    """What computed the products of a training in fp8, or the reason why it is not known."""
+
+    name: Fp8LibraryName | None = Field(
+        description="As the training named it. `rounded`: a processor, in float32 with operands rounded to 8 bits. "
+        "Null: not known."
+    )
+    reason: str | None = Field(default=None, description="Why `name` is null.")
+
+
 # Grows with each field that is added to the result or to a part of it. The field is marked since(REVISION), so that a
 # bundle of before still follows, and one of after cannot leave the field out.
 REVISION = 7
@@ -568,6 +580,11 @@ class Result(Document):
         "of its logits. `rotary`: rotary positions. `swiglu`: the product of a gated MLP. `add_norm`: a residual sum "
         "with the norm behind it. Empty: none, all was the framework's. Null where the ranks report no common list.",
         json_schema_extra=LATER,
+    )
+    fp8_library: Fp8LibraryFound | None = Field(
+        default=None,
+        description="What computed the products in fp8. Null where the training does not report it.",
+        json_schema_extra=since(7),
     )
     parameters: Count[int] = Field(description="Parameters of the model at this scale, embeddings included.")
     active_parameters: Count[int | None] = Field(

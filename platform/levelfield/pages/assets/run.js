@@ -225,7 +225,7 @@
     const part = section(place, "layout");
     const { layout, in_words: words, work, corpus, version, ...rest } = file.series;
     pairs(part, t("work-and-layout"), [["layout", `${layout} (${words})`], ...Object.entries(rest), ["parameters", fact("parameters")],
-      ...EXPERTS.map((name) => [name, fact(name)]), ["repeated", fact("repeated")], ["attention_kernel", fact("attention_kernel")], ["steps", `${fact("done") ?? "–"} / ${fact("planned") ?? "–"}`], ["work", work], ["corpus", corpus]]);
+      ...EXPERTS.map((name) => [name, fact(name)]), ["repeated", fact("repeated")], ["attention_kernel", fact("attention_kernel")], ["fp8_library", fact("fp8_library")], ["steps", `${fact("done") ?? "–"} / ${fact("planned") ?? "–"}`], ["work", work], ["corpus", corpus]]);
   }
 
   function surroundings(place, history, index, fact) {
