@@ -1,6 +1,7 @@
 """The training of one rank, from job to last step. Facts only are recorded; every rate is the platform's to compute."""
 
 import math
+import time
 from collections import deque
 
 import jax
@@ -39,7 +40,9 @@ class Trainer:
         self.state = {name: (x, zeros_like(x), zeros_like(x)) for name, x in values.items()}
         shape = (job.accumulation, job.tuning.micro_batch, job.training.sequence_length)
         empty = self.program.batch((np.zeros(shape), np.zeros(shape)))
+        began = time.monotonic()
         self.step = self.program.compiled(self.state, empty, self.numbers(1))
+        self.compile_seconds = time.monotonic() - began
         self.launched = deque()  # the figures that `finish` takes, first those of the step that was launched first
         self.runs_ahead = job.device != "cpu"
 
@@ -95,6 +98,7 @@ class Trainer:
             "memory": memory(),
             "loss_scale": None,
             "skipped": False,
+            "compile_seconds": self.compile_seconds,
         }
 
 

@@ -20,7 +20,7 @@ from parallelism.mesh import Grid
 from parallelism.parallelize import build, check, divided_parameters
 from step.activations import keep_gradients, kept_activations
 from step.optimizer import LocalAdamW, LossScale, clip_divisor
-from step.recompute import compiled_part, repeats
+from step.recompute import compile_seconds, compiled_part, repeats
 from step.transfers import FiguresOnTheirWay, on_device
 
 
@@ -197,6 +197,7 @@ class Trainer:
             "skipped": scaled and not finite,
             "auxiliary_loss": auxiliary if self.tallies.exist else None,
             "before_exchange_seconds": own_work_seconds(),
+            "compile_seconds": compile_seconds(),
         }
 
 

@@ -21,7 +21,6 @@ class TiedGradient:
         return gradient
 
 
-@torch.compiler.disable  # a compiled backward pass would not see what `tied` holds by then
 def tied_embedding(tokens, weight, tied):
     """weight[tokens]; its backward pass, always after the head's, adds to the gradient that `tied` holds."""
     return TiedEmbedding.apply(tokens, weight, tied)

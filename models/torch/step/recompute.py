@@ -1,5 +1,6 @@
 """Recomputation of activations (Chen et al., 2016) and compilation: both change how a block runs, not what it does."""
 
+import sys
 from functools import partial
 
 import torch
@@ -67,6 +68,8 @@ def compile_model(model, whole=False):
     head is not compiled: it has kernels and products of its own in any case.
     """
     if whole:
+        if model.model.tied_embeddings:
+            model.embed = torch.compiler.disable(model.embed)  # its gradient joins the head's: tied.py
         model.hidden = torch.compile(model.hidden)
         return
     for block in model.layers.values():
@@ -79,6 +82,13 @@ def compiled_part(job):
         return None
     hooks = job.capture is not None or getattr(job, "explain_step", None) is not None
     return "blocks" if job.world_size > 1 or hooks else "whole"
+
+
+def compile_seconds():
+    """What torch.compile has taken in this process until now; None where it was not used."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    seconds = 0.0 if compiler is None else compiler.calculate_time_spent()["total_wall_time"]
+    return seconds or None
 
 
 def _run(forward, mode, random, *inputs):

@@ -6,7 +6,7 @@ Every figure comes from `levelfield.measure`; this module has no formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from levelfield.judge.certification import certificate_finding, warning_elsewhere, with_certificate
@@ -18,6 +18,7 @@ from levelfield.judge.verdict import Redaction, judged, seal_warnings, under_sea
 from levelfield.measure.flops import FORMULAS, Recomputation, repeated_layers
 from levelfield.measure.loss_time import LossCrossing, crossing, level_of, level_step
 from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.raw_facts import StepRecord
 from levelfield.measure.routing import auxiliary_curve, expert_load, routing_of, routing_reasons
 from levelfield.measure.straggler import stragglers
 from levelfield.measure.throughput import WindowError, clock_rank, spans, step_times, window
@@ -113,6 +114,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         recompute_layers=plan.tuning.recompute_layers,
         repeated=recompute,
         compile=plan.tuning.compile,
+        compile_seconds=compile_seconds(raw.steps),
         graph=plan.tuning.graph,
         tuning=TuningFound(word="peak" if chosen else "base", chosen=chosen),
         attention_kernel=attention_kernel(raw.frameworks),
@@ -293,6 +295,12 @@ def _named(
         return None, f"the ranks reported different {what}: {told}"
     name = next((each for each in known if each == said[min(said)]), None)
     return (name, None) if name else (None, f"the training reported {names[0]}, expected one of {', '.join(known)}")
+
+
+def compile_seconds(steps: Iterable[StepRecord]) -> float | None:
+    """Return what compiling took on the rank where it took longest; None where no rank reports a time above 0."""
+    times = [step.compile_seconds for step in steps if step.compile_seconds is not None]
+    return max((seconds for seconds in times if 0 < seconds < math.inf), default=None)
 
 
 def fused_kernels(frameworks: Mapping[int, Event]) -> tuple[FusedKernel, ...] | None:

@@ -33,6 +33,7 @@ class StepRecord:
     memory: bytes by kind (`allocated_peak_bytes`, `reserved_peak_bytes`, `process_peak_bytes`); None where unknown.
     before_exchange_seconds: from the end of the last exchange to this step's first one; None where it is not measured.
     auxiliary_loss: what the routers of a mixture add to the loss; None on ranks that do not have it.
+    compile_seconds: what the framework's compiler has taken until then; None without one.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class StepRecord:
     memory: dict[str, int | None] = field(default_factory=dict)
     before_exchange_seconds: float | None = None
     auxiliary_loss: float | None = None
+    compile_seconds: float | None = None
 
 
 @dataclass(frozen=True)

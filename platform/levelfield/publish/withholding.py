@@ -26,7 +26,7 @@ FIELDS: tuple[Withheld, ...] = get_args(Withheld)
 PUBLISHED = (
     "run_id", "case", "scale", "framework", "framework_version", "vendor", "chip", "device_is", "nodes", "devices",
     "precision", "layout", "micro_batch", "virtual_pipeline", "accumulation", "recompute", "repeated", "compile",
-    "recompute_layers", "graph",
+    "compile_seconds", "recompute_layers", "graph",
     "attention_kernel", "kernels", "fp8_library", "tuning",
     "parameters", "active_parameters", "repeat", "status", "steps_done", "steps_planned", "window", "loss", "experts",
     "throughput", "utilisation", "memory", "energy", "identity", "work_but_precision", "alignment", "certificate",

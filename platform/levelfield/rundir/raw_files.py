@@ -182,6 +182,7 @@ def _step(rank: int, event: Event) -> StepRecord:
         memory={kind: whole_or_none(size) for kind, size in dict(event.get("memory") or {}).items()},
         before_exchange_seconds=number_or_none(event.get("before_exchange_seconds")),
         auxiliary_loss=number_or_none(event.get("auxiliary_loss")),
+        compile_seconds=number_or_none(event.get("compile_seconds")),
     )
 
 

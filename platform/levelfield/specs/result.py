@@ -559,6 +559,12 @@ class Result(Document):
         "(all products of a layer but the last). HFU counts it.",
     )
     compile: bool = Field(description="Whether the framework compiled the model.")
+    compile_seconds: Seconds[float | None] = Field(
+        default=None,
+        description="What the framework's compiler took in the training, on the rank where it took longest: before "
+        "the first steps or within them, which no rate counts. Null where the training does not report it.",
+        json_schema_extra=since(7),
+    )
     graph: bool = Field(
         default=False,
         description="Whether each step was captured as a CUDA graph and replayed.",

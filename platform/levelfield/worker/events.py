@@ -79,6 +79,7 @@ class Recorder:
         skipped: bool = False,
         before_exchange_seconds: float | None = None,
         auxiliary_loss: float | None = None,
+        compile_seconds: float | None = None,
     ) -> None:
         """Record that step `step`, counted from 1, has ended now.
 
@@ -87,6 +88,7 @@ class Recorder:
         tokens: the targets that this rank counts; of ranks with equal data only one counts them.
         memory: allocated_peak_bytes and reserved_peak_bytes.
         before_exchange_seconds: how long this rank worked by itself, as OwnWork measures it; None where it does not.
+        compile_seconds: what the framework's compiler has taken in this process since its start; None without one.
         Raises NonFinite, after writing the event, when the loss is NaN or infinite.
         """
         event = {"event": "step", "step": step, "end_ns": time.monotonic_ns()}
@@ -96,6 +98,8 @@ class Recorder:
             event["before_exchange_seconds"] = _number(before_exchange_seconds)
         if auxiliary_loss is not None:
             event["auxiliary_loss"] = _number(auxiliary_loss)
+        if compile_seconds is not None:
+            event["compile_seconds"] = _number(compile_seconds)
         self._write(event)
         if loss is not None and not math.isfinite(loss):
             raise NonFinite(f"step {step}: the loss is {float(loss)}")
