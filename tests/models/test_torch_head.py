@@ -135,10 +135,11 @@ def test_on_accelerators_a_chunk_has_as_many_rows_as_a_plan_has_memory_for():
 
 def test_with_a_kernel_a_chunk_has_the_bytes_of_the_softmax_too(monkeypatch):
     """And one call of the kernel is for all of its rows."""
+    from levelfield.predict import footprint
     from model import head_on_accelerators as there
     from model import kernels
 
-    assert there.KERNEL_BYTES == sum(there.WHOLE[:2]) == sum(there.PART[:2])
+    assert there.KERNEL_BYTES == footprint.FUSED_HEAD == sum(there.WHOLE[:2]) == sum(there.PART[:2])
     kernel = SimpleNamespace(cross_entropy_=object(), part_cross_entropy_=print)
     monkeypatch.setitem(kernels._chosen, "cross_entropy", kernel)
     weight, group = torch.empty(128256, 8, device="meta"), object()
@@ -155,9 +156,11 @@ def test_with_a_kernel_a_chunk_has_the_bytes_of_the_softmax_too(monkeypatch):
 @pytest.mark.parametrize("tokens", [1, 127, 128, 129, 1000, 4096, 8192, 32768, 99999])
 @pytest.mark.parametrize("most", [0, 1, 100, 128, 200, 1569, 2093, 2**20])
 def test_chunks_are_equal_tiles_and_as_few_as_they_can_be(tokens, most):
+    from levelfield.predict.footprint import chunk_rows
     from model.head_on_accelerators import TILE, equal_chunks
 
     rows = equal_chunks(tokens, most)
+    assert rows == chunk_rows(tokens, most), "a plan has memory for another chunk"
     assert 1 <= rows <= max(1, most) and rows <= max(tokens, TILE)
     if TILE <= most < tokens:
         assert rows % TILE == 0

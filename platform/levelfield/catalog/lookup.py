@@ -90,7 +90,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework, selector.version)
     here = find_hardware(registry, selector.target)
-    vendor = here.adapter.spec
+    vendor, constants = here.adapter.spec, registry.constants(implementation.framework)
     if check:
         _check_supported(case, implementation, vendor)
         _check_version(implementation, vendor.device_kind, folder)
@@ -103,7 +103,7 @@ def find(registry: Registry, selector: Selector, check: bool = True) -> Selectio
         devices=here.devices,
         tuning_rows=tuning_rows(registry, vendor.name, case.name),
         overlay=registry.overlay.used(vendor, here.chip) if registry.overlay else None,
-        constants=registry.constants(implementation.framework),
+        constants=constants and constants.on_kind(vendor.device_kind),
         problem=here.problem,
         notices=(*here.notices, *access_notices(implementation, vendor)),
         listed=len(registry.machine.devices(vendor.name)),

@@ -257,7 +257,8 @@ def _logits(s: TrainingSetup, value: int) -> tuple[str, str]:
     if value == 0:
         return "0", "the stage has no head"
     if s.memory_model.logit_bytes is None:
-        return str(value), "the head computes in chunks: one of logits, a softmax, and the gradients of head and input"
+        softmax = "" if s.memory_model.fused_loss else " a softmax,"
+        return str(value), f"the head computes in chunks: one of logits,{softmax} and the gradients of head and input"
     vocabulary = s.model.vocab_size // s.layout.tensor
     words = "bytes of each logit at the peak x tokens of the micro-batch x vocabulary of the rank"
     gathered = gathered_logit_bytes(s) * s.model.vocab_size

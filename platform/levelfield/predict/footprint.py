@@ -21,9 +21,11 @@ from levelfield.specs.constants import MemoryModel
 
 # The head computes chunks of tokens (models/torch/model/head_loss.py): on the host with this many bytes of fp32 logits,
 # on an accelerator with bytes of logits in the products' precision, and of fp32 in so many tensors at a time. There
-# ranks that divide the vocabulary have the second.
+# ranks that divide the vocabulary have the second. A kernel that needs no fp32 leaves all of them to the logits. Chunks
+# are equal, of whole tiles of rows.
 HOST_CHUNK_BYTES = 2**24
 WHOLE_HEAD, PART_OF_HEAD = (3 * 2**27, 2**27, 2), (2**28, 2**28, 1)
+FUSED_HEAD, TILE = 2**29, 128
 
 
 @dataclass(frozen=True)
@@ -345,7 +347,18 @@ def _logits(s: TrainingSetup) -> int:
     exact = FP32 * s.tokens * vocabulary
     if s.on_host:
         chunk = 2 * min(exact, HOST_CHUNK_BYTES)
+    elif s.memory_model.fused_loss:
+        chunk = s.width * vocabulary * chunk_rows(s.tokens, FUSED_HEAD // (s.width * vocabulary))
     else:
         products, softmax, tensors = WHOLE_HEAD if s.layout.tensor == 1 else PART_OF_HEAD
-        chunk = min(s.width * s.tokens * vocabulary, products) + min(tensors * exact, softmax)
+        rows = chunk_rows(s.tokens, products // (s.width * vocabulary))
+        chunk = s.width * vocabulary * rows + min(tensors * exact, softmax)
     return chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size
+
+
+def chunk_rows(tokens: int, most: int) -> int:
+    """Return the tokens of one chunk of the head, as models/torch/model/head_on_accelerators.py divides them."""
+    tiles = most // TILE
+    if tokens <= most or tiles == 0:
+        return max(1, min(tokens, most))
+    return TILE * math.ceil(tokens / (TILE * math.ceil(tokens / (TILE * tiles))))

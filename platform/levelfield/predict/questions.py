@@ -82,6 +82,7 @@ def _question(
             f"{', '.join(registry.constants_files)}"
         )
     offer = offer_of(implementation, device_kind)
+    constants = constants.on_kind(device_kind)
     return LayoutQuestion(work, machine, constants, offer, device_kind == HOST_KIND, devices, capacity_bytes)
 
 

@@ -15,6 +15,7 @@ class MemoryModel(Value):
 
     gradient_bytes: bytes of each gradient in 16-bit training.
     logit_bytes: bytes of each logit of a whole micro-batch at the peak of the loss; None: the head computes in chunks.
+    fused_loss: in chunks, a kernel puts the gradients of logits in their place, without logits in float32.
     gathered_logit_bytes: the same of the logits of the whole vocabulary once every tensor rank gathered and joined
     them; 0: the loss is computed on each rank's part.
     gated_mlp_tensors: tensors of the MLP's width that a gated MLP keeps.
@@ -52,6 +53,7 @@ class MemoryModel(Value):
 
     gradient_bytes: int = Field(default=4, ge=2, le=4)
     logit_bytes: float | None = Field(default=None, gt=0, le=24)
+    fused_loss: bool = False
     gathered_logit_bytes: float = Field(default=0, ge=0, le=24)
     gated_mlp_tensors: int = Field(default=4, ge=3, le=4)
     selective_keeps: Literal["products", "all but scores"] = "products"
@@ -166,14 +168,17 @@ class Program(Value):
 class Constants(Document):
     """The planner's constants of one framework, for all chips and all cases.
 
-    host_pace: the pace on the host's processors, where it differs. fitted: for each fitted field, the data of the fit.
-    All other fields were read in the sources, which `sources` gives by field. programs: others' code on the framework.
+    keeping_on: fields of `keeping` that differ on a kind of device (vendor.yaml: device_kind), where models/* have
+    kernels of their own; programs have none of these. host_pace: the pace on the host's processors, where it differs.
+    fitted: for each fitted field, the data of the fit. All other fields were read in the sources, which `sources` gives
+    by field. programs: others' code on the framework.
     """
 
     KIND: ClassVar[str] = "constants"
 
     framework: str
     keeping: MemoryModel = MemoryModel()
+    keeping_on: dict[str, dict[str, Any]] = Field(default_factory=dict)
     pace: Pace
     host_pace: Pace | None = None
     sources: dict[str, str] = Field(default_factory=dict)
@@ -182,6 +187,12 @@ class Constants(Document):
 
     @model_validator(mode="after")
     def _programs_are_within_their_ranges(self) -> Constants:
+        for kind, differing in self.keeping_on.items():
+            try:
+                MemoryModel.model_validate({**self.keeping.model_dump(), **differing})
+            except ValidationError as error:
+                wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+                raise ValueError(f"keeping_on.{kind}: {wrong}") from None
         for name, program in self.programs.items():
             try:
                 self._changed(program)
@@ -189,6 +200,17 @@ class Constants(Document):
                 wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
                 raise ValueError(f"programs.{name}: {wrong}") from None
         return self
+
+    def on_kind(self, device_kind: str) -> Constants:
+        """Return the constants on a kind of device. Programs keep what they had."""
+        differing = self.keeping_on.get(device_kind, {})
+        keeping = MemoryModel.model_validate({**self.keeping.model_dump(), **differing})
+        common = {name: getattr(self.keeping, name) for name in differing}
+        programs = {
+            name: program.model_copy(update={"keeping": {**common, **program.keeping}} if program.like is None else {})
+            for name, program in self.programs.items()
+        }
+        return self.model_copy(update={"keeping": keeping, "programs": programs})
 
     def of_program(self, name: str) -> Constants:
         """Return the constants of a program. Raises KeyError."""

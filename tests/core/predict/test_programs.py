@@ -21,7 +21,7 @@ from levelfield.predict.machines import (
 from levelfield.predict.pass_timing import moved_bytes, pass_seconds, work_of
 from levelfield.predict.setup import setup_of
 from levelfield.specs.constants import RATES, Constants, MemoryModel, Pace
-from levelfield.specs.layout import parse_layout
+from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip
 from pydantic import ValidationError
@@ -82,6 +82,47 @@ def test_a_program_takes_what_it_is_like_and_changes_it() -> None:
     two = found.of_program("two")
     assert (two.pace.overlap, two.pace.tensor_overlap, two.keeping.norm_bytes) == (0.5, 0.4, 8)
     assert (found.pace.overlap, found.of_program("one").pace.tensor_overlap) == (0.1, 0.3)
+
+
+def test_a_kind_of_device_has_kernels_that_programs_have_not() -> None:
+    on_one = {"one kind": {"gated_mlp_tensors": 3, "fused_loss": True}}
+    programs = {
+        "plain": program(),
+        "like plain": program(like="plain", keeping={"norm_bytes": 8}),
+        "fused": program(keeping={"gated_mlp_tensors": 3}),
+    }
+    before = Constants.model_validate({**constants(programs=programs).model_dump(), "keeping_on": on_one})
+    found, other = before.on_kind("one kind"), before.on_kind("another")
+    assert (found.keeping.gated_mlp_tensors, found.keeping.fused_loss) == (3, True)
+    assert (other.keeping, other.programs) == (before.keeping, before.programs)
+    for name in programs:
+        assert found.of_program(name) == before.of_program(name).model_copy(update={"programs": found.programs}), name
+    assert found.on_kind("one kind") == found
+
+
+@pytest.mark.parametrize("wrong", [{"gated_mlp_tensors": 5}, {"gated_tensors": 3}])
+def test_what_a_kind_changes_is_within_its_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=rf"keeping_on.one kind: {next(iter(wrong))}"):
+        Constants.model_validate({**constants().model_dump(), "keeping_on": {"one kind": wrong}})
+
+
+def test_with_a_fused_loss_the_head_has_no_logits_in_float32() -> None:
+    """Of few tokens all; of more, equal chunks of whole tiles that fill at most the same memory."""
+    work = Registry().case("llama3_8b_bf16").work("full")
+    fused, vocabulary = MemoryModel(fused_loss=True), work.model.vocab_size
+
+    def logits(memory_model: MemoryModel, length: int) -> int:
+        training = work.training.model_copy(update={"sequence_length": length})
+        case = work.model_copy(update={"training": training})
+        return expected_memory(setup_of(case, Tuning(layout=Layout()), False, memory_model)).logits
+
+    def beside(length: int) -> int:
+        return (4 * vocabulary + 2 * length) * work.model.hidden_size
+
+    assert logits(fused, 512) == 512 * 2 * vocabulary + beside(512)
+    assert logits(fused, 4096) == 2048 * 2 * vocabulary + beside(4096)
+    assert logits(fused, 2304) == 1152 * 2 * vocabulary + beside(2304)
+    assert logits(MemoryModel(), 512) - logits(fused, 512) == 2**27
 
 
 @pytest.mark.parametrize(
