@@ -28,9 +28,15 @@ def test_products_have_a_rate_by_both_libraries():
 
 
 @pytest.mark.thorough
-def test_a_step_is_compared_with_transformers():
-    gpt, llama = quick("torch_against_transformers")
-    assert all(row["ratio"] > 0 and row["memory_ratio"] > 0 for row in (gpt, llama))
+def test_a_step_is_compared_with_peers_that_do_the_same_work():
+    for row in quick("torch_step"):
+        peers = [who for who in ("transformers", "plain", "liger") if who not in row["left_out"]]
+        assert set(row["trainers"]) == {"ours", *peers} and {"transformers", "plain"} <= set(peers)
+        assert row["best"]["ratio"] == row["ratios"][row["best"]["peer"]] > 0 and row["memory_ratio"] > 0
+        assert 0 < row["of_peak"] < 1
+        for who, facts in row["trainers"].items():  # other random weights of the same spread, the same tokens
+            assert facts["first_loss"] == pytest.approx(row["trainers"]["ours"]["first_loss"], rel=0.03), who
+            assert facts["first_norm"] == pytest.approx(row["trainers"]["ours"]["first_norm"], rel=0.2), who
 
 
 def test_a_step_under_the_platform_is_compared_with_the_bare_loop():

@@ -1,0 +1,35 @@
+"""benchmarks/torch_step.py on the stand-in: launches of a step of ours and of its peers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PYTHON = os.environ.get("LEVELFIELD_CUDA_PYTHON")
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ROOT / "tests" / "gpu" / "standin" / "run.py"
+
+
+@pytest.mark.skipif(not PYTHON, reason="LEVELFIELD_CUDA_PYTHON is not set")
+def test_launches_are_counted_on_the_standin():
+    only = ["--only", "gpt h768", "--only", "eager"]
+    argv = [sys.executable, str(RUN), str(PYTHON), "benchmarks/torch_step.py", "--device", "cuda", *only, "--json"]
+    environment = {**os.environ, "PYTHONPATH": "platform", "LEVELFIELD_STANDIN_CHIP": "H100-80"}
+    done = subprocess.run([*argv, "--turns", "1"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (row,) = json.loads(done.stdout)
+    assert row["pretended"] == "H100-80" and row["of_peak"] is None and "gpt2" in row["left_out"]["liger"]
+    # 12 layers with 4 products, and the head: each has three, of which ours divides the head's into chunks of rows
+    least = 3 * (12 * 4 + 1)
+    launches = {who: facts["launches"] for who, facts in row["trainers"].items()}
+    assert min(launches.values()) > least and launches["plain"] == pytest.approx(721, abs=20), launches
+
+
+def test_a_python_without_torch_is_named(tmp_path):
+    done = subprocess.run([sys.executable, str(RUN), str(tmp_path / "none"), "x.py"], capture_output=True, text=True)
+    assert done.returncode == 2 and "found no such Python" in done.stderr
