@@ -77,22 +77,28 @@ ACTIVATION_BYTES, CONTEXT_BYTES = 40, 2**30
 
 def main() -> int:
     arguments = parsed()
-    shapes = QUICK if arguments.quick else SHAPES
-    if arguments.device == "cuda":
-        shapes = DEVICE_SHAPES + (GRAPH_SHAPES if any("graph" in words for words in arguments.only) else ())
     rows = []
-    for shape in (dict(zip(FIELDS, values, strict=True)) for values in shapes):
-        if all(words in name_of(shape) for words in arguments.only):
-            rows.append(measure(shape, arguments))
-            if not arguments.json:
-                print("\n".join(lines_of(rows[-1])), flush=True)
+    for shape in shapes_of(arguments):
+        rows.append(measure(shape, arguments))
+        if not arguments.json:
+            print("\n".join(lines_of(rows[-1])), flush=True)
     if arguments.json:
         print(json.dumps(rows, indent=2))
     elif pretended():
         print(f"on a pretended {pretended()}: launches are exact; times are those of the host's processors alone")
     else:
         print("aims: ratio at least 1.10 to the best peer, our memory at most 1.00 of its")
-    return 1 if any("failed" in row for row in rows) else 0
+    failed = [f"{row['shape']}: {row['failed']}" for row in rows if "failed" in row]
+    print(*failed, sep="\n", end="\n" if failed else "", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def shapes_of(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    values = QUICK if arguments.quick else SHAPES
+    if arguments.device == "cuda":
+        values = DEVICE_SHAPES + (GRAPH_SHAPES if any("graph" in words for words in arguments.only) else ())
+    shapes = [dict(zip(FIELDS, each, strict=True)) for each in values]
+    return [shape for shape in shapes if all(words in name_of(shape) for words in arguments.only)]
 
 
 def parsed() -> argparse.Namespace:
@@ -210,18 +216,17 @@ def measure_group(peers: list[str], task: dict[str, Any], turns: int, left_out: 
             room = trainers["ours"].ask("device_bytes")
             for who in peers[1:] if len(trainers) * expected_bytes(task) > room else ():
                 trainers.pop(who).end()
-        first = warm_up(trainers, left_out)
-        steps: dict[str, list[dict[str, float]]] = {who: [] for who in trainers}
+        steps = warm_up(trainers, left_out)
         for _ in range(turns):
             for who, trainer in trainers.items():
                 steps[who].append(trainer.ask("step"))
         facts = {
             who: {
-                "ms": 1e3 * statistics.median(step["seconds"] for step in steps[who]),
-                "host_ms": 1e3 * statistics.median(step["host_seconds"] for step in steps[who]),
-                "first_step_seconds": first[who]["seconds"],
-                "first_loss": first[who]["loss"],
-                "first_norm": first[who]["norm"],
+                "ms": 1e3 * statistics.median(step["seconds"] for step in steps[who][WARM_UP:]),
+                "host_ms": 1e3 * statistics.median(step["host_seconds"] for step in steps[who][WARM_UP:]),
+                "first_step_seconds": steps[who][0]["seconds"],
+                "first_norm": steps[who][0]["norm"],
+                "losses": [step["loss"] for step in steps[who]],
                 "peak_bytes": trainer.ask("peak_bytes"),
                 "launches": trainer.ask("launches"),
             }
@@ -231,26 +236,25 @@ def measure_group(peers: list[str], task: dict[str, Any], turns: int, left_out: 
     finally:
         for trainer in trainers.values():
             trainer.end()
-    seconds = {who: [step["seconds"] for step in steps[who]] for who in steps}
+    seconds = {who: [step["seconds"] for step in steps[who][WARM_UP:]] for who in trainers}
     return {"trainers": facts, "seconds": seconds, "product_rate": rate}
 
 
-def warm_up(trainers: dict[str, Trainer], left_out: dict[str, str]) -> dict[str, dict[str, float]]:
-    """Return each trainer's first step, of several. A peer that fails is ended and leaves `trainers`."""
-    first: dict[str, dict[str, float]] = {}
+def warm_up(trainers: dict[str, Trainer], left_out: dict[str, str]) -> dict[str, list[dict[str, float]]]:
+    """Return each trainer's first steps. A peer that fails is ended and leaves `trainers`."""
+    steps: dict[str, list[dict[str, float]]] = {who: [] for who in trainers}
     for _ in range(WARM_UP):
         for trainer in trainers.values():  # at the same time: the first step may compile
             trainer.tell("step")
         for who, trainer in list(trainers.items()):
             try:
-                step = trainer.answer()
-                first.setdefault(who, step)
+                steps[who].append(trainer.answer())
             except TrainerFailed as error:
                 if who == "ours":
                     raise
                 left_out[who] = str(error).splitlines()[-1] if str(error) else "it ended without a word"
                 trainers.pop(who).end()
-    return first
+    return steps
 
 
 def ratios_of(seconds: dict[str, list[float]]) -> dict[str, float]:

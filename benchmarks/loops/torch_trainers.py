@@ -38,6 +38,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(task["threads"])
+    torch.manual_seed(1)  # an eager step and one as a CUDA graph begin with the same weights
     if pretended():
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans its kernels for a real device
     step = TRAINERS[task["who"]](task)

@@ -52,7 +52,12 @@ class FakeTrainer:
 def fake(monkeypatch):
     monkeypatch.setattr(torch_step, "Trainer", FakeTrainer)
     monkeypatch.setattr(torch_step, "why_not", lambda who, task: None)
-    seconds = {"ours": (1.0, 2.0, 4.0), "transformers": (2.0, 2.0, 8.0), "plain": (1.1, 1.8, 8.0), "liger": (1.7, 1.7, 20.0)}
+    seconds = {
+        "ours": (1.0, 2.0, 4.0),
+        "transformers": (2.0, 2.0, 8.0),
+        "plain": (1.1, 1.8, 8.0),
+        "liger": (1.7, 1.7, 20.0),
+    }
     monkeypatch.setattr(FakeTrainer, "seconds", seconds, raising=False)
     monkeypatch.setattr(FakeTrainer, "broken", {}, raising=False)
     return FakeTrainer

@@ -28,6 +28,16 @@ def test_products_have_a_rate_by_both_libraries():
 
 
 @pytest.mark.thorough
+def test_parts_of_a_step_are_measured_alone():
+    rows = quick("torch_parts")
+    assert {row["part"] for row in rows} == {"ceilings", "head", "pieces"} and rows[0]["rate"] > 0
+    heads = [row for row in rows if row["part"] == "head" and "left_out" not in row]
+    assert len(heads) >= 3 and all(row["ms"] > 0 for row in heads)
+    for row in heads:  # float32 against float64, of sums over few rows
+        assert row["loss_error"] < 1e-6 and row["gradient_error"] < 1e-5, row
+
+
+@pytest.mark.thorough
 def test_a_step_is_compared_with_peers_that_do_the_same_work():
     for row in quick("torch_step"):
         peers = [who for who in ("transformers", "plain", "liger") if who not in row["left_out"]]
@@ -35,7 +45,7 @@ def test_a_step_is_compared_with_peers_that_do_the_same_work():
         assert row["best"]["ratio"] == row["ratios"][row["best"]["peer"]] > 0 and row["memory_ratio"] > 0
         assert 0 < row["of_peak"] < 1
         for who, facts in row["trainers"].items():  # other random weights of the same spread, the same tokens
-            assert facts["first_loss"] == pytest.approx(row["trainers"]["ours"]["first_loss"], rel=0.03), who
+            assert facts["losses"][0] == pytest.approx(row["trainers"]["ours"]["losses"][0], rel=0.03), who
             assert facts["first_norm"] == pytest.approx(row["trainers"]["ours"]["first_norm"], rel=0.2), who
 
 

@@ -20,8 +20,8 @@ NO_FRAMEWORK = (
     *("page_speed", "store_speed", "planner_fit", "planner_host", "planner_recipes", "planner_unseen"),
 )
 WITH_FRAMEWORK = (
-    *("products", "platform_overhead", "torch_step", "jax_loop", "followed_choices"),
-    "window_gradients",
+    *("products", "platform_overhead", "torch_parts", "torch_step", "jax_loop"),
+    *("followed_choices", "window_gradients"),
 )
 WITH_ENGINE = ("container_cost",)  # tests/containers
 
