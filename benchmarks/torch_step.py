@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -128,8 +129,11 @@ def name_of(shape: dict[str, Any]) -> str:
 
 
 # -- measuring
+EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Exit|Unsupported|Interrupt)\b: ")
+
+
 class TrainerFailed(Exception):
-    """A trainer's process ended. The message has its last words."""
+    """A trainer's process ended. The message is that of its exception."""
 
 
 class Trainer:
@@ -159,12 +163,18 @@ class Trainer:
         except ValueError:
             self.process.wait()
             self.errors.seek(0)
-            raise TrainerFailed("\n".join(self.errors.read().strip().splitlines()[-8:])) from None
+            raise TrainerFailed(reason_in(self.errors.read())) from None
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
         self.errors.close()
+
+
+def reason_in(errors: str) -> str:
+    """Return the last line that names an exception, else the last line."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["it ended without a word"]
+    return next((line for line in reversed(lines) if EXCEPTION.match(line)), lines[-1])
 
 
 def measure(shape: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -252,7 +262,7 @@ def warm_up(trainers: dict[str, Trainer], left_out: dict[str, str]) -> dict[str,
             except TrainerFailed as error:
                 if who == "ours":
                     raise
-                left_out[who] = str(error).splitlines()[-1] if str(error) else "it ended without a word"
+                left_out[who] = str(error)
                 trainers.pop(who).end()
     return steps
 

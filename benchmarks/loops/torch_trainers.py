@@ -62,6 +62,8 @@ def why_not(who: str, task: dict[str, Any]) -> str | None:
         return "liger-kernel's kernels are for accelerators"
     if who == "liger" and task["family"] == "gpt":
         return "liger-kernel has no kernels for transformers' gpt2"
+    if who == "liger" and task["compile"] and pretended():
+        return "liger-kernel's cross-entropy reads the targets from the device, and a pretended one has none"
     return None
 
 
@@ -273,10 +275,12 @@ def transformers(task: dict[str, Any]) -> Step:
 def liger(task: dict[str, Any]) -> Step:
     from liger_kernel.transformers import AutoLigerKernelForCausalLM
 
-    return huggingface(task, AutoLigerKernelForCausalLM)
+    # torch.compile has no code for the sums of Liger's joined head and loss; its cross-entropy alone it takes
+    apart = {"fused_linear_cross_entropy": False, "cross_entropy": True} if task["compile"] else {}
+    return huggingface(task, AutoLigerKernelForCausalLM, **apart)
 
 
-def huggingface(task: dict[str, Any], maker: Any) -> Step:
+def huggingface(task: dict[str, Any], maker: Any, **options: Any) -> Step:
     import torch
     from huggingface_classes import hf_config
     from levelfield.specs.architecture import Model
@@ -286,7 +290,7 @@ def huggingface(task: dict[str, Any], maker: Any) -> Step:
         masking_utils.find_packed_sequence_indices = lambda position_ids: None
     config = AutoConfig.for_model(**hf_config(Model.model_validate(model_of(task)), task["sequence"]))
     with torch.device(task["device"]):
-        model = maker.from_config(config).train()
+        model = maker.from_config(config, **options).train()
     tokens, compiled = tokens_of(task)[:, :-1], as_asked(model, task)
     return peer(task, model, (tokens,), lambda ids: compiled(input_ids=ids, labels=ids, use_cache=False).loss)
 

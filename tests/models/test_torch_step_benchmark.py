@@ -40,7 +40,7 @@ class FakeTrainer:
             return {"device_bytes": self.device_bytes, "peak_bytes": 2, "launches": 7, "product_rate": 1e12}[question]
         self.steps += 1
         if self.who in self.broken:
-            raise torch_step.TrainerFailed(f"Traceback\n{self.broken[self.who]}")
+            raise torch_step.TrainerFailed(torch_step.reason_in(f"Traceback\n{self.broken[self.who]}\nSet LOGS=1\n"))
         seconds = 9.0 if self.steps <= torch_step.WARM_UP else next(self.turns)
         return {"seconds": seconds, "host_seconds": seconds / 2, "loss": 4.8, "norm": 1.0}
 
