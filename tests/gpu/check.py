@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from check_plan import Entry, read_plan
-from check_python import found_in, given_python
+from check_python import found_in, given_python, sees_cuda
 from check_record import Records, code_digest, is_done, machine_digest, read_records, write_records
 from check_runs import ROOT, Machine, benchmark, run_entry
 from check_summary import energies, layout_text, read_rehearsed, summarise
 
 NOT_AS_EXPECTED, USAGE, INTERRUPTED = 3, 2, 130
+CUDA = "a device that torch calls cuda"
 EXIT_CODES = (
     "exit codes: 0 as expected, 2 no accelerator or wrong usage, 3 an entry is not as expected, 130 interrupted"
 )
@@ -48,7 +49,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__, epilog=EXIT_CODES)
     parser.add_argument("--list", action="store_true", help="print the plan and what is done; run nothing")
     parser.add_argument("--minutes", type=float, default=40, metavar="N", help="budget of this call (default: 40)")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this entry; may be repeated")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="this entry or part; may be repeated"
+    )
     parser.add_argument("--again", action="append", default=[], metavar="NAME", help="also run this done entry again")
     parser.add_argument("--vendor", metavar="NAME", help="default: the first accelerator here; cpu: a rehearsal")
     parser.add_argument("--python", metavar="PATH", help="train with this Python (default: see docs/first-hour.md)")
@@ -59,12 +62,13 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def chosen(plan: Sequence[Entry], options: argparse.Namespace) -> tuple[Entry, ...]:
-    """Return the plan, or its entries of --only. Raises ValueError for an unknown name."""
-    known = [entry.name for entry in plan]
-    for name in (*options.only, *options.again):
-        if name not in known:
-            raise ValueError(f"found no entry '{name}', expected one of: {', '.join(known)}; --list shows the plan")
-    return tuple(entry for entry in plan if not options.only or entry.name in options.only)
+    """Return the plan, or its entries and parts of --only. Raises ValueError for an unknown name."""
+    entries, parts = [entry.name for entry in plan], {entry.part for entry in plan if entry.part}
+    for known, names in (([*entries, *sorted(parts)], options.only), (entries, options.again)):
+        for name in names:
+            if name not in known:
+                raise ValueError(f"found no entry '{name}', expected one of: {', '.join(known)}; --list shows the plan")
+    return tuple(e for e in plan if not options.only or e.name in options.only or e.part in options.only)
 
 
 def check(plan: tuple[Entry, ...], options: argparse.Namespace) -> int:
@@ -82,6 +86,8 @@ def check(plan: tuple[Entry, ...], options: argparse.Namespace) -> int:
         )
     modules = {entry.module for entry in plan if entry.module}
     has, releases = found_in(machine.python, modules) if machine.python else (dict.fromkeys(modules, True), {})
+    if any(entry.is_program for entry in plan):
+        has[CUDA] = sees_cuda(machine.python)
     digests = {
         "code": code_digest(ROOT),
         "machine": machine_digest(machine.vendor, machine.here, machine.python or sys.executable, releases),
@@ -128,6 +134,10 @@ def cannot_run(entry: Entry, machine: Machine, has: dict[str, bool]) -> str | No
         return "needs an accelerator; this is a rehearsal on a processor"
     if entry.devices > machine.count:
         return f"needs {entry.devices} devices; found {machine.count}"
+    if entry.is_program and not machine.python:
+        return "needs --python PATH, with torch, numpy, pydantic and PyYAML"
+    if entry.is_program and not has[CUDA]:
+        return f"needs {CUDA}; the torch of {machine.python} sees none"
     if entry.module and not has[entry.module]:
         return f"needs the module {entry.module}; {machine.python} has none"
     return None

@@ -16,12 +16,12 @@ ALIGNED = ("aligned", "consistent")
 
 
 class Entry(NamedTuple):
-    """One command of run_benchmarks.py. {vendor}, {count} and {chip_devices} in arguments are filled in.
+    """One command of run_benchmarks.py, or a program of benchmarks/, whose path is then its first argument.
 
-    devices: how many it needs. module: what the training's Python must have. expects: the words, or `exit 0`, with
-    which it is as expected. verdicts: the same of the alignment; () takes any. chip_only: it says nothing on a
-    processor. fault: what is done to the last rank once it has trained five steps, `kill` or `stop`; or `full`, another
-    program's use of the device's memory.
+    {vendor} and {count} in arguments are filled in. devices: how many it needs. module: what the training's Python must
+    have. expects: the words, or `exit 0`, with which it is as expected. verdicts: the same of the alignment; () takes
+    any. chip_only: it says nothing on a processor. fault: what is done to the last rank once it has trained five steps,
+    `kill` or `stop`; or `full`, another program's use of the device's memory. part: what --only takes for several.
     """
 
     name: str
@@ -34,6 +34,12 @@ class Entry(NamedTuple):
     verdicts: tuple[str, ...] = ()
     chip_only: bool = False
     fault: str = ""
+    part: str = ""
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the training's Python runs a program of benchmarks/, which prints its rows as JSON."""
+        return self.arguments[0].startswith("benchmarks/")
 
     @property
     def trains(self) -> bool:
@@ -65,11 +71,45 @@ def whole(
     return Entry(name, minutes, arguments, shows, devices, MODULES[framework], chip_only=True)
 
 
-def one_device(name: str, case: str, *options: str, shows: str, framework: str = "torch") -> Entry:
+def one_device(
+    name: str, case: str, *options: str, shows: str, framework: str = "torch", minutes: float = 2.0
+) -> Entry:
     """A case of tests/gpu/cases/, which fills one device of 80 GB."""
     file = str(CASES / f"{case}.yaml")
-    return whole(name, 2.0, case, 1, "--case-file", file, *options, shows=shows, framework=framework)
+    return whole(name, minutes, case, 1, "--case-file", file, *options, shows=shows, framework=framework)
 
+
+def program(name: str, minutes: float, path: str, *options: str, shows: str) -> Entry:
+    arguments = (f"benchmarks/{path}.py", "--device", "cuda", "--json", *options)
+    return Entry(name, minutes, arguments, shows, module="torch", expects=DONE, chip_only=True)
+
+
+def step(name: str, minutes: float, shape: str, mode: str) -> Entry:
+    """A shape of benchmarks/torch_step.py, of ours beside every peer."""
+    options = ("--only", f"{shape} ", "--only", f"bf16 {mode}")
+    return program(f"step-{name}", minutes, "torch_step", *options, shows=f"{name.replace('-', ' ')}: ours and peers")
+
+
+# Fifteen minutes of one device, in two calls of about 400 s: check_speed.py holds what is expected of them.
+SPEED = (
+    program("ceilings", 0.3, "torch_parts", "--only", "ceilings", shows="the best product and copy"),
+    program("head-alone", 0.9, "torch_parts", "--only", "head", shows="head and loss alone, by whom, in which chunks"),
+    step("gpt-h768", 0.7, "gpt h768", "eager"),
+    step("llama-h4096", 0.8, "llama h4096", "eager"),
+    step("gpt-h2048", 0.8, "gpt h2048", "eager"),
+    step("gpt-h768-graph", 0.6, "gpt h768", "graph"),
+    step("gpt-h2048-graph", 0.7, "gpt h2048", "graph"),
+    Entry("gpt-bf16", 0.6, training("gpt3_6.7B_bf16", "torch", 1), "bf16", 1, "torch", verdicts=ALIGNED),
+    Entry("llama-bf16", 0.6, training("llama3_8b_bf16", "torch", 1), "bf16", 1, "torch", verdicts=ALIGNED),
+    program("pieces", 0.5, "torch_parts", "--only", "pieces", shows="casts, gradients and kernels alone"),
+    step("gpt-h768-compiled", 1.1, "gpt h768", "compiled"),
+    step("llama-h4096-compiled", 1.1, "llama h4096", "compiled"),
+    step("gpt-h2048-compiled", 1.1, "gpt h2048", "compiled"),
+    whole("gpt2-small", 1.0, "gpt2_small", 1, "--probe", "--explain-step", shows="one device at full scale; by part"),
+    one_device("llama-one-device", "llama_8b_wide", "--explain-step", shows="8B's width; by part", minutes=1.2),
+    one_device("gpt-one-device", "gpt_1.3B", shows="1.3B parameters on one device", minutes=1.1),
+    step("gpt-h768-both", 1.1, "gpt h768", "compiled+graph"),
+)
 
 FIRST = (
     Entry("list-vendors", 0.1, ("show", "vendors", "--json"), "what the driver answers", expects=DONE),
@@ -82,8 +122,6 @@ FIRST = (
     ),
     Entry("gpt-fp32", 0.5, training(SEQUENCE, "torch", 1), "noise to a processor", 1, "torch", verdicts=ALIGNED),
     Entry("llama-fp32", 0.5, training(GATED, "torch", 1), "noise to a processor", 1, "torch", verdicts=ALIGNED),
-    Entry("gpt-bf16", 0.6, training("gpt3_6.7B_bf16", "torch", 1), "bf16", 1, "torch", verdicts=ALIGNED),
-    Entry("llama-bf16", 0.6, training("llama3_8b_bf16", "torch", 1), "bf16", 1, "torch", verdicts=ALIGNED),
     Entry(
         *("preflight-pairs", 1.5, ("site", "preflight", "--case", f"{GATED}:torch:{{vendor}}:1:{{count}}", "--pairs")),
         *("collectives of all devices, and between every two", 2, "torch", DONE),
@@ -98,17 +136,6 @@ FIRST = (
         verdicts=("different", "diverged", "inconclusive"),
         chip_only=True,
     ),
-    whole(
-        "gpt2-small",
-        1.2,
-        "gpt2_small",
-        1,
-        "--probe",
-        "--explain-step",
-        shows="one device at full scale; energy; memory",
-    ),
-    one_device("gpt-one-device", "gpt_1.3B", shows="1.3B parameters on one device"),
-    one_device("llama-one-device", "llama_8b_wide", "--explain-step", shows="8B's width on one device"),
     whole("gpt-20-steps", 4.0, SEQUENCE, 8, "--steps", "20", "--global-batch", "256", shows="full case, short batch"),
     whole("llama-20-steps", 8.0, GATED, 8, "--steps", "20", "--global-batch", "128", shows="full case, short batch"),
 )
@@ -201,7 +228,7 @@ OTHERS = (
     whole("llama-20-steps-whole-batch", 25.0, GATED, 8, "--steps", "20", shows="the case's own batch"),
 )
 
-PLAN = (*FIRST, *FAMILIES, *FAULTS, *OTHERS)
+PLAN = (*(entry._replace(part="speed") for entry in SPEED), *FIRST, *FAMILIES, *FAULTS, *OTHERS)
 
 
 def read_plan(path: Path | None) -> tuple[Entry, ...]:

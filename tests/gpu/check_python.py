@@ -66,3 +66,10 @@ def found_in(python: str, modules: set[str]) -> tuple[dict[str, bool], dict[str,
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
         raise ValueError(f"--python {python}: {error}; expected a Python that runs") from None
     return content["has"], content["releases"]
+
+
+def sees_cuda(python: str) -> bool:
+    """Return whether the torch of this Python has a device that it calls cuda, which programs of benchmarks/ use."""
+    ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    return bool(python) and not subprocess.run([python, "-c", ask], capture_output=True, env=environment).returncode

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = "levelfield.gpu-check/1"
-CODE = ("run_benchmarks.py", "platform", "models", "configs", "vendors")
+CODE = ("run_benchmarks.py", "platform", "models", "configs", "vendors", "benchmarks")
 LEFT_OUT = ("__pycache__", "recorded")  # recordings are written by an entry of the plan
 Records = dict[str, dict[str, Any]]
 

@@ -63,8 +63,11 @@ def run_entry(entry: Entry, machine: Machine) -> dict[str, Any]:
     arguments = filled(entry, machine)
     with other_use(machine.python or sys.executable) if entry.fault == FULL else contextlib.nullcontext():
         ended = benchmark(machine, arguments, entry)
-    record: dict[str, Any] = {"command": " ".join(("run_benchmarks.py", *arguments)), "exit": ended.code}
+    names = () if entry.is_program else ("run_benchmarks.py",)
+    record: dict[str, Any] = {"command": " ".join((*names, *arguments)), "exit": ended.code}
     result = only_result(ended.out) if entry.trains else None
+    if entry.is_program:
+        record["rows"] = rows_of(ended.out)
     record["word"] = word_of(entry, ended, result)
     keep(entry.name, machine.output, result)
     if result:
@@ -88,6 +91,8 @@ def other_use(python: str) -> Iterator[None]:
 
 
 def filled(entry: Entry, machine: Machine) -> list[str]:
+    if entry.is_program:
+        return list(entry.arguments)
     values = {"vendor": machine.vendor, "count": str(machine.count)}
     own = ["--json", "--no-store"] if entry.trains else []
     own += [part for folder in machine.plugins for part in ("--plugins", folder)]
@@ -97,14 +102,19 @@ def filled(entry: Entry, machine: Machine) -> list[str]:
 
 
 def benchmark(machine: Machine, arguments: list[str], entry: Entry | None = None) -> Ended:
-    """Run run_benchmarks.py with this Python. It is interrupted with this process, or when it takes too long."""
+    """Run run_benchmarks.py with this Python, or a program with the training's. It is interrupted with this process, or
+    when it takes too long."""
     environment = {**os.environ, "LEVELFIELD_STORE": "none", "LEVELFIELD_RUNS": str(machine.output / "runs")}
+    command = [sys.executable, str(ROOT / "run_benchmarks.py")]
+    if entry and entry.is_program:
+        command = [machine.python]
+        environment.pop("PYTHONPATH", None)  # as for a training: the Python itself has what was carried
     limit = LIMIT_FACTOR * 60 * (entry.minutes if entry else 2) + LIMIT_SECONDS
     limit *= ON_A_PROCESSOR if machine.vendor == "cpu" else 1
     name = entry.name if entry else "question"
     with (machine.output / f"{name}.out").open("w+") as out, (machine.output / f"{name}.err").open("w+") as err:
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "run_benchmarks.py"), *arguments],
+            [*command, *arguments],
             **{"cwd": ROOT, "env": environment, "stdout": out, "stderr": err},
             **{"preexec_fn": _end_with_parent, "start_new_session": True},
         )
@@ -177,6 +187,15 @@ def only_result(out: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return content[0] if isinstance(content, list) and content else None
+
+
+def rows_of(out: str) -> list[dict[str, Any]]:
+    """Return the rows that a program printed; none where it was ended before."""
+    try:
+        rows = json.loads(out)
+    except ValueError:
+        return []
+    return rows if isinstance(rows, list) else []
 
 
 def word_of(entry: Entry, ended: Ended, result: dict[str, Any] | None) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from check_record import Records, write_whole
+from check_speed import read_expected, speed_tables
 
 GIB = 2**30
 HEAD = (
@@ -84,6 +85,13 @@ def page(records: Records, table: list[dict[str, Any]], left_out: dict[str, str]
     yield "# gpu-check\n"
     yield f"Rehearsed figures: {said}. GiB: allocated / reserved; tokens/s of one device.\n"
     yield from markdown(HEAD, (cells(row) for row in table))
+    expected = read_expected()
+    speed = [each for each in speed_tables(records, expected) if each[2]]
+    if speed:
+        yield f"\n## Speed\n\nExpected on {expected['chip']}: {expected['basis']}."
+    for heading, head, rows in speed:
+        yield f"\n### {heading}\n"
+        yield from markdown(head, ([cell.replace("|", "\\|") for cell in row] for row in rows))
     yield "\n## Energy: counter beside sampled power\n"
     yield from energy_lines(table)
     yield "\n## Every entry\n"

@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from check import cannot_run
 from check_plan import PLAN, Entry, read_plan
 from check_python import found_in, given_python
 from check_record import code_digest, read_records
-from check_runs import judged
+from check_runs import Machine, judged, run_entry
+from check_speed import read_expected, speed_tables
 from check_summary import energies, layout_text, read_rehearsed, rehearsed_of, summarise
 from levelfield.cli.main import main as levelfield
 
@@ -112,6 +116,88 @@ def test_faults_have_their_words_and_an_unexpected_one_ends_with_3(checked):
     assert records["killed"]["as_expected"] and records["killed"]["status"]["failure"] == "killed", records["killed"]
     assert records["exits"]["as_expected"] and "no-such-case" in records["exits"]["said"]
     assert "found alignment unchecked, expected aligned" in out
+
+
+def test_a_part_runs_by_its_name_and_a_program_only_where_torch_sees_cuda(checked):
+    program = {"name": "step", "minutes": 0.1, "arguments": ["benchmarks/none.py"], "shows": "x", "part": "fast"}
+    entries = [tiny("first"), short("second") | {"part": "fast"}, program]
+    code, out, err = checked.run(entries, "--only", "fast", "--python", sys.executable)
+    assert code == 0 and list(checked.records()) == ["second"], err
+    assert f"needs a device that torch calls cuda; the torch of {sys.executable} sees none" in out
+    code, _, err = checked.run(entries, "--only", "faster")
+    assert code == 2 and "expected one of: first, second, step, fast;" in err
+    checked.variables["LEVELFIELD_NO_BOOTSTRAP"] = "0"
+    machine = Machine("fake", 1, "one", "", (), checked.output)
+    why = cannot_run(read_plan(checked.plan)[2], machine, {"a device that torch calls cuda": True})
+    assert why and "needs --python PATH" in why
+
+
+def test_the_rows_of_a_program_are_recorded(tmp_path):
+    """It runs without the caller's PYTHONPATH, as a training does."""
+    path = tmp_path / "program.py"
+    path.write_text("import json, os; print(json.dumps([{'path': os.environ.get('PYTHONPATH')}]))")
+    arguments = (f"benchmarks/{os.path.relpath(path, HERE.parents[1] / 'benchmarks')}",)
+    entry = Entry("program", 0.1, arguments, "shows", expects=("exit 0",))
+    machine = Machine("fake", 1, "one", sys.executable, (), tmp_path)
+    record = run_entry(entry, machine)
+    assert record["as_expected"] and record["rows"] == [{"path": None}] and record["command"] == arguments[0]
+    path.write_text("import sys; sys.exit('RuntimeError: no kernel')")
+    record = run_entry(entry, machine)
+    assert record["rows"] == [] and record["why_not"] == "found exit 1, expected exit 0: RuntimeError: no kernel"
+
+
+SHAPE = "gpt h768 v50304 s1024 b8 bf16"
+STEP = {
+    **{"shape": f"{SHAPE} eager", "ratios": {"plain": 1.25, "transformers": 1.5}, "left_out": {"liger": "no gpt2"}},
+    "best": {"peer": "plain", "ratio": 1.25},
+    "trainers": {"ours": {"ms": 24.04, "host_ms": 16.0, "launches": 480, "losses": [10.5, 10.25, 10.0]}},
+}
+
+
+def test_expected_speed_stands_beside_the_measured(tmp_path):
+    graph = {**STEP, "shape": f"{SHAPE} graph", "trainers": {"ours": {**STEP["trainers"]["ours"], "launches": 1}}}
+    other = {**graph, "trainers": {"ours": {**graph["trainers"]["ours"], "losses": [10.5, 10.25, 10.1]}}}
+    head = {"part": "head", "name": "head | own", "ms": 0.5, "loss_error": 1e-8}
+    failed = {**STEP, "shape": f"{SHAPE} compiled", "failed": "RuntimeError: no kernel", "trainers": {}}
+    records = {"a": {"rows": [STEP, graph, failed]}, "b": {"rows": [head, {**head, "left_out": "no triton"}]}}
+    records["llama-one-device"] = {"tokens_per_second_per_device": 46000.0}
+    tables = {heading: rows for heading, _, rows in speed_tables(records, read_expected())}
+    steps, runs, parts, changes, graphs = tables.values()
+    peers = ["1.50", "no gpt2", "1.25", "1.25 (plain)"]
+    assert steps[0] == [f"{SHAPE} eager", "37", "24", "24.0", "16.0", "480", *peers, "1.50 to transformers"]
+    assert steps[2][3] == "failed: RuntimeError: no kernel" and len({len(row) for row in steps}) == 1
+    assert runs == [["llama-one-device", "41,653", "46,800", "46,000"]] and len(changes) == 6
+    assert parts == [
+        ["head | own", "0.500", "-", "-", "1.0e-08", "-"],
+        ["head | own", "left out: no triton", *["-"] * 4],
+    ]
+    assert graphs == [[f"{SHAPE} graph", "3 equal"]]
+    *_, (_, _, graphs) = speed_tables({"a": {"rows": [STEP, other]}}, read_expected())
+    assert graphs[0][1].startswith("differ: ")
+    summarise({name: {**STEP_RECORD, **each} for name, each in records.items()}, {}, [], "none", tmp_path)
+    assert "### Parts alone" in (tmp_path / "summary.md").read_text()
+    assert not [*speed_tables({"first": {}}, read_expected())]
+
+
+STEP_RECORD = {"word": "exit 0", "as_expected": True, "minutes": 1.0}
+
+
+def test_each_step_of_the_plan_is_one_shape_and_each_expectation_one_of_the_plan(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE.parents[1] / "benchmarks"))
+    import torch_step
+
+    chosen = {}
+    for entry in PLAN:
+        if entry.is_program and "torch_step" in entry.arguments[0]:
+            only = [text for option, text in pairwise(entry.arguments) if option == "--only"]
+            (shape,) = torch_step.shapes_of(Namespace(quick=False, device="cuda", only=only))
+            chosen[torch_step.name_of(shape)] = entry.name
+    expected = read_expected()
+    assert set(expected["steps"]) <= set(chosen) and len(chosen) == 9
+    names = {entry.name for entry in PLAN}
+    assert set(expected["runs"]) <= names
+    shapes = {" ".join(name.split()[:2]) for name in chosen}
+    assert {name for each in expected["changes"] for name in each["ms"]} == shapes | set(expected["runs"])
 
 
 def test_without_an_accelerator_it_ends_with_2(tmp_path):
