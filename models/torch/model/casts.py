@@ -92,7 +92,7 @@ class CastLinear(torch.autograd.Function):
         x_gradient = (flat @ weight).view(x.shape) if context.needs_input_grad[0] else None
         gradients = float32_product(flat.t(), x.flatten(0, -2)).split(context.rows)
         if context.has_bias:
-            gradients += flat.sum(0, dtype=torch.float32).split(context.rows)
+            gradients += float32_sum(flat).split(context.rows)
         return x_gradient, None, None, None, *gradients
 
 
@@ -184,6 +184,11 @@ _product = None  # of 16-bit matrices, in float32; None: rounded to 16 bits befo
 def float32_product(left, right):
     """left @ right of 16-bit matrices, as float32: by the product itself where this process's device has that."""
     return (left @ right).float() if _product is None else _product(left, right)
+
+
+def float32_sum(rows):
+    """The sum of rows of 16 bits, as float32. A processor would first copy all of them in float32."""
+    return rows.sum(0).float() if _product is None else rows.sum(0, dtype=torch.float32)
 
 
 def choose_product(example):
