@@ -92,6 +92,8 @@ def test_context_ranks_of_cuda_need_no_mask_where_the_kernel_returns_its_log_sum
     changes = ({"attention_dropout": 0.1}, {"sliding_window": 8}, {"kernel": "flash_attn"}, {"head_dim": 12})
     assert [choice(job_of(**{"context": 2, **each})) for each in changes] == [None] * 4
     assert choice(job_of(context=1)) is None and choice(job_of(context=2), device="cpu") is None
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert choice(job_of(context=2)) is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not here"), NotImplementedError("not on this device")], ids=repr)

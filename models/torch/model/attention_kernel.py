@@ -17,10 +17,11 @@ def joined_kernel(job, device):
     """The kernel of a context rank's calls without a mask (joined_attention.py); None where it attends with a mask.
 
     A mask is needed by a sliding window, by dropout, and where torch's choice is a kernel without a log-sum-exp. On a
-    processor it is as fast, and faster in bfloat16.
+    processor it is as fast, and faster in bfloat16. HIP's kernels of the same names were not tried.
     """
+    is_cuda = device.type == "cuda" and torch.version.hip is None
     masked = job.model.attention_dropout or part(job.model, "sliding_window") is not None
-    if device.type != "cuda" or job.layout.context == 1 or job.tuning.attention == "flash_attn" or masked:
+    if not is_cuda or job.layout.context == 1 or job.tuning.attention == "flash_attn" or masked:
         return None
     from parallelism.joined_attention import KERNELS
 
