@@ -7,7 +7,7 @@ from model.decoder import Decoder
 from parallelism.parallelize import decoder_arguments
 from partition import fill, fill_master_weights, whole_shape
 from step.optimizer import make_adamw
-from step.recompute import compile_model, recompute_blocks
+from step.recompute import compile_blocks, recompute_blocks
 from torch.utils._python_dispatch import _disable_current_modes
 
 
@@ -21,7 +21,7 @@ def open_engine(job, place, initializer, device):
     fill(model, initializer)
     recompute_blocks(model, job.tuning)
     if job.tuning.compile:
-        compile_model(model)
+        compile_blocks(model)
     parameters = [(parameter, len(whole_shape(parameter))) for parameter in model.parameters()]
     # torch's optimizer, as DeepSpeed's own is compiled at its first use
     optimizer = make_adamw(parameters, job.training)

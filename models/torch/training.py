@@ -47,6 +47,7 @@ class Trainer:
     """One rank's model, optimizer and loss scale. A step is `launch`, then `finish`, which waits for its end."""
 
     def __init__(self, job, place, device):
+        kernels.choose(job, device)
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         grid = Grid(job)
         self.experts = self.share = None

@@ -90,9 +90,11 @@ class CastLinear(torch.autograd.Function):
         x, weight = context.saved_tensors
         flat = gradient.flatten(0, -2)
         x_gradient = (flat @ weight).view(x.shape) if context.needs_input_grad[0] else None
-        gradients = float32_product(flat.t(), x.flatten(0, -2)).split(context.rows)
+        gradients = [float32_product(flat.t(), x.flatten(0, -2))]
         if context.has_bias:
-            gradients += float32_sum(flat).split(context.rows)
+            gradients.append(float32_sum(flat))
+        if len(context.rows) > 1:
+            gradients = [part for joint in gradients for part in joint.split(context.rows)]
         return x_gradient, None, None, None, *gradients
 
 
@@ -159,19 +161,20 @@ class StepCasts:
             vectors = BorrowedVectors.apply(self.vector_copies, *(layer.held(name) for layer, name in self.vectors))
             for (layer, name), vector in zip(self.vectors, vectors, strict=True):
                 self.copies[layer][name] = vector
+        # straight into each layer's attributes: nn.Module's assignment asks what a value is, a millisecond for them all
         for layer, copies in self.copies.items():
-            layer.copies = copies
+            vars(layer)["copies"] = copies
         for joint in self.joints:
-            joint.layers[0].joint = joint
+            vars(joint.layers[0])["joint"] = joint
 
     def drop(self):
         """After the last backward pass: the optimizer changes what was cast."""
         for (layer, name), copy in zip(self.vectors, self.vector_copies, strict=True):
             self.copies[layer][name] = copy  # and no graph of autograd stays
         for layer in self.copies:
-            layer.copies = None
+            vars(layer)["copies"] = None
         for joint in self.joints:
-            joint.layers[0].joint = None
+            vars(joint.layers[0])["joint"] = None
 
 
 def local(tensor):

@@ -8,7 +8,7 @@ from model.decoder import Decoder, compute_dtype, stage_of
 from model.parameters import fill
 from parallelism.data_parallel import replicate_data_parallel, shard_data_parallel
 from parallelism.model_chunks import ModelChunks
-from step.recompute import check_recompute, compile_model, compiled_part, recompute_blocks
+from step.recompute import check_recompute, compile_blocks, compile_whole, compiled_part, recompute_blocks
 
 LAYOUT = ("data", "tensor", "sequence", "pipeline", "interleaved", "context", "expert", "zero1", "zero2", "zero3")
 
@@ -74,12 +74,14 @@ def build_chunk(job, number, grid, coordinates, initializer, device, experts, sh
 
         distribute_experts(model, experts, grid["tensor"])
     recompute_blocks(model, job.tuning)
-    if job.tuning.compile:
-        compile_model(model, whole=compiled_part(job) == "whole")
+    if compiled_part(job) == "blocks":
+        compile_blocks(model)
     sharded = shard_data_parallel(model, grid, job.layout.sharding_stage, experts)
     model.to_empty(device=device)
     fill(model, initializer)
     model.prepare(device)
+    if compiled_part(job) == "whole":
+        compile_whole(model)
     replicated = job.layout.data * job.layout.context > 1 and not sharded
     return model, replicate_data_parallel(model, grid, divided_parameters(model, experts)) if replicated else model
 

@@ -34,8 +34,10 @@ class LocalAdamW:
             self.replicas += [copies] * len(names)
         self.replicas = torch.tensor(self.replicas, dtype=torch.float64, device=self.locals[0].device)
         held = [(local, local.dim()) for local in self.locals if local.numel()]
-        self.adamw = make_adamw(held, training, capturable)
+        self.adamw = make_adamw(held, training)
         self.rate = torch.zeros((), device=self.locals[0].device) if capturable else None
+        for group in self.adamw.param_groups:
+            group["capturable"] = capturable
 
     def take_gradients(self):
         """Give each local tensor the gradient of its part; a tied embedding's is summed over both ends first."""
@@ -99,14 +101,13 @@ class LossScale:
             self.value *= 2
 
 
-def make_adamw(parameters, training, capturable=False):
+def make_adamw(parameters, training):
     """torch's fused AdamW on `parameters`, (parameter, its number of dimensions): decay from two dimensions on."""
     settings = training.optimizer
     wide = [parameter for parameter, dimensions in parameters if dimensions >= 2]
     narrow = [parameter for parameter, dimensions in parameters if dimensions < 2]
     groups = [{"params": wide, "weight_decay": settings.weight_decay}, {"params": narrow, "weight_decay": 0.0}]
-    options = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps, "capturable": capturable}
-    return torch.optim.AdamW(groups, lr=0.0, fused=True, **options)
+    return torch.optim.AdamW(groups, lr=0.0, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
 
 
 def clip_divisor(norm, limit, scale):

@@ -60,18 +60,21 @@ def by_onednn(job):
     return used() and job.device == "cpu" and job.training.precision == "fp32" and job.layout.tensor == 1
 
 
-def compile_model(model, whole=False):
-    """Compile what precedes the head by torch.compile: the whole of it, or each block by itself.
+def compile_whole(model):
+    """Compile all that precedes the head by torch.compile, without torch's launches and checks between blocks.
 
-    Blocks share one compilation, as they differ in their parameters only, and their gradients are there one after
-    another, as their exchange wants it. The whole of it has none of torch's launches and checks between blocks. The
-    head is not compiled: it has kernels and products of its own in any case.
+    The head is not compiled: it has kernels and products of its own in any case.
     """
-    if whole:
-        if model.model.tied_embeddings:
-            model.embed = torch.compiler.disable(model.embed)  # its gradient joins the head's: tied.py
-        model.hidden = torch.compile(model.hidden)
-        return
+    if model.tied is not None:
+        model.embed = torch.compiler.disable(model.embed)  # its gradient joins the head's: tied.py
+    model.hidden = torch.compile(model.hidden)
+
+
+def compile_blocks(model):
+    """Compile each block by torch.compile; they share one compilation, as they differ in their parameters only.
+
+    Their gradients are there one after another, as their exchange wants it.
+    """
     for block in model.layers.values():
         block.forward = torch.compile(block.forward)
 

@@ -561,8 +561,8 @@ class Result(Document):
     compile: bool = Field(description="Whether the framework compiled the model.")
     compile_seconds: Seconds[float | None] = Field(
         default=None,
-        description="What the framework's compiler took in the training, on the rank where it took longest: before "
-        "the first steps or within them, which no rate counts. Null where the training does not report it.",
+        description="What the framework's compiler took, on the rank where it took longest. No rate counts it: it is "
+        "done before the window. Null where the training does not report it.",
         json_schema_extra=since(7),
     )
     graph: bool = Field(

@@ -80,6 +80,7 @@ def train_rank(spec, report):
     weights_are_zeros()
     observe_choices(report["attention_choices"])
     train, recorder = trainer_of(spec["framework"]), StepBooks(spec, job, books, report)
+    finish_each_step()
     with counts_mode(job, books):
         train(job, recorder)
 
@@ -123,6 +124,13 @@ def weights_are_zeros():
         return np.zeros(sizes, dtype=np.float32)
 
     Initializer.array = array
+
+
+def finish_each_step():
+    """The books of a step end when it is recorded, so the next one is not launched before."""
+    from levelfield.worker import loop
+
+    loop._Records.can_wait = lambda self, step: False
 
 
 def layers_of(details):
