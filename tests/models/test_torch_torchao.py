@@ -126,11 +126,17 @@ def test_gradients_in_e4m3_are_seen(rounded, monkeypatch):
     assert output < 2**-8 and min(gradients) > 0.02
 
 
-def test_layers_are_compiled_alone_where_nothing_else_would_compile_them(rounded):
+def test_layers_or_their_casts_are_compiled_alone_where_nothing_else_would_compile_them(rounded, monkeypatch):
     """Selective recomputation keeps the results of products, which it does not see inside of a compiled layer."""
+    from torchao.float8 import float8_linear
+
+    cast = float8_linear.hp_tensor_to_float8_dynamic
+    monkeypatch.setattr(float8_linear, "hp_tensor_to_float8_dynamic", cast)  # restored at the end
     assert "forward" in vars(by_torchao(rounded)) and "forward" in vars(by_torchao(rounded, recompute="full"))
     assert "forward" not in vars(by_torchao(rounded, compiled=True))
+    assert float8_linear.hp_tensor_to_float8_dynamic is cast
     assert "forward" not in vars(by_torchao(rounded, recompute="selective"))
+    assert float8_linear.hp_tensor_to_float8_dynamic is not cast
 
 
 @pytest.fixture(scope="module")

@@ -4,20 +4,35 @@ Weights are rounded from their float32 values. FSDP2 gathers them in 8 bits, wit
 """
 
 import torch
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
-from torchao.float8.float8_linear import Float8Linear
+from torchao.float8 import (
+    Float8LinearConfig,
+    convert_to_float8_training,
+    float8_linear,
+    precompute_float8_dynamic_scale_for_fsdp,
+)
+
+MOST_SHAPES = 64  # that one function is compiled for; beyond torch's own 8 it would run uncompiled
 
 
 def replace_linears(model, job):
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=job.layout.sharding_degree > 1)
     for block in model.layers.values():
         convert_to_float8_training(block, config=config)
-    # A cast is ten kernels that each read the whole tensor, and two if compiled. Selective recomputation would not see
-    # the products inside.
-    if not job.tuning.compile and job.tuning.recompute != "selective":
-        for layer in model.modules():
-            if isinstance(layer, Float8Linear):
-                layer.forward = torch.compile(layer.forward, dynamic=False)
+    if not job.tuning.compile:
+        compile_casts(model, job.tuning.recompute)
+
+
+def compile_casts(model, recompute):
+    """A cast is ten kernels that each read the whole tensor, many with float32 results; compiled it is three. So each
+    layer is compiled, or under selective recomputation, which has to see the products, each cast in it."""
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
+    if recompute == "selective":
+        cast = torch.compile(float8_linear.hp_tensor_to_float8_dynamic, dynamic=False)
+        float8_linear.hp_tensor_to_float8_dynamic = cast
+        return
+    for layer in model.modules():
+        if isinstance(layer, float8_linear.Float8Linear):
+            layer.forward = torch.compile(layer.forward, dynamic=False)
 
 
 def renew_scales(model):
