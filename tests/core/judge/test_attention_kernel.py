@@ -1,15 +1,15 @@
-"""Which kernel computed attention: what the ranks reported, and a reason where that says nothing."""
+"""Which kernel computed attention, and which library fp8: what the ranks reported, or why that says nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from levelfield.judge.collector import attention_kernel, collect
+from levelfield.judge.collector import attention_kernel, collect, fp8_library
 from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import KERNELS
+from levelfield.specs.result import FP8_LIBRARIES, KERNELS
 from recorded_runs import Event, edit
 
 
@@ -35,6 +35,15 @@ def test_what_names_no_kernel_has_its_reason(reported: list[Any], reason: str) -
     found = attention_kernel({rank: {"details": {"attention_kernel": each}} for rank, each in enumerate(reported)})
     assert found is not None and found.name is None and found.reason is not None
     assert found.reason.startswith(reason) and len(found.reason) < 200
+
+
+def test_the_library_of_fp8_is_named_in_the_same_way() -> None:
+    def found(*names: Any) -> Any:
+        return fp8_library({rank: {"details": {"fp8_library": name}} for rank, name in enumerate(names)})
+
+    assert [found(name, name).name for name in FP8_LIBRARIES] == list(FP8_LIBRARIES)
+    assert found("torchao", "transformer_engine").reason.startswith("the ranks reported different libraries: 'torchao'")
+    assert found("warp").reason.endswith("expected one of transformer_engine, torchao, rounded") and found(None) is None
 
 
 @pytest.mark.parametrize("events", [[], [{}], [{"details": None}], [{"details": ["cudnn"]}], [{"details": {}}] * 2])

@@ -92,6 +92,7 @@ OF_RESULT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "peak of MFU": ({"utilisation": [{"kind": "MFU", "formula": "palm/1", "value": 0.4, "peak_tflops": 50.0}]}, {}),
     "tuning": ({"tuning": {"word": "peak"}}, {"tuning": {"word": "base"}}),
     "attention kernel": ({"attention_kernel": {"name": "flash"}}, {"attention_kernel": {"name": "math"}}),
+    "fp8 library": ({"fp8_library": {"name": "torchao"}}, {"fp8_library": {"name": "transformer_engine"}}),
 }
 
 
