@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from levelfield.predict.setup import FP32, TrainingSetup
+from levelfield.predict.setup import FP8, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
 
 MASK = 1  # bytes of a dropout mask's element
@@ -147,7 +147,7 @@ def whole_layer(s: TrainingSetup, mixture: bool = False) -> int:
     mixture: the layer has experts, and keeps what was sent to them and came back.
     """
     hidden = s.tokens * s.model.hidden_size
-    inputs = 2 * hidden * s.input_width // (1 if s.memory_model.keeps_gathered_inputs else _sequence_split(s))
+    inputs = _inputs(s) * hidden * s.input_width // (1 if s.memory_model.keeps_gathered_inputs else _sequence_split(s))
     split = 2 * (s.width + s.memory_model.norm_bytes + _mask(s))
     outside = int(hidden * split) // _sequence_split(s) + inputs + _latents(s) + _contexts(s)
     inside = s.tokens * _split_bytes(s, mixture) // s.layout.tensor + _scores(s) + _tensor_copies(s)
@@ -179,6 +179,13 @@ def _routed(s: TrainingSetup) -> int:
     router = FP32 * s.tokens * (copy + 2 * experts) // _sequence_split(s)
     outputs = s.width if s.memory_model.expert_outputs else 0
     return s.routed_tokens * s.model.hidden_size * (s.input_width + outputs) + router
+
+
+def _inputs(s: TrainingSetup) -> int:
+    """Return how many hidden states a layer keeps: inputs of attention and of the MLP, or in fp8 of each product."""
+    if not s.memory_model.inputs_by_product or s.input_width != FP8:
+        return 2
+    return 3 + (2 if s.model.is_gated else 1)  # query, key, value; gate and up, or up
 
 
 def _latents(s: TrainingSetup) -> int:

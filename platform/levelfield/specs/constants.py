@@ -37,6 +37,7 @@ class MemoryModel(Value):
     gathers_keys_values: context ranks gather all keys and values of a layer before its attention, and reduce their
     gradients after it. Otherwise they pass them round a ring while attention computes. keeps_contexts: what was
     gathered stays for the backward pass and, where attention needs a mask, its output of each piece of the sequence.
+    inputs_by_product: in fp8 each product keeps its own input, also where several have the same one.
     pipeline_working_sets: recomputed layers that exist at once under pipeline parallelism. receives_all: a stage has
     buffers for the tensors that it receives in every micro-batch of a step, and not only in those in flight.
     Interleaved stages have these alone, and keep what each passed on until its backward pass.
@@ -70,6 +71,7 @@ class MemoryModel(Value):
     sharded_copy: bool = False
     gathers_keys_values: bool = False
     keeps_contexts: bool = False
+    inputs_by_product: bool = False
     pipeline_working_sets: int = Field(default=1, ge=1)
     receives_all: bool = False
     host_sharding_copies: int = Field(default=0, ge=0)
