@@ -160,7 +160,9 @@ def _split_bytes(s: TrainingSetup, mixture: bool) -> int:
     heads = heads_output(s.model)
     before = (s.memory_model.gated_mlp_tensors if s.model.is_gated else 2) - 1
     mlp = mlp_width(s.model, mixture) * (before * s.width + s.input_width)
-    return (_attention_width(s) - heads) * s.width + heads * s.input_width + mlp
+    rounded = s.memory_model.inputs_by_product and s.input_width == FP8  # beside what attention's kernel keeps
+    output = s.input_width + (s.width if rounded else 0)
+    return (_attention_width(s) - heads) * s.width + heads * output + mlp
 
 
 def mlp_width(model: Model, mixture: bool) -> int:
