@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [str(ROOT / folder) for folder in ("models/torch", "platform", "tests", "benchmarks/loops")]
-LAUNCHES = ("kernel", "product")  # the stand-in's words for what a device would run
+LAUNCHES = ("kernel", "product", "graph")  # the stand-in's words for what a device would run
 NEEDS = {"liger": ("triton", "liger_kernel", "transformers"), "transformers": ("transformers",)}
 
 
@@ -177,17 +177,6 @@ def tokens_of(task: dict[str, Any]) -> Any:
 
 
 # -- ours
-class GraphTuning(SimpleNamespace):
-    """A tuning with `graph`, which records that the training read it: else its figures would be of no graph."""
-
-    is_read = False
-
-    @property
-    def graph(self) -> bool:
-        self.is_read = True
-        return True
-
-
 def job_of(task: dict[str, Any]) -> SimpleNamespace:
     """The job as a training reads it: what the file leaves out has its default there, also what comes later."""
     from levelfield.worker import load_job
@@ -206,6 +195,7 @@ def job_of(task: dict[str, Any]) -> SimpleNamespace:
     }
     layout = {"data": 1, "tensor": 1, "pipeline": 1, "sequence_parallel": False}
     tuning = {"micro_batch": task["batch"], "recompute": "none", "compile": task["compile"], "attention": "sdpa"}
+    tuning["graph"] = task["graph"]
     content = {
         "schema": SCHEMA,
         "model": model_of(task),
@@ -221,20 +211,19 @@ def job_of(task: dict[str, Any]) -> SimpleNamespace:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(content, file)
         file.flush()
-        job = load_job(file.name)
-    if task["graph"]:
-        job.tuning = GraphTuning(**vars(job.tuning))
-    return job
+        return load_job(file.name)
 
 
 def ours(task: dict[str, Any]) -> Step:
     import torch
     from device import open_device
     from levelfield.worker import Initializer, coordinates
+    from parallelism.parallelize import check
     from training import Trainer
 
     Initializer.array = without_matrices(Initializer.array)  # type: ignore[method-assign]
     job, tokens = job_of(task), tokens_of(task)[None]
+    check(job)
     trainer = Trainer(job, coordinates(job), open_device(job))
     for parameter in trainer.model.parameters():
         if parameter.dim() > 1:
@@ -248,8 +237,6 @@ def ours(task: dict[str, Any]) -> Step:
 
     def read(_: None) -> tuple[float, float]:
         facts = trainer.finish(batch)
-        if task["graph"] and not job.tuning.is_read:
-            sys.exit("models/torch does not read the tuning `graph`: found an eager step, expected a CUDA graph")
         return facts["loss"], facts["grad_norm"]
 
     return Step(launch, read)

@@ -40,7 +40,8 @@ def speed_tables(records: dict[str, Row], expected: Row) -> Iterator[tuple[str, 
 
 def step_cells(row: Row, expected: Row) -> list[str]:
     predicted = expected.get(row["shape"], {})
-    wanted = [row["shape"], number(predicted.get("before")), number(predicted.get("ours_ms"))]
+    where = f" (host, on a pretended {row['pretended']})" if row.get("pretended") else ""
+    wanted = [row["shape"] + where, number(predicted.get("before")), number(predicted.get("ours_ms"))]
     if "failed" in row:
         return [*wanted, f"failed: {row['failed']}", *["-"] * (len(PEERS) + 4)]
     ours = row["trainers"]["ours"]

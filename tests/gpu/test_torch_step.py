@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,17 +18,24 @@ RUN = ROOT / "tests" / "gpu" / "standin" / "run.py"
 
 @pytest.mark.skipif(not PYTHON, reason="LEVELFIELD_CUDA_PYTHON is not set")
 def test_launches_are_counted_on_the_standin():
-    only = ["--only", "gpt h768", "--only", "eager"]
-    argv = [sys.executable, str(RUN), str(PYTHON), "benchmarks/torch_step.py", "--device", "cuda", *only, "--json"]
-    environment = {**os.environ, "PYTHONPATH": "platform", "LEVELFIELD_STANDIN_CHIP": "H100-80"}
-    done = subprocess.run([*argv, "--turns", "1"], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (row,) = json.loads(done.stdout)
+    row = only_row("eager")
     assert row["pretended"] == "H100-80" and row["of_peak"] is None and "gpt2" in row["left_out"]["liger"]
     # 12 layers with 4 products, and the head: each has three, of which ours divides the head's into chunks of rows
     least = 3 * (12 * 4 + 1)
     launches = {who: facts["launches"] for who, facts in row["trainers"].items()}
     assert min(launches.values()) > least and launches["plain"] == pytest.approx(721, abs=20), launches
+    launches = {who: facts["launches"] for who, facts in only_row("graph")["trainers"].items()}
+    assert 1 <= launches["ours"] < 10 and launches["plain"] > least, launches
+
+
+def only_row(mode: str) -> dict[str, Any]:
+    only = ["--only", "gpt h768", "--only", f"bf16 {mode}"]
+    argv = [sys.executable, str(RUN), str(PYTHON), "benchmarks/torch_step.py", "--device", "cuda", *only, "--json"]
+    environment = {**os.environ, "PYTHONPATH": "platform", "LEVELFIELD_STANDIN_CHIP": "H100-80"}
+    done = subprocess.run([*argv, "--turns", "1"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (row,) = json.loads(done.stdout)
+    return dict(row)
 
 
 def test_a_python_without_torch_is_named(tmp_path):

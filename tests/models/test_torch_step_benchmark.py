@@ -121,9 +121,3 @@ def test_a_trainer_that_cannot_run_says_why():
         torch_trainers.why_not("liger", task) or ""
     )
     assert torch_trainers.why_not("plain", task) is None
-
-
-def test_a_graph_that_the_training_does_not_read_is_no_graph():
-    job = torch_trainers.GraphTuning(compile=False)
-    assert job.compile is False and not job.is_read
-    assert getattr(job, "graph", False) is True and job.is_read
