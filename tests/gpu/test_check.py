@@ -173,7 +173,7 @@ def test_expected_speed_stands_beside_the_measured(tmp_path):
     ]
     assert graphs == [[f"{SHAPE} graph", "3 equal"]]
     *_, (_, _, graphs) = speed_tables({"a": {"rows": [STEP, other]}}, read_expected())
-    assert graphs[0][1].startswith("differ: ")
+    assert graphs[0][1] == "step 3 differs: 10.0 eager, 10.1 in the graph"
     summarise({name: {**STEP_RECORD, **each} for name, each in records.items()}, {}, [], "none", tmp_path)
     assert "### Parts alone" in (tmp_path / "summary.md").read_text()
     assert not [*speed_tables({"first": {}}, read_expected())]
