@@ -25,7 +25,8 @@ def test_launches_are_counted_on_the_standin():
     launches = {who: facts["launches"] for who, facts in row["trainers"].items()}
     assert min(launches.values()) > least and launches["plain"] == pytest.approx(721, abs=20), launches
     launches = {who: facts["launches"] for who, facts in only_row("graph")["trainers"].items()}
-    assert 1 <= launches["ours"] < 10 and launches["plain"] > least, launches
+    # the graph, and the learning rate before it
+    assert 2 <= launches["ours"] < 10 and launches["plain"] > least, launches
 
 
 def only_row(mode: str) -> dict[str, Any]:
