@@ -56,13 +56,13 @@ def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up
     (apart, expected), (together, found) = each
     assert (apart, together) == (3, 1)
     assert torch.equal(found, expected)
-    assert layer.copies is None
+    assert layer.step_linear is None
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_layers_of_one_input_are_one_product_with_the_gradients_of_each(bias: bool):
+def test_joinable_layers_are_one_product_with_the_gradients_of_each(bias: bool):
     from model.casts import StepCasts
-    from model.layers import Linear, outputs_of_one_input
+    from model.layers import Linear, outputs_for_one_input
 
     torch.manual_seed(0)
     model = torch.nn.ModuleList(Linear(8, rows, bias=bias) for rows in (6, 2, 4))
@@ -70,12 +70,12 @@ def test_layers_of_one_input_are_one_product_with_the_gradients_of_each(bias: bo
     x = torch.randn(3, 5, 8, dtype=torch.bfloat16)
     results = []
     for joined in (False, True):
-        model.of_one_input = lambda joined=joined: [list(model)] if joined else []
+        model.joinable_layers = lambda joined=joined: [list(model)] if joined else []
         casts = StepCasts(model)
         casts.make()
         products = []
         with Products(products):
-            outputs = outputs_of_one_input(x.requires_grad_(), model)
+            outputs = outputs_for_one_input(x.requires_grad_(), model)
         sum((output.float() * (index + 1)).square().sum() for index, output in enumerate(outputs)).backward()
         casts.drop()
         assert len(products) == (1 if joined else 3)
@@ -86,7 +86,7 @@ def test_layers_of_one_input_are_one_product_with_the_gradients_of_each(bias: bo
     *together, x_together = results[1]
     assert all(map(torch.equal, apart, together))
     torch.testing.assert_close(x_together, x_apart, rtol=2e-2, atol=2e-2)
-    assert all(parameter.grad is None for parameter in model.parameters()) and model[0].joint is None
+    assert all(parameter.grad is None for parameter in model.parameters()) and model[0].step_linear is None
 
 
 class Products(TorchDispatchMode):

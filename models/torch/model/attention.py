@@ -6,7 +6,7 @@ import functools
 import torch
 from levelfield.worker import Unsupported, head_size, part, rotary_magnitude, scaled_frequencies
 from model.kernels import chosen
-from model.layers import Linear, RMSNorm, joint_of, outputs_of_one_input
+from model.layers import Linear, RMSNorm, joint_of, outputs_for_one_input
 from torch import nn
 from torch.nn import functional
 
@@ -32,10 +32,10 @@ class Attention(nn.Module):
 
     def forward(self, x, rotary=None):
         """x: [batch, sequence, hidden]; rotary: the tables of `rotary_tables`, or None for learned positions."""
-        (layers,) = self.of_one_input()
+        (layers,) = self.joinable_layers()
         kernel, joint = chosen("rotary"), joint_of(layers)
         if kernel is None or joint is None or rotary is None or self.query_norm is not None:
-            query, key, value = (self.heads(output) for output in outputs_of_one_input(x, layers))
+            query, key, value = (self.heads(output) for output in outputs_for_one_input(x, layers))
             if self.query_norm is not None:
                 query, key = self.query_norm(query), self.key_norm(key)
             if rotary is not None:
@@ -45,7 +45,7 @@ class Attention(nn.Module):
             query, key, value = kernel.rotate_joined(self.query(x), rotary, heads)
         return self.output(self.attend(query, key, value).flatten(2))
 
-    def of_one_input(self):
+    def joinable_layers(self):
         """The groups of layers that StepCasts may join."""
         return [[self.query, self.key, self.value]]
 

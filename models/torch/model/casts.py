@@ -2,8 +2,8 @@
 
 Parameters are float32. With a cast of its own each micro-batch would read all of them again, and in a pipeline every
 micro-batch in flight would keep its copy. What FSDP2 gathers it casts itself, and float32 needs no copy: there a layer
-computes with its parameter, cast where it is used. Layers of one input, such as query, key and value, are one product
-where their copies adjoin (`joint_product`). Not joined are DTensors, whose layouts differ, and layers of fp8.
+computes with its parameter, cast where it is used. Layers with one input, such as query, key and value, are one product
+of copies that adjoin (StepLinear). DTensors, whose layouts differ, and layers of fp8 keep a product each.
 """
 
 import torch
@@ -98,26 +98,24 @@ class CastLinear(torch.autograd.Function):
         return x_gradient, None, None, None, *gradients
 
 
-class Joint:
-    """The copies of layers of one input, whose rows adjoin: one product is that of all. rows: the outputs of each."""
+class StepLinear:
+    """The copies of a linear layer, or of several with one input: their rows adjoin, so one product is that of all.
+
+    rows: the outputs of each layer.
+    """
 
     def __init__(self, layers, dtype):
         self.layers, self.rows, first = layers, [layer.out_features for layer in layers], layers[0].weight
         self.weight = torch.empty(sum(self.rows), first.shape[1], dtype=dtype, device=first.device)
         self.bias = None if layers[0].bias is None else self.weight.new_empty(sum(self.rows))
-        self.parameters = [layer.weight for layer in layers]
-        self.parameters += [] if self.bias is None else [layer.bias for layer in layers]
+        self.parameters, self.copies = [layer.weight for layer in layers], [*self.weight.split(self.rows)]
+        if self.bias is not None:
+            self.parameters += [layer.bias for layer in layers]
+            self.copies += self.bias.split(self.rows)
 
     def product(self, x):
         """[..., in] -> [..., outputs of all]."""
         return CastLinear.apply(x, self.weight, self.bias, self.rows, *self.parameters)
-
-    def copies(self):
-        """The copies of each layer, as parts of these."""
-        biases = [None] * len(self.rows) if self.bias is None else self.bias.split(self.rows)
-        return [
-            {"weight": weight, "bias": bias} for weight, bias in zip(self.weight.split(self.rows), biases, strict=True)
-        ]
 
 
 class StepCasts:
@@ -128,33 +126,31 @@ class StepCasts:
     """
 
     def __init__(self, model, apart=()):
-        apart, dtype = set(apart), model.dtype
-        layers = [layer for layer in model.modules() if isinstance(layer, CastLayer)]
-        if any(isinstance(module, FSDPModule) for module in model.modules()):
+        apart, dtype, modules = set(apart), model.dtype, list(model.modules())
+        layers = [layer for layer in modules if isinstance(layer, CastLayer)] if dtype != torch.float32 else []
+        if any(isinstance(module, FSDPModule) for module in modules):
             layers = [layer for layer in layers if apart.intersection(layer.parameters(recurse=False))]
-        layers = layers if dtype != torch.float32 else []
-        plain = {layer for layer in layers if not any(isinstance(each, DTensor) for each in layer.parameters())}
-        groups = [group for module in model.modules() for group in getattr(module, "of_one_input", list)()]
-        self.joints = [Joint(group, dtype) for group in groups if plain.issuperset(group)]
-        joined = {
-            layer: copies for joint in self.joints for layer, copies in zip(joint.layers, joint.copies(), strict=True)
-        }
-        self.copies = {layer: joined.get(layer) or layer.empty_copies(dtype) for layer in layers}
-        entries = [(layer, name) for layer in layers for name in layer._parameters if layer.held(name) is not None]
-        self.sources = [local(layer.held(name).detach()) for layer, name in entries]
-        self.targets = [local(self.copies[layer][name]) for layer, name in entries]
-        self.vectors = [
-            (layer, name)
-            for layer, name in entries
-            if layer in plain and layer.held(name).dim() == 1 and not isinstance(layer, nn.Linear)
-        ]
+        plain = {layer for layer in layers if not any(isinstance(tensor, DTensor) for tensor in layer.parameters())}
+        linears = [layer for layer in layers if layer in plain and isinstance(layer, nn.Linear)]
+        groups = [group for module in modules for group in getattr(module, "joinable_layers", list)()]
+        groups = [group for group in groups if set(linears).issuperset(group)]
+        joined = {layer for group in groups for layer in group}
+        groups += [[layer] for layer in linears if layer not in joined]
+        self.linears = [StepLinear(group, dtype) for group in groups]
+        self.copies = {layer: layer.empty_copies(dtype) for layer in layers if layer not in set(linears)}
+        entries = [(layer, name) for layer in self.copies for name in layer._parameters if layer.held(name) is not None]
+        pairs = [pair for linear in self.linears for pair in zip(linear.parameters, linear.copies, strict=True)]
+        pairs += [(layer.held(name), self.copies[layer][name]) for layer, name in entries]
+        self.sources = [local(parameter.detach()) for parameter, _ in pairs]
+        self.targets = [local(copy) for _, copy in pairs]
+        self.vectors = [(layer, name) for layer, name in entries if layer in plain and layer.held(name).dim() == 1]
         self.vector_copies = [self.copies[layer][name] for layer, name in self.vectors]
-        if layers:
+        if self.targets:
             choose_product(self.targets[0])
 
     def make(self):
         """Before the first forward pass of a step."""
-        if not self.copies:
+        if not self.targets:
             return
         torch._foreach_copy_(self.targets, self.sources)
         if self.vectors:
@@ -164,8 +160,8 @@ class StepCasts:
         # straight into each layer's attributes: nn.Module's assignment asks what a value is, a millisecond for them all
         for layer, copies in self.copies.items():
             vars(layer)["copies"] = copies
-        for joint in self.joints:
-            vars(joint.layers[0])["joint"] = joint
+        for linear in self.linears:
+            vars(linear.layers[0])["step_linear"] = linear
 
     def drop(self):
         """After the last backward pass: the optimizer changes what was cast."""
@@ -173,8 +169,8 @@ class StepCasts:
             self.copies[layer][name] = copy  # and no graph of autograd stays
         for layer in self.copies:
             vars(layer)["copies"] = None
-        for joint in self.joints:
-            vars(joint.layers[0])["joint"] = None
+        for linear in self.linears:
+            vars(linear.layers[0])["step_linear"] = None
 
 
 def local(tensor):

@@ -49,7 +49,7 @@ class GatedMLP(nn.Module):
             return self.down(gated(self.activation, self.gate(x), self.up(x)))
         return self.down(chosen("swiglu").gated(self.activation, self.gate(x)))
 
-    def of_one_input(self):
+    def joinable_layers(self):
         """The groups of layers that StepCasts may join. Without the kernel their gradients would have to be joined."""
         return [] if chosen("swiglu") is None else [[self.gate, self.up]]
 

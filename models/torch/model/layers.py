@@ -3,41 +3,41 @@
 from functools import partial
 
 import torch
-from model.casts import CastLayer, CastLinear
+from model.casts import CastLayer
 from model.kernels import chosen
 from model.onednn import OneDnnLinear, applies
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 GATES = {"swiglu": functional.silu, "geglu_tanh": partial(functional.gelu, approximate="tanh")}
 
 
 class Linear(CastLayer, nn.Linear):
-    """y = x W^T + b, in x's dtype. W: [out, in]. joint: during a step, the Joint of this layer and those after it."""
+    """y = x W^T + b, in x's dtype. W: [out, in].
 
-    joint = None
+    step_linear: during a step the StepLinear of this layer, which may compute layers after it, too.
+    """
+
+    step_linear = None
 
     def forward(self, x):
+        if self.step_linear is not None:
+            return self.step_linear.product(x)
         if applies(x, self.weight):
             return OneDnnLinear.apply(x, self.weight, self.bias)
-        if self.joint is not None:
-            return self.joint.product(x)
-        if self.copies is None or isinstance(self.weight, DTensor):
-            return functional.linear(x, self.cast("weight", x.dtype), self.cast("bias", x.dtype))
-        parameters = [self.weight] if self.bias is None else [self.weight, self.bias]
-        return CastLinear.apply(x, self.copies["weight"], self.copies["bias"], [self.out_features], *parameters)
+        return functional.linear(x, self.cast("weight", x.dtype), self.cast("bias", x.dtype))
 
 
-def outputs_of_one_input(x, layers):
-    """What each of `layers` makes of x: by one product where a step has their copies adjoin (casts.Joint)."""
+def outputs_for_one_input(x, layers):
+    """What each of `layers` makes of x: by one product where a step has their copies adjoin."""
     joint = joint_of(layers)
     return [layer(x) for layer in layers] if joint is None else layers[0](x).split(joint.rows, dim=-1)
 
 
 def joint_of(layers):
-    """The Joint by which the first of `layers` computes the outputs of all; None where each computes its own."""
-    return getattr(layers[0], "joint", None)  # another library's layer has none
+    """The StepLinear by which the first of `layers` computes the outputs of all; None where each computes its own."""
+    linear = getattr(layers[0], "step_linear", None)  # another library's layer has none
+    return linear if linear is not None and len(linear.rows) == len(layers) > 1 else None
 
 
 class LayerNorm(CastLayer, nn.LayerNorm):
