@@ -59,15 +59,15 @@ class AddNorm(torch.autograd.Function):
         total_gradient = None if total_gradient is None else total_gradient.contiguous()
         programs = min(rows, PROGRAMS * max(1, LONG_ROW // options["BLOCK"]))
         parts = weight.new_empty(1 + ctx.layer, programs, columns, dtype=torch.float32)
-        gradient, of_weight = torch.empty_like(total), weight.new_empty(1 + ctx.layer, columns)
+        gradient, weight_gradient = torch.empty_like(total), weight.new_empty(1 + ctx.layer, columns)
         _backward[(programs,)](
             total, total_gradient, normed_gradient, weight, statistics, gradient, parts, rows, columns,
             ADDS=total_gradient is not None, LAYER=ctx.layer, **options,
         )  # fmt: skip
         _sum_parts[(triton.cdiv(columns, PART_COLUMNS), 1 + ctx.layer)](
-            parts, of_weight, programs, columns, ROWS=PART_ROWS, COLUMNS=PART_COLUMNS, num_warps=4
+            parts, weight_gradient, programs, columns, ROWS=PART_ROWS, COLUMNS=PART_COLUMNS, num_warps=4
         )
-        weight, bias = of_weight.unbind() if ctx.layer else (of_weight[0], None)
+        weight, bias = weight_gradient.unbind() if ctx.layer else (weight_gradient[0], None)
         return gradient, gradient if ctx.adds else None, weight, bias, None
 
 
@@ -111,7 +111,7 @@ def _backward(
     program, programs, at = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
     inside = at < columns
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    of_weight, of_bias = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    weight_gradient, bias_gradient = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     place, step = program.to(tl.int64) * columns + at, programs.to(tl.int64) * columns
     for row in range(program, rows, programs):
         t = tl.load(total + place, mask=inside, other=0.0).to(tl.float32)
@@ -120,20 +120,20 @@ def _backward(
         if LAYER:
             t = tl.where(inside, t - tl.load(statistics + rows + row), 0.0)
         h, p = t * r, g * w
-        of_weight += g * h
-        of_t = p - h * (tl.sum(p * h) / columns)
+        weight_gradient += g * h
+        t_gradient = p - h * (tl.sum(p * h) / columns)
         if LAYER:
-            of_bias += g
-            of_t -= tl.sum(p) / columns
-        of_t *= r
+            bias_gradient += g
+            t_gradient -= tl.sum(p) / columns
+        t_gradient *= r
         if ADDS:
-            of_t += tl.load(total_gradient + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(gradient + place, of_t.to(gradient.dtype.element_ty), mask=inside)
+            t_gradient += tl.load(total_gradient + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(gradient + place, t_gradient.to(gradient.dtype.element_ty), mask=inside)
         place += step
     parts += program * columns
-    tl.store(parts + at, of_weight, mask=inside)
+    tl.store(parts + at, weight_gradient, mask=inside)
     if LAYER:
-        tl.store(parts + programs * columns + at, of_bias, mask=inside)
+        tl.store(parts + programs * columns + at, bias_gradient, mask=inside)
 
 
 @triton.jit

@@ -39,17 +39,17 @@ class Part:
 
     def __init__(self, logits, targets):
         self.logits, self.targets, self.rows = logits, targets, logits.shape[0]
-        self.common, self.own = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
+        self.common, self.local = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
         self.summed = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
 
     def largest(self):
         """Of each row the largest logit here."""
-        self.launch(_largest_and_sums, self.targets, self.common, self.own, self.summed)
+        self.launch(_largest_and_sums, self.targets, self.common, self.local, self.summed)
         return self.common
 
     def sums(self):
         """Of each row the sum here, and the target's logit or 0, by the largest logit of all ranks."""
-        tensors = (self.targets, self.common, self.own, self.summed)
+        tensors = (self.targets, self.common, self.local, self.summed)
         _to_common_largest[(triton.cdiv(self.rows, ROWS),)](*tensors, self.rows, self.logits.shape[1], ROWS=ROWS)
         return self.summed
 
@@ -80,30 +80,30 @@ def _whole(logits, targets, losses, columns, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _largest_and_sums(logits, targets, largest, own_largest, sums, rows, columns, stride, BLOCK: tl.constexpr):
+def _largest_and_sums(logits, targets, largest, local_largest, sums, rows, columns, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
     here = (target >= 0) & (target < columns)
-    own, total = _largest_and_sum(logits, columns, BLOCK)
-    tl.store(largest + row, own)
-    tl.store(own_largest + row, own)
+    local, total = _largest_and_sum(logits, columns, BLOCK)
+    tl.store(largest + row, local)
+    tl.store(local_largest + row, local)
     tl.store(sums + row, total)
     tl.store(sums + rows + row, tl.load(logits + target, mask=here, other=0.0).to(tl.float32))
 
 
 @triton.jit
-def _to_common_largest(targets, largest, own_largest, sums, rows, columns, ROWS: tl.constexpr):
+def _to_common_largest(targets, largest, local_largest, sums, rows, columns, ROWS: tl.constexpr):
     """The sum and the target's logit less the largest one of all ranks, in place of this rank's."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < rows
     target = tl.load(targets + row, mask=is_row, other=-1)
     common = tl.load(largest + row, mask=is_row, other=0.0)
-    own = tl.load(own_largest + row, mask=is_row, other=0.0)
+    local = tl.load(local_largest + row, mask=is_row, other=0.0)
     total = tl.load(sums + row, mask=is_row, other=0.0)
     target_logit = tl.load(sums + rows + row, mask=is_row, other=0.0)
     here = (target >= 0) & (target < columns)
-    tl.store(sums + row, total * tl.exp(own - common), mask=is_row)
+    tl.store(sums + row, total * tl.exp(local - common), mask=is_row)
     tl.store(sums + rows + row, tl.where(here, target_logit - common, 0.0), mask=is_row)
 
 
@@ -123,10 +123,10 @@ def _largest_and_sum(logits, columns, BLOCK: tl.constexpr):
     largest, total, shift = infinite, 0.0, 0.0
     for start in range(0, columns, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        some = tl.load(logits + at, mask=at < columns, other=infinite).to(tl.float32)
-        largest = tl.maximum(largest, tl.max(some))
+        logit = tl.load(logits + at, mask=at < columns, other=infinite).to(tl.float32)
+        largest = tl.maximum(largest, tl.max(logit))
         new_shift = tl.where(largest == infinite, 0.0, largest)  # -inf less -inf would be NaN
-        total = total * tl.exp(shift - new_shift) + tl.sum(tl.exp(some - new_shift))
+        total = total * tl.exp(shift - new_shift) + tl.sum(tl.exp(logit - new_shift))
         shift = new_shift
     return shift, total
 
@@ -136,6 +136,6 @@ def _gradient(logits, target, largest, total, columns, BLOCK: tl.constexpr):
     log_total = tl.log(total)
     for start in range(0, columns, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        some = tl.load(logits + at, mask=at < columns, other=0.0).to(tl.float32)
-        one = tl.exp(some - largest - log_total) - tl.where(at == target, 1.0, 0.0)
-        tl.store(logits + at, one.to(logits.dtype.element_ty), mask=at < columns)
+        logit = tl.load(logits + at, mask=at < columns, other=0.0).to(tl.float32)
+        gradient = tl.exp(logit - largest - log_total) - tl.where(at == target, 1.0, 0.0)
+        tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < columns)

@@ -89,9 +89,9 @@ def _backward(
     x = tl.load(gate + row * gate_row + at, mask=inside, other=0.0).to(tl.float32)
     factor = tl.load(up + row * up_row + at, mask=inside, other=0.0).to(tl.float32)
     share, slope = _share_and_slope(x, GELU)
-    of_gate = g * factor * (share + x * share * (1 - share) * slope)
+    gate_gradient = g * factor * (share + x * share * (1 - share) * slope)
     both += row * both_row
-    tl.store(both + at, of_gate.to(both.dtype.element_ty), mask=inside)
+    tl.store(both + at, gate_gradient.to(both.dtype.element_ty), mask=inside)
     tl.store(both + columns + at, (g * x * share).to(both.dtype.element_ty), mask=inside)
 
 

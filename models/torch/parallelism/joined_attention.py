@@ -73,19 +73,19 @@ def attention_backward(
     """The gradients of `query` and `own`. scales: the log-sum-exp of `attention`."""
     whole, ranks = whole_of(gathered, query), gathered.shape[0] // query.shape[0]
     joined = list(zip(halves(gradient), halves(output), scales, strict=True))
-    of_query, of_whole = gradients_before(joined, query, whole, rank, kernel)
-    others = collectives.reduce_scatter_tensor(by_rank(of_whole, ranks), "sum", ranks, group)
+    query_gradient, whole_gradient = gradients_before(joined, query, whole, rank, kernel)
+    others = collectives.reduce_scatter_tensor(by_rank(whole_gradient, ranks), "sum", ranks, group)
     causal = own_gradients(joined, query, gathered.chunk(ranks)[rank], kernel)
-    of_own = collectives.wait_tensor(others)
-    for gradients, totals in zip(causal, own_inputs(of_query, of_own), strict=True):
+    local_gradient = collectives.wait_tensor(others)
+    for gradients, totals in zip(causal, own_inputs(query_gradient, local_gradient), strict=True):
         add(gradients, totals)
-    return of_query, of_own
+    return query_gradient, local_gradient
 
 
 @attention_backward.register_fake
 def _(gradient, query, gathered, *_):
-    of_own = gathered.new_empty(query.shape[0], *gathered.shape[1:])
-    return torch.empty_like(query, memory_format=torch.contiguous_format), of_own
+    local_gradient = gathered.new_empty(query.shape[0], *gathered.shape[1:])
+    return torch.empty_like(query, memory_format=torch.contiguous_format), local_gradient
 
 
 def keep(ctx, inputs, output):
@@ -116,12 +116,15 @@ def gradients_before(joined, query, whole, rank, kernel):
 
     joined: of each piece (gradient, output, log-sum-exp).
     """
-    of_query, of_whole = torch.zeros_like(query, memory_format=torch.contiguous_format), torch.zeros_like(whole)
-    later = zip(inputs_before(query, whole, rank), inputs_before(of_query, of_whole, rank), strict=True)
+    query_gradient, whole_gradient = (
+        torch.zeros_like(query, memory_format=torch.contiguous_format),
+        torch.zeros_like(whole),
+    )
+    later = zip(inputs_before(query, whole, rank), inputs_before(query_gradient, whole_gradient, rank), strict=True)
     for piece, (inputs, totals) in zip(joined, later, strict=True):
         if inputs:
             add(KERNELS[kernel][1](*piece, *inputs, False), totals)
-    return of_query, of_whole
+    return query_gradient, whole_gradient
 
 
 def own_gradients(joined, query, own, kernel):

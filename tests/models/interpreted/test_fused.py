@@ -92,8 +92,8 @@ FAULTS = {
     ),
     "what lies beside the row counts": (
         "cross_entropy",
-        "some = tl.load(logits + at, mask=at < columns, other=infinite)",
-        "some = tl.load(logits + at)",
+        "logit = tl.load(logits + at, mask=at < columns, other=infinite)",
+        "logit = tl.load(logits + at)",
         lambda module: checks.check_cross_entropy(module, FLOAT),
     ),
     "a block of -inf makes NaN": (
@@ -104,7 +104,7 @@ FAULTS = {
     ),
     "a part's sum keeps its own largest logit": (
         "cross_entropy",
-        "total * tl.exp(own - common)",
+        "total * tl.exp(local - common)",
         "total",
         lambda module: checks.check_parts_of_the_vocabulary(module, FLOAT),
     ),
@@ -164,8 +164,8 @@ FAULTS = {
     ),
     "the gradient's mean is not subtracted": (
         "add_norm",
-        "            of_t -= tl.sum(p) / columns",
-        "            of_t -= 0",
+        "            t_gradient -= tl.sum(p) / columns",
+        "            t_gradient -= 0",
         lambda module: checks.check_add_norm(module, FLOAT, layer=True),
     ),
     "a program's second row is the first one": (
