@@ -66,8 +66,8 @@ layers.Linear.forward = twice
         """
 from step import optimizer
 right = optimizer.LocalAdamW.__init__
-def apart(self, *arguments):
-    right(self, *arguments)
+def apart(self, *arguments, **options):
+    right(self, *arguments, **options)
     self.tied = [False] * len(self.names)
 optimizer.LocalAdamW.__init__ = apart
 """,

@@ -20,10 +20,10 @@ optimizer.make_adamw = lambda parameters, training: right([(p, 2) for p, _ in pa
         """
 from step import optimizer
 right, first = optimizer.make_adamw, optimizer.LocalAdamW.__init__
-def init(self, model, *more):
+def init(self, model, *more, **options):
     dimensions = [2 if name.endswith("bias") else value.dim() for name, value in model.named_parameters()]
     optimizer.make_adamw = lambda held, training: right([(p, d) for (p, _), d in zip(held, dimensions)], training)
-    first(self, model, *more)
+    first(self, model, *more, **options)
 optimizer.LocalAdamW.__init__ = init
 """,
         "gradients",
@@ -58,8 +58,8 @@ STATES = """
 import torch
 from step import optimizer
 made = optimizer.LocalAdamW.__init__
-def with_states(self, *arguments):
-    made(self, *arguments)
+def with_states(self, *arguments, **options):
+    made(self, *arguments, **options)
     for local in self.locals:
         moments = {name: torch.zeros_like(local) for name in ("exp_avg", "exp_avg_sq")}
         self.adamw.state[local] = {"step": torch.tensor(FIRST), **moments}
@@ -143,8 +143,8 @@ kept = lambda self: [local.data for local in self.locals]
         """
 from step import optimizer
 right = optimizer.LocalAdamW.__init__
-def incomplete(self, *arguments):
-    right(self, *arguments)
+def incomplete(self, *arguments, **options):
+    right(self, *arguments, **options)
     left_out = self.locals[self.names.index("layers.2.mlp.down.bias")]
     for group in self.adamw.param_groups:
         group["params"] = [local for local in group["params"] if local is not left_out]

@@ -129,10 +129,10 @@ def changed(before, after, last):
 import torch
 from step import optimizer
 right = optimizer.LocalAdamW.step
-def step(self, rate, divisor, skip=None):
+def step(self, divisor, skip=None):
     for local in self.locals:
         local.grad /= (local.grad.norm() / job.training.gradient_clip).clamp(min=1)
-    right(self, rate, torch.ones_like(divisor), skip)
+    right(self, torch.ones_like(divisor), skip)
 optimizer.LocalAdamW.step = step
 """,
         "gradients",

@@ -76,7 +76,7 @@ optimizer.LocalAdamW.take_gradients = take
 ONE_END_ONLY = """
 from step import optimizer
 right = optimizer.LocalAdamW.__init__
-def init(self, model, training, stage_ranks, ends=None):
+def init(self, model, training, stage_ranks, ends=None, capturable=False):
     right(self, model, training, stage_ranks)
 optimizer.LocalAdamW.__init__ = init
 """

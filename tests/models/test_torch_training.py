@@ -120,7 +120,8 @@ def test_a_skipped_step_leaves_parameters_and_moments_alone():
     for skip, changed in ((1.0, False), (0.0, True)):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.take_gradients()
-        optimizer.step(1e-2, torch.tensor(1.0), torch.tensor(skip))
+        optimizer.set_learning_rate(1e-2)
+        optimizer.step(torch.tensor(1.0), torch.tensor(skip))
         optimizer.drop_gradients()
         assert torch.equal(model.weight, before) != changed
 
@@ -149,7 +150,8 @@ def test_clipping_and_decay_are_those_of_torch():
         mine.take_gradients()
         found = mine.squares().sum().sqrt()
         torch.testing.assert_close(found.float(), norm)
-        mine.step(1e-2, clip_divisor(found, 1.0, 1.0))
+        mine.set_learning_rate(1e-2)
+        mine.step(clip_divisor(found, 1.0, 1.0))
         mine.drop_gradients()
         reference.step()
         reference.zero_grad()

@@ -39,8 +39,9 @@ BEGIN = "<!-- written by tests/models/window_power.py: begin -->"
 IN_BF16, IN_FP8 = ("gpt3_6.7B_bf16", "llama3_8b_bf16"), "llama3_8b_fp8"
 COPY = "latetorch"  # the name of the copied framework
 
-LINEAR = "    def forward(self, x):\n        if applies(x, self.weight):\n"
+LINEAR = "    step_linear = None\n\n    def forward(self, x):\n"
 LATE_LINEAR = """\
+    step_linear = None
     late = range(0)  # the steps whose products are in 8 bits
     step = 0
 
@@ -49,8 +50,9 @@ LATE_LINEAR = """\
             from step.fp8_rounded import _Products
 
             return _Products.apply(x, self.cast("weight", x.dtype), self.cast("bias", x.dtype))
-        if applies(x, self.weight):
 """
+JOINT = '    linear = getattr(layers[0], "step_linear", None)'
+LATE_JOINT = f"    if Linear.step in layers[0].late:\n        return None\n{JOINT}"
 LAUNCH = "        if self.random:\n            torch.manual_seed"
 BUILT = "        self.casts = StepCasts("
 
@@ -98,6 +100,7 @@ def plant(fault: LateFault, copy: Path) -> None:
     )
     step = "        from model.layers import Linear\n\n        Linear.step = batch.step\n"
     replace(copy / "model" / "layers.py", LINEAR, LATE_LINEAR)
+    replace(copy / "model" / "layers.py", JOINT, LATE_JOINT)
     replace(copy / "training.py", BUILT, late + BUILT)
     replace(copy / "training.py", LAUNCH, step + LAUNCH)
 

@@ -134,7 +134,8 @@ def test_each_row_is_run_with_its_own_choices(replay: Replay, tmp_path: Path) ->
     check, row = replay.calls
     assert check == ["llama3_8b:torch:H100-SXM5-80GB:1:8", "--check"]
     assert row[:4] == [check[0], "--json", "--scale", "full"]
-    assert row[4::2] == ["--layout", "--micro-batch", "--recompute", "--chips"] and Path(row[-1]).resolve() == chips
+    choices = ["--layout", "--micro-batch", "--recompute", "--virtual-pipeline", "--chips"]
+    assert row[4::2] == choices and Path(row[-1]).resolve() == chips
 
 
 def test_json_has_the_same_figures(capsys: pytest.CaptureFixture[str], replay: Replay) -> None:

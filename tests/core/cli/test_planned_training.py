@@ -16,7 +16,7 @@ chips:
   H100-SXM5-80GB: {per: device, rent: 2.0}
   A800-SXM4-80GB: {per: node, own: {capital: 87660, years: 4, utilisation: 0.5, power_per_kwh: 0.1, pue: 1.2}}
 """
-CASE = ("llama3_8b", "--chip", "H100", "--top", "2")
+CASE = ("llama3_8b", "--chip", "H100", "--top", "3")
 
 
 @pytest.fixture

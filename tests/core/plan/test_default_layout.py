@@ -197,6 +197,6 @@ def test_a_field_of_the_user_with_which_nothing_fits_is_planned_with_the_least_m
     assert not row.fits and (row.tuning.micro_batch, row.tuning.recompute) == (8, "none")
     assert row.layout.sharding_stage > 0 or row.layout.tensor > 1
     larger, free = (default_layout.fits_from(here, choice) for choice in (fixed, TuningChoice()))
-    assert larger and free and larger.world > free.world
+    assert larger and free and larger.world >= free.world
     (first, *_) = default_layout.default_layout(larger, "full", fixed, fixed).estimates
     assert first.fits and (first.tuning.micro_batch, first.tuning.recompute) == (8, "none")
