@@ -147,10 +147,10 @@ def heads_of(device: str, shape: tuple[int, int, int], rows: tuple[int, ...]) ->
     weight = random(vocabulary, hidden, device=device, dtype=torch.float32, scale=0.02, gradient=True)
     targets = torch.randint(0, vocabulary, (tokens,), device=device)
     ways: dict[str, Callable[[], Callable[..., Any]]] = {
-        **{f"models/torch, {many} rows": lambda many=many: by_chunks(many) for many in rows if many <= tokens},
-        "torch": lambda: by_torch,
-        "torch, compiled": lambda: torch.compile(by_torch),
-        "Liger-Kernel": lambda: by_liger(device),
+        **{f"models/torch, {many} rows": lambda many=many: chunked_head(many) for many in rows if many <= tokens},
+        "torch": lambda: torch_head,
+        "torch, compiled": lambda: torch.compile(torch_head),
+        "Liger-Kernel": lambda: liger_head(device),
     }
     for name, make in ways.items():
 
@@ -166,13 +166,13 @@ def heads_of(device: str, shape: tuple[int, int, int], rows: tuple[int, ...]) ->
         yield measured(f"head {tokens} x {vocabulary} x {hidden}, {name}", arrange, device)
 
 
-def by_torch(x: Any, weight: Any, targets: Any) -> Any:
+def torch_head(x: Any, weight: Any, targets: Any) -> Any:
     from torch.nn import functional
 
     return functional.cross_entropy(functional.linear(x, weight.to(x.dtype)).float(), targets)
 
 
-def by_chunks(many: int) -> Callable[..., Any]:
+def chunked_head(many: int) -> Callable[..., Any]:
     """The loss of models/torch with so many rows in a chunk, in place of those that it chooses."""
     from model import head_loss
 
@@ -188,7 +188,7 @@ def by_chunks(many: int) -> Callable[..., Any]:
     return lambda x, weight, targets: head_loss.head_loss(x[None], weight, targets[None], 1.0)[0]
 
 
-def by_liger(device: str) -> Callable[..., Any]:
+def liger_head(device: str) -> Callable[..., Any]:
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     if device == "cpu":

@@ -187,9 +187,9 @@ def measure(shape: dict[str, Any], arguments: argparse.Namespace) -> dict[str, A
     row |= {"ratios": {}, "best": None, "of_peak": None, "memory_ratio": None}
     try:
         while True:
-            found = measure_group(peers, task, arguments.turns, left_out)
-            row["ratios"] |= ratios_of(found["seconds"])
-            row["trainers"] = {**found["trainers"], **row["trainers"]}  # ours: as the first time
+            measured = measure_group(peers, task, arguments.turns, left_out)
+            row["ratios"] |= ratios_of(measured["seconds"])
+            row["trainers"] = {**measured["trainers"], **row["trainers"]}  # ours: as the first time
             peers = [who for who in peers if who not in row["trainers"] and who not in left_out]
             if not peers:
                 break
@@ -197,7 +197,7 @@ def measure(shape: dict[str, Any], arguments: argparse.Namespace) -> dict[str, A
         return {**row, "failed": str(error)}
     row["trainers"] = {who: row["trainers"][who] for who in TRAINERS if who in row["trainers"]}
     row["best"] = best_of(row["ratios"], row["trainers"])
-    seconds, rate = row["trainers"]["ours"]["ms"] / 1e3, found["product_rate"]
+    seconds, rate = row["trainers"]["ours"]["ms"] / 1e3, measured["product_rate"]
     row["of_peak"] = None if rate is None else flops(task) / seconds / rate
     if row["best"]:
         row["memory_ratio"] = row["trainers"]["ours"]["peak_bytes"] / row["trainers"][row["best"]["peer"]]["peak_bytes"]

@@ -221,7 +221,7 @@ def ours(task: dict[str, Any]) -> Step:
     from parallelism.parallelize import check
     from training import Trainer
 
-    Initializer.array = without_matrices(Initializer.array)  # type: ignore[method-assign]
+    Initializer.array = leave_out_matrices(Initializer.array)  # type: ignore[method-assign]
     job, tokens = job_of(task), tokens_of(task)[None]
     check(job)
     trainer = Trainer(job, coordinates(job), open_device(job))
@@ -242,7 +242,7 @@ def ours(task: dict[str, Any]) -> Step:
     return Step(launch, read)
 
 
-def without_matrices(array: Callable[..., Any]) -> Callable[..., Any]:
+def leave_out_matrices(array: Callable[..., Any]) -> Callable[..., Any]:
     """`Initializer.array` that leaves matrices zero: generating them on the host takes longer than all steps."""
     import numpy as np
 
@@ -278,7 +278,7 @@ def huggingface(task: dict[str, Any], maker: Any, **options: Any) -> Step:
     config = AutoConfig.for_model(**hf_config(Model.model_validate(model_of(task)), task["sequence"]))
     with torch.device(task["device"]):
         model = maker.from_config(config, **options).train()
-    tokens, compiled = tokens_of(task)[:, :-1], as_asked(model, task)
+    tokens, compiled = tokens_of(task)[:, :-1], compiled_if_wanted(model, task)
     return peer(task, model, (tokens,), lambda ids: compiled(input_ids=ids, labels=ids, use_cache=False).loss)
 
 
@@ -289,10 +289,10 @@ def plain(task: dict[str, Any]) -> Step:
     with torch.device(task["device"]):
         model = PlainModel(model_of(task), task["sequence"])
     tokens = tokens_of(task)
-    return peer(task, model, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), as_asked(model, task))
+    return peer(task, model, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), compiled_if_wanted(model, task))
 
 
-def as_asked(model: Any, task: dict[str, Any]) -> Any:
+def compiled_if_wanted(model: Any, task: dict[str, Any]) -> Any:
     """The whole model compiled where ours is compiled, with CUDA graphs where ours is a CUDA graph."""
     import torch
 
