@@ -95,7 +95,10 @@ def steps(run: Path) -> list[tuple[float, float, str]]:
 
 @contextmanager
 def alone_on_the_engine() -> Iterator[None]:
-    """While no other test of this lock uses the engine: any start on it removes what any killed run left there."""
+    """While no other test of this lock uses the engine.
+
+    Any start there removes what any killed run left, and `image prune` the image of a run that is about to start.
+    """
     with (ROOT / ".ci" / "engine").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

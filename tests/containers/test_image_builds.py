@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from docker import DockerClient
-from driving import PRETENDING, Benchmark, finished
+from driving import PRETENDING, Benchmark, alone_on_the_engine, finished
 from levelfield.run.runtimes.engine import RUN_LABEL
 
 pytestmark = pytest.mark.containers
@@ -93,6 +93,7 @@ def test_export_writes_what_docker_loads_and_what_docker_builds(
         engine.images.prune(filters={"dangling": True, "label": "levelfield.image=fake-fake"})
 
 
+@alone_on_the_engine()
 def test_prune_keeps_the_newest_of_each_name(benchmark: Benchmark, engine: DockerClient, plugins: Path) -> None:
     for line in ("import numpy", "import numpy, json"):
         template(plugins, line)
