@@ -34,9 +34,9 @@ def valid_run(benchmark: Benchmark, *arguments: str) -> Path:
 def plain(images_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, float, str]]:
     """The steps of `short` without a container."""
     without = Benchmark(tmp_path_factory.mktemp("plain") / "runs", images_cache)
-    found = steps(valid_run(without, "--case", "short:torch", *UNMEASURED))
-    assert [tokens for _, _, tokens in found] and len({loss for loss, _, _ in found}) == 40
-    return found
+    steps_of_short = steps(valid_run(without, "--case", "short:torch", *UNMEASURED))
+    assert [tokens for _, _, tokens in steps_of_short] and len({loss for loss, _, _ in steps_of_short}) == 40
+    return steps_of_short
 
 
 def test_one_node_trains_the_same_bits_as_without_a_container(benchmark: Benchmark, plain: list) -> None:

@@ -58,12 +58,12 @@ STATES = """
 import torch
 from step import optimizer
 made = optimizer.LocalAdamW.__init__
-def with_states(self, *arguments, **options):
+def plant_states(self, *arguments, **options):
     made(self, *arguments, **options)
     for local in self.locals:
         moments = {name: torch.zeros_like(local) for name in ("exp_avg", "exp_avg_sq")}
         self.adamw.state[local] = {"step": torch.tensor(FIRST), **moments}
-optimizer.LocalAdamW.__init__ = with_states
+optimizer.LocalAdamW.__init__ = plant_states
 """
 # What the optimizer keeps, changed after each step.
 AFTER = """
