@@ -22,6 +22,7 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from fused.launching import QuickLaunch
 
 PROGRAMS, LONG_ROW = 264, 4096
 PART_ROWS, PART_COLUMNS = 32, 32
@@ -67,7 +68,7 @@ class AddNorm(torch.autograd.Function):
         _sum_parts[(triton.cdiv(columns, PART_COLUMNS), 1 + ctx.layer)](
             parts, weight_gradient, programs, columns, ROWS=PART_ROWS, COLUMNS=PART_COLUMNS, num_warps=4
         )
-        weight, bias = weight_gradient.unbind() if ctx.layer else (weight_gradient[0], None)
+        weight, bias = weight_gradient[0], weight_gradient[1] if ctx.layer else None
         return gradient, gradient if ctx.adds else None, weight, bias, None
 
 
@@ -78,6 +79,7 @@ def blocks(columns):
     return {"BLOCK": block, "num_warps": min(16, max(4, block // 512))}
 
 
+@QuickLaunch
 @triton.jit
 def _forward(
     x, branch, weight, bias, total, normed, statistics, rows, columns, eps,
@@ -103,6 +105,7 @@ def _forward(
     tl.store(normed + start + at, n.to(normed.dtype.element_ty), mask=inside)
 
 
+@QuickLaunch
 @triton.jit
 def _backward(
     total, total_gradient, normed_gradient, weight, statistics, gradient, parts, rows, columns,
@@ -136,6 +139,7 @@ def _backward(
         tl.store(parts + programs * columns + at, bias_gradient, mask=inside)
 
 
+@QuickLaunch
 @triton.jit
 def _sum_parts(parts, sums, programs, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from fused.launching import QuickLaunch
 
 BLOCK, WARPS = 8192, 16
 ROWS = 1024  # of a program with one number a row
@@ -68,6 +69,7 @@ def shape(logits):
     return logits.shape[1], logits.stride(0)
 
 
+@QuickLaunch
 @triton.jit
 def _whole(logits, targets, losses, columns, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)  # rows x columns may pass 2^31
@@ -79,6 +81,7 @@ def _whole(logits, targets, losses, columns, stride, BLOCK: tl.constexpr):
     _gradient(logits, target, largest, total, columns, BLOCK)
 
 
+@QuickLaunch
 @triton.jit
 def _largest_and_sums(logits, targets, largest, local_largest, sums, rows, columns, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -92,6 +95,7 @@ def _largest_and_sums(logits, targets, largest, local_largest, sums, rows, colum
     tl.store(sums + rows + row, tl.load(logits + target, mask=here, other=0.0).to(tl.float32))
 
 
+@QuickLaunch
 @triton.jit
 def _to_common_largest(targets, largest, local_largest, sums, rows, columns, ROWS: tl.constexpr):
     """The sum and the target's logit less the largest one of all ranks, in place of this rank's."""
@@ -107,6 +111,7 @@ def _to_common_largest(targets, largest, local_largest, sums, rows, columns, ROW
     tl.store(sums + rows + row, tl.where(here, target_logit - common, 0.0), mask=is_row)
 
 
+@QuickLaunch
 @triton.jit
 def _part(logits, targets, largest, sums, losses, rows, columns, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

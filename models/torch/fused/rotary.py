@@ -16,6 +16,7 @@ One program has one token, and takes 2,048 pairs at a time: 16 of each thread of
 import torch
 import triton
 import triton.language as tl
+from fused.launching import QuickLaunch
 
 PAIRS, WARPS = 2048, 4
 
@@ -95,6 +96,7 @@ def blocks(size, backward):
     }
 
 
+@QuickLaunch
 @triton.jit
 def _rotate(
     source, target, cos, sin, length, heads,
@@ -109,6 +111,7 @@ def _rotate(
     _heads(source, target, cos, sin, heads, source_head, target_head, HALF, HALF_BLOCK, HEADS_BLOCK, BACKWARD, True)
 
 
+@QuickLaunch
 @triton.jit
 def _move(
     query, query_target, key, key_target, value, value_target, cos, sin, length, queries, keys, values,

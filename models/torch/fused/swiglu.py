@@ -16,6 +16,7 @@ One program has 1,024 numbers of a row: 8 of each thread of 4 warps, which it re
 import torch
 import triton
 import triton.language as tl
+from fused.launching import QuickLaunch
 
 BLOCK, WARPS = 1024, 4
 
@@ -68,6 +69,7 @@ def strides(*tensors):
     return [tensor.stride(0) for tensor in tensors]
 
 
+@QuickLaunch
 @triton.jit
 def _forward(gate, up, y, gate_row, up_row, columns, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -78,6 +80,7 @@ def _forward(gate, up, y, gate_row, up_row, columns, GELU: tl.constexpr, BLOCK: 
     tl.store(y + row * columns + at, (x * share * factor).to(y.dtype.element_ty), mask=inside)
 
 
+@QuickLaunch
 @triton.jit
 def _backward(
     gradient, gate, up, both, gradient_row, gate_row, up_row, both_row, columns,
