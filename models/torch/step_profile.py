@@ -24,6 +24,7 @@ METHODS = (
     ("optimizer.squares", "gradient clipping"),
     ("reduce", "gradient clipping"),
     ("clip", "gradient clipping"),
+    ("update", "gradient clipping"),  # what it does besides the optimizer
     ("casts.make", "elementwise"),
     ("engine.step", "optimizer"),
     ("engine.optimizer.scaled_global_norm", "gradient clipping"),
