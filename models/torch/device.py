@@ -55,10 +55,11 @@ def memory(device):
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
     if device.type == "cpu":
         return {"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": process}
-    statistics = torch.get_device_module(device).memory_stats(device)
+    # nested, as the device keeps them: flattening all of them takes as long as a layer's launches
+    statistics = torch.get_device_module(device).memory_stats_as_nested_dict(device)
     return {
-        "allocated_peak_bytes": statistics["allocated_bytes.all.peak"],
-        "reserved_peak_bytes": statistics["reserved_bytes.all.peak"],
+        "allocated_peak_bytes": statistics["allocated_bytes"]["all"]["peak"],
+        "reserved_peak_bytes": statistics["reserved_bytes"]["all"]["peak"],
         "process_peak_bytes": process,
     }
 

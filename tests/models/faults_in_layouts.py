@@ -39,7 +39,7 @@ optimizer.LocalAdamW.take_gradients = take
         "a norm's gradient not summed under sequence parallelism",
         """
 from step import optimizer
-optimizer._local_gradient = lambda parameter: optimizer._local(parameter.grad)
+optimizer._local_gradient = lambda parameter: optimizer.local_memory(parameter.grad)
 """,
         "gradients",
         None,

@@ -13,9 +13,9 @@ ATTENTION = (
         "query's heads interleaved with their parts",
         """
 from model import attention
-def heads(self, x):
-    return x.unflatten(-1, (self.head_size, -1)).transpose(-1, -2)
-attention.Attention.heads = heads
+def interleaved(x, layers, size):
+    return [layer(x).unflatten(-1, (size, -1)).transpose(-1, -2) for layer in layers]
+attention.heads_for_one_input = interleaved
 """,
         "first step",
         "layers.0",

@@ -62,7 +62,7 @@ def test_each_weight_is_cast_once_for_all_micro_batches_and_its_gradients_add_up
 @pytest.mark.parametrize("bias", [False, True])
 def test_joinable_layers_are_one_product_with_the_gradients_of_each(bias: bool):
     from model.casts import StepCasts
-    from model.layers import Linear, outputs_for_one_input
+    from model.layers import Linear, heads_for_one_input
 
     torch.manual_seed(0)
     model = torch.nn.ModuleList(Linear(8, rows, bias=bias) for rows in (6, 2, 4))
@@ -75,10 +75,11 @@ def test_joinable_layers_are_one_product_with_the_gradients_of_each(bias: bool):
         casts.make()
         products = []
         with Products(products):
-            outputs = outputs_for_one_input(x.requires_grad_(), model)
+            outputs = heads_for_one_input(x.requires_grad_(), model, 2)
         sum((output.float() * (index + 1)).square().sum() for index, output in enumerate(outputs)).backward()
         casts.drop()
         assert len(products) == (1 if joined else 3)
+        assert [tuple(output.shape) for output in outputs] == [(3, 5, heads, 2) for heads in (3, 1, 2)]
         results.append([*outputs, *(parameter.grad for parameter in model.parameters()), x.grad])
         model.zero_grad()
         x.grad = None

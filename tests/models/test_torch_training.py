@@ -110,20 +110,29 @@ def test_an_overflow_skips_the_step_and_training_goes_on(tmp_path):
     assert steps[-1]["loss"] < steps[0]["loss"]
 
 
-def test_a_skipped_step_leaves_parameters_and_moments_alone():
+def test_a_skipped_step_leaves_parameters_moments_and_their_correction_alone():
     from step.optimizer import LocalAdamW
 
-    model = torch.nn.Linear(4, 4)
+    model, like = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    like.load_state_dict(model.state_dict())
     settings = SimpleNamespace(optimizer=SimpleNamespace(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1))
     optimizer = LocalAdamW(model, settings, stage_ranks=1)
-    before = model.weight.detach().clone()
-    for skip, changed in ((1.0, False), (0.0, True)):
-        model(torch.ones(2, 4)).sum().backward()
+    groups = [{"params": [like.weight], "weight_decay": 0.1}, {"params": [like.bias], "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    for step, (skip, rate) in enumerate(((1.0, 1e-2), (0.0, 1e-2), (0.0, 3e-3), (1.0, 3e-3), (0.0, 1e-3))):
+        data = torch.randn(2, 4, generator=torch.Generator().manual_seed(step))
+        for each, factor in ((model, 8), (like, 1)):
+            (each(data) ** 2).sum().mul(factor).backward()
         optimizer.take_gradients()
-        optimizer.set_learning_rate(1e-2)
-        optimizer.step(torch.tensor(1.0), torch.tensor(skip))
+        optimizer.set_learning_rate(rate)
+        optimizer.step(torch.tensor(8.0), torch.tensor(skip))
         optimizer.drop_gradients()
-        assert torch.equal(model.weight, before) != changed
+        for group in reference.param_groups:
+            group["lr"] = rate
+        if not skip:
+            reference.step()
+        reference.zero_grad()
+        assert all(map(torch.equal, model.parameters(), like.parameters())), step
 
 
 # ---- the optimizer and the head, against torch's own
@@ -186,8 +195,12 @@ def test_a_wrong_gradient_scale_is_seen(tmp_path):
     """With Adam the loss hardly moves; the gradient norm tells."""
     fault = """
 from step import optimizer
-right = optimizer._local_gradient
-optimizer._local_gradient = lambda parameter: right(parameter).mul_(2)  # in place: DDP's buckets are the gradients
+right = optimizer.LocalAdamW.take_gradients
+def take(self):
+    right(self)
+    for local in self.locals:
+        local.grad.mul_(2)  # in place: DDP's buckets are the gradients
+optimizer.LocalAdamW.take_gradients = take
 """
     reference = train(job_of(gpt(), SINGLE, steps=5, gradient_clip=1e6))
     job = job_of(gpt(), DATA_2, steps=5, gradient_clip=1e6)

@@ -39,13 +39,13 @@ BEGIN = "<!-- written by tests/models/window_power.py: begin -->"
 IN_BF16, IN_FP8 = ("gpt3_6.7B_bf16", "llama3_8b_bf16"), "llama3_8b_fp8"
 COPY = "latetorch"  # the name of the copied framework
 
-LINEAR = "    step_linear = None\n\n    def forward(self, x):\n"
+LINEAR = "    step_linear = None\n\n    def forward(self, x, head_size=None):\n"
 LATE_LINEAR = """\
     step_linear = None
     late = range(0)  # the steps whose products are in 8 bits
     step = 0
 
-    def forward(self, x):
+    def forward(self, x, head_size=None):
         if Linear.step in self.late:
             from step.fp8_rounded import _Products
 

@@ -6,7 +6,7 @@ import functools
 import torch
 from levelfield.worker import Unsupported, head_size, part, rotary_magnitude, scaled_frequencies
 from model.kernels import chosen
-from model.layers import Linear, RMSNorm, joint_of, outputs_for_one_input
+from model.layers import Linear, RMSNorm, heads_for_one_input, joint_of
 from torch import nn
 from torch.nn import functional
 
@@ -35,7 +35,7 @@ class Attention(nn.Module):
         (layers,) = self.joinable_layers()
         kernel, joint = chosen("rotary"), joint_of(layers)
         if kernel is None or joint is None or rotary is None or self.query_norm is not None:
-            query, key, value = (self.heads(output) for output in outputs_for_one_input(x, layers))
+            query, key, value = heads_for_one_input(x, layers, self.head_size)
             if self.query_norm is not None:
                 query, key = self.query_norm(query), self.key_norm(key)
             if rotary is not None:
@@ -48,10 +48,6 @@ class Attention(nn.Module):
     def joinable_layers(self):
         """The groups of layers that StepCasts may join."""
         return [[self.query, self.key, self.value]]
-
-    def heads(self, x):
-        """[batch, sequence, n D] -> [batch, sequence, n, D]; n is this rank's share under tensor parallelism."""
-        return x.unflatten(-1, (-1, self.head_size))
 
 
 def rotary_tables(size, length, base, device, dtype, scaling=None):

@@ -20,13 +20,11 @@ class CastLayer(nn.Module):
 
     def cast(self, name, dtype):
         """The parameter `name` in `dtype`, or None where the layer has none: the step's copy, or a new one."""
-        parameter = self.held(name)
-        if parameter is None:
-            return None
         if self.copies is None:
-            return parameter.to(dtype)
+            parameter = self.held(name)
+            return None if parameter is None else parameter.to(dtype)
         copy = self.copies[name]
-        return copy if copy.requires_grad else Borrowed.apply(parameter, copy)
+        return copy if copy is None or copy.requires_grad else Borrowed.apply(self.held(name), copy)
 
     def cast_without_gradient(self, name, dtype):
         return self.held(name).detach().to(dtype) if self.copies is None else self.copies[name]
@@ -59,43 +57,52 @@ class Borrowed(torch.autograd.Function):
 
 
 class BorrowedVectors(torch.autograd.Function):
-    """`Borrowed` of all vectors by one node: their gradients are small, so they may wait to be cast at once."""
+    """`Borrowed` of all vectors by one node: their gradients are small, so they may wait to be cast at once.
+
+    copies: one after the other. sizes: of each.
+    """
 
     @staticmethod
-    def forward(context, copies, *parameters):
-        return tuple(copy.view_as(copy) for copy in copies)
+    def forward(context, copies, sizes, *parameters):
+        context.sizes = sizes
+        return copies.split_with_sizes(sizes)
 
     @staticmethod
     def backward(context, *gradients):
-        casts = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
-        torch._foreach_copy_(casts, list(gradients))
-        return None, *casts
+        casts = gradients[0].new_empty(sum(context.sizes), dtype=torch.float32).split_with_sizes(context.sizes)
+        torch._foreach_copy_(casts, gradients)
+        return None, None, *casts
 
 
 class CastLinear(torch.autograd.Function):
     """x W^T + b by copies of W and b, in x's precision; the gradients of W and b are float32.
 
     x: [..., in]. weight: [out, in], the copy; of several layers, one after the other. bias: [out] or None. rows: the
-    outputs of each layer. parameters: the layers' weights, then their biases; they only receive their gradients.
+    outputs of each layer. head_size: None for one output [..., out]; else each layer's, in heads [..., n, head_size].
+    parameters: the layers' weights, then their biases; they only receive their gradients.
     """
 
     @staticmethod
-    def forward(context, x, weight, bias, rows, *parameters):
+    def forward(context, x, weight, bias, rows, head_size, *parameters):
         context.save_for_backward(x, weight)
         context.rows, context.has_bias = rows, bias is not None
-        return functional.linear(x, weight, bias)
+        output = functional.linear(x, weight, bias)
+        if head_size is None:
+            return output
+        heads = output.view(*output.shape[:-1], -1, head_size)
+        return heads.split_with_sizes([count // head_size for count in rows], -2)
 
     @staticmethod
-    def backward(context, gradient):
+    def backward(context, *gradients):
         x, weight = context.saved_tensors
-        flat = gradient.flatten(0, -2)
-        x_gradient = (flat @ weight).view(x.shape) if context.needs_input_grad[0] else None
+        flat = (gradients[0] if len(gradients) == 1 else torch.cat(gradients, -2)).reshape(-1, weight.shape[0])
+        x_gradient = torch.mm(flat, weight).view(x.shape) if context.needs_input_grad[0] else None
         gradients = [float32_product(flat.t(), x.flatten(0, -2))]
         if context.has_bias:
             gradients.append(float32_sum(flat))
         if len(context.rows) > 1:
-            gradients = [part for joint in gradients for part in joint.split(context.rows)]
-        return x_gradient, None, None, None, *gradients
+            gradients = [part for joint in gradients for part in joint.split_with_sizes(context.rows)]
+        return x_gradient, None, None, None, None, *gradients
 
 
 class StepLinear:
@@ -113,9 +120,9 @@ class StepLinear:
             self.parameters += [layer.bias for layer in layers]
             self.copies += self.bias.split(self.rows)
 
-    def product(self, x):
-        """[..., in] -> [..., outputs of all]."""
-        return CastLinear.apply(x, self.weight, self.bias, self.rows, *self.parameters)
+    def product(self, x, head_size=None):
+        """[..., in] -> [..., outputs of all]; given the size of a head, each layer's in heads [..., n, head_size]."""
+        return CastLinear.apply(x, self.weight, self.bias, self.rows, head_size, *self.parameters)
 
 
 class StepCasts:
@@ -139,12 +146,16 @@ class StepCasts:
         self.linears = [StepLinear(group, dtype) for group in groups]
         self.copies = {layer: layer.empty_copies(dtype) for layer in layers if layer not in set(linears)}
         entries = [(layer, name) for layer in self.copies for name in layer._parameters if layer.held(name) is not None]
+        self.vectors = [(layer, name) for layer, name in entries if layer in plain and layer.held(name).dim() == 1]
+        self.vector_sizes = [len(layer.held(name)) for layer, name in self.vectors]
+        if self.vectors:
+            layer, name = self.vectors[0]
+            self.vector_copies = self.copies[layer][name].new_empty(sum(self.vector_sizes))
+            self.take_vectors(self.vector_copies.split_with_sizes(self.vector_sizes))
         pairs = [pair for linear in self.linears for pair in zip(linear.parameters, linear.copies, strict=True)]
         pairs += [(layer.held(name), self.copies[layer][name]) for layer, name in entries]
         self.sources = [local(parameter.detach()) for parameter, _ in pairs]
         self.targets = [local(copy) for _, copy in pairs]
-        self.vectors = [(layer, name) for layer, name in entries if layer in plain and layer.held(name).dim() == 1]
-        self.vector_copies = [self.copies[layer][name] for layer, name in self.vectors]
         if self.targets:
             choose_product(self.targets[0])
 
@@ -154,9 +165,8 @@ class StepCasts:
             return
         torch._foreach_copy_(self.targets, self.sources)
         if self.vectors:
-            vectors = BorrowedVectors.apply(self.vector_copies, *(layer.held(name) for layer, name in self.vectors))
-            for (layer, name), vector in zip(self.vectors, vectors, strict=True):
-                self.copies[layer][name] = vector
+            vectors = [layer.held(name) for layer, name in self.vectors]
+            self.take_vectors(BorrowedVectors.apply(self.vector_copies, self.vector_sizes, *vectors))
         # straight into each layer's attributes: nn.Module's assignment asks what a value is, a millisecond for them all
         for layer, copies in self.copies.items():
             vars(layer)["copies"] = copies
@@ -165,12 +175,15 @@ class StepCasts:
 
     def drop(self):
         """After the last backward pass: the optimizer changes what was cast."""
-        for (layer, name), copy in zip(self.vectors, self.vector_copies, strict=True):
-            self.copies[layer][name] = copy  # and no graph of autograd stays
+        self.take_vectors([None] * len(self.vectors))  # so that no graph of autograd stays
         for layer in self.copies:
             vars(layer)["copies"] = None
         for linear in self.linears:
             vars(linear.layers[0])["step_linear"] = None
+
+    def take_vectors(self, copies):
+        for (layer, name), copy in zip(self.vectors, copies, strict=True):
+            self.copies[layer][name] = copy
 
 
 def local(tensor):

@@ -20,18 +20,22 @@ class Linear(CastLayer, nn.Linear):
 
     step_linear = None
 
-    def forward(self, x):
+    def forward(self, x, head_size=None):
+        """head_size: for StepLinear.product, where a step has one."""
         if self.step_linear is not None:
-            return self.step_linear.product(x)
+            return self.step_linear.product(x, head_size)
         if applies(x, self.weight):
             return OneDnnLinear.apply(x, self.weight, self.bias)
         return functional.linear(x, self.cast("weight", x.dtype), self.cast("bias", x.dtype))
 
 
-def outputs_for_one_input(x, layers):
-    """What each of `layers` makes of x: by one product where a step has their copies adjoin."""
-    joint = joint_of(layers)
-    return [layer(x) for layer in layers] if joint is None else layers[0](x).split(joint.rows, dim=-1)
+def heads_for_one_input(x, layers, size):
+    """What each of `layers` makes of x, [..., n, size]: by one product where a step has their copies adjoin.
+
+    Under tensor parallelism n is this rank's share.
+    """
+    apart = joint_of(layers) is None
+    return [layer(x).unflatten(-1, (-1, size)) for layer in layers] if apart else layers[0](x, size)
 
 
 def joint_of(layers):

@@ -20,7 +20,9 @@ class LocalAdamW:
 
     def __init__(self, model, training, stage_ranks, ends=None, capturable=False):
         self.names, self.parameters = zip(*model.named_parameters(), strict=True)
-        self.locals = [Parameter(local_memory(parameter.detach())) for parameter in self.parameters]
+        self.locals = [_local(parameter) for parameter in self.parameters]
+        pairs = zip(self.parameters, self.locals, strict=True)
+        self.apart = [(parameter, local) for parameter, local in pairs if local is not parameter]
         self.tied = [name == "embedding.weight" and ends is not None for name in self.names]
         self.ends = ends
         replicas = [
@@ -34,15 +36,16 @@ class LocalAdamW:
             self.replicas += [copies] * len(names)
         self.replicas = torch.tensor(self.replicas, dtype=torch.float64, device=self.locals[0].device)
         held = [(local, local.dim()) for local in self.locals if local.numel()]
-        self.adamw = make_adamw(held, training)
+        self.adamw, self.kernels = make_adamw(held, training), None
         self.rate = torch.zeros((), device=self.locals[0].device) if capturable else None
         for group in self.adamw.param_groups:
             group["capturable"] = capturable
 
     def take_gradients(self):
         """Give each local tensor the gradient of its part; a tied embedding's is summed over both ends first."""
-        for parameter, local, tied in zip(self.parameters, self.locals, self.tied, strict=True):
+        for parameter, local in self.apart:
             local.grad = _local_gradient(parameter)
+        for local, tied in zip(self.locals, self.tied, strict=True):
             if tied:
                 dist.all_reduce(local.grad, group=self.ends)
 
@@ -70,16 +73,51 @@ class LocalAdamW:
 
     def step(self, divisor, skip=None):
         """One step with the gradients divided by `divisor` (a tensor), or none where the tensor `skip` is one."""
-        self.adamw.grad_scale, self.adamw.found_inf = divisor, skip
-        self.adamw.step()
+        if self.kernels is None:
+            self.adamw.grad_scale, self.adamw.found_inf = divisor, skip
+            self.adamw.step()
+            self.kernels = [FusedStep(group, self.adamw.state) for group in self.adamw.param_groups if group["params"]]
+            return
+        for kernel in self.kernels:
+            kernel.step(divisor, skip)
 
     def drop_gradients(self, keep=False):
         """Forget the step's gradients. keep: their memory is that of a collective, so it is filled with zeros."""
         if keep:
             torch._foreach_zero_([local_memory(parameter.grad) for parameter in self.parameters])
-        for parameter, local in zip(self.parameters, self.locals, strict=True):
+        for _parameter, local in self.apart:
             local.grad = None
-            parameter.grad = parameter.grad if keep else None
+        for parameter in () if keep else self.parameters:
+            parameter.grad = None
+
+
+class FusedStep:
+    """The steps of a group of `make_adamw` after its first one, which made its state.
+
+    torch's class sorts all tensors anew in each step, which takes the host longer than the launches. Here they are
+    lists that stay, and the number of steps is one tensor, not one for each parameter.
+    """
+
+    def __init__(self, group, state):
+        self.group, self.parameters = group, group["params"]
+        states = [state[parameter] for parameter in self.parameters]
+        self.means, self.squares = [each["exp_avg"] for each in states], [each["exp_avg_sq"] for each in states]
+        self.steps = states[0]["step"]
+        for each in states:
+            each["step"] = self.steps
+
+    def step(self, divisor, skip):
+        """As LocalAdamW.step."""
+        group, gradients = self.group, [parameter.grad for parameter in self.parameters]
+        beta1, beta2 = group["betas"]
+        options = {"beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
+        options.update({key: group[key] for key in ("lr", "weight_decay", "eps")}, grad_scale=divisor, found_inf=skip)
+        with torch.no_grad():
+            self.steps += 1
+            steps = [self.steps] * len(gradients)
+            torch._fused_adamw_(self.parameters, gradients, self.means, self.squares, [], steps, **options)
+            if skip is not None:
+                self.steps -= skip
 
 
 class LossScale:
@@ -120,6 +158,12 @@ def _square_names(held):
     if len(held.shape) < 3:
         return [held.name]
     return [f"{held.name}[{expert}]" for expert in range(held.slices[0].start, held.slices[0].stop)]
+
+
+def _local(parameter):
+    """The parameter itself where it is plain memory, else its part here as a parameter of its own."""
+    part = parameter.detach()
+    return parameter if type(part) is torch.Tensor else Parameter(local_memory(part))
 
 
 def _local_gradient(parameter):
