@@ -199,8 +199,12 @@ layers.LayerNorm.forward = lambda self, x: right(self, x) - self.bias.to(x.dtype
         """
 from model import decoder
 from model.head_loss import head_loss
-decoder.TiedGradient = lambda: None
-decoder.head_scores = lambda layer, x, targets, scale, _: head_loss(x, layer.weight.detach(), targets, scale)
+right = decoder.head_scores
+def detached(layer, x, targets, scale, tied):
+    if targets is None:
+        return right(layer, x, targets, scale)
+    return head_loss(x, layer.weight.detach(), targets, scale)
+decoder.TiedGradient, decoder.head_scores = lambda: None, detached
 """,
         "gradients",
         "gradient.embedding.weight",

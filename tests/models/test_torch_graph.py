@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from layouts import MODELS, SINGLE, job_of
+from levelfield.catalog.registry import Registry
 from levelfield.worker import Unsupported
 from levelfield.worker.architecture import UNUSED
 from levelfield.worker.job import namespace
@@ -20,6 +21,17 @@ CHANGES = {
     "dropout": {"model.hidden_dropout": 0.1},
     "experts": {"model.experts": object()},
     "a captured step": {"capture": object()},
+}
+
+# The manifest's words for the same: a plan refuses it before anything is made
+IN_PLANS = {
+    "device 'cpu'": "graph",
+    "2 ranks": "graph with several ranks",
+    "precision fp16": "graph with fp16",
+    "precision fp8": "fp8 with graph",
+    "dropout": "graph with dropout",
+    "experts": "experts with graph",
+    "a captured step": "graph with captured tensors",
 }
 
 
@@ -48,6 +60,12 @@ def test_what_cannot_be_captured_is_refused_by_name(reason: str):
 
     with pytest.raises(Unsupported, match=f"graph with {reason}"):
         check_graph(job_for_a_graph(CHANGES[reason]))
+
+
+def test_a_plan_refuses_what_a_training_refuses():
+    refuses = Registry().implementation("torch")[0].refuses
+    named = {name for refusals in dict(refuses).values() for name in refusals if "graph" in name.split()}
+    assert named == set(IN_PLANS.values()) and IN_PLANS.keys() == CHANGES.keys()
 
 
 @pytest.mark.parametrize(
