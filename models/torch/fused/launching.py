@@ -24,7 +24,7 @@ class QuickLaunch:
         return partial(self.launch, grid)
 
     def launch(self, grid, *arguments, **constants):
-        kind = [(each.dtype, each.data_ptr() & 15) if isinstance(each, Tensor) else each for each in arguments]
+        kind = [(value.dtype, value.data_ptr() & 15) if isinstance(value, Tensor) else value for value in arguments]
         kind = (grid, *kind, *constants.values())
         launcher = self.launchers.get(kind)
         if launcher is not None:
