@@ -90,6 +90,28 @@ def test_joinable_layers_are_one_product_with_the_gradients_of_each(bias: bool):
     assert all(parameter.grad is None for parameter in model.parameters()) and model[0].step_linear is None
 
 
+def test_gradients_of_vectors_of_all_sizes_reach_their_parameters():
+    from model.casts import StepCasts
+    from model.layers import LayerNorm
+
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList(LayerNorm(size) for size in (3, 8))
+    model.dtype = torch.bfloat16
+    inputs = [torch.randn(2, 5, size, dtype=torch.bfloat16) for size in (3, 8)]
+    gradients, casts = [], StepCasts(model)
+    for together in (False, True):
+        if together:
+            casts.make()
+        for micro_batch in range(2):
+            outputs = [layer(x[micro_batch]).float() for layer, x in zip(model, inputs, strict=True)]
+            sum((output * (index + 1)).square().sum() for index, output in enumerate(outputs)).backward()
+        casts.drop()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        model.zero_grad()
+    assert all(map(torch.equal, *gradients))
+    assert all(copy is None for copies in casts.copies.values() for copy in copies.values())  # no graph stays
+
+
 class Products(TorchDispatchMode):
     def __init__(self, products: list) -> None:
         super().__init__()

@@ -13,25 +13,24 @@ class QuickLaunch:
     """A kernel of Triton, launched as usual: kernel[grid](tensors and numbers, then CONSTANT=... and options).
 
     Triton compiles a kernel for what it may assume of its arguments: dtypes, pointers and numbers that are multiples of
-    16, numbers that are 1. Arguments of one kind have all of that in common, so they have one compiled kernel. The
-    process has one device.
+    16, numbers that are 1. Arguments of one kind have all of that in common, so they have one compiled kernel, of
+    whatever grid: that of an expert changes with its tokens. The process has one device.
     """
 
     def __init__(self, kernel):
-        self.kernel, self.launchers = kernel, {}
+        self.kernel, self.compiled = kernel, {}
 
     def __getitem__(self, grid):
         return partial(self.launch, grid)
 
     def launch(self, grid, *arguments, **constants):
         kind = [(value.dtype, value.data_ptr() & 15) if isinstance(value, Tensor) else value for value in arguments]
-        kind = (grid, *kind, *constants.values())
-        launcher = self.launchers.get(kind)
-        if launcher is not None:
-            launcher(*arguments)
+        kind = (*kind, *constants.values())
+        if kind in self.compiled:
+            compiled, values = self.compiled[kind]
+            compiled[(*grid, 1, 1)](*arguments, *values)
             return
         compiled = self.kernel[grid](*arguments, **constants)
         if compiled is not None and TAKES_CONSTANTS:  # the interpreter compiles nothing
             values = [constants[name] for name in self.kernel.arg_names[len(arguments) :]]
-            launch = compiled[(*grid, 1, 1)]
-            self.launchers[kind] = lambda *arguments: launch(*arguments, *values)
+            self.compiled[kind] = compiled, values

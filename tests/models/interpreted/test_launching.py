@@ -51,10 +51,10 @@ def test_a_second_launch_compiles_nothing_and_has_its_own_arguments(monkeypatch:
     kernel = Kernel()
     quick, other = launching.QuickLaunch(kernel), MEMORY[32:]
     launch(quick, {})
-    launch(quick, {"x": other})
-    assert kernel.compiled == 1
+    launch(quick, {"x": other, "grid": (3,)})
+    assert kernel.compiled == 1 and len(quick.compiled) == 1
     grid, x, *rest = kernel.launches[1]
-    assert grid[:3] == (2, 1, 1) and x is other and rest == [None, 16, 0.5, True]
+    assert grid[:3] == (3, 1, 1) and x is other and rest == [None, 16, 0.5, True]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,6 @@ def test_a_second_launch_compiles_nothing_and_has_its_own_arguments(monkeypatch:
         {"eps": 0.25},
         {"LAYER": False},
         {"num_warps": 8},
-        {"grid": (3,)},
     ],
     ids=str,
 )
