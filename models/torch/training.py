@@ -117,7 +117,9 @@ class Trainer:
         self.casts.make()
         if self.renew_scales is not None:
             self.renew_scales(self.model)
-        loss = self.gradients(inputs, targets, keep)
+        # A rank has one device, so the thread that torch keeps for its backward passes would run beside nothing.
+        with torch.autograd.set_multithreading_enabled(False):
+            loss = self.gradients(inputs, targets, keep)
         self.casts.drop()
         if self.experts is not None:
             self.experts.reduce_gradients(self.model)

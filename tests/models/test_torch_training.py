@@ -110,6 +110,24 @@ def test_an_overflow_skips_the_step_and_training_goes_on(tmp_path):
     assert steps[-1]["loss"] < steps[0]["loss"]
 
 
+CALLING_THREAD_ONLY = """
+import torch
+right = torch.autograd.backward
+def backward(*inputs, **options):
+    assert not torch._C._is_multithreading_enabled()
+    right(*inputs, **options)
+torch.autograd.backward = backward
+"""
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("layout", ["single", "PP2"])
+def test_a_backward_pass_has_no_thread_of_its_own(layout, tmp_path):
+    job = job_of(MODELS["gpt"], {"single": SINGLE, **VARIANTS}[layout], steps=1)
+    ends = launch(job, tmp_path, planted(tmp_path, "torch", CALLING_THREAD_ONLY))
+    assert not any(end.returncode for end in ends), ends
+
+
 def test_a_skipped_step_leaves_parameters_moments_and_their_correction_alone():
     from step.optimizer import LocalAdamW
 

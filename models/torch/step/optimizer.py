@@ -101,10 +101,10 @@ class FusedStep:
     def __init__(self, group, state):
         self.group, self.parameters = group, group["params"]
         states = [state[parameter] for parameter in self.parameters]
-        self.means, self.squares = [each["exp_avg"] for each in states], [each["exp_avg_sq"] for each in states]
+        self.means, self.squares = [[moments[name] for moments in states] for name in ("exp_avg", "exp_avg_sq")]
         self.steps = states[0]["step"]
-        for each in states:
-            each["step"] = self.steps
+        for moments in states:
+            moments["step"] = self.steps
 
     def step(self, divisor, skip):
         """As LocalAdamW.step."""
