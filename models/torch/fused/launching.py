@@ -4,9 +4,10 @@ from functools import partial
 
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
-# from this version on a compiled kernel takes all arguments, constants too
-TAKES_CONSTANTS = tuple(int(number) for number in triton.__version__.split(".")[:2]) >= (3, 4)
+# from this version on a compiled kernel is run with all arguments, constants too
+RUNS_WITH_CONSTANTS = tuple(int(number) for number in triton.__version__.split(".")[:2]) >= (3, 4)
 
 
 class QuickLaunch:
@@ -14,7 +15,8 @@ class QuickLaunch:
 
     Triton compiles a kernel for what it may assume of its arguments: dtypes, pointers and numbers that are multiples of
     16, numbers that are 1. Arguments of one kind have all of that in common, so they have one compiled kernel, of
-    whatever grid: that of an expert changes with its tokens. The process has one device.
+    whatever grid: that of an expert changes with its tokens. The process has one device. A compiled kernel is run as
+    torch's compiler does it, so hooks that a profiler sets in Triton see the first launch only.
     """
 
     def __init__(self, kernel):
@@ -27,10 +29,12 @@ class QuickLaunch:
         kind = [(value.dtype, value.data_ptr() & 15) if isinstance(value, Tensor) else value for value in arguments]
         kind = (*kind, *constants.values())
         if kind in self.compiled:
-            compiled, values = self.compiled[kind]
-            compiled[(*grid, 1, 1)](*arguments, *values)
+            run, function, metadata, current_stream, device, values = self.compiled[kind]
+            x, y, z = (*grid, 1, 1)[:3]
+            run(x, y, z, current_stream(device), function, metadata, None, None, None, *arguments, *values)
             return
         compiled = self.kernel[grid](*arguments, **constants)
-        if compiled is not None and TAKES_CONSTANTS:  # the interpreter compiles nothing
+        if compiled is not None and RUNS_WITH_CONSTANTS:  # the interpreter compiles nothing
+            stream = driver.active.get_current_stream, driver.active.get_current_device()
             values = [constants[name] for name in self.kernel.arg_names[len(arguments) :]]
-            self.compiled[kind] = compiled, values
+            self.compiled[kind] = compiled.run, compiled.function, compiled.packed_metadata, *stream, values

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fused import launching
 
-MEMORY = torch.zeros(64)
+MEMORY, STREAM = torch.zeros(64), 7
 POSITIONAL = ("x", "bias", "columns", "eps")
 BASE = ((2,), (MEMORY[:32], None, 16, 0.5), {"LAYER": True, "num_warps": 4})
 
@@ -32,11 +33,21 @@ class Kernel:
 
 
 class Compiled:
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *arguments: self.kernel.launches.append((grid, *arguments))
+    def run(self, x: int, y: int, z: int, *others: Any) -> None:
+        stream, function, metadata, *hooks = others[:6]
+        assert (stream, function, metadata, hooks) == (STREAM, "function", "metadata", [None] * 3)
+        self.kernel.launches.append(((x, y, z), *others[6:]))
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = SimpleNamespace(get_current_device=lambda: 3, get_current_stream={3: STREAM}.__getitem__)
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(active=streams))
 
 
 def launch(quick: launching.QuickLaunch, change: dict[str, Any]) -> None:
@@ -47,14 +58,14 @@ def launch(quick: launching.QuickLaunch, change: dict[str, Any]) -> None:
 
 
 def test_a_second_launch_compiles_nothing_and_has_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "TAKES_CONSTANTS", True)
+    monkeypatch.setattr(launching, "RUNS_WITH_CONSTANTS", True)
     kernel = Kernel()
     quick, other = launching.QuickLaunch(kernel), MEMORY[32:]
     launch(quick, {})
     launch(quick, {"x": other, "grid": (3,)})
     assert kernel.compiled == 1 and len(quick.compiled) == 1
     grid, x, *rest = kernel.launches[1]
-    assert grid[:3] == (3, 1, 1) and x is other and rest == [None, 16, 0.5, True]
+    assert grid == (3, 1, 1) and x is other and rest == [None, 16, 0.5, True]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +83,7 @@ def test_a_second_launch_compiles_nothing_and_has_its_own_arguments(monkeypatch:
     ids=str,
 )
 def test_what_triton_compiles_for_is_compiled(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "TAKES_CONSTANTS", True)
+    monkeypatch.setattr(launching, "RUNS_WITH_CONSTANTS", True)
     kernel = Kernel()
     quick = launching.QuickLaunch(kernel)
     launch(quick, {})
@@ -82,7 +93,7 @@ def test_what_triton_compiles_for_is_compiled(change: dict[str, Any], monkeypatc
 
 
 def test_an_older_triton_launches_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "TAKES_CONSTANTS", False)
+    monkeypatch.setattr(launching, "RUNS_WITH_CONSTANTS", False)
     kernel = Kernel()
     quick = launching.QuickLaunch(kernel)
     launch(quick, {})
