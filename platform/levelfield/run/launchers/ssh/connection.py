@@ -135,10 +135,6 @@ class Connection:
             self._read_complaint()
         return self.code is not None
 
-    def signal(self, number: signal.Signals) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-
     def end(self) -> None:
         """End the process, whatever it does, and close its streams."""
         if self._process.poll() is None:

@@ -18,9 +18,7 @@ from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_records import disk_remark, last_fields
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
-from levelfield.run.launchers.ssh.mpirun_job import MpirunLine
 
-NodeLine = Connection | MpirunLine
 # What the node's last word means for the run, and for the node.
 _MEANINGS: Mapping[str, tuple[Cause, NodeWord]] = {
     "exited": ("exited", "ended"),
@@ -47,7 +45,7 @@ STOP_SECONDS = SETTLE_SECONDS + TERMINATE_SECONDS + KILL_SECONDS + 10.0
 class NodeRun:
     """A node while it runs. end: how it ended, and what that means for the run; None before."""
 
-    def __init__(self, work: NodeWork, root: Path, connection: NodeLine, clock: WatchedTime) -> None:
+    def __init__(self, work: NodeWork, root: Path, connection: Connection, clock: WatchedTime) -> None:
         self.work, self.connection, self._root, self._clock = work, connection, root, clock
         self.name = work.name or work.address
         self.stream = NodeStream(root, work.node_rank, [process.rank for process in work.processes])

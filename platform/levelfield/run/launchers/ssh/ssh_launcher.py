@@ -1,14 +1,12 @@
-"""Launcher `ssh`: one node's part for each host, over plain OpenSSH or by one mpirun.
+"""Launcher `ssh`: one node's part for each host, over plain OpenSSH.
 
 Each connection carries one node: its work on standard input, its files back on standard output. The end of standard
-input ends the ranks of that node. So nothing stays on a node when the platform ends, however it ends. With mpirun the
-same holds by other means (mpirun_job.py).
+input ends the ranks of that node. So nothing stays on a node when the platform ends, however it ends.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import resource
 import time
 from collections.abc import Iterator, Sequence
@@ -30,8 +28,7 @@ from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
-from levelfield.run.launchers.ssh.mpirun_job import MpirunJob, keep_works, mpirun_submissions, refuse_without_ssh
-from levelfield.run.launchers.ssh.node_run import NodeLine, NodeRun, Supervision
+from levelfield.run.launchers.ssh.node_run import NodeRun, Supervision
 from levelfield.run.launchers.ssh.ssh_places import moved, places_of, ssh_argv
 from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, in_container
 from levelfield.run.runtimes.process_runtime import launch_of
@@ -39,7 +36,7 @@ from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 
-_PROGRAM = re.compile(r"node_agent\.py run - --stream|mpi_part\.py keep")
+_PROGRAM = "node_agent.py run - --stream"
 FILES_OF_A_NODE = 4  # three pipes, and one that is being written
 LEAST_SILENCE_SECONDS = 30.0  # ssh itself gives a host up after fifteen
 SILENCE_SECONDS = 20.0  # that a connection fetches nothing
@@ -53,17 +50,13 @@ class SshLauncher:
     name = "ssh"
 
     def runtime(self, plan: Plan) -> SshRuntime:
-        """Return the nodes' surroundings. Raises UsageError for what the site's engine does not do."""
-        if launch_of(plan).site.ssh.engine == "mpirun":
-            refuse_without_ssh(plan)
+        """Return the nodes' surroundings."""
         return SshRuntime(plan)
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
-        """One command of ssh for each host, with the node's work for its standard input; or mpirun's last. Pure."""
+        """One command of ssh for each host, with the node's work for its standard input. Pure."""
         request = request_for_nodes(plan, paths, self.name, runtime)
         contents = {node.node_rank: _content(plan, request, node) for node in request.nodes}
-        if launch_of(plan).site.ssh.engine == "mpirun":
-            return replace(request, submissions=mpirun_submissions(plan, contents))
         return replace(request, submissions=tuple(_submission(plan, *each) for each in contents.items()))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
@@ -74,8 +67,8 @@ class SshLauncher:
             _write_work(root, request)
             _allow_files(FILES_OF_A_NODE * len(request.nodes))
             clock = WatchedTime(time.monotonic)
-            for node, line in zip(request.nodes, _lines(request), strict=True):
-                nodes.append(NodeRun(node, root, line, clock))
+            for node, connection in zip(request.nodes, _connections(request), strict=True):
+                nodes.append(NodeRun(node, root, connection, clock))
             return _collected(root, request, nodes, _supervised(request, nodes, watch))
         except OSError as error:
             evidence = f"{error.filename or 'ssh'}: {error.strerror}"
@@ -105,27 +98,18 @@ def _submission(plan: Plan, rank: int, content: str) -> Submission:
     return Submission(places.host.name, ssh_argv(launch_of(plan), places.host, command), stdin=content)
 
 
-def _works(request: Request) -> tuple[Submission, ...]:
-    """Return the submissions that hold a node's work: all but mpirun's own."""
-    return request.submissions[: len(request.nodes)]
-
-
 def _write_work(root: Path, request: Request) -> None:
     """Keep each node's work, without secrets. Raises OSError."""
     (root / "nodes").mkdir(exist_ok=True)
-    for node, sent in zip(request.nodes, _works(request), strict=True):
+    for node, sent in zip(request.nodes, request.submissions, strict=True):
         content = json.loads(sent.stdin or "{}")
         write_atomically(root / f"nodes/node{node.node_rank}.json", json.dumps(content, indent=2) + "\n")
 
 
-def _lines(request: Request) -> Iterator[NodeLine]:
-    """Start all nodes' parts, and yield the line to each. Raises OSError and NodesNotReady."""
-    works, secrets = _works(request), secret_values(request)
-    if len(works) < len(request.submissions):
-        keep_works(works)
-        yield from MpirunJob(request.submissions[-1].argv, [work.name for work in works]).lines
-        return
-    for sent in works:
+def _connections(request: Request) -> Iterator[Connection]:
+    """Start all nodes' parts, and yield the connection to each. Raises OSError."""
+    secrets = secret_values(request)
+    for sent in request.submissions:
         text = sent.stdin or "{}"
         connection = Connection(sent.name, sent.argv)
         connection.send((json.dumps({**json.loads(text), "secrets": secrets}) + "\n" if secrets else text).encode())
@@ -166,15 +150,11 @@ def _collected(root: Path, request: Request, nodes: Sequence[NodeRun], outcome: 
     """Return the outcome with how each node ended, after what is missing was fetched."""
     found: list[NodeEnd] = []
     try:
-        for node, sent in zip(nodes, _works(request), strict=True):
+        for node, sent in zip(nodes, request.submissions, strict=True):
             found.append(_end_of(root, node, sent))
     except KeyboardInterrupt:
         outcome = replace(outcome, cause="interrupted", evidence="interrupted by the user while files were fetched")
-    # mpirun ends for one lost node and takes all others along: that one is meant from which nothing could be fetched
-    away = [end.detail for end in found if end.word == "lost" and end.missing]
-    is_shared = len(request.submissions) > len(request.nodes)
-    evidence = away[0] if is_shared and outcome.cause == "node-lost" and away else outcome.evidence
-    return replace(outcome, ends=_ends(nodes), nodes=tuple(found), evidence=evidence)
+    return replace(outcome, ends=_ends(nodes), nodes=tuple(found))
 
 
 def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
@@ -187,7 +167,7 @@ def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
     rank, received = node.work.node_rank, node.stream.received
     again = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(records, 0)})
     asked = {"root": content["root"], "node_rank": rank, "ranks": again.ranks}
-    argv = (*sent.argv[:-1], _PROGRAM.sub("node_agent.py fetch", sent.argv[-1]))
+    argv = (*sent.argv[:-1], sent.argv[-1].replace(_PROGRAM, "node_agent.py fetch"))
     fetch(Connection(sent.name, argv), json.dumps({**asked, "offsets": again.received}) + "\n", again)
     if again.is_complete():
         return replace(end, missing=again.cut())

@@ -50,10 +50,6 @@ class NodePlaces:
     def agent(self) -> str:
         return str(self.code / "platform/levelfield/node/node_agent.py")
 
-    @property
-    def mpi_part(self) -> str:
-        return str(self.code / "platform/levelfield/node/mpi_part.py")
-
 
 def places_of(plan: Plan, node_rank: int) -> NodePlaces:
     """Return the places of a run on one of its nodes. Code and environment are named by their digests."""
