@@ -40,7 +40,6 @@ class SimulatedCluster:
         self.requests: list[tuple[str, str, Any]] = []
         self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
         self.reviews: dict[str, bool] = {}
-        self.kinds = ["jobs", "jobsets", "trainjobs"]
         self.broken_watches = self.broken_logs = self.expired = 0
         self.secrets: list[Fields] = []
         self.events: list[Fields] = []
@@ -59,7 +58,7 @@ class SimulatedCluster:
 
     def main(self) -> Fields:
         """Return the object that runs the pods."""
-        return next(v for v in self.objects.values() if v["kind"] in ("Job", "JobSet", "TrainJob"))
+        return next(v for v in self.objects.values() if v["kind"] == "Job")
 
     def pod(self, index: int, status: Fields, kind: str = "MODIFIED") -> None:
         """Set the status of a node's pod, and tell it to every watch."""
@@ -88,12 +87,12 @@ class SimulatedCluster:
         if document["kind"] == "Secret":
             self.secrets.append(document)
         self.objects[where] = kept
-        if document["kind"] in ("Job", "JobSet", "TrainJob"):
+        if document["kind"] == "Job":
             threading.Thread(target=self._played, args=(self,), daemon=True).start()
 
     def deleted(self, path: str) -> bool:
         found = self.objects.pop(path, None)
-        if found and found["kind"] in ("Job", "JobSet", "TrainJob"):
+        if found and found["kind"] == "Job":
             self.on_delete()
             for name in list(self.pods):
                 pod = self.pods[name]
@@ -170,8 +169,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, cluster.objects[path])
         if path == "/version":
             return self._send(200, {"gitVersion": "v1.36.0"})
-        if path.startswith("/apis/") and path.count("/") == 3:
-            return self._send(200, {"resources": [{"name": kind} for kind in cluster.kinds]})
         self._send(404, {"kind": "Status", "message": f"{path} not found"})
 
     def _post(self, path: str, query: dict[str, str], body: Any) -> None:

@@ -154,16 +154,15 @@ class PodVolume(Value):
 
 
 class KubernetesSite(Value):
-    """Reaching nodes by Kubernetes. kind: the object that is created. context: of the user's kubeconfig.
+    """Reaching nodes by Kubernetes, each as a pod of one Job. context: of the user's kubeconfig.
 
     devices: the resource that is one device, such as nvidia.com/gpu; `none` where pods have the devices without one.
     resources: further ones of each pod, such as rdma/hca. queue: of Kueue. claim: a volume that all pods and this
-    machine share, at claim_folder; without one the files are streamed through the pods' logs. runtime_ref: the
-    ClusterTrainingRuntime of a TrainJob. annotations, volumes: of each pod. restricted: as the Pod Security Standard
+    machine share, at claim_folder; without one the files are streamed through the pods' logs. annotations,
+    volumes: of each pod. restricted: as the Pod Security Standard
     of that name wants it. user, group: numbers of the containers' user and group.
     """
 
-    kind: Literal["trainjob", "jobset", "job"] = "job"
     namespace: Word = "default"
     context: Word | None = None
     image: Word | None = None
@@ -177,7 +176,6 @@ class KubernetesSite(Value):
     claim: Word | None = None
     claim_folder: AbsoluteFolder | None = None
     host_network: bool = False
-    runtime_ref: Word = "torch-distributed"
     annotations: dict[Word, str] = Field(default_factory=dict, json_schema_extra=LATER)
     volumes: tuple[PodVolume, ...] = Field(default=(), json_schema_extra=LATER)
     priority_class: Word | None = Field(default=None, json_schema_extra=LATER)

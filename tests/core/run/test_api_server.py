@@ -116,7 +116,7 @@ def sent_and_kept(plane: ControlPlane, document: Fields) -> dict[str, str]:
      {"priority_class": "batch", "scheduler": "own"}],
 )  # fmt: skip
 def test_the_server_keeps_what_was_sent(plane: ControlPlane, site: Fields) -> None:
-    documents = documents_of(request_for("job", namespace=plane.namespace, **site))
+    documents = documents_of(request_for(namespace=plane.namespace, **site))
     for document in documents[:-1]:
         assert sent_and_kept(plane, document) == {}, document["kind"]
     assert sent_and_kept(plane, documents[-1]).keys() == YOUNGER
@@ -160,7 +160,7 @@ FAULTS: dict[str, tuple[Callable[[Fields], Any], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_server_or_the_comparison_finds_a_planted_fault(plane: ControlPlane, fault: str) -> None:
-    broken = copy.deepcopy(documents_of(request_for("job", namespace=plane.namespace, **WHOLE))[-1])
+    broken = copy.deepcopy(documents_of(request_for(namespace=plane.namespace, **WHOLE))[-1])
     plant, said = FAULTS[fault]
     plant(broken)
     try:

@@ -363,24 +363,21 @@ STANDARD = 'Error creating: pods "a" is forbidden: violates PodSecurity "restric
 QUOTA = 'Error creating: pods "a" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8'
 
 
-def warned(*messages: str, about: str = "") -> SimulatedCluster:
+def warned(*messages: str) -> SimulatedCluster:
     """A cluster that makes no pod, and says why at one time after another."""
 
     def play(api: SimulatedCluster) -> None:
         for minute, message in enumerate(messages):
-            api.warn(api.main()["metadata"]["name"] + about, message, f"2026-01-01T00:0{minute}:00Z")
+            api.warn(api.main()["metadata"]["name"], message, f"2026-01-01T00:0{minute}:00Z")
 
     return SimulatedCluster(play)
 
 
-@pytest.mark.parametrize(("kind", "about"), [("job", ""), ("jobset", "-node-0"), ("jobset", "")])
-def test_pods_that_the_cluster_forbids_end_the_run(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str, about: str
-) -> None:
+def test_pods_that_the_cluster_forbids_end_the_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_run, "JOB_SECONDS", 0.0)
     monkeypatch.setattr(cluster_run, "REFUSED_SECONDS", 0.5)
-    cluster.api = warned(QUOTA, STANDARD, about=about)
-    outcome = cluster.execute(cluster.plan(kind=kind))
+    cluster.api = warned(QUOTA, STANDARD)
+    outcome = cluster.execute(cluster.plan())
     assert outcome.cause == "launch-error" and f"makes no pod: FailedCreate: {STANDARD}" in str(outcome.evidence)
     assert [node.word for node in outcome.nodes] == ["unreachable", "unreachable"]
 

@@ -61,7 +61,7 @@ def test_a_whole_cluster_lacks_nothing(
     cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = checked(capsys, "--site", whole(tmp_path))
-    assert {each["word"] for each in found} == {"ok"} and len(found) == 9
+    assert {each["word"] for each in found} == {"ok"} and len(found) == 8
     assert of(found, "devices") == ("ok", "1 of 2 machines have nvidia.com/gpu: 8 in all")
     assert {method for method, path, _ in cluster.requests if not path.endswith("reviews")} == {"GET"}
     asked = {body["spec"]["resourceAttributes"]["subresource"] for _, _, body in cluster.requests if body}
@@ -72,13 +72,11 @@ def test_each_planted_lack_is_named_with_what_to_do(
     cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.objects["/version"] = {"gitVersion": "v1.25.9+k3s1"}
-    cluster.kinds.remove("jobsets")
     cluster.reviews["create secrets"] = False
     cluster.objects[CLAIM]["spec"]["accessModes"] = ["ReadWriteOnce"]
     cluster.objects["/api/v1/nodes"] = {"items": []}
-    site = whole(tmp_path, kind="jobset", queue="tpus", claim_folder="/nowhere", image=None)
+    site = whole(tmp_path, queue="tpus", claim_folder="/nowhere", image=None)
     found = checked(capsys, "--site", site, code=4)
-    assert of(found, "jobset")[0] == "missing" and "install the JobSet controller" in json.dumps(found)
     assert of(found, "rights") == ("missing", "you may not create secrets in benchmarks")
     assert of(found, "claim") == ("missing", "runs has ReadWriteOnce")
     assert "is Kubernetes v1.25.9+k3s1, expected 1.26 or newer" in of(found, "cluster")[1]

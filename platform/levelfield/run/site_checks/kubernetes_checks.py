@@ -1,4 +1,4 @@
-"""What a site's file says about Kubernetes, against the cluster: client, rights, kind, queue, claim, devices."""
+"""What a site's file says about Kubernetes, against the cluster: client, rights, queue, claim, devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from levelfield.errors import UsageError
 from levelfield.run.launchers.kubernetes.cluster_api import (
-    CREATED_AT,
     OLDEST,
     ClusterApi,
     ClusterRefusal,
@@ -23,12 +22,6 @@ from levelfield.specs.site import NO_RESOURCE, KubernetesSite, Site
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _PARTS = ("configmaps", "secrets", "services")
-_MAIN = {"job": "Job", "jobset": "JobSet", "trainjob": "TrainJob"}
-_INSTALL = {
-    "jobs": "every cluster has it; check the context",
-    "jobsets": "install the JobSet controller, or use `kind: job`",
-    "trainjobs": "install Kubeflow's Trainer 2.2 or newer, or use `kind: job`",
-}
 
 
 def kubernetes_findings(site: Site) -> Iterator[SiteFinding]:
@@ -54,7 +47,6 @@ def _of_cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         return
     yield _version(f"{api.address} is Kubernetes {version}", version)
     yield _there(api, "namespace", f"/api/v1/namespaces/{site.namespace}", site.namespace, "kubernetes.namespace")
-    yield _kind(api, site)
     yield from _rights(api, site)
     yield _image(site)
     yield from _named(api, site)
@@ -74,26 +66,10 @@ def _version(said: str, version: str) -> SiteFinding:
     return ok("cluster", said)
 
 
-def _kind(api: ClusterApi, site: KubernetesSite) -> SiteFinding:
-    """Return whether the cluster knows the kind of the object that runs the pods."""
-    version, resource = _main(site)
-    named = f"{_MAIN[site.kind]} of {version}"
-    try:
-        listed = api.get(f"/apis/{version}").get("resources") or []
-    except ClusterRefusal as error:
-        listed = [] if error.status == 404 else None
-    if listed is None:
-        return unknown(site.kind, f"the cluster does not show whether it has {named}")
-    if resource in [each.get("name") for each in listed if isinstance(each, Mapping)]:
-        return ok(site.kind, f"the cluster has {named}")
-    return missing(site.kind, f"the cluster has no {named}", _INSTALL[resource])
-
-
 def _rights(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
     """Yield what this user may not do, or one finding that everything is allowed."""
-    version, resource = _main(site)
     wanted = [(verb, "", part, "") for part in _PARTS for verb in ("create", "patch", "delete")]
-    wanted += [(verb, version.partition("/")[0], resource, "") for verb in ("create", "get", "delete")]
+    wanted += [(verb, "batch", "jobs", "") for verb in ("create", "get", "delete")]
     wanted += [(verb, "", "pods", "") for verb in ("list", "watch")] + [("get", "", "pods", "log")]
     refused = [_called(each) for each in wanted if not _allowed(api, site.namespace, *each)]
     if not refused:
@@ -118,8 +94,6 @@ def _called(wanted: tuple[str, str, str, str]) -> str:
 def _image(site: KubernetesSite) -> SiteFinding:
     if site.image:
         return ok("image", f"{site.image} is named; only a pod's machine can tell whether it may be pulled")
-    if site.kind == "trainjob":
-        return ok("image", "the runtime's own image is used")
     do = "give kubernetes.image, or `--runtime docker` with an image that the cluster can pull"
     return missing("image", "kubernetes.image is not given", do)
 
@@ -134,9 +108,6 @@ def _named(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         group = _preferred(api, "kueue.x-k8s.io")
         path = f"/apis/{group}/namespaces/{site.namespace}/localqueues/{site.queue}"
         yield _there(api, "queue", path, site.queue, "kubernetes.queue; `kubectl get localqueues` lists them")
-    if site.kind == "trainjob":
-        path = f"/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/{site.runtime_ref}"
-        yield _there(api, "runtime", path, site.runtime_ref, "kubernetes.runtime_ref")
 
 
 def _found(api: ClusterApi, subject: str, path: str, name: str, key: str) -> Fields | SiteFinding:
@@ -198,8 +169,3 @@ def _preferred(api: ClusterApi, group: str) -> str:
     except ClusterRefusal:
         found = None
     return str(found or f"{group}/v1beta1")
-
-
-def _main(site: KubernetesSite) -> tuple[str, str]:
-    version = next(version for version, kind in CREATED_AT if kind == _MAIN[site.kind])
-    return version, f"{site.kind}s"

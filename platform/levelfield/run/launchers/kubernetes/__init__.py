@@ -1,1 +1,1 @@
-"""Launcher `kubernetes`: a Job, JobSet or TrainJob, watched through the cluster's interface."""
+"""Launcher `kubernetes`: an Indexed Job, watched through the cluster's interface."""

@@ -27,8 +27,6 @@ CREATED_AT = {  # every apiVersion and kind that a run may create: the path belo
     ("v1", "Secret"): "secrets",
     ("v1", "Service"): "services",
     ("batch/v1", "Job"): "jobs",
-    ("jobset.x-k8s.io/v1alpha2", "JobSet"): "jobsets",
-    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): "trainjobs",
 }
 Fields = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The objects of a run on Kubernetes, as the API takes them: ConfigMaps, a Service, and a Job, JobSet or TrainJob."""
+"""The objects of a run on Kubernetes, as the API takes them: ConfigMaps, a Service, and a Job."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ RUN_LABEL = "levelfield-run"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 KEPT_SECONDS = 3600  # that a cluster keeps an object whose platform was killed
 MOST_DATA_BYTES = 900_000  # of one ConfigMap; the API's limit is 1 MiB
-PATCH_MANAGER = "levelfield.run/launcher"
-NODE = "node"  # a pod's container and the job of a JobSet; also the name that TrainJob's runtimes give theirs
+NODE = "node"  # a pod's container
 START, ARCHIVE = "start.py", "code.tar.gz"
 MACHINE = "kubernetes.io/hostname"  # the label that differs between machines
 PACKAGE, WORK = "/levelfield/package", "/levelfield/work"
@@ -32,14 +31,14 @@ _FIRST_FAILURE_ENDS: Sequence[Fields] = [
 class JobManifest:
     """What the objects are made from. works: each node's JSON, by file name. deadline_seconds: the cluster's limit.
 
-    devices: of one node. image None: the runtime's own. secrets: names of the variables that a Secret has.
+    devices: of one node. secrets: names of the variables that a Secret has.
     """
 
     run_id: str
     site: KubernetesSite
     nodes: int
     devices: int
-    image: str | None
+    image: str
     python: str
     secrets: Sequence[str]
     works: Mapping[str, str]
@@ -58,22 +57,15 @@ def object_name(run_id: str) -> str:
     return f"lf-{begin}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
-def pods_maker(name: str, kind: str) -> str:
-    """Return the name of the Job that makes the pods: the run's object itself, or the one that a JobSet makes."""
-    return name if kind.lower() == "job" else f"{name}-{NODE}-0"
-
-
-def first_pod(run_id: str, site: KubernetesSite) -> str:
+def first_pod(run_id: str) -> str:
     """Return the DNS name of the first node's pod within its namespace."""
     name = object_name(run_id)
-    return f"{pods_maker(name, site.kind)}-0.{name}"
+    return f"{name}-0.{name}"
 
 
 def objects_of(run: JobManifest) -> list[Fields]:
     """Return all objects in the order in which they are created; the last one runs the pods."""
-    service = [_service(run)] if run.site.kind == "job" else []
-    kinds = {"job": _job, "jobset": _jobset, "trainjob": _trainjob}
-    return [_code(run), *_works(run), *service, kinds[run.site.kind](run)]
+    return [_code(run), *_works(run), _service(run), _job(run)]
 
 
 def divided(works: Mapping[str, str]) -> list[dict[str, str]]:
@@ -94,14 +86,6 @@ def _object(run: JobManifest, version: str, kind: str, name: str, **content: Any
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
 
 
-def _main(run: JobManifest, version: str, kind: str, **spec: Any) -> Fields:
-    """Return the object that runs the pods. A queue holds it where the site names one."""
-    found = _object(run, version, kind, run.name, spec=spec)
-    if run.site.queue:
-        found["metadata"]["labels"][QUEUE_LABEL] = run.site.queue
-    return found
-
-
 def _code(run: JobManifest) -> Fields:
     archive = base64.b64encode(run.code).decode("ascii")
     content = {"immutable": True, "data": {START: run.start}, "binaryData": {ARCHIVE: archive}}
@@ -120,56 +104,21 @@ def _service(run: JobManifest) -> Fields:
 
 
 def _job(run: JobManifest) -> Fields:
-    return _main(run, "batch/v1", "Job", **_indexed(run, run.name), ttlSecondsAfterFinished=KEPT_SECONDS)
-
-
-def _jobset(run: JobManifest) -> Fields:
-    return _main(
-        run,
-        "jobset.x-k8s.io/v1alpha2",
-        "JobSet",
-        network={"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": run.name},
-        failurePolicy={"maxRestarts": 0},
-        ttlSecondsAfterFinished=KEPT_SECONDS,
-        replicatedJobs=[{"name": NODE, "replicas": 1, "template": {"spec": _indexed(run, None)}}],
-    )
-
-
-def _indexed(run: JobManifest, subdomain: str | None) -> Fields:
-    """Return the spec of an Indexed Job: one pod for each node, all at once, none started again."""
-    pod = _pod_spec(run) | ({"subdomain": subdomain} if subdomain else {})
-    return {
+    """Return an Indexed Job: one pod for each node, all at once, none started again."""
+    spec = {
         "completionMode": "Indexed",
         "completions": run.nodes,
         "parallelism": run.nodes,
         "backoffLimit": 0,
         "activeDeadlineSeconds": run.deadline_seconds,
         "podFailurePolicy": {"rules": _FIRST_FAILURE_ENDS},
-        "template": {"metadata": _pod_metadata(run), "spec": pod},
+        "template": {"metadata": _pod_metadata(run), "spec": _pod_spec(run)},
+        "ttlSecondsAfterFinished": KEPT_SECONDS,
     }
-
-
-def _trainjob(run: JobManifest) -> Fields:
-    """Return a TrainJob of Kubeflow's Trainer 2.2 or newer. Its runtime has the JobSet; the patch has the rest."""
-    container = _container(run)
-    patched = {key: container[key] for key in ("name", "volumeMounts", "securityContext") if key in container}
-    pod = {**_placing(run), "volumes": _volumes(run), "containers": [patched]}
-    template = {"metadata": _pod_metadata(run), "spec": pod}
-    replicated = {"name": NODE, "template": {"spec": {"template": template}}}
-    trainer: Fields = {"numNodes": run.nodes}
-    trainer |= {key: container[key] for key in ("image", "command", "args", "env") if key in container}
-    if "resources" in container:
-        trainer["resourcesPerNode"] = container["resources"]
-    patch = {"template": {"spec": {"replicatedJobs": [replicated]}}}
-    return _main(
-        run,
-        "trainer.kubeflow.org/v1alpha1",
-        "TrainJob",
-        runtimeRef={"name": run.site.runtime_ref},
-        activeDeadlineSeconds=run.deadline_seconds,
-        trainer=trainer,
-        runtimePatches=[{"manager": PATCH_MANAGER, "trainingRuntimeSpec": patch}],
-    )
+    job = _object(run, "batch/v1", "Job", run.name, spec=spec)
+    if run.site.queue:
+        job["metadata"]["labels"][QUEUE_LABEL] = run.site.queue
+    return job
 
 
 # ---- the pod of one node; all pods of a run are alike
@@ -181,8 +130,8 @@ def _pod_spec(run: JobManifest) -> Fields:
         "restartPolicy": "Never",
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
+        "subdomain": run.name,
         **network,
-        **_named(run.site),
         **_placing(run),
         "containers": [_container(run)],
         "volumes": _volumes(run),
@@ -194,18 +143,14 @@ def _pod_metadata(run: JobManifest) -> Fields:
     return {"labels": {RUN_LABEL: run.name}, **annotations}
 
 
-def _named(site: KubernetesSite) -> Fields:
-    """Return what a patch of a TrainJob may not have."""
-    found = {"priorityClassName": site.priority_class, "schedulerName": site.scheduler}
-    return {key: name for key, name in found.items() if name}
-
-
 def _placing(run: JobManifest) -> Fields:
-    """Return what says where a pod may run, as which account and user, and with whose images."""
+    """Return what says where and when a pod may run, as which account and user, and with whose images."""
     site = run.site
     term = {"labelSelector": {"matchLabels": {RUN_LABEL: run.name}}, "topologyKey": MACHINE}
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    found = {
+    placing = {
+        "priorityClassName": site.priority_class,
+        "schedulerName": site.scheduler,
         "serviceAccountName": site.service_account,
         "nodeSelector": dict(site.node_selector),
         "tolerations": [each.model_dump(exclude_none=True) for each in site.tolerations],
@@ -213,7 +158,7 @@ def _placing(run: JobManifest) -> Fields:
         "affinity": apart if run.nodes > 1 else None,
         "securityContext": _pod_security(site),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in placing.items() if value}
 
 
 def _pod_security(site: KubernetesSite) -> Fields:
@@ -228,8 +173,7 @@ def _container(run: JobManifest) -> Fields:
     limits = {site.devices: str(run.devices)} if site.devices not in (None, NO_RESOURCE) else {}
     limits |= {name: str(count) for name, count in site.resources.items()}
     secret = f"{run.name}-secrets"
-    found: Fields = {"name": NODE, **({"image": run.image} if run.image else {})}
-    found |= {"command": [run.python], "args": _arguments(run)}
+    found: Fields = {"name": NODE, "image": run.image, "command": [run.python], "args": _arguments(run)}
     if run.secrets:
         named = ((name, {"secretKeyRef": {"name": secret, "key": name}}) for name in run.secrets)
         found["env"] = [{"name": name, "valueFrom": source} for name, source in named]
@@ -249,7 +193,7 @@ def _arguments(run: JobManifest) -> list[str]:
     Without a shared volume the files of the run come through the pod's log.
     """
     code = ["--code", f"{PACKAGE}/{ARCHIVE}", "--folder", str(LOCAL)]
-    work = ["--work", f"{WORK}/node{{node_rank}}.json", "--first-node", first_pod(run.run_id, run.site)]
+    work = ["--work", f"{WORK}/node{{node_rank}}.json", "--first-node", first_pod(run.run_id)]
     return [f"{PACKAGE}/{START}", *code, *work, *(["--stream"] if run.site.claim is None else [])]
 
 

@@ -17,7 +17,7 @@ from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Pr
 from levelfield.errors import UsageError
 from levelfield.report.escapes import one_line, printable
 from levelfield.run.launchers.kubernetes.cluster_api import OLDEST, ClusterApi, ClusterRefusal, ClusterSilence, path_of
-from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL, pods_maker
+from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL
 from levelfield.run.launchers.kubernetes.pod_log import PodLog
 from levelfield.run.launchers.kubernetes.pod_watch import PodState, PodWatch
 from levelfield.run.launchers.liveness import Liveness, wait_for
@@ -303,16 +303,14 @@ class ClusterJob:
             return None
 
     def complaint(self, api: ClusterApi) -> str | None:
-        """Return the newest warning about the objects that make the pods; None without one, or without the right."""
-        found: list[Mapping[str, Any]] = []
-        for name in dict.fromkeys((self.name, pods_maker(self.name, self.main["kind"]))):
-            selector = f"type=Warning,involvedObject.name={name}"
-            try:
-                listed = api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=selector).get("items")
-            except (ClusterSilence, ClusterRefusal):
-                continue
-            found += [event for event in listed or [] if isinstance(event, Mapping) and event.get("message")]
-        newest = max(found, key=_time_of, default=None)
+        """Return the newest warning about the Job, which makes the pods; None without one, or without the right."""
+        selector = f"type=Warning,involvedObject.name={self.name}"
+        try:
+            listed = api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=selector).get("items")
+        except (ClusterSilence, ClusterRefusal):
+            return None
+        warnings = [event for event in listed or [] if isinstance(event, Mapping) and event.get("message")]
+        newest = max(warnings, key=_time_of, default=None)
         return one_line(f"{newest.get('reason')}: {newest['message']}")[:300] if newest else None
 
     def is_suspended(self, api: ClusterApi) -> bool:
@@ -331,8 +329,7 @@ def _refuse_dropped_keys(sent: Fields, kept: Fields) -> None:
     dropped = sorted(sent["spec"].keys() - (kept.get("spec") or {}).keys())
     if dropped:
         names = ", ".join(f"spec.{key}" for key in dropped)
-        advice = f"expected Kubernetes 1.{OLDEST} or newer" if sent["kind"] == "Job" else "expected a newer controller"
-        raise ClusterRefusal(200, f"it does not know {names} of {sent['kind']} in {sent['apiVersion']}; {advice}")
+        raise ClusterRefusal(200, f"it does not know {names} of a Job; expected Kubernetes 1.{OLDEST} or newer")
 
 
 def _time_of(event: Mapping[str, Any]) -> str:
@@ -341,7 +338,7 @@ def _time_of(event: Mapping[str, Any]) -> str:
 
 
 def failure_of(found: Mapping[str, Any]) -> tuple[Cause, str] | None:
-    """Return the cause and the cluster's line of a Job, JobSet or TrainJob that failed; None for any other."""
+    """Return the cause and the cluster's line of a Job that failed; None for any other."""
     if (found.get("metadata") or {}).get("deletionTimestamp"):
         return "cancelled", f"{found.get('kind', 'the job')} was deleted by somebody else"
     for condition in (found.get("status") or {}).get("conditions") or []:

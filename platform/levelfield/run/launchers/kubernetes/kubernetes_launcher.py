@@ -1,4 +1,4 @@
-"""Launcher `kubernetes`: each node is a pod of a Job, a JobSet or a TrainJob. The cluster places them."""
+"""Launcher `kubernetes`: each node is a pod of a Job. The cluster places them."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class KubernetesLauncher:
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """Return the manifest with every rank of every node. Pure. Raises UsageError where the site's file lacks it."""
-        _check(plan, paths)
-        site, inside = launch_of(plan).site.kubernetes, _paths_inside(plan, paths)
+        image, site = _checked_image(plan, paths), launch_of(plan).site.kubernetes
+        inside = _paths_inside(plan, paths)
         found = request_for_nodes(plan, inside, self.name, runtime)
-        first = first_pod(plan.run_id, site)
+        first = first_pod(plan.run_id)
         nodes = tuple(replace(node, address=first if node.node_rank == 0 else node.address) for node in found.nodes)
         works = {f"node{node.node_rank}.json": _work(plan, paths, found, node) for node in found.nodes}
-        documents = objects_of(_manifest_of(plan, works))
+        documents = objects_of(_manifest_of(plan, image, works))
         text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_WIDE, allow_unicode=True)
         context = ("--context", site.context) if site.context else ()
         sent = Submission(object_name(plan.run_id), ("kubectl", *context, "create", "-f", MANIFEST), {MANIFEST: text})
@@ -73,18 +73,15 @@ class KubernetesLauncher:
         return run_on_cluster(request, watch, self.say)
 
 
-def _check(plan: Plan, paths: RunPaths) -> None:
-    """Raises UsageError for what the plan needs and the site's file lacks."""
-    site = launch_of(plan).site.kubernetes
-    if image_of(plan) is None and site.kind != "trainjob":
+def _checked_image(plan: Plan, paths: RunPaths) -> str:
+    """Return the pods' image. Raises UsageError for what the plan needs and the site's file lacks."""
+    site, image = launch_of(plan).site.kubernetes, image_of(plan)
+    if image is None:
         raise UsageError(
             "kubernetes.image: found none, expected an image with Python 3.8 or newer and "
             f"{plan.implementation.framework}; give it in the site's file (docs/many-machines.md)"
         )
-    foreign = {name: getattr(site, name) for name in ("host_network", "priority_class", "scheduler")}
-    if site.kind == "trainjob" and (given := [name for name, value in foreign.items() if value]):
-        raise UsageError(f"kubernetes.{given[0]}: a TrainJob has no such field; use kind: jobset or kind: job")
-    if site.devices is None and site.kind != "trainjob" and not plan.hardware.is_host:
+    if site.devices is None and not plan.hardware.is_host:
         raise UsageError(
             "kubernetes.devices: found none, expected the resource that is one device, such as nvidia.com/gpu, so that "
             f"a pod gets its {plan.hardware.devices_per_node} x {plan.hardware.chip.name}; `devices: none` where pods "
@@ -100,6 +97,7 @@ def _check(plan: Plan, paths: RunPaths) -> None:
             "kubernetes.claim: found none, and weights, captured tensors and recorded steps are too large for a "
             "pod's log; name a volume that the pods and this machine share"
         )
+    return image
 
 
 def _paths_inside(plan: Plan, paths: RunPaths) -> RunPaths:
@@ -119,7 +117,7 @@ def _work(plan: Plan, paths: RunPaths, request: Request, node: NodeWork) -> str:
     return json.dumps(content)
 
 
-def _manifest_of(plan: Plan, works: dict[str, str]) -> JobManifest:
+def _manifest_of(plan: Plan, image: str, works: dict[str, str]) -> JobManifest:
     limits = plan.work.limits
     longest = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)
     return JobManifest(
@@ -127,7 +125,7 @@ def _manifest_of(plan: Plan, works: dict[str, str]) -> JobManifest:
         site=launch_of(plan).site.kubernetes,
         nodes=plan.hardware.nodes,
         devices=plan.hardware.devices_per_node,
-        image=image_of(plan),
+        image=image,
         python=python_of(plan),
         secrets=sorted(secrets_of(plan)),
         works=works,
