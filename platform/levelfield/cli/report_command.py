@@ -176,7 +176,7 @@ def _refuse_together(options: argparse.Namespace) -> None:
 
 
 def _logs(interval: int, paths: Sequence[RunPaths], results: Sequence[Result], plans: Sequence[Plan]) -> list[str]:
-    from levelfield.publish.tool_logs import interval_table
+    from levelfield.publish.interval_table import interval_table
     from levelfield.rundir.raw_files import read_raw
 
     runs = zip(results, plans, map(read_raw, paths), strict=True)

@@ -1,6 +1,6 @@
 """`store` (every night): results over time: import, export, prune, check
 `store import`: add runs, folders of runs, bundles or exports
-`store export`: write runs as JSON lines, CSV, or for other tools
+`store export`: write runs as JSON lines or CSV
 `store prune`: remove old runs
 `store check`: check the database, and every row against its digest
 `store info`: show where the store is and what it holds
@@ -59,15 +59,12 @@ examples:
 EXPORT = """\
 Write the runs of the store.
 
-  jsonl        everything; `store import` reads it
-  csv          a row of figures for each run
-  tensorboard  an event file for each run, below the folder --output
-  mllog        lines of MLPerf's logging format; not a submission
+  jsonl  everything; `store import` reads it
+  csv    a row of figures for each run
 
 examples:
   run_benchmarks.py store export --output results.jsonl
   run_benchmarks.py store export --format csv --case llama3_8b
-  run_benchmarks.py store export --format tensorboard --output DIR
 """
 PRUNE = """\
 Remove runs from the store. A run that an accepted baseline or another event
@@ -93,7 +90,7 @@ example:
   run_benchmarks.py store info --json
 """
 
-FORMATS = ("jsonl", "csv", "tensorboard", "mllog")
+FORMATS = ("jsonl", "csv")
 _MOST_DAYS = 36_500  # a hundred years
 _LISTED = 20  # messages about what could not be added
 # Why a record is `reported`: anybody can edit a line of an export, or a result.json, and no seal would show it.
@@ -115,9 +112,7 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", metavar="NAME", help="only runs of this case")
     parser.add_argument("--since", metavar="DATE", help="only runs from this day on, such as 2026-11-01")
     parser.add_argument("--pairs", action="store_true", help="also the runs of pairs of builds, which jsonl always has")
-    parser.add_argument(
-        "--output", type=Path, metavar="PATH", help="write to this file instead of stdout; tensorboard: to this folder"
-    )
+    parser.add_argument("--output", type=Path, metavar="PATH", help="write to this file instead of stdout")
     store_option(parser)
 
 
@@ -282,8 +277,6 @@ def _export(options: argparse.Namespace) -> int:
     with opened_store(options, read_only=True) as store:
         is_whole = options.format == "jsonl" or options.pairs
         records = store.records(store.run_ids(options.case, options.since, of_trend=not is_whole))
-        if options.format == "tensorboard":
-            return _write_folders(options.output, records)
         if options.output is None:
             _write(options.format, sys.stdout, records, store)
         else:
@@ -293,15 +286,12 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _write(form: str, file: TextIO, records: Iterator[RunRecord], store: Store) -> None:
-    from levelfield.publish.tool_logs import mllog_lines
     from levelfield.store.record_lines import line_of
     from levelfield.store.statements import statements_of
 
     if form == "jsonl":
         file.writelines(map(line_of, records))
         file.writelines(map(line_of, statements_of(store)))
-    elif form == "mllog":
-        file.writelines(line for record in records for line in mllog_lines(record))
     else:
         _write_table(file, records)
 
@@ -316,18 +306,6 @@ def _write_table(file: TextIO, records: Iterable[RunRecord]) -> None:
             writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
             writer.writeheader()
         writer.writerow(row)
-
-
-def _write_folders(folder: Path | None, records: Iterator[RunRecord]) -> int:
-    from levelfield.publish.tool_logs import write_scalars
-
-    if folder is None:
-        raise UsageError("--format tensorboard: found no folder to write; give --output DIR")
-    with writing(folder):
-        written = [bool(write_scalars(folder, record)) for record in records]
-    known = written.count(False)
-    print(f"wrote {written.count(True):,} run(s)" + (f", {known:,} were there already" if known else ""))
-    return 0
 
 
 def _pruned(options: argparse.Namespace) -> int:
