@@ -35,7 +35,6 @@ VALUED, FLAGS = ("--plugins", "--case-file", "--runs", "--chips"), ("--json", "-
 FORMER = {
     "list": "show",
     "sweep": "plan sweep",
-    "serve": "report serve",
     "report --html": "report pages",
     "curves": "align curves",
     "diagnose": "align diagnose",

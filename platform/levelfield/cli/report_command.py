@@ -1,7 +1,6 @@
 """`report` (compare chips): results of one run or several: table, markdown, csv, pages
 `report explain`: where the time of a step goes; of two runs, why one is slower
 `report pages`: write pages of the store's runs, or of the named runs
-`report serve`: show these pages on this machine
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ examples:
   run_benchmarks.py report explain RUN --format json
 """
 PAGES = """\
-Write pages of all runs of the store, or of the named runs: static files, which
-`report serve` shows, and any web server. docs/pages.md describes them.
+Write pages of all runs of the store, or of the named runs: static files. Open
+index.html, or publish the folder by any web server. docs/pages.md has more.
 
 --beside writes the named runs and those of the store, into a folder that is
-private: git ignores it, and `report serve` serves it to this machine alone.
-The store, and every other folder of pages, stay as they are.
+private: git ignores it, and other users cannot read it. The store, and every
+other folder of pages, stay as they are.
 
 examples:
   run_benchmarks.py report pages site
@@ -81,18 +80,7 @@ examples:
   run_benchmarks.py report pages site --prices prices.yaml
   run_benchmarks.py report pages private RUN --beside --store public.sqlite
 """
-SERVE = """\
-Serve the pages that `report pages DIR` wrote. Only the files of these pages
-are given out, only to GET and HEAD, and only on this machine by default.
-Pages that are made again while it runs are served as they are then.
-Ctrl-C ends it.
-
-examples:
-  run_benchmarks.py report serve site
-  run_benchmarks.py report serve site --port 8080
-"""
 FOREIGN = ("flagperf", "oneflow", "osdi")
-_PORT = 8730
 _NAMED = 5  # runs of a message
 
 
@@ -357,8 +345,7 @@ def _said(built: BuiltPages, options: argparse.Namespace) -> Iterator[str]:
     if built.unreadable:
         shown = ", ".join(built.unreadable[:_NAMED])
         yield wrapped(f"left out {len(built.unreadable):,} run(s) whose time cannot be read: {shown}", 9)
-    look = f"open {options.folder / 'index.html'}, or run: run_benchmarks.py report serve {options.folder}"
-    yield wrapped(f"look     {look}", 9)
+    yield wrapped(f"look     open {options.folder / 'index.html'}", 9)
 
 
 def _pages_options(parser: argparse.ArgumentParser) -> None:
@@ -369,36 +356,8 @@ def _pages_options(parser: argparse.ArgumentParser) -> None:
     store_option(parser)
 
 
-def _serve_options(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
-    option("folder", nargs="?", type=Path, default=Path("site"), metavar="DIR", help="the folder of the pages (site)")
-    option("--port", type=int, default=_PORT, metavar="N", help=f"the port (default: {_PORT}; 0: any)")
-    option(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="an address of this machine that others may reach (default: 127.0.0.1, this machine alone)",
-    )
-
-
-def _serve(options: argparse.Namespace) -> int:
-    """Serve until Ctrl-C. Return 0. Raises UsageError for a folder without pages, and for the address."""
-    from levelfield.pages.page_server import opened_server
-
-    server = opened_server(options.folder, options.host, options.port)
-    print(f"serving {options.folder} at {server.url} (Ctrl-C ends it)", flush=True)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        print("ended")
-    finally:
-        server.server_close()
-    return 0
-
-
 COMMANDS = {
     "report": Command(REPORT, _report_options, _report),
     "report explain": Command(EXPLAIN, _explain_options, _explain),
     "report pages": Command(PAGES, _pages_options, _pages),
-    "report serve": Command(SERVE, _serve_options, _serve),
 }

@@ -1,4 +1,4 @@
-"""What a site consists of: its files, and which series they came from. `report serve` gives out these files alone."""
+"""What a site consists of: its files, and which series they came from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from levelfield.specs.base import Document, dump, parse, sha256_of
 from levelfield.specs.bounded_reading import MOST_BYTES, mapping_of
 
 NAME = "site.json"
-# A page, or a file of assets/ or data/. No other file is ever written, served or removed.
+# A page, or a file of assets/ or data/. No other file is ever written or removed.
 PLACES = re.compile(r"(zh/)?[a-z0-9-]+\.html|(assets|assets/uplot|data)/[A-Za-z0-9][A-Za-z0-9._-]*")
 FOLDERS = ("zh", "assets", "assets/uplot", "data")  # one that holds another stands before it
 
@@ -52,40 +52,18 @@ class PagesManifest(Document):
     contents: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
-def manifest_of(folder: Path) -> PagesManifest:
-    """Return the manifest of a site. Raises UsageError for a folder that is no site."""
-    try:
-        with FolderDescriptor(folder) as root:
-            return _manifest(root)
-    except OSError as error:
-        raise UsageError(_no_site(folder, f"{folder}: {error.strerror}")) from None
-
-
 def _manifest(root: FolderDescriptor) -> PagesManifest:
-    path = root.path / NAME
+    path, folder = root.path / NAME, root.path
+    no_pages = f"{folder}: this is no folder of pages; make one with `report pages {folder}`"
     try:
         found = parse(PagesManifest, mapping_of(path, root.read(NAME, MOST_BYTES).decode()), str(path))
     except (DocumentError, UnicodeDecodeError) as error:
-        raise UsageError(_no_site(root.path, str(error))) from None
+        raise UsageError(f"{no_pages}. {error}") from None
     except OSError as error:
-        raise UsageError(_no_site(root.path, f"{path}: cannot be read: {error.strerror}")) from None
+        raise UsageError(f"{no_pages}. {path}: cannot be read: {error.strerror}") from None
     if foreign := [name for name in (*found.files, *found.contents) if not PLACES.fullmatch(name)]:
         raise UsageError(f"{path}: key 'files': found '{foreign[0]}', expected pages, assets/ and data/")
     return found
-
-
-def _no_site(folder: Path, why: str) -> str:
-    return f"{folder}: this is no folder of pages; make one with `report pages {folder}`. {why}"
-
-
-def content_of(folder: Path, name: str) -> bytes:
-    """Return a file of a site. Raises OSError, also where the file or a folder on the way to it is a link."""
-    *folders, last = name.split("/")
-    with ExitStack() as opened:
-        inner = opened.enter_context(FolderDescriptor(folder))
-        for each in folders:
-            inner = opened.enter_context(inner.below(each))
-        return inner.read(last, _MOST_FILE)
 
 
 class PagesWriter:

@@ -79,7 +79,6 @@ def test_the_version_is_said(command: Command) -> None:
         (["report"], "the following arguments are required: RUN"),
         (["report", "latest", "--html", "x"], "`report --html` is now `report pages`"),
         (["report", "pages", "x", "latest", "--store", "y"], "found --store and runs"),
-        (["report", "serve", "/no/folder"], "/no/folder: this is no folder of pages; make one with `report pages"),
         (["data"], "`data`: found nothing after it, expected one of prepare, check"),
         (["--quiet"], "nothing to run: give --case CASE:FRAMEWORK or --suite NAME"),
         (["--case", "tinny:fake"], "unknown case 'tinny'; nearest: tiny"),

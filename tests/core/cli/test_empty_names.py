@@ -42,7 +42,7 @@ COMMANDS = (
     "evidence bundle EMPTY --output x.zip", "evidence bundle latest --output EMPTY", "evidence bundle latest --output=",
     "evidence collect EMPTY", "evidence verify EMPTY", "evidence audit EMPTY",
     "report EMPTY", "report latest EMPTY", "report one.zip:", "report explain EMPTY", "report pages EMPTY",
-    "report pages site EMPTY", "report serve EMPTY", "report latest --output EMPTY",
+    "report pages site EMPTY", "report latest --output EMPTY",
     "compare EMPTY latest", "compare latest EMPTY", "compare latest, latest", "compare one.zip: latest",
     "compare one.zip, latest", "report summary EMPTY latest --output x.html", "diagnose EMPTY --against fake",
     "nightly accept EMPTY --why x", "nightly accept --why x --run EMPTY SERIES", "nightly note EMPTY --why x",

@@ -1,20 +1,16 @@
-"""`report pages` of runs and of a store, and `report serve` as a process that Ctrl-C ends."""
+"""`report pages` of runs and of a store."""
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
-from plans import PLUGINS, ROOT
+from plans import PLUGINS
 from recorded_runs import change_steps
 from seeded_nights import SeededNights
 
@@ -31,7 +27,7 @@ def test_a_run_becomes_pages_with_figures_from_its_raw_files(
     run.result.write_text("{}")
     assert main(arguments) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"pages    {tmp_path / 'site'}: 1 run(s) in 1 series") and "serve" in said
+    assert said.startswith(f"pages    {tmp_path / 'site'}: 1 run(s) in 1 series") and "index.html" in said
     (history,) = (tmp_path / "site/data").glob("history-*")
     first = figure(history, "tokens")
     change_steps(run, lambda event: event.update(end_ns=2 * event["end_ns"] - 7_000_000_000_000), rank=0)
@@ -104,22 +100,6 @@ def test_a_folder_with_other_files_is_refused(
     assert "has other files; name a new folder" in capsys.readouterr().err
 
 
-def test_serve_serves_until_ctrl_c(run: RunPaths, tmp_path: Path) -> None:
-    assert main(["report", "pages", str(tmp_path / "site"), str(run.root), "--plugins", str(PLUGINS)]) == 0
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform"), "LEVELFIELD_NO_BOOTSTRAP": "1"}
-    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "report", "serve", str(tmp_path / "site"), "--port", "0"]
-    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        port = int(line.split("http://127.0.0.1:")[1].split("/")[0])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request("GET", "/index.html")
-        assert connection.getresponse().status == 200
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (0, "ended\n", "")
-
-
 # -- a private run over public results
 
 
@@ -169,7 +149,5 @@ def test_private_pages_and_public_ones_never_share_a_folder(
     assert main(["report", "pages", str(mine), "--store", str(public)]) == 2 and contents(mine) == private
     assert "has private pages, expected a folder for public ones" in capsys.readouterr().err
     assert main(["report", "pages", str(mine), *beside]) == 0  # again
-    assert main(["report", "serve", str(mine), "--host", "192.0.2.7", "--port", "0"]) == 2
-    assert "has private runs; it is served to this machine alone" in capsys.readouterr().err
     assert main(["report", "pages", str(mine), "--beside", "--store", str(public)]) == 2
     assert "--beside without a run" in capsys.readouterr().err

@@ -232,5 +232,5 @@ def test_a_place_that_is_named_is_refused_and_no_finding(tmp_path: Path) -> None
 
 
 def test_every_command_and_every_family_of_variables_is_drawn() -> None:
-    assert {(), ("show",), ("environment", "make"), ("report", "serve")} <= set(WORDS) and len(WORDS) > 45
+    assert {(), ("show",), ("environment", "make"), ("report", "pages")} <= set(WORDS) and len(WORDS) > 45
     assert {"LEVELFIELD_STORE", "LEVELFIELD_ROOT", "LEVELFIELD_WHEELS", "PIP_INDEX_URL", "PATH"} < set(VARIABLES)

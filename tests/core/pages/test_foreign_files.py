@@ -13,7 +13,6 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.pages import page_building, site_files
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.page_server import PageFiles
 from levelfield.pages.results import GivenRuns
 from levelfield.pages.site_files import PagesWriter
 from seeded_nights import SeededNights
@@ -193,7 +192,7 @@ def test_what_is_interrupted_while_files_get_their_places_is_mended(
         assert not list(site.glob(".levelfield-new-*"))
         build_pages(GivenRuns(RECORDS[:1]), site, Registry())
         names = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
-        assert names == {*site_files.manifest_of(site).files, "site.json"}
+        assert names == {*json.loads((site / "site.json").read_text())["files"], "site.json"}
         build(site)
 
 
@@ -209,15 +208,3 @@ def test_new_files_of_a_killed_command_are_removed_and_other_things_stay(site: P
         build(site)
         assert [path.name for path in going.iterdir()] == ["0"]
     assert not left.exists() and not going.exists() and (mine / "thesis.tex").read_text() == THESIS
-
-
-def test_the_server_follows_no_link_to_a_folder(site: Path, foreign: Path) -> None:
-    files = PageFiles(site)
-    (foreign / "site.js").write_text(THESIS)
-    assert files.content("/data/site.js")
-    (site / "data").rename(site.parent / "away")
-    (site / "data").symlink_to(foreign)
-    assert files.content("/data/site.js") is None
-    (site / "guide.html").unlink()
-    os.mkfifo(site / "guide.html")
-    assert files.content("/guide.html") is None

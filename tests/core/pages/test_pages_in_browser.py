@@ -1,16 +1,17 @@
-"""The pages in a browser, from a file and from `serve`: no error, no request to the outside, clicks, keys, axe."""
+"""The pages in a browser, from a file and from a web server: no error, no request to the outside, clicks, keys, axe."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.page_server import PageServer, opened_server
 from levelfield.pages.results import GivenRuns
 from page_visits import (
     DESKTOP,
@@ -382,45 +383,50 @@ def test_dark_charts_can_be_read_and_paper_is_light(browser: Any, seeded_pages: 
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
 @pytest.fixture
-def server(seeded_pages: Path) -> Iterator[PageServer]:
-    served = opened_server(seeded_pages, "127.0.0.1", 0)
-    thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield served
-    served.shutdown()
-    served.server_close()
-    thread.join()
+def address(seeded_pages: Path) -> Iterator[str]:
+    """Of a web server with the pages."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(seeded_pages))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
 
 
-def test_the_server_gives_the_same_pages(browser: Any, seeded_pages: Path, server: PageServer) -> None:
+def test_a_web_server_gives_the_same_pages(browser: Any, seeded_pages: Path, address: str) -> None:
     with watched(browser) as page:
-        page.goto(server.url)
+        page.goto(address)
         page.locator("table.bars a").first.click()
         page.wait_for_selector("section[data-drawn] canvas")
-        page.goto(f"{server.url}run.html#{first_series(seeded_pages)}/{run_of(page, first_series(seeded_pages), -1)}")
+        page.goto(f"{address}run.html#{first_series(seeded_pages)}/{run_of(page, first_series(seeded_pages), -1)}")
         page.wait_for_selector("#run[data-drawn] canvas")
         page.locator("a.language").click()
         page.wait_for_url("**/zh/run.html#**")
         page.wait_for_selector("#run[data-drawn] canvas")
-        page.goto(f"{server.url}zh/")
+        page.goto(f"{address}zh/")
         assert page.title().startswith("总览")
 
 
-def test_a_page_that_is_left_before_its_icon_came_is_no_error(browser: Any, server: PageServer) -> None:
+def test_a_page_that_is_left_before_its_icon_came_is_no_error(browser: Any, address: str) -> None:
     with watched(browser) as page:
         given_up: list[Any] = []
         page.on("requestfailed", lambda request: given_up.append(request.failure))
         page.route("**/icon.svg", lambda route: None)  # never answered
         with page.expect_request("**/icon.svg"):
-            page.goto(server.url)
-        page.goto(f"{server.url}zh/")
+            page.goto(address)
+        page.goto(f"{address}zh/")
         assert given_up == [GIVEN_UP]
 
 
 @pytest.mark.parametrize("reason", ["failed", "connectionreset"])
-def test_a_request_that_fails_is_an_error(browser: Any, server: PageServer, reason: str) -> None:
+def test_a_request_that_fails_is_an_error(browser: Any, address: str, reason: str) -> None:
     with pytest.raises(AssertionError, match=r"failed: .*icon\.svg: net::ERR_"), watched(browser) as page:
         page.route("**/icon.svg", lambda route: route.abort(reason))
         with page.expect_event("requestfailed"):
-            page.goto(server.url)
+            page.goto(address)
