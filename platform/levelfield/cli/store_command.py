@@ -218,7 +218,7 @@ class _ImportSource:
                     self.statements.append(document)
 
     def _of_bundle(self, path: Path) -> Iterator[RunRecord]:
-        from levelfield.studies.results_repository import bundled
+        from levelfield.studies.bundled_runs import bundled
 
         for found in bundled(path, self._registry):
             if isinstance(found, LevelfieldError):

@@ -33,7 +33,7 @@ from levelfield.specs.record import Point, RunRecord, Series, first_future_date
 from levelfield.specs.short_names import refuse_any
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
 from levelfield.store.run_record import series_of
-from levelfield.studies.results_repository import bundled
+from levelfield.studies.bundled_runs import bundled
 
 if TYPE_CHECKING:
     from levelfield.store.database import Store  # a second of imports that a folder of runs does not need

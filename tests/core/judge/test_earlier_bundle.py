@@ -1,6 +1,6 @@
 """Bundles of other machines, with the code of their day, verify here.
 
-They are the examples of docs/results-repository. gpt3_smoke.zip: `--case gpt3_6.7B:paddle:cpu:1:2` on two cores of an
+They lie in docs/verified/bundles. gpt3_smoke.zip: `--case gpt3_6.7B:paddle:cpu:1:2` on two cores of an
 AMD EPYC, 2026-11-23, then `bundle`. virtual_machine.zip:
 `--case gpt3_6.7B+steps8+batch2:paddle:cpu:1:1` in a machine that QEMU emulates: an Intel Haswell,
 Debian 13, Python 3.13, its own kernel and clock, the zone of Shanghai, another user; the same day.
@@ -19,7 +19,7 @@ import pytest
 from driving import ROOT
 from levelfield.cli.main import main
 
-BUNDLES = ROOT / "docs/results-repository/bundles"
+BUNDLES = ROOT / "docs/verified/bundles"
 
 
 @pytest.mark.parametrize("name", ["gpt3_smoke.zip", "virtual_machine.zip"])

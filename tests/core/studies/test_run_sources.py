@@ -19,7 +19,7 @@ from levelfield.rundir.bundle_reader import RunInBundle
 from levelfield.rundir.directory import PAIRS, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
-from levelfield.studies import results_repository
+from levelfield.studies import bundled_runs
 from levelfield.studies.compared_runs import BundleRuns, FolderRuns, KeptRuns, RunPlaces
 from recorded_runs import rename
 
@@ -206,14 +206,14 @@ def test_the_newest_run_of_a_bundle_s_series_comes_first() -> None:
 def test_a_run_of_a_bundle_that_cannot_be_computed_is_named_and_the_others_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = results_repository.recorded
+    own = bundled_runs.recorded
 
     def recorded(run: RunInBundle) -> object:
         if run.name.endswith("5a07ac"):
             raise DocumentError("no date")
         return own(run)
 
-    monkeypatch.setattr(results_repository, "recorded", recorded)
+    monkeypatch.setattr(bundled_runs, "recorded", recorded)
     bundle = str(BUNDLES["H100"])
     assert main(["store", "import", bundle, "--store", str(tmp_path / "s.sqlite")]) == 2
     said = capsys.readouterr()
@@ -245,13 +245,13 @@ def test_a_report_may_be_of_a_bundle(
         assert "found a bundle, expected a run here; `report` and `compare` take" in " ".join(
             capsys.readouterr().err.split()
         )
-    own = results_repository.verified
+    own = bundled_runs.verified
 
     def verified(*given: object) -> list[VerifiedRun]:
         wrong = (Contradiction("the loss of step 1", "12.5", "12.4"),)
         return [replace(each, contradictions=wrong) if "5a07ac" in each.name else each for each in own(*given)]
 
-    monkeypatch.setattr(results_repository, "verified", verified)
+    monkeypatch.setattr(bundled_runs, "verified", verified)
     assert main(["report", str(bundle), "--format", "csv"]) == 4
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 12 and "5a07ac" not in said.out
