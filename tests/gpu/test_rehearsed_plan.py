@@ -48,7 +48,8 @@ def test_the_smallest_case_needs_what_was_planned(tmp_path):
     (row,) = json.loads(out)["rehearsed"]
     assert 0.8 < row["allocated_bytes"] / row["planned_bytes"] < 1.1
     assert row["allocated_bytes"] <= row["reserved_bytes"] and row["failed_allocations"] == row["flushes"] == 0
-    assert row["kernels_a_layer"] > 50 and row["graph_breaks"] == {}
+    # a layer has 4 products forward and 8 backward; torch.compile makes few kernels of the rest
+    assert 20 < row["kernels_a_layer"] < 50 and row["graph_breaks"] == {}
     assert not list(tmp_path.glob("rehearsal-*"))
 
 
