@@ -49,14 +49,14 @@ class Page(HTMLParser):
         self.text += data
 
 
-def listed(folder: Path) -> dict[str, str]:
+def manifest_files(folder: Path) -> dict[str, str]:
     """The files that the manifest names."""
     return dict(json.loads((folder / "site.json").read_text())["files"])
 
 
 def test_the_manifest_names_every_file_and_no_other(seeded_pages: Path) -> None:
     names = {str(path.relative_to(seeded_pages)) for path in seeded_pages.rglob("*") if path.is_file()}
-    assert names == {*listed(seeded_pages), "site.json"} and len(names) > 40
+    assert names == {*manifest_files(seeded_pages), "site.json"} and len(names) > 40
 
 
 def test_every_link_and_file_of_every_page_is_there(seeded_pages: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_series_that_is_gone_leaves_no_file(tmp_path: Path) -> None:
     built(folder, [*RECORDS])
     built(folder, [r for r in RECORDS if r.series == RECORDS[0].series])
     assert len(list((folder / "data").glob("history-*"))) == 1
-    assert set(listed(folder)) | {"site.json"} == set(state(folder))
+    assert set(manifest_files(folder)) | {"site.json"} == set(state(folder))
 
 
 def test_a_lost_data_file_is_written_again(tmp_path: Path) -> None:

@@ -206,12 +206,12 @@ def test_the_newest_run_of_a_bundle_s_series_comes_first() -> None:
 def test_a_run_of_a_bundle_that_cannot_be_computed_is_named_and_the_others_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = bundled_runs.recorded
+    recorded_unchanged = bundled_runs.recorded
 
     def recorded(run: RunInBundle) -> object:
         if run.name.endswith("5a07ac"):
             raise DocumentError("no date")
-        return own(run)
+        return recorded_unchanged(run)
 
     monkeypatch.setattr(bundled_runs, "recorded", recorded)
     bundle = str(BUNDLES["H100"])
@@ -245,11 +245,14 @@ def test_a_report_may_be_of_a_bundle(
         assert "found a bundle, expected a run here; `report` and `compare` take" in " ".join(
             capsys.readouterr().err.split()
         )
-    own = bundled_runs.verified
+    verified_unchanged = bundled_runs.verified
 
     def verified(*given: object) -> list[VerifiedRun]:
         wrong = (Contradiction("the loss of step 1", "12.5", "12.4"),)
-        return [replace(each, contradictions=wrong) if "5a07ac" in each.name else each for each in own(*given)]
+        return [
+            replace(each, contradictions=wrong) if "5a07ac" in each.name else each
+            for each in verified_unchanged(*given)
+        ]
 
     monkeypatch.setattr(bundled_runs, "verified", verified)
     assert main(["report", str(bundle), "--format", "csv"]) == 4

@@ -9,7 +9,8 @@ import pytest
 import torch
 from fused import launching
 
-MEMORY, STREAM = torch.zeros(64), 7
+MEMORY = torch.zeros(64)
+CURRENT_STREAMS = {3: 7}  # by device
 POSITIONAL = ("x", "bias", "columns", "eps")
 BASE = ((2,), (MEMORY[:32], None, 16, 0.5), {"LAYER": True, "num_warps": 4})
 
@@ -40,13 +41,15 @@ class Compiled:
 
     def run(self, x: int, y: int, z: int, *others: Any) -> None:
         stream, function, metadata, *hooks = others[:6]
-        assert (stream, function, metadata, hooks) == (STREAM, "function", "metadata", [None] * 3)
+        # a captured step has a stream of its own, so a kernel must not keep that of its first launch
+        assert stream == CURRENT_STREAMS[3]
+        assert (function, metadata, hooks) == ("function", "metadata", [None] * 3)
         self.kernel.launches.append(((x, y, z), *others[6:]))
 
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = SimpleNamespace(get_current_device=lambda: 3, get_current_stream={3: STREAM}.__getitem__)
+    streams = SimpleNamespace(get_current_device=lambda: 3, get_current_stream=CURRENT_STREAMS.__getitem__)
     monkeypatch.setattr(launching, "driver", SimpleNamespace(active=streams))
 
 
@@ -62,6 +65,7 @@ def test_a_second_launch_compiles_nothing_and_has_its_own_arguments(monkeypatch:
     kernel = Kernel()
     quick, other = launching.QuickLaunch(kernel), MEMORY[32:]
     launch(quick, {})
+    monkeypatch.setitem(CURRENT_STREAMS, 3, 8)
     launch(quick, {"x": other, "grid": (3,)})
     assert kernel.compiled == 1 and len(quick.compiled) == 1
     grid, x, *rest = kernel.launches[1]
