@@ -12,6 +12,7 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import wrapped
+from levelfield.specs.free_fields import CODE_FIELDS, LAYERS
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
@@ -84,10 +85,7 @@ def _question(
             f"diagnose: {paths.root.name} was trained with {own}; choose another framework: --against FRAMEWORK"
         )
     same = {"micro_batch": plan.tuning.micro_batch, "threads": plan.tuning.threads, "layout": "DP1TP1PP1"}
-    mine = {
-        key: getattr(plan.tuning, key)
-        for key in ("recompute", "recompute_layers", "compile", "graph", "attention", "environment")
-    }
+    mine = {name: getattr(plan.tuning, name) for name in (*CODE_FIELDS, LAYERS, "environment")}
     given = None if plan.environment.folder else plan.environment.python
     terminal, text = Terminal(quiet=options.json), "{}:{}:{}:1:1".format
     return Diagnosis(

@@ -27,6 +27,7 @@ from levelfield.run.launchers import means
 from levelfield.run.preflight_run import plan_of
 from levelfield.run.runtimes.environments import is_ready
 from levelfield.specs.certificate import CertificateUsed
+from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import EnvironmentPlan, Plan, PreflightPlan, job_of
 from levelfield.specs.readable_json import json_text
@@ -34,9 +35,6 @@ from levelfield.specs.variables import masked
 
 SHOWN_BELOW = "shown below"
 LABELS = {"environment": "variables"}  # the packages have a row of that name
-TUNING_FIELDS = (
-    "layout", "micro_batch", "virtual_pipeline", "recompute", "compile", "graph", "attention", "threads", "environment",
-)  # fmt: skip
 
 
 def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
@@ -109,10 +107,10 @@ def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledTex
     yield "reached as", f"device {plan.access.device}, backend {plan.access.backend}{preload}"
     if hardware.assumed:
         yield "", "ASSUMED: these devices are not here; this plan cannot run"
-    for field in TUNING_FIELDS:
-        origin = plan.origins.get(field, "default")
-        value = plan.tuning.recomputation if field == "recompute" else getattr(plan.tuning, field)
-        yield LABELS.get(field, field), f"{_said(value)}  ({origin})"
+    for name, value in {**plan.tuning.values, "environment": plan.tuning.environment}.items():
+        origin = plan.origins.get(name, "default")
+        if origin != "default" or name not in FREE_FIELDS or not FREE_FIELDS[name].of_framework:
+            yield LABELS.get(name, name), f"{_said(value)}  ({origin})"
     yield "accumulation", str(plan.accumulation)
     yield from _predicted(plan)
     yield "memory", f"{gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"

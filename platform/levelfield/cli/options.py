@@ -18,6 +18,7 @@ from levelfield.checkout import checkout
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import default_runs, room_left, write_atomically
+from levelfield.specs.free_fields import FREE_FIELDS, option
 from levelfield.specs.paths import RunPaths
 from levelfield.user_folders import config_folder
 
@@ -81,24 +82,14 @@ def scale_option(parser: Options) -> None:
 
 def free_options(parser: Options) -> None:
     """Add what a run may choose freely, beside the files that choose it."""
-    parser.add_argument("--layout", help="parallel layout, such as DP4TP2PP1")
-    parser.add_argument("--micro-batch", type=int, metavar="N", help="sequences per forward pass")
-    parser.add_argument("--virtual-pipeline", type=int, metavar="N", help="interleaved model chunks per pipeline stage")
-    parser.add_argument(
-        "--recompute", choices=("none", "selective", "full"), help="activations to recompute in the backward pass"
-    )
-    parser.add_argument(
-        "--recompute-layers", type=int, metavar="N", help="with --recompute full: only the first N layers of each chunk"
-    )
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="compile the model")
-    parser.add_argument(
-        "--graph",
-        action=argparse.BooleanOptionalAction,
-        help="replay each training step as one CUDA graph: the host launches once (one CUDA device; not yet run on a "
-        "chip)",
-    )
-    parser.add_argument("--attention", choices=("sdpa", "flash_attn"), help="attention kernel")
-    parser.add_argument("--threads", type=int, metavar="N", help="processor threads per process")
+    for name, field in FREE_FIELDS.items():
+        if isinstance(field.takes, tuple):
+            parser.add_argument(option(name), choices=field.takes, help=field.help)
+        elif field.takes is bool:
+            parser.add_argument(option(name), action=argparse.BooleanOptionalAction, help=field.help)
+        else:
+            metavar = "N" if field.takes is int else None
+            parser.add_argument(option(name), type=field.takes, metavar=metavar, help=field.help)
     parser.add_argument(
         "--env", action="append", default=[], metavar="K=V", help="an environment variable of the training process"
     )

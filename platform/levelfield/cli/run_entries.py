@@ -26,6 +26,7 @@ from levelfield.run.scheduler import CertificateAttempt, Job
 from levelfield.rundir.directory import find_run, read_plan
 from levelfield.specs.base import MOST_NODES, parse
 from levelfield.specs.derivation import Derivation
+from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.plan import MOST_EXPLAINED
 from levelfield.specs.result import Result
 from levelfield.specs.selector import MOST, parse_selector
@@ -35,10 +36,6 @@ from levelfield.studies.compared_runs import FolderRuns
 
 _MISALIGNED = ("diverged", "different")
 _FORM = "expected numbers of nodes with commas between them, such as 1,2,4"
-_CHOICES = (
-    *("layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers"),
-    *("compile", "graph", "attention", "threads"),
-)
 Certify = Callable[[Job], CertificateAttempt]
 
 
@@ -155,7 +152,7 @@ def _explained(steps: int | None) -> int | None:
 
 def choice_of(options: argparse.Namespace, further: Iterable[str] = ()) -> TuningChoice:
     """Return the free fields that the options choose. further: what else chooses some. Raises UsageError."""
-    chosen = _given(options, _CHOICES)
+    chosen = _given(options, FREE_FIELDS)
     if options.env:
         chosen["environment"] = dict(map(_variable, options.env))
     if options.base and (named := [*chosen, *further]):

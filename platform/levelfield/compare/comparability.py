@@ -20,6 +20,7 @@ from levelfield.compare.sides import (
     tuned_fields,
     tuning_of,
 )
+from levelfield.specs.free_fields import FREE_FIELDS, LAYERS
 from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.vendor import HOST_SHARE
 
@@ -167,6 +168,11 @@ def device_meaning(record: RunRecord) -> str:
     return f"{series.device_is}{shares}"
 
 
+def _free_field(name: str) -> Reader:
+    return lambda record: record.series.values[name]
+
+
+_LABELS = {"micro_batch": "micro-batch", "virtual_pipeline": "virtual pipeline"}
 FIXED: dict[str, Reader] = {
     "work": lambda r: r.series.work,
     "corpus": lambda r: r.series.corpus,
@@ -182,14 +188,7 @@ _CHOSEN: dict[str, Reader] = {
     "framework": lambda r: r.series.framework_label,
     "precision": lambda r: r.series.precision,
     "devices": lambda r: f"{r.series.nodes} x {r.series.devices // r.series.nodes}",
-    "layout": lambda r: r.series.layout,
-    "micro-batch": lambda r: r.series.micro_batch,
-    "virtual pipeline": lambda r: r.series.virtual_pipeline,
-    "recompute": lambda r: r.series.recomputation,
-    "compile": lambda r: r.series.compile,
-    "graph": lambda r: r.series.graph,
-    "attention": lambda r: r.series.attention,
-    "threads": lambda r: r.series.threads,
+    **{_LABELS.get(name, name): _free_field(name) for name in FREE_FIELDS if name != LAYERS},
     "runtime": lambda r: r.series.runtime,
     "chosen fields": tuned_fields,
 }

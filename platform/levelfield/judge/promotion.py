@@ -14,6 +14,7 @@ from levelfield.measure.routing import mixture_layers, rerouting
 from levelfield.rundir.directory import read_plan, utc_now
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.specs.base import load
+from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
@@ -133,13 +134,10 @@ def hardware_of(plan: Plan, result: Result) -> str:
 
 
 def changed(plan: Plan, result: Result) -> str:
-    """Return framework, layout, micro-batch, model chunks, threads, recomputation, compilation and graph of the run."""
-    words = [f"{result.framework} {result.framework_version}", str(result.layout), f"micro-batch {result.micro_batch}"]
-    words += [f"virtual pipeline {result.virtual_pipeline}"] if result.virtual_pipeline > 1 else []
-    words += [f"{plan.tuning.threads} threads"] if plan.tuning.threads else []
-    words += [f"recompute {result.recomputation}"] if result.recompute != "none" else []
-    words += ["compiled"] if result.compile else []
-    return ", ".join(words + (["replayed as a graph"] if result.graph else []))
+    """Return framework, layout and micro-batch of the run, and each other free field that is not at its default."""
+    values, named = plan.tuning.values, {"layout", "micro_batch", *plan.tuning.differing}
+    words = [FREE_FIELDS[name].words.format(value) for name, value in values.items() if name in named]
+    return ", ".join((f"{result.framework} {result.framework_version}", *words))
 
 
 def _choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:

@@ -71,19 +71,14 @@ def shared_python(plan: Plan, before: Subject, now: Subject) -> str | None:
 
 def case_arguments(plan: Plan) -> tuple[str, ...]:
     """Return options that plan the same work and free fields again, also with another commit's command line."""
-    tuning, image = plan.tuning, plan.container.image if plan.container else None
+    image = plan.container.image if plan.container else None
     options = [
         *("--case", plan.asked, "--scale", plan.scale, "--repeat", "1", "--no-certificate"),
-        *("--layout", str(tuning.layout), "--micro-batch", str(tuning.micro_batch)),
-        *("--virtual-pipeline", str(tuning.virtual_pipeline), "--recompute", tuning.recompute),
-        *(("--recompute-layers", str(tuning.recompute_layers)) if tuning.recompute_layers else ()),
-        *("--attention", tuning.attention, "--compile" if tuning.compile else "--no-compile"),
-        *(("--graph",) if tuning.graph else ()),
-        *(("--threads", str(tuning.threads)) if tuning.threads else ()),
+        *plan.tuning.options,
         *(("--runtime", plan.runtime) if plan.runtime != "process" else ()),
         *(("--base-image", image.base.image) if image and image.base.source == GIVEN else ()),
     ]
-    for name, text in sorted(tuning.environment.items()):
+    for name, text in sorted(plan.tuning.environment.items()):
         options += ["--env", f"{name}={text}"]
     return tuple(options)
 

@@ -35,6 +35,7 @@ from levelfield.pages.series_history import (
 from levelfield.pages.site_files import PagesWriter, data_script
 from levelfield.publish.published_rows import FigureRow, published, reported
 from levelfield.report.costs import described
+from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.vendor import HOST_SHARE
@@ -57,10 +58,8 @@ RULES = {
     ),
     # What a comparison is made for.
     "asked": (
-        *("series.vendor", "series.chip", "series.framework", "series.layout"),
-        *("series.micro_batch", "series.accumulation", "series.virtual_pipeline", "series.recompute"),
-        *("series.recompute_layers", "series.graph"),
-        *("series.compile", "series.attention", "series.threads", "series.runtime", "series.further_version"),
+        *("series.vendor", "series.chip", "series.framework", "series.accumulation", "series.runtime"),
+        *("series.further_version", *(f"series.{name}" for name in FREE_FIELDS)),
     ),
     # What every framework has its own of: between two frameworks it is no reason for caution.
     "of_a_framework": (

@@ -134,16 +134,7 @@ def command(series: Series) -> str:
     """Return the command that starts the same training again, as a shell reads it."""
     target = (series.case, series.framework_label, series.chip, str(series.nodes), str(series.devices // series.nodes))
     words = ["python", "run_benchmarks.py", "--case", ":".join(target), "--scale", series.scale]
-    words += ["--layout", str(series.layout), "--micro-batch", str(series.micro_batch)]
-    words += ["--recompute", series.recompute, "--attention", series.attention]
-    if series.recompute_layers is not None:
-        words += ["--recompute-layers", str(series.recompute_layers)]
-    words += ["--compile" if series.compile else "--no-compile"]
-    words += ["--graph"] if series.graph else []
-    if series.virtual_pipeline > 1:
-        words += ["--virtual-pipeline", str(series.virtual_pipeline)]
-    if series.threads is not None:
-        words += ["--threads", str(series.threads)]
+    words += series.options
     if series.runtime != "process":
         words += ["--runtime", series.runtime]
     return shlex.join(words)

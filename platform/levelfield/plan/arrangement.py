@@ -12,11 +12,11 @@ from levelfield.plan.default_layout import DefaultLayout, Place, default_layout,
 from levelfield.plan.request import Decision
 from levelfield.predict.layout_search import LayoutEstimate
 from levelfield.specs.case import Scale, Work
+from levelfield.specs.free_fields import FREE_FIELDS, LAYERS
 from levelfield.specs.implementation import ImplementationFile, refused
 from levelfield.specs.layout import Layout, LayoutText, parse_layout
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
-LAYERS = "recompute_layers"
 MEANING = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}
 
 
@@ -140,6 +140,11 @@ def refuse_unsupported(
         lacking.append(f"precision {work.training.precision} on {kind} (it has {', '.join(precisions) or 'none'})")
     if tuning.recompute not in implementation.recompute:
         lacking.append(f"recomputation {tuning.recompute}")
+    lacking += [
+        f"{name} (an option that {implementation.framework} does not have)"
+        for name in tuning.differing
+        if FREE_FIELDS[name].of_framework and name not in implementation.free_fields
+    ]
     refusals = implementation.refusals(kind)
     lacking += [f"{name} ({refusals[name]})" for name in refused(refusals, work, tuning, captures)]
     if lacking:

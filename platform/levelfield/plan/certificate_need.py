@@ -12,6 +12,7 @@ from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import folder_digest
 from levelfield.specs.certificate import CertificateSubject, CertificateUsed, code_path, smallest_layout
 from levelfield.specs.derivation import Derivation, split_name
+from levelfield.specs.free_fields import CODE_FIELDS
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference, reference_name
 from levelfield.specs.tuning import TuningChoice
@@ -56,11 +57,8 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
         layout=str(layout),
         micro_batch=_micro_batch(registry.case(reference.case).work("smoke").training.global_batch // layout.data),
         virtual_pipeline=min(tuning.virtual_pipeline, 2),
-        recompute=tuning.recompute,
-        compile=tuning.compile,
-        graph=tuning.graph,
-        attention=tuning.attention,
         environment=tuning.environment or None,
+        **{name: getattr(tuning, name) for name in CODE_FIELDS},
     )
     alone = replace(
         request,

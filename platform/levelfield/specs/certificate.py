@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.free_fields import CODE_FIELDS
 from levelfield.specs.layout import Layout
 from levelfield.specs.result import AlignmentLayer
 from levelfield.specs.tuning import Attention, Recompute, Tuning
@@ -23,6 +24,7 @@ class CodePath(Value):
     """The parts of a training's code that a run uses: which kinds of parallelism, without their sizes.
 
     sharding_stage: the ZeRO stage; 0: nothing is sharded. replicated_shards: fewer shards than data-parallel ranks.
+    further: other free fields that change the code, where they are not at their defaults.
     """
 
     data: bool
@@ -36,6 +38,7 @@ class CodePath(Value):
     compile: bool
     graph: bool = Field(default=False, json_schema_extra=LATER)
     attention: Attention
+    further: dict[str, JsonValue] = Field(default_factory=dict, json_schema_extra=LATER)
 
 
 def code_path(tuning: Tuning) -> CodePath:
@@ -49,10 +52,12 @@ def code_path(tuning: Tuning) -> CodePath:
         sequence_parallel=layout.sequence_parallel,
         sharding_stage=layout.sharding_stage if sharded else 0,
         replicated_shards=sharded and layout.data > layout.sharding_degree,
-        recompute=tuning.recompute,
-        compile=tuning.compile,
-        graph=tuning.graph,
-        attention=tuning.attention,
+        **{name: getattr(tuning, name) for name in CODE_FIELDS if name in CodePath.model_fields},
+        further={
+            name: getattr(tuning, name)
+            for name in tuning.differing
+            if name in CODE_FIELDS and name not in CodePath.model_fields
+        },
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from levelfield.specs.architecture import Part
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Work
+from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.requirements import FurtherVersion, Requirements, require_pin
 from levelfield.specs.selector import labelled
 from levelfield.specs.tuning import Tuning
@@ -107,6 +108,8 @@ class ImplementationFile(Document):
 
     architecture: the parts of a model that it has (specs/architecture.py). A case with another part is refused by name.
 
+    free_fields: of those that only some frameworks have (specs/free_fields.py), the ones that this training reads.
+
     conditions: by device kind, precisions that only some devices of the kind have, each with what such a device needs.
     The host offers them; the training checks its own device, and ends as unsupported without it.
 
@@ -133,11 +136,19 @@ class ImplementationFile(Document):
     conditions: dict[str, dict[Precision, str]] = Field(default_factory=dict)
     parallelism: dict[str, tuple[Parallelism, ...]]
     recompute: tuple[Literal["none", "selective", "full"], ...]
+    free_fields: tuple[str, ...] = ()
     reaches: dict[str, DeviceReach] = Field(default_factory=dict)
     refuses: dict[str, dict[Refusable, str]] = Field(default_factory=dict)
     requirements: dict[str, Requirements]
     launch: Launch
     versions: dict[str, FurtherVersion] = Field(default_factory=dict, json_schema_extra=LATER)
+
+    @model_validator(mode="after")
+    def _free_fields_are_some_frameworks(self) -> ImplementationFile:
+        choices = [name for name, field in FREE_FIELDS.items() if field.of_framework]
+        if unknown := [name for name in self.free_fields if name not in choices]:
+            raise ValueError(f"free_fields: found '{unknown[0]}', expected some of: {', '.join(choices)}")
+        return self
 
     @model_validator(mode="after")
     def _conditions_are_not_unconditional(self) -> ImplementationFile:

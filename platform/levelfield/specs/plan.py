@@ -28,7 +28,7 @@ from levelfield.specs.requirements import BuildStep
 from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.site import BmcSite, LaunchPlan, NodePowerPlan
 from levelfield.specs.suite import EntryUsed
-from levelfield.specs.tuning import Recompute, Tuning, recomputation
+from levelfield.specs.tuning import LATER_FIELDS, Recompute, Tuning, recomputation
 from levelfield.specs.variables import masked
 from levelfield.specs.vendor import HOST_KIND, Chip, ContainerOptions, FrameworkAccess, Image
 
@@ -385,8 +385,8 @@ def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
     """Return the content of job.json for the worker. It holds nothing about vendors, plans or hosts."""
     work = plan.work.model_dump(mode="json")
     tuning = plan.tuning.model_dump(mode="json", exclude={"layout", "environment"})
-    later = {"recompute_layers": None, "graph": False}  # left out as in jobs of earlier versions, which bundles have
-    tuning = {name: value for name, value in tuning.items() if name not in later or value != later[name]}
+    later = LATER_FIELDS.difference(plan.tuning.differing)  # left out as in the jobs that bundles have
+    tuning = {name: value for name, value in tuning.items() if name not in later}
     return {
         "schema": "levelfield.job/1",
         "run_id": plan.run_id,

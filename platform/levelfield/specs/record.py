@@ -15,7 +15,6 @@ from pydantic import Field, JsonValue
 
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
-from levelfield.specs.layout import Layout
 from levelfield.specs.result import Word
 from levelfield.specs.selector import labelled
 from levelfield.specs.step_parts import (
@@ -29,7 +28,7 @@ from levelfield.specs.step_parts import (
     StepTimeline,
     WaitedFor,
 )
-from levelfield.specs.tuning import recomputation
+from levelfield.specs.tuning import FreeFields
 
 Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b", "null-a", "null-b"]
 OF_TREND: tuple[Purpose, ...] = ("manual", "nightly")
@@ -126,7 +125,7 @@ class RunTraces(Value):
     step: StepTrace | None = Field(default=None, json_schema_extra=LATER)
 
 
-class Series(Value):
+class Series(FreeFields):
     """What stays the same from night to night. Its fingerprint is the series' digest.
 
     work, corpus: digests of what the case fixes and of the tokens. devices: of all nodes together. runtime: what the
@@ -146,23 +145,9 @@ class Series(Value):
     nodes: int
     devices: int
     precision: Precision
-    layout: Layout
-    micro_batch: int
     accumulation: int
-    virtual_pipeline: int
-    recompute: str
-    recompute_layers: int | None = Field(default=None, json_schema_extra=LATER)
-    compile: bool
-    graph: bool = Field(default=False, json_schema_extra=LATER)
-    attention: str
-    threads: int | None
     runtime: str
     further_version: str | None = Field(default=None, json_schema_extra=LATER)
-
-    @property
-    def recomputation(self) -> str:
-        """What is computed again, such as `full`, or `full 12` for the first 12 layers of each chunk."""
-        return recomputation(self.recompute, self.recompute_layers)
 
     @property
     def framework_label(self) -> str:

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_serializer, model_validator
 
-from levelfield.specs.base import LATER, MOST_LAYERS, MOST_THREADS, Document, Value
+from levelfield.specs.base import LATER, MOST_LAYERS, MOST_THREADS, Document, Value, revision_of
+from levelfield.specs.free_fields import FREE_FIELDS, LAYERS, option
 from levelfield.specs.layout import Layout
 from levelfield.specs.variables import TuningVariables, masked
 
@@ -17,8 +18,9 @@ Recompute = Literal["none", "selective", "full"]
 Attention = Literal["sdpa", "flash_attn"]
 
 
-class Tuning(Value):
-    """The values of all free fields for one run.
+class FreeFields(Value):
+    """The values of the fields of specs/free_fields.py for one run. A field with the mark LATER was added to the table
+    after the first ones: at its default it is in no job, no digest and no command.
 
     micro_batch: sequences per forward pass of one data-parallel rank.
     virtual_pipeline: model chunks of each pipeline stage; above 1 it is the interleaved schedule of Narayanan et al.,
@@ -27,18 +29,57 @@ class Tuning(Value):
     (None: all layers are; Megatron's recompute_method `block`). Only with `recompute: full`.
     graph: each training step is captured as a CUDA graph and replayed.
     threads: CPU threads per process (None: a rank's share of its cores).
-    environment: variables for the training process; they are recorded, and --dry-run shows them.
     """
 
     layout: Layout = Layout()
     micro_batch: int = Field(default=1, ge=1)
     virtual_pipeline: int = Field(default=1, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     recompute: Recompute = "none"
     recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
     compile: bool = False
     graph: bool = Field(default=False, json_schema_extra=LATER)
     attention: Attention = "sdpa"
-    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
+
+    @property
+    def recomputation(self) -> str:
+        """What is computed again, such as `full`, or `full 12` for the first 12 layers of each chunk."""
+        return recomputation(self.recompute, self.recompute_layers)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values as people read them, by field: the layers of a recomputation stand beside its kind."""
+        values = {name: getattr(self, name) for name in FREE_FIELDS if name != LAYERS}
+        return {**values, "recompute": self.recomputation}
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """The fields whose values are not the defaults."""
+        fields = type(self).model_fields
+        return tuple(name for name in FREE_FIELDS if getattr(self, name) != fields[name].default)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that choose these values, also for the command line of a commit that lacks the later ones."""
+        differing, words = self.differing, []
+        for name, field in FREE_FIELDS.items():
+            value = getattr(self, name)
+            if value is None or (name in LATER_FIELDS and name not in differing):
+                continue
+            flag = option(name) if value is not False else f"--no-{option(name)[2:]}"
+            words += [flag] if field.takes is bool else [flag, str(value)]
+        return tuple(words)
+
+
+LATER_FIELDS = frozenset(name for name, field in FreeFields.model_fields.items() if revision_of(field) is not None)
+
+
+class Tuning(FreeFields):
+    """The values of all free fields for one run.
+
+    environment: variables for the training process; they are recorded, and --dry-run shows them.
+    """
+
     environment: dict[str, str] = Field(default_factory=dict)
 
     @property
@@ -56,11 +97,6 @@ class Tuning(Value):
             "expert": layout.expert > 1,
         }
         return tuple(name for name, used in needed.items() if used)
-
-    @property
-    def recomputation(self) -> str:
-        """What is computed again, such as `full`, or `full 12` for the first 12 layers of each chunk."""
-        return recomputation(self.recompute, self.recompute_layers)
 
     @model_validator(mode="after")
     def _layers_of_full_only(self) -> Tuning:

@@ -18,6 +18,7 @@ from levelfield.errors import DocumentError
 from levelfield.node.regular_files import open_regular
 from levelfield.rundir.event_lines import strict_json
 from levelfield.specs.base import Document, Value, parse
+from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
 from levelfield.store.run_record import check_texts, storable, with_storable_numbers
 from levelfield.store.schema import FIGURES
@@ -33,9 +34,8 @@ Line = RunRecord | Statement
 
 _FIRST = ("run_id", "began", "purpose", "night", "entry", "evidence", "word", "failure", "reason", "verdict")
 _SERIES = (
-    *("case", "scale", "framework", "vendor", "chip", "device_is", "nodes", "devices", "precision", "layout"),
-    *("micro_batch", "accumulation", "virtual_pipeline", "recompute", "recompute_layers"),
-    *("compile", "graph", "attention", "threads", "runtime"),
+    *("case", "scale", "framework", "vendor", "chip", "device_is", "nodes", "devices", "precision"),
+    *(*FREE_FIELDS, "accumulation", "runtime"),
 )
 _SUBJECT = ("framework_version", "commit", "is_dirty", "platform_version")
 

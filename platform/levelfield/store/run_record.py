@@ -26,6 +26,7 @@ from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import system_of
 from levelfield.specs.base import Document, json_digest, load
+from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
@@ -128,13 +129,7 @@ def series_of(plan: Plan) -> Series:
         accumulation=plan.accumulation,
         runtime=plan.runtime,
         further_version=plan.implementation.version if plan.implementation.is_further else None,
-        **{
-            name: getattr(tuning, name)
-            for name in (
-                *("layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers"),
-                *("compile", "graph", "attention", "threads"),
-            )
-        },
+        **{name: getattr(tuning, name) for name in FREE_FIELDS},
     )
 
 

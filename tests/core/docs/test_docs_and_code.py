@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.command_line import parser_of
+from levelfield.specs.free_fields import FREE_FIELDS
 
 ROOT = Path(__file__).resolve().parents[3]
 PLATFORM = ROOT / "platform" / "levelfield"
@@ -62,6 +63,7 @@ def test_an_option_that_a_page_names_is_there() -> None:
     text = "".join(path.read_text() for path in sources)
     known = set(re.findall(r'"(--[a-z][a-z-]*)"', text)) | {"--help"}
     known |= {f"--no-{name}" for name in re.findall(r'"--([a-z-]+)",\s+action=argparse\.BooleanOptionalAction', text)}
+    known |= {option for name in FREE_FIELDS for option in (f"--{name}".replace("_", "-"), f"--no-{name}")}
     named = {(page.name, o) for page, text in page_texts() for o in re.findall(r"(?<=[` ])--[a-z][a-z-]+", text)}
     assert len(named) > 60
     assert [(page, o) for page, o in sorted(named) if o not in known | FOREIGN_OPTIONS] == []

@@ -34,8 +34,10 @@ from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job, with_certificate
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.follower import Follower
+from levelfield.specs import certificate
 from levelfield.specs.base import dump, json_digest, load
 from levelfield.specs.certificate import Certificate, CertificateSubject, CodePath, code_path, smallest_layout
+from levelfield.specs.free_fields import CODE_FIELDS
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -721,11 +723,12 @@ def test_a_graph_is_certified_by_a_run_with_a_graph():
 
 def test_a_certificate_from_before_there_were_graphs_is_of_a_run_without_one():
     found = code_path(Tuning())
-    earlier = {name: value for name, value in found.model_dump(mode="json").items() if name != "graph"}
+    earlier = {name: value for name, value in found.model_dump(mode="json").items() if name not in ("graph", "further")}
     assert CodePath.model_validate(earlier) == found and found.fingerprint() == json_digest(earlier)
 
 
-def test_a_new_free_field_has_to_be_placed():
-    """It is in the path because it takes other code, or it is listed here: kinds, sizes, a digest of variables."""
-    listed = {"layout", "micro_batch", "threads", "environment", "virtual_pipeline", "recompute_layers"}
-    assert set(Tuning.model_fields) - listed <= set(type(code_path(Tuning())).model_fields)
+def test_a_later_field_that_changes_the_code_is_in_the_path_where_it_is_not_at_its_default(monkeypatch):
+    monkeypatch.setattr(certificate, "CODE_FIELDS", (*CODE_FIELDS, "threads"))  # in the place of a later field
+    eager = code_path(Tuning())
+    assert eager.further == {} and eager.fingerprint() == code_path(Tuning(micro_batch=2)).fingerprint()
+    assert code_path(Tuning(threads=2)).further == {"threads": 2}
