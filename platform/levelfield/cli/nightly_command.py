@@ -1,7 +1,7 @@
 """`nightly` (every night): run a suite, judge it by its levels, find what broke
 `nightly run`: run a suite within a budget, confirm suspicions, end with the gate
 `nightly gate`: compare a night with its levels; 4 when something got worse
-`nightly bisect`: the first commit or package version that made a case worse
+`nightly bisect`: the first commit that made a case worse
 """
 
 from __future__ import annotations
@@ -41,13 +41,9 @@ if TYPE_CHECKING:
     from levelfield.nights.gate import GateReport
     from levelfield.nights.gate_input import GateInput
     from levelfield.nights.night_session import NightSession
-    from levelfield.run.builds import Pin
     from levelfield.series.findings import Finding, FindingPage
     from levelfield.series.pairs import Side
-    from levelfield.specs.plan import ImplementationUsed
     from levelfield.specs.record import Gated
-
-    Candidate = tuple[str, Pin | None]
 
 NIGHTLY = """\
 Run a suite every night, compare each series with the level that somebody
@@ -98,21 +94,14 @@ examples:
   run_benchmarks.py nightly gate --format junit --output gate.xml --advisory
 """
 BISECT = """\
-Find the first build with which a case got worse. Each build of the list is run
+Find the first commit with which a case got worse. Each one that is tried runs
 beside the good one, in ABBA order on this machine, three to seven pairs, until
 the difference is proven or excluded. A build that cannot be decided is left
 out, and the answer names the two builds that it lies between.
 
-With --package the commit stays, and a version that the framework's manifest
-pins changes; each version gets an environment of its own. Packages that only
-work in the same version are named together.
-
 examples:
   run_benchmarks.py nightly bisect v1.0 HEAD --case gpt3_6.7B:torch:cpu:1:1
-  run_benchmarks.py nightly bisect --package torch \\
-      --versions 2.11.0 2.12.0 2.13.0 --case gpt3_6.7B:torch:cpu:1:1
-  run_benchmarks.py nightly bisect --package jax jaxlib \\
-      --versions 0.10.1 0.10.2 --case gpt3_6.7B:jax:cpu:1:1 --figure memory
+  run_benchmarks.py nightly bisect v1.0 HEAD --case tiny:jax --figure memory
 """
 FORMATS = ("text", "markdown", "junit", "json", "webhook")
 FIGURES: dict[str, Gated] = {
@@ -334,13 +323,10 @@ def _new(findings: Sequence[Finding], given: GateInput) -> list[Finding]:
 
 
 def _bisect_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("commits", nargs="*", metavar="GOOD BAD", help="a good commit, and a bad one after it")
+    parser.add_argument("good", metavar="GOOD", help="a good commit")
+    parser.add_argument("bad", metavar="BAD", help="a bad one after it")
     parser.add_argument("--case", required=True, metavar="STRING", help="the case string to run")
     parser.add_argument("--figure", choices=tuple(FIGURES), default="speed", help="what got worse (default: speed)")
-    parser.add_argument(
-        "--package", nargs="+", metavar="NAME", help="search versions of this package, or of these, instead of commits"
-    )
-    parser.add_argument("--versions", nargs="+", default=[], metavar="V", help="with --package: the good one first")
     parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
     container_options(parser)
     python_option(parser, "train every build with this Python")
@@ -350,58 +336,38 @@ def _bisect_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _bisect(options: argparse.Namespace) -> int:
-    """Print the first bad build and return 0. Raises RunFailed where the last build is not worse than the first."""
+    """Print the first bad commit and return 0. Raises RunFailed where the last commit is not worse than the first."""
     from levelfield.nights.bisection import BuildTrials, first_bad
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
-    from levelfield.run.builds import build_of, commit_log
+    from levelfield.run.builds import build_of, commit_log, commits_between
 
+    try:
+        commits = commits_between(options.good, options.bad)
+    except RunFailed as error:
+        raise UsageError(f"nightly {error}") from None
     terminal = Terminal(quiet=options.quiet or options.json)
     request = UserRequest(
         scale=options.scale, runtime=options.runtime, base_image=base_image(options), python=options.python, repeat=1
     )
     (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
-    candidates = _candidates(options, job.plan.implementation)
-    good = build_of(*candidates[0], say=terminal.say)
+    good = build_of(commits[0], say=terminal.say)
     figure = FIGURES[options.figure]
     trials = BuildTrials(job.plan, good, figure, runs_of(options), options.plugins, terminal.say)
 
-    def answer(candidate: Candidate) -> Side:
-        build = build_of(*candidate, say=terminal.say)
+    def answer(commit: str) -> Side:
+        build = build_of(commit, say=terminal.say)
         terminal.say(f"trying {build}")
         found = trials.answer(build)
         terminal.say(f"{build} is {found}")
         return found
 
-    names = [commit[:12] if pin is None else str(pin) for commit, pin in candidates]
-    found = first_bad(candidates, answer)
-    _print_bisected(names, found, options.json)
-    if not options.json and not options.package:
-        (last,), _ = commit_log(candidates[found.good][0], candidates[found.bad][0], 1)
+    found = first_bad(commits, answer)
+    _print_bisected([commit[:12] for commit in commits], found, options.json)
+    if not options.json:
+        (last,), _ = commit_log(commits[found.good], commits[found.bad], 1)
         print(labelled("it says", f"{last.subject} ({last.author})", 11))
     return 0
-
-
-def _candidates(options: argparse.Namespace, used: ImplementationUsed) -> list[Candidate]:
-    """Return commits with their pins, the good one first. Raises UsageError for a mix of both kinds of search."""
-    from levelfield.run.builds import Pin, commits_between, head
-
-    if options.package:
-        if options.commits or len(options.versions) < 2:
-            raise UsageError(
-                "bisect --package: found no two --versions, or also commits; expected --versions GOOD ... BAD alone"
-            )
-        if used.is_further:
-            raise UsageError(
-                f"bisect --package: found {used.label}, whose pins stay; expected {used.framework}, the default version"
-            )
-        return [(head(), Pin(used.framework, tuple(options.package), version)) for version in options.versions]
-    if len(options.commits) != 2 or options.versions:
-        raise UsageError(f"bisect: found {len(options.commits)} commits, expected two, GOOD and BAD, or --package")
-    try:
-        return [(commit, None) for commit in commits_between(*options.commits)]
-    except RunFailed as error:
-        raise UsageError(f"nightly {error}") from None
 
 
 def _print_bisected(names: list[str], found: FirstBad, as_json: bool) -> None:

@@ -20,7 +20,6 @@ from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed
-from levelfield.node.code_digest import without_versions
 from levelfield.run.bmc import NO_BMC
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.paths import RunPaths
@@ -32,43 +31,25 @@ _BETWEEN = "\x1f"  # the fields of a commit; no author or subject has one
 NO_STORE = {"LEVELFIELD_STORE": "none"}  # the nightly itself records the runs of a build
 
 
-class Pin(NamedTuple):
-    """Another version of one framework's package, or of packages that have their versions in common."""
-
-    framework: str
-    packages: tuple[str, ...]
-    version: str
-
-    def __str__(self) -> str:
-        return " ".join(f"{package}=={self.version}" for package in self.packages)
-
-
 class CommitBuild(NamedTuple):
-    """The platform as a commit has it, and the folder of that checkout. pin: a package that the commit pins else."""
+    """The platform as a commit has it, and the folder of that checkout."""
 
     commit: str
     folder: Path
-    pin: Pin | None = None
 
     def __str__(self) -> str:
-        return self.commit[:12] if self.pin is None else str(self.pin)
+        return self.commit[:12]
 
 
-def build_of(commit: str, pin: Pin | None = None, *, say: Say) -> CommitBuild:
+def build_of(commit: str, *, say: Say) -> CommitBuild:
     """Return the checkout of a commit; the first call makes it. Raises RunFailed where git cannot."""
     if not _COMMIT.fullmatch(commit):
         raise RunFailed(f"build '{commit[:80]}': found no full commit, expected 40 or 64 hexadecimal digits")
-    name = commit[:16] if pin is None else "-".join((commit[:16], pin.framework, *pin.packages, pin.version))
-    build = CommitBuild(commit, own_cache() / "builds" / name, pin)
+    build = CommitBuild(commit, own_cache() / "builds" / commit[:16])
     if not (build.folder / "run_benchmarks.py").is_file():
         say(f"checking out the build {build}")
         _make(build)
     return build
-
-
-def head() -> str:
-    """Return the commit of this checkout. Raises RunFailed outside of git."""
-    return _git("rev-parse", "HEAD")
 
 
 def commits_between(good: str, bad: str) -> list[str]:
@@ -110,21 +91,6 @@ def commit_log(first: str, last: str, most: int) -> tuple[list[LoggedCommit], in
     return [LoggedCommit(*line.split(_BETWEEN, 2)) for line in log.splitlines()], count
 
 
-def _pinned(folder: Path, pin: Pin) -> None:
-    """Change the versions of packages in a framework's manifest. Raises RunFailed where it does not pin one of them."""
-    path = folder / "models" / pin.framework / "implementation.yaml"
-    try:
-        text = without_versions(path.read_bytes()).decode()  # the pins of the default version, which is bisected
-    except OSError as error:
-        raise RunFailed(f"{path.name} of {pin.framework}: {error.strerror}") from None
-    for package in pin.packages:
-        name = rf"(?<![\w.-]){re.escape(package)}(?:\[[\w,.-]+\])?=="  # extras stay, as in jax[cuda12]
-        text, count = re.subn(rf"({name})[\w.+!-]+", lambda found: found[1] + pin.version, text)
-        if not count:
-            raise RunFailed(f"models/{pin.framework}/implementation.yaml: found no pin of {package}, expected `==`")
-    path.write_text(text, encoding="utf-8")
-
-
 def _make(build: CommitBuild) -> None:
     """Clone this checkout at a commit. The folder gets its name last, so that a killed attempt does not count."""
     commit, folder = build.commit, build.folder
@@ -133,8 +99,6 @@ def _make(build: CommitBuild) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _git("clone", "--quiet", "--no-checkout", str(checkout()), str(unfinished))
         _git("checkout", "--quiet", "--detach", commit, folder=unfinished)
-        if build.pin:
-            _pinned(unfinished, build.pin)
         unfinished.rename(folder)
     except OSError as error:
         if not (folder / "run_benchmarks.py").is_file():  # another nightly made it meanwhile

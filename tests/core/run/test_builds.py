@@ -1,4 +1,4 @@
-"""Builds of other commits: checked out once, pinned on request, and run through their own command line."""
+"""Builds of other commits: checked out once, and run through their own command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from levelfield.errors import RunFailed
 from levelfield.run import builds
-from levelfield.run.builds import CommitBuild, Pin, build_of, commits_between, run_of
+from levelfield.run.builds import CommitBuild, build_of, commits_between, run_of
 
 PROGRAM = """\
 import json, os, sys
@@ -29,8 +29,6 @@ def git(folder: Path, *words: str) -> str:
 def commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Three commits of a checkout whose program prints its own number as the run's name."""
     folder = tmp_path / "checkout"
-    (folder / "models" / "torch").mkdir(parents=True)
-    (folder / "models" / "torch" / "implementation.yaml").write_text("packages:\n  - torch==2.13.0\n  - numpy==2.4.6\n")
     git(tmp_path, "init", "-q", str(folder))
     made = []
     for number in range(3):
@@ -54,49 +52,6 @@ def test_a_build_has_the_code_of_its_commit_and_is_made_once(commits: list[str],
     assert run_of(first, ["--case", "x"], tmp_path / "runs", 60).root == tmp_path / "runs" / "0"
     assert run_of(build_of(commits[1], say=say), [], tmp_path / "runs", 60).root.name == "1"
     assert [path.name for path in first.folder.parent.iterdir() if path.name.startswith(".")] == []
-
-
-def test_a_pinned_build_changes_that_package_alone(commits: list[str]) -> None:
-    build = build_of(commits[2], Pin("torch", ("torch",), "2.11.0"), say=say)
-    text = (build.folder / "models" / "torch" / "implementation.yaml").read_text()
-    assert text == "packages:\n  - torch==2.11.0\n  - numpy==2.4.6\n"
-    assert "torch==2.13.0" in (build_of(commits[2], say=say).folder / "models/torch/implementation.yaml").read_text()
-
-
-def test_a_pinned_build_has_no_further_versions(commits: list[str], tmp_path: Path) -> None:
-    """Their pins would be changed too, and the manifest would contradict itself."""
-    manifest = tmp_path / "checkout/models/torch/implementation.yaml"
-    manifest.write_text(manifest.read_text() + 'versions:\n  "2.12.0":\n    packages: [torch==2.12.0]\n')
-    git(tmp_path / "checkout", "commit", "-q", "-a", "-m", "versions")
-    build = build_of(git(tmp_path / "checkout", "rev-parse", "HEAD"), Pin("torch", ("torch",), "2.11.0"), say=say)
-    text = (build.folder / "models" / "torch" / "implementation.yaml").read_text()
-    assert text == "packages:\n  - torch==2.11.0\n  - numpy==2.4.6\n"
-
-
-def test_packages_of_one_version_change_together_and_keep_their_extras(commits: list[str], tmp_path: Path) -> None:
-    manifest = tmp_path / "checkout/models/torch/implementation.yaml"
-    manifest.write_text("packages:\n  - torch[cuda12,x]==2.13.0\n  - torchlib==2.13.0\n  - my-torch==2.13.0\n")
-    git(tmp_path / "checkout", "commit", "-q", "-a", "-m", "extras")
-    pin = Pin("torch", ("torch", "torchlib"), "2.11.0+cpu")
-    build = build_of(git(tmp_path / "checkout", "rev-parse", "HEAD"), pin, say=say)
-    text = (build.folder / "models" / "torch" / "implementation.yaml").read_text()
-    pins = ["torch[cuda12,x]==2.11.0+cpu", "torchlib==2.11.0+cpu", "my-torch==2.13.0"]
-    assert text == "".join(["packages:\n", *(f"  - {pin}\n" for pin in pins)])
-    assert str(build) == "torch==2.11.0+cpu torchlib==2.11.0+cpu"
-
-
-@pytest.mark.parametrize(
-    "pin",
-    [
-        Pin("torch", ("orch",), "1"),
-        Pin("torch", ("scipy",), "1"),
-        Pin("jax", ("jax",), "1"),
-        Pin("torch", ("torch", "scipy"), "1"),
-    ],
-)
-def test_a_package_that_nothing_pins_is_refused(commits: list[str], pin: Pin) -> None:
-    with pytest.raises(RunFailed, match=r"implementation\.yaml"):
-        build_of(commits[2], pin, say=say)
 
 
 @pytest.mark.parametrize("commit", ["HEAD", "--help", "0" * 39, "../" + "0" * 37, "0" * 40])
