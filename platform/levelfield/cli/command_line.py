@@ -51,7 +51,6 @@ FORMER = {
     "collect": "evidence collect",
     "bundle": "evidence bundle",
     "verify": "evidence verify",
-    "audit": "evidence audit",
     "preflight": "site preflight",
     "image": "environment image",
     "wheels": "environment wheels",

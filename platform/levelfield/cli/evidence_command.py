@@ -2,7 +2,6 @@
 `evidence collect`: compute the result of a run again from its raw files
 `evidence bundle`: write runs into one archive, without names and secrets
 `evidence verify`: compute the figures of a bundle again from its raw files
-`evidence audit`: compute published figures again from their own rows
 """
 
 from __future__ import annotations
@@ -10,31 +9,27 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import RUN_NAME, NamedRuns, json_option, registry_of, writing
 from levelfield.cli.terminal import Terminal
-from levelfield.errors import DocumentError, GateFailed, UnknownName, UsageError
+from levelfield.errors import GateFailed, UsageError
 from levelfield.node.regular_files import read_regular_text
 from levelfield.report.sheets import LabelledText, labelled
-from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_new
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
-    from levelfield.catalog.registry import Registry
     from levelfield.judge.packing import Packed
     from levelfield.judge.verification import VerifiedRun
-    from levelfield.publish.audit import Audit, AuditFinding
     from levelfield.rundir.bundle_reader import Bundle
     from levelfield.specs.paths import RunPaths
 
 EVIDENCE = """\
-Evidence of results: the raw files, archives of them, and tables that others
-published. docs/evidence.md says what each of these shows.
+Evidence of results: the raw files and archives of them. docs/evidence.md says
+what each of these shows.
 
 examples:
   run_benchmarks.py evidence bundle latest --output run.zip
@@ -47,17 +42,6 @@ raw files give the same bytes.
 examples:
   run_benchmarks.py evidence collect latest
   run_benchmarks.py evidence collect RUN --check
-"""
-AUDIT = """\
-Compute every derived figure of published tables again from its own row, to the
-last printed digit: batches, samples/s, tokens/s, FLOP/s, MFU, shares, changes.
-The output lists each figure that does not follow, with the arithmetic. Exit
-code 4 when the file does not record such a figure under `disagrees`.
-docs/published.md shows the format for tables of your own.
-
-examples:
-  run_benchmarks.py evidence audit
-  run_benchmarks.py evidence audit FILE.yaml --all
 """
 BUNDLE = """\
 Write runs into one archive: raw files, and the results that follow from them.
@@ -93,7 +77,6 @@ examples:
   run_benchmarks.py evidence verify run.zip --json
   run_benchmarks.py evidence verify run.zip --allowed-signers FILE --signer NAME
 """
-_WORDS = {"recorded": "does not follow, as recorded", "recorded in vain": "follows, but is recorded as not following"}
 _SHOWN = 12  # contradictions of a run; --json has all
 
 
@@ -268,87 +251,9 @@ def _of_run(run: VerifiedRun) -> Iterator[str]:
     yield from (f"note: {note}" for note in run.notes)
 
 
-def _audit_options(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
-    option("what", nargs="*", metavar="NAME|FILE", help="published sets or your own files (default: every set)")
-    option("--all", action="store_true", help="also list figures that follow, with the arithmetic")
-    option("--json", action="store_true", help="machine-readable output, with every finding")
-
-
-def _audit(options: argparse.Namespace) -> int:
-    """Return 0 when the files record every figure that does not follow. Raises GateFailed otherwise."""
-    registry = registry_of(options)
-    audits = [_audited(registry, name) for name in options.what or sorted(registry.published)]
-    if options.json:
-        print(json_text([_row(audit) for audit in audits]))
-    else:
-        print("\n".join(line for audit in audits for line in _lines(audit, options.all)))
-    if faults := [f"{audit.name}: {finding.row}, {finding.figure}" for audit in audits for finding in audit.faults]:
-        raise GateFailed(
-            f"{len(faults)} figure(s) not as recorded: {'; '.join(faults[:5])}{'; ...' if faults[5:] else ''}"
-        )
-    return 0
-
-
-def _audited(registry: Registry, name: str) -> Audit:
-    from levelfield.publish.audit import audited, works_of
-    from levelfield.specs.base import load
-    from levelfield.specs.figures import FigureSet
-
-    path = registry.published.get(name, Path(name))
-    if name not in registry.published and not name.endswith((".yaml", ".yml", ".json")):
-        raise UnknownName("published set", name, registry.published, hint="A file of your own ends in .yaml or .json.")
-    figures = registry.figures(name) if name in registry.published else load(FigureSet, path)
-    try:
-        return audited(figures, works_of(registry, figures))
-    except UnknownName as error:
-        raise DocumentError(f"{path}: key 'setting.case': {error} Or leave it null.") from None
-
-
-def _row(audit: Audit) -> dict[str, object]:
-    return {
-        "name": audit.name,
-        "derived": len(audit.findings),
-        "follow": len(audit.of("follows")),
-        "faults": len(audit.faults),
-        "inputs": audit.inputs,
-        "findings": [asdict(finding) for finding in audit.findings],
-    }
-
-
-def _lines(audit: Audit, everything: bool) -> Iterator[str]:
-    """Return one line about the set and lines about findings that do not follow, within 80 columns."""
-    counts = {
-        "follow": audit.of("follows"),
-        "do not, as recorded": audit.of("recorded"),
-        "NOT AS RECORDED": audit.faults,
-        "have nothing to follow from": audit.of("open"),
-    }
-    said = ", ".join(f"{len(found)} {words}" for words, found in counts.items() if found)
-    yield wrapped(f"{audit.name}: of {len(audit.findings)} derived figures and relations {said}", 4)
-    for finding in audit.findings:
-        if everything or finding.verdict not in ("follows", "open"):
-            yield from (wrapped(line, 6) for line in _finding(finding))
-
-
-def _finding(found: AuditFinding) -> Iterator[str]:
-    yield f"  {found.row}, {found.figure}: {_WORDS.get(found.verdict, found.verdict)}"
-    unit = f" {found.unit}" if found.unit else ""
-    if found.recomputed is None:
-        yield f"    printed {found.printed}; {found.arithmetic}"
-        return
-    by = f", difference {found.difference}" if found.difference and found.verdict != "follows" else ""
-    yield f"    printed {found.printed}{unit}, recomputed {found.recomputed}{unit}{by}"
-    if found.arithmetic:
-        yield f"    = {found.arithmetic}"
-    if found.why:
-        yield f"    the file says: {found.why}"
-
-
 COMMANDS = {
     "evidence": Command(EVIDENCE),
     "evidence collect": Command(COLLECT, _collect_options, _collect),
     "evidence bundle": Command(BUNDLE, _bundle_options, _bundle),
     "evidence verify": Command(VERIFY, _verify_options, _verify),
-    "evidence audit": Command(AUDIT, _audit_options, _audit),
 }

@@ -1,14 +1,12 @@
-"""Published figures: what others measured and on what, as printed, and the formula of each derived figure.
+"""Published figures: what others measured and on what, as printed.
 
 The `defaults` of a set fill what its rows share: `setting` and, by figure, `columns`. A figure is named after its
-quantity in SI units (memory_bytes, step_seconds), whatever unit the report printed. Printed numbers are read exactly,
-and written to the same digit.
+quantity in SI units (memory_bytes, step_seconds), whatever unit the report printed. Printed numbers are read exactly.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
@@ -18,29 +16,8 @@ from levelfield.errors import LayoutError
 from levelfield.specs.base import MOST_DEVICES, MOST_LAYERS, MOST_NODES, Document, Value, twice_in
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout, parse_layout
-from levelfield.specs.vendor import PeakDtype
 
 FigureStatus = Literal["published", "oom", "reference-only", "withheld", "baseline", "not-published"]
-Formula = Literal[
-    "samples-per-second",
-    "step-seconds",
-    "tokens-per-second-per-device",
-    "tokens-per-step",
-    "micro-batch-times-data",
-    "megatron-2021",
-    "share-of-peak",
-    "aggregate",
-    "6n",
-    "chip-memory",
-    "change",
-    "relative-change",
-    "same",
-    "largest",
-    "mean-of-last-five",
-    "batches-times-accumulation",
-    "batches-times-global-batch",
-]
-Cut = Literal["rounded", "truncated"]
 # One of each unit, in SI units or in pieces (tokens, samples). A percentage is a fraction of 1.
 UNITS: dict[str, Fraction] = {
     "s": Fraction(1),
@@ -60,7 +37,7 @@ UNITS: dict[str, Fraction] = {
     "pieces": Fraction(1),
     "nats": Fraction(1),
 }
-_NUMBER = re.compile(r"(?P<before>[↓↑]?)(?P<sign>[-+]?)(?P<number>\d+(?:\.(?P<decimals>\d+))?)(?P<after>[↓↑]?)%?")
+_NUMBER = re.compile(r"(?P<before>[↓↑]?)(?P<sign>[-+]?)(?P<number>\d+(?:\.\d+)?)(?P<after>[↓↑]?)%?")
 
 
 class Network(Value):
@@ -135,20 +112,14 @@ class Column(Value):
     """How a report prints the figures of one name. unit None: words, not numbers.
 
     header: the report's own heading. means: the unit that the printed unit really stands for, where they differ.
-    decimals: the number of printed decimals, without trailing zeros; None: as many as the text has.
-    formula, of: the formula that derives the figure, and the figure that it reads. peak: the dtype of the chip's peak.
+    constants: what the report's own arithmetic takes: `parameters` of its MFU, `vocab_size` of its FLOP/s.
     """
 
     unit: str | None = None
     header: str | None = None
     source: str | None = None
     means: str | None = None
-    formula: Formula | None = None
-    of: str | None = None
     constants: dict[str, PositiveFloat] = Field(default_factory=dict)
-    peak: PeakDtype | None = None
-    printed: Cut = "rounded"
-    decimals: int | None = Field(default=None, ge=0, le=12)
     note: str | None = None
 
     @property
@@ -162,17 +133,7 @@ class Column(Value):
             raise ValueError(f"means: found '{self.means}', expected one of {', '.join(UNITS)}")
         if self.unit and not self.means and self.unit not in UNITS:
             raise ValueError(f"unit: found '{self.unit}', expected one of {', '.join(UNITS)}, or `means` beside it")
-        expected = _NEEDS.get(self.formula, {"of"}) if self.formula else set[str]()
-        if needs := expected - {name for name in ("of", "peak") if getattr(self, name)} - {*self.constants}:
-            raise ValueError(f"formula '{self.formula}' needs {', '.join(sorted(needs))} beside it")
         return self
-
-
-class Disagreement(Value):
-    """A printed figure that does not follow from its row: the difference, in its unit and digits, and the reason."""
-
-    by: str
-    why: str = Field(min_length=3)
 
 
 class PublishedFigure(Column):
@@ -180,7 +141,6 @@ class PublishedFigure(Column):
 
     text: str | tuple[str, ...]
     status: FigureStatus = "published"
-    disagrees: Disagreement | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -191,23 +151,16 @@ class PublishedFigure(Column):
         """The numbers in SI units; empty for words and for figures that are not published."""
         if self.unit is None or self.status not in ("published", "reference-only", "baseline"):
             return ()
-        return tuple(read_number(text).value * self.scale for text in self.texts)
+        return tuple(read_number(text) * self.scale for text in self.texts)
 
     @model_validator(mode="after")
     def _readable(self) -> PublishedFigure:
-        if self.disagrees and not self.formula:
-            raise ValueError("disagrees: found without a formula; add the formula or remove `disagrees`")
-        if self.formula and not isinstance(self.text, str):
-            raise ValueError(f"text: found a list of {len(self.text)}, expected one number beside a formula")
         _ = self.numbers
         return self
 
 
 class PublishedRow(Value):
-    """One configuration. baseline: the row that `change` and `relative-change` refer to.
-
-    disagrees: for each relation that the setting does not satisfy, the reason.
-    """
+    """One configuration. baseline: the row that its changes refer to."""
 
     name: str
     group: str | None = None
@@ -215,7 +168,6 @@ class PublishedRow(Value):
     setting: Setting
     baseline: str | None = None
     figures: dict[str, PublishedFigure] = Field(default_factory=dict)
-    disagrees: dict[str, str] = Field(default_factory=dict)
     note: str | None = None
 
     def figure(self, name: str) -> float | None:
@@ -226,22 +178,6 @@ class PublishedRow(Value):
         """Return the figure's numbers in SI units: one, or one for each pipeline stage; empty when there is none."""
         found = self.figures.get(name)
         return tuple(float(number) for number in found.numbers) if found else ()
-
-
-class Log(Value):
-    """The training log of one row's run. A line holds figures by name."""
-
-    of: str
-    columns: dict[str, Column]
-    lines: tuple[dict[str, PublishedFigure], ...]
-
-
-class ChipAsPublished(Value):
-    """The data of a chip that a report assumes. Levelfield's own data is in vendors/*."""
-
-    peaks_tflops: dict[PeakDtype, PositiveFloat] = Field(default_factory=dict)
-    memory_gib: float | None = Field(default=None, gt=0)
-    source: str
 
 
 class Defaults(Value):
@@ -258,10 +194,8 @@ class FigureSet(Document):
     title: str
     sources: dict[str, ReportSource] = Field(min_length=1)
     conventions: tuple[str, ...] = ()
-    chips: dict[str, ChipAsPublished] = Field(default_factory=dict)
     defaults: Defaults = Defaults()
     rows: tuple[PublishedRow, ...] = Field(min_length=1)
-    logs: tuple[Log, ...] = ()
 
     def row(self, name: str) -> PublishedRow:
         return next(row for row in self.rows if row.name == name)
@@ -279,25 +213,13 @@ class FigureSet(Document):
         names = [row.name for row in self.rows]
         if twice := twice_in(names):
             raise ValueError(f"rows: found the name '{twice[0]}' twice, expected a unique name for each row")
-        pointed = [("baseline", row.baseline) for row in self.rows] + [("logs.of", log.of) for log in self.logs]
-        for key, name in pointed:
-            if name is not None and name not in names:
-                raise ValueError(f"{key}: found '{name}', expected the name of a row")
-        columns = [*self.defaults.columns.values(), *(c for log in self.logs for c in log.columns.values())]
-        for source in filter(None, (column.source for column in columns)):
+        for name in filter(None, (row.baseline for row in self.rows)):
+            if name not in names:
+                raise ValueError(f"baseline: found '{name}', expected the name of a row")
+        for source in filter(None, (column.source for column in self.defaults.columns.values())):
             if source not in self.sources:
                 raise ValueError(f"columns: found source '{source}', expected one of {', '.join(self.sources)}")
         return self
-
-
-_NEEDS: dict[Formula, set[str]] = {
-    "megatron-2021": {"of", "vocab_size"},
-    "share-of-peak": {"of", "peak"},
-    "6n": {"of", "peak", "parameters"},
-    "tokens-per-step": set(),
-    "micro-batch-times-data": set(),
-    "chip-memory": set(),
-}
 
 
 def _filled(content: dict[str, Any]) -> dict[str, Any]:
@@ -313,10 +235,7 @@ def _filled(content: dict[str, Any]) -> dict[str, Any]:
         {**row, "setting": {**setting, **row.get("setting", {})}, "figures": _cells(row.get("figures", {}), columns)}
         for row in content["rows"]
     ]
-    logs = [
-        {**log, "lines": [_cells(line, log["columns"]) for line in log["lines"]]} for log in content.get("logs", ())
-    ]
-    return {**content, "rows": rows, "logs": logs}
+    return {**content, "rows": rows}
 
 
 def _cells(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
@@ -327,31 +246,10 @@ def _cells(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class PrintedNumber:
-    """A printed number, exactly, and the number of printed decimals."""
-
-    value: Fraction
-    decimals: int
-
-
-def read_number(text: str) -> PrintedNumber:
+def read_number(text: str) -> Fraction:
     """Read a number: `41`, `-1754`, `40%`, `↓31.3%` or `11.4↓%`. An arrow down is a minus. Raises ValueError."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None or (match["before"] and match["after"]):
         raise ValueError(f"found '{text}', expected one number as printed: 41, 40%, -1754 or ↓31.3%")
     minus = (match["sign"] == "-") != ("↓" in match["before"] + match["after"])
-    number = Fraction(match["number"])
-    return PrintedNumber(-number if minus else number, len(match["decimals"] or ""))
-
-
-def cut(value: Fraction, decimals: int, how: Cut) -> Fraction:
-    """Return the value with so many decimals, rounded (halves away from zero) or truncated."""
-    scaled = abs(value) * 10**decimals
-    whole = int(scaled) if how == "truncated" else int(scaled + Fraction(1, 2))
-    return Fraction(whole if value >= 0 else -whole, 10**decimals)
-
-
-def written(value: Fraction, decimals: int, sign: bool = False) -> str:
-    """Return a value as text with so many decimals; with `sign`, positive values have a plus."""
-    return f"{float(cut(value, decimals, 'rounded')):{'+' if sign else ''}.{decimals}f}"
+    return Fraction(match["number"]) * (-1 if minus else 1)

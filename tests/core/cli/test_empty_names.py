@@ -40,7 +40,7 @@ COMMANDS = (
     "align references promote EMPTY --why x --plugins own", "align references noise tiny EMPTY",
     "align EMPTY", "align latest EMPTY",
     "evidence bundle EMPTY --output x.zip", "evidence bundle latest --output EMPTY", "evidence bundle latest --output=",
-    "evidence collect EMPTY", "evidence verify EMPTY", "evidence audit EMPTY",
+    "evidence collect EMPTY", "evidence verify EMPTY",
     "report EMPTY", "report latest EMPTY", "report one.zip:", "report explain EMPTY", "report pages EMPTY",
     "report pages site EMPTY", "report latest --output EMPTY",
     "compare EMPTY latest", "compare latest EMPTY", "compare latest, latest", "compare one.zip: latest",
