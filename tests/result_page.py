@@ -62,8 +62,7 @@ sources are in [measurement.md](measurement.md), words in [glossary.md](glossary
 - The unit follows the type: SI without prefixes, except where a field's name says otherwise; `1` is a ratio (0.5 is
   50 %); B is a single byte, so a GiB is 2^30.
 - A type with `?` may be null. A field that came later is null, or has its default, in results of an earlier version.
-- Keys are in the order of this page. Unknown keys are an error.
-- In a published bundle a withheld figure reads `withheld` ([withholding.md](withholding.md))."""
+- Keys are in the order of this page. Unknown keys are an error."""
 
 
 def page() -> str:

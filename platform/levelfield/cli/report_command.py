@@ -23,14 +23,13 @@ from levelfield.cli.options import (
     print_or_write,
     registry_of,
     store_option,
-    writing,
 )
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
-from levelfield.report.sheets import Sheet, as_form, as_markdown, as_text, labelled
+from levelfield.report.sheets import Sheet, as_form, as_markdown, as_text
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import read_plan, write_new
+from levelfield.rundir.directory import read_plan
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ examples:
   run_benchmarks.py report h100.zip
   run_benchmarks.py report RUN1 RUN2 --format markdown --output table.md
   run_benchmarks.py report latest --with-published
-  run_benchmarks.py report RUN --withhold mfu,peak --bundle DIR
+  run_benchmarks.py report RUN1 RUN2 --hide chip --format markdown
   run_benchmarks.py report pages site
 """
 EXPLAIN = """\
@@ -93,19 +92,20 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     option("--with-published", action="store_true", help="add published rows of the same case, by one convention")
     prices_option(parser)
     option("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
-    private = parser.add_argument_group("to publish a part of the figures").add_argument
-    private("--withhold", metavar="FIELDS", help="such as mfu,peak: print 'withheld' instead")
-    private("--bundle", type=Path, metavar="DIR", help="a new folder to publish: every format")
+    option("--hide", metavar="COLUMN", action="append", help="print * in this column, and in those that give it away")
 
 
 def _report(options: argparse.Namespace) -> int:
     """Compute the results from the raw files, so that an edited result.json changes no report. Return 0.
 
-    Raises the error of a run that goes on or is damaged, after the report of the others. Private tables are not made
-    without it: what is published lacks no run that was asked for.
+    Raises the error of a run that goes on or is damaged, after the report of the others. A table with hidden columns is
+    for others, and is not made without such a run.
     """
+    from levelfield.report.tables import hidden_columns, with_hidden
+
     _refuse_together(options)
     named = NamedRuns(options)
+    hidden = hidden_columns(options.hide or ())
     found: dict[tuple[str, str | None], tuple[RunPaths, Result]] = {}  # a run that is named twice counts once
     with ExitStack() as opened:
         for each, result in _collected(options, named, opened):
@@ -113,10 +113,9 @@ def _report(options: argparse.Namespace) -> int:
                 files = result.seal.digest if result.seal else None
                 found.setdefault((result.run_id, files), (each, _real(result)))
         paths, results = [each for each, _ in found.values()], [result for _, result in found.values()]
-        is_private = options.withhold or options.bundle
-        if not results or is_private:
+        if not results or hidden:
             named.raise_error()
-        text = _published(options, paths, results) if is_private else _text(options, paths, results)
+        text = with_hidden(options.format, results, hidden) if hidden else _text(options, paths, results)
     print_or_write(printable(text), options.output)
     named.raise_error()
     return 0
@@ -150,17 +149,15 @@ def _real(result: Result) -> Result:
 
 def _refuse_together(options: argparse.Namespace) -> None:
     """Raises UsageError for options that need different tables."""
-    private = [f"--{name}" for name in ("withhold", "bundle") if getattr(options, name)]
     columns = [f"--format {options.format}"] if options.format in FOREIGN else []
-    others = [f"--{name}" for name in ("with-published", "prices") if getattr(options, name.replace("-", "_"))]
+    others = [f"--{name}" for name in ("hide", "with-published", "prices") if getattr(options, name.replace("-", "_"))]
     if options.log_interval is not None and (options.format != "oneflow" or options.log_interval < 1):
         raise UsageError(
             f"--log-interval: found {options.log_interval} with --format {options.format}, expected a number from 1 "
             "with --format oneflow"
         )
-    if bool(private) + bool(columns) + len(others) > 1:
-        given = ", ".join([*private, *columns, *others])
-        raise UsageError(f"report: {given} need different tables; give only one of them")
+    if len(columns) + len(others) > 1:
+        raise UsageError(f"report: {', '.join([*columns, *others])} need different tables; give only one of them")
 
 
 def _logs(interval: int, paths: Sequence[RunPaths], results: Sequence[Result], plans: Sequence[Plan]) -> list[str]:
@@ -192,33 +189,6 @@ def _text(options: argparse.Namespace, paths: Sequence[RunPaths], results: Seque
     if options.format == "markdown":
         return run_report(results[0], read_plan(paths[0]), rows)
     return "\n".join([*result_lines(results[0], rows), ""])
-
-
-def _published(options: argparse.Namespace, paths: Sequence[RunPaths], results: Sequence[Result]) -> str:
-    """Write the bundle and return the text to print. Raises UsageError before anything is written."""
-    from levelfield.publish.withholding import FILES, parse_fields, published, published_id, refuse_leaks
-    from levelfield.specs.base import twice_in
-
-    if not options.bundle or not options.withhold:
-        raise UsageError("report: give --withhold FIELDS and --bundle DIR together; the bundle has every format")
-    if options.output:
-        raise UsageError(f"--output {options.output}: leave it out; --bundle gets the withheld table in every format")
-    folder: Path = options.bundle
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--bundle {folder}: exists and is not empty; name a new folder")
-    fields = parse_fields(options.withhold)
-    if twice := twice_in(published_id(result.run_id, fields) for result in results):
-        raise UsageError(f"report: found a run twice: {', '.join(twice)}; name each run once")
-    for each, result in zip(paths, results, strict=True):
-        refuse_leaks(read_plan(each), result, fields)
-    texts = published(results, fields)
-    with writing(folder, ""), ExitStack() as undone:  # where one fails, none stays
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_new(folder / FILES[name], text.encode())
-            undone.callback((folder / FILES[name]).unlink, missing_ok=True)
-        undone.pop_all()
-    return texts[options.format] + labelled("published", f"{folder}: {', '.join(FILES.values())}", 11) + "\n"
 
 
 def _explain_options(parser: argparse.ArgumentParser) -> None:

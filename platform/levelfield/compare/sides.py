@@ -179,9 +179,8 @@ class Quantity:
 
     def missing(self, record: RunRecord) -> str:
         """Return why the run has no such figure."""
-        value, reason = self.origin(record)
-        why = value if isinstance(value, str) else reason  # a published result has the word `withheld` for a value
-        return str(why) if why else "result.json has no reason"
+        _, reason = self.origin(record)
+        return str(reason) if reason else "result.json has no reason"
 
 
 def at(content: JsonValue, *keys: str) -> JsonValue:

@@ -1,1 +1,1 @@
-"""Published tables of others, and tables for publication: audits, conversions, withheld cells."""
+"""Tables and logs of others, and tables in their columns."""

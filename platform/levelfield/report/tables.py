@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from levelfield.errors import UnknownName
 from levelfield.report import repeats
 from levelfield.report.escapes import markdown, one_line, spreadsheet_cell, table
 from levelfield.report.repeats import FigureColumn, PlanDigests
@@ -38,6 +39,22 @@ _PLANNED: tuple[Cells, Cells] = (
 )
 _RAN: Cells = ("entry", "result", "aligned", "tokens/s/device", "memory, GiB")
 _FITS = {True: "yes", False: "NO", None: "unknown"}
+HIDDEN = "*"
+# The columns that may be hidden, and the columns that give each one away. MFU is tokens/s over the chip's peak, J/token
+# is watts over tokens/s, and the tokens to a loss are known from other runs of the same training.
+GIVEN_AWAY_BY = {
+    "chip": ("MFU (palm)", "J/token"),
+    "layout": (),
+    "tokens/s/device": ("MFU (palm)", "J/token", "s to loss"),
+    "MFU (palm)": ("tokens/s/device",),
+    "memory": (),
+    "J/token": (),
+    "loss": ("s to loss", "alignment"),
+    "s to loss": (),
+    "alignment": (),
+}
+# The columns that stay beside hidden ones. A new column must be placed here or above before such a table shows it.
+OPEN = ("case", "scale", "framework", "precision", "tuning", "tuned", "status")
 
 
 def as_json(
@@ -72,6 +89,50 @@ def as_markdown(results: Sequence[Result], columns: Columns = COLUMNS) -> str:
 def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = COLUMNS) -> str:
     """Return a text table of each training within `width` columns. A run takes two lines when one is too short."""
     return "\n".join(_text_group(*group, width, columns) for group in _groups(results))
+
+
+def hidden_columns(names: Iterable[str]) -> list[str]:
+    """Return the columns to hide: the named ones, and those that give them away. A name may be a column's beginning.
+
+    Without the chip nobody can look up its peak, so MFU and tokens/s do not give each other away. Raises UnknownName.
+    """
+    pending = [_column(name) for name in names]
+    hidden = set(pending)
+    while pending:
+        column = pending.pop()
+        if column == "MFU (palm)" and "chip" in hidden:
+            continue
+        more = [name for name in GIVEN_AWAY_BY[column] if name not in hidden]
+        hidden.update(more)
+        pending += more
+    return [name for name in COLUMNS if name in hidden]
+
+
+def _column(name: str) -> str:
+    matches = [column for column in GIVEN_AWAY_BY if column.lower().startswith(name.lower())]
+    if len(matches) != 1 or not name:
+        raise UnknownName("column", name, GIVEN_AWAY_BY, hint=f"--hide takes one of {', '.join(GIVEN_AWAY_BY)}.")
+    return matches[0]
+
+
+def with_hidden(form: str, results: Sequence[Result], hidden: Collection[str]) -> str:
+    """Return a table in one of the four formats, with `*` in the hidden columns and nothing beside the columns.
+
+    Run ids, reasons, deviations and repeats are left out: a start time shows how long runs took, and a sentence may
+    contain a figure.
+    """
+    columns = {name: write for name, write in COLUMNS.items() if name in OPEN or name in GIVEN_AWAY_BY}
+    columns |= dict.fromkeys(hidden, lambda result: HIDDEN)
+    silent = {"reasons": (), "evidence": None}
+    bare = [r.model_copy(update={"deviations": (), "status": r.status.model_copy(update=silent)}) for r in results]
+    rows = [{name: write(result) for name, write in columns.items()} for result in bare]
+    writers = {
+        "table": lambda: as_text(bare, columns=columns),
+        "markdown": lambda: as_markdown(bare, columns),
+        "csv": lambda: csv_text(rows),
+        "json": lambda: json_text({"hidden": list(hidden), "rows": rows}) + "\n",
+    }
+    return writers[form]()
 
 
 def _groups(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:

@@ -174,9 +174,7 @@ class Memory(Value):
     )
     capacity_bytes: Bytes[int | None] = Field(description="Memory of one device.")
     expected_bytes: Bytes[int] = Field(description="The plan's estimate for the fullest rank, before the run.")
-    expectation: MemoryExpectation | None = Field(
-        default=None, description="The estimate against the measurement; null where memory is withheld."
-    )
+    expectation: MemoryExpectation | None = Field(default=None, description="The estimate against the measurement.")
     stage_peaks: Bytes[tuple[int, ...] | None] = Field(
         default=None,
         description="The headline of each pipeline stage, first stage first; null without stages, and where that of a "

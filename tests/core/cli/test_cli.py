@@ -403,9 +403,9 @@ def test_runs_beside_one_that_is_damaged_absent_or_running_are_still_reported(
     assert "unknown run 'yesterday'" in done.err
 
 
-def test_private_tables_are_not_made_without_a_damaged_run(command: Command, run: RunPaths) -> None:
+def test_a_table_with_hidden_columns_is_not_made_without_a_damaged_run(command: Command, run: RunPaths) -> None:
     (Path(shutil.copytree(run.root, run.root.with_name("torn"))) / "plan.json").write_text("{}")
-    done = command("report", "abcdef", "torn", "--withhold", "throughput")
+    done = command("report", "abcdef", "torn", "--hide", "tokens")
     assert (done.code, done.out) == (2, "") and "torn/plan.json" in done.err
 
 

@@ -11,7 +11,6 @@ from plans import PLUGINS
 
 COMMANDS: dict[str, list[str]] = {
     "bundle": ["evidence", "bundle", "RUN", "--output", "DISK/run.zip", "--plugins", str(PLUGINS)],
-    "withheld": ["report", "RUN", "--withhold", "mfu,peak", "--bundle", "DISK/out"],
     "report": ["report", "RUN", "--format", "json", "--output", "DISK/run.json"],
     "pages": ["report", "pages", "DISK/pages", "RUN", "--plugins", str(PLUGINS)],
 }
@@ -23,9 +22,7 @@ def filled(disk: Path, free: int) -> Path:
     return filler
 
 
-@pytest.mark.parametrize(
-    ("name", "free"), [*((name, 0) for name in COMMANDS), ("bundle", 4096), ("withheld", 8192), ("pages", 65536)]
-)
+@pytest.mark.parametrize(("name", "free"), [*((name, 0) for name in COMMANDS), ("bundle", 4096), ("pages", 65536)])
 def test_a_full_disk_is_said_and_the_next_try_succeeds(
     run: RunPaths, small_disk: Path, capsys: pytest.CaptureFixture[str], name: str, free: int
 ) -> None:

@@ -17,7 +17,6 @@ Said = pytest.CaptureFixture[str]
 WRITING: dict[str, list[str]] = {
     "a run": [*FAKE, "DISK/new"],
     "bundle": ["evidence", "bundle", "RUN", "--output", "DISK/run.zip", *PLUGIN],
-    "withheld": ["report", "RUN", "--withhold", "mfu,peak", "--bundle", "DISK/out"],
     "report": ["report", "RUN", "--format", "json", "--output", "DISK/run.json"],
     "pages": ["report", "pages", "DISK/pages", "RUN", *PLUGIN],
     "collect": ["evidence", "collect", "DISK/run"],

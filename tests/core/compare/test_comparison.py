@@ -52,23 +52,6 @@ def test_a_figure_that_no_side_has_is_one_sentence() -> None:
     assert "joules_per_token" in [each["name"] for each in as_values(found)["figures"]]
 
 
-def test_a_withheld_figure_says_so() -> None:
-    run = record(1)
-    memory = {"device_used_peak": {"value": "withheld", "unit": "B"}}
-    hidden = run.model_copy(update={"memory_bytes": None, "result": {**run.result, "memory": memory}})
-    found = of([record(2)], [hidden])
-    assert found.comparability.holds and figure(found, "memory_bytes").ratios[0].standing == "no ratio"
-    assert "memory, GiB: " in as_text(sheets(found)) and "withheld" in as_text(sheets(found))
-
-
-def test_a_withheld_speed_stops_the_comparison() -> None:
-    run = record(1)
-    hidden = run.model_copy(
-        update={"tokens_per_second_per_device": None, "result": {**run.result, "throughput": "withheld"}}
-    )
-    assert [field.name for field in of([record(2)], [hidden]).comparability.unequal] == ["tokens of the window"]
-
-
 def test_sides_that_are_not_comparable_have_no_figure_at_all() -> None:
     found = of(repeats(*A), repeats(*B, first=10, scale="full"))
     text = as_text(sheets(found))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from levelfield.judge.collector import collect
 from levelfield.measure.cost import PaidUse, cost
 from levelfield.measure.energy import node_use
 from levelfield.measure.raw_facts import PowerReading
-from levelfield.publish.withholding import WORD, hidden, published, without
 from levelfield.report.costs import RunCosts
 from levelfield.report.one_run import run_report
 from levelfield.rundir.directory import read_plan
@@ -232,7 +230,7 @@ def test_a_repeated_answer_counts_once() -> None:
     )
 
 
-# --- cost, withheld tables, report
+# --- cost, report
 
 
 def test_the_cost_is_of_the_nodes_power_where_it_was_measured() -> None:
@@ -258,22 +256,6 @@ def test_the_cost_of_a_run_says_whose_power_it_has(run: RunPaths) -> None:
     assert costs.notes([before, after])[-1].endswith("the power is that of chips in some runs and of nodes")
     per_token = nodes_of(after).joules_per_token.value
     assert per_token is not None and costs.of(after).power == pytest.approx(per_token * 0.3 / 3.6)
-
-
-def test_withheld_energy_has_nothing_of_the_nodes(run: RunPaths) -> None:
-    result = recorded(run, answers(ripple))
-    assert hidden(result, ["energy"], WORD)["energy"]["nodes"] == WORD
-    assert without(result, ["energy"]).energy.nodes is None
-    figures = [f"{value:.4f}"[:5] for value in _numbers(nodes_of(result).model_dump())]
-    for name, text in published([result], ["energy"]).items():
-        assert not any(figure in text for figure in figures), name
-    assert "joules_per_token_of_nodes" in published([result], ["memory"])["csv"]
-
-
-def _numbers(value: Any) -> list[float]:
-    if isinstance(value, dict):
-        return [n for each in value.values() for n in _numbers(each)]
-    return [value] if isinstance(value, float) and value > 1 else []
 
 
 def rows(run: RunPaths, result: Result) -> list[str]:

@@ -185,7 +185,7 @@ def test_a_report_has_the_cost_in_every_format(run: RunPaths, result: Result, tm
     assert main(["report", str(run.root), "--prices", str(file), "--format", "csv"]) == 0
     assert repr(expected)[:8] in capsys.readouterr().out
     assert main(["report", str(run.root), "--prices", str(file), "--format", "osdi"]) == 2
-    assert main(["report", str(run.root), "--prices", str(file), "--withhold", "mfu", "--bundle", "new"]) == 2
+    assert main(["report", str(run.root), "--prices", str(file), "--hide", "mfu"]) == 2
 
 
 def test_repeats_have_the_interval_of_their_costs(result: Result) -> None:

@@ -89,7 +89,7 @@ def test_parts_add_up_to_the_peak_and_are_percent_of_the_device() -> None:
         (None, 50 * GIB, ["reserved", "device"]),
         (40 * GIB, 30 * GIB, ["allocated", "device"]),  # swapped
         (70 * GIB, 75 * GIB, ["device"]),  # more than the whole device was seen to use
-        (math.nan, "withheld", ["device"]),
+        (math.nan, "text", ["device"]),
     ],
 )
 def test_a_part_that_is_not_known_or_does_not_fit_is_not_drawn(allocated: Any, reserved: Any, names: list[str]) -> None:
@@ -98,6 +98,6 @@ def test_a_part_that_is_not_known_or_does_not_fit_is_not_drawn(allocated: Any, r
 
 
 def test_without_a_peak_or_a_capacity_there_is_no_bar() -> None:
-    assert memory(60 * GIB).parts == () and memory(60 * GIB, capacity_bytes="withheld").parts == ()
+    assert memory(60 * GIB).parts == () and memory(60 * GIB, capacity_bytes="text").parts == ()
     absent = memory(None, capacity_bytes=80 * GIB)
     assert absent.parts == () and absent.whole is None and absent.reason == "no reading"

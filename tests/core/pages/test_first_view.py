@@ -113,7 +113,6 @@ def test_a_difference_within_noise_makes_nobody_the_best() -> None:
     [
         {"evidence": "tampered"},
         {"evidence": "unsealed"},
-        {"word": "withheld", "tokens_per_second_per_device": None},
         {"word": "oom", "failure": "oom"},
         {"verdict": "different"},
         {"tokens_per_second_per_device": 1010.0},  # 1 % beside its result.json
@@ -160,15 +159,6 @@ def test_a_side_that_compare_would_refuse_has_no_bar_and_the_field_is_named(chan
     assert [*bars(seen)] == ["acme X1", "acme Y"], "the fastest differs from most others"
     (unranked,) = seen.trainings[0].ranking.unranked
     assert unranked.contender.chip == "acme Z9" and next(iter(change)) in unranked.why
-
-
-def test_a_withheld_figure_has_no_bar_and_gives_no_ratio() -> None:
-    palm = [{"kind": "MFU", "formula": "palm/1", "value": "withheld", "peak_tflops": 100.0}]
-    hidden = [run.model_copy(update={"mfu": None}) for run in three(500, 4, chip="Z9", more={"utilisation": palm})]
-    seen = view([*FAST, *hidden], MFU)
-    assert [*bars(seen)] == ["acme X1"] and seen.lead is None
-    assert [each.why for each in seen.trainings[0].ranking.unranked] == ["withheld"]
-    assert len(bars(view([*FAST, *hidden]))) == 2, "its speed is not withheld"
 
 
 def test_the_largest_use_by_other_programs_is_named() -> None:
@@ -286,7 +276,7 @@ def test_what_the_planner_does_not_know_has_no_intensity(change: dict[str, str])
     assert planned_intensity(on_h100(**change), Registry()) is None
 
 
-@pytest.mark.parametrize("achieved", [None, "withheld", math.nan, math.inf, 0.0])
+@pytest.mark.parametrize("achieved", [None, "text", math.nan, math.inf, 0.0])
 def test_without_achieved_flops_there_is_no_intensity(achieved: Any) -> None:
     run = on_h100()
     palm = {**run.result["utilisation"][0], "achieved_tflops": achieved}

@@ -134,7 +134,7 @@ def test_a_run_like_flagperfs_prints_flagperfs_row(valid: Pair, row: PublishedRo
     (found,) = cells("flagperf", [measured_as(valid, row, **changes)])
     printed = [row.figures[name] for name in ("mfu", "mfu_low", "mfu_high") if name in row.figures]
     expected = "-".join(f"{cell.text}%" for cell in printed)
-    if any(cell.disagrees for cell in printed):  # what does not follow from its own row does not from a run either
+    if any(cell.note for cell in printed):  # what does not follow from its own row does not from a run either
         expected = {"50.0%": "50.9%", "25.4%-50.6%": "25.4%-50.9%"}[expected]
     machines = MACHINES[" ".join(row.name.split()[:2])] if row.group == "performance" else MACHINES["A100 1x8"]
     memory = "OOM" if oom else f"{text_of(row, 'memory_bytes')}/{text_of(row, 'chip_memory_bytes')}"
@@ -461,8 +461,8 @@ def test_the_report_command_prints_them(
     "options",
     [
         ["--with-published", "--format", "oneflow"],
-        ["--with-published", "--withhold", "mfu", "--bundle", "b"],
-        ["--format", "osdi", "--withhold", "mfu", "--bundle", "b"],
+        ["--with-published", "--hide", "mfu"],
+        ["--format", "osdi", "--hide", "mfu"],
     ],
 )
 def test_options_that_make_different_tables_are_refused_together(
