@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
@@ -29,13 +30,20 @@ A SIDE is one of these, or several joined by commas:
   a bundle, FILE.zip, or FILE.zip:NAME, where NAME is a run, pattern or series
 Runs are looked for in the folder of runs, then in the store.
 
-Exit code 4 where the sides are not comparable; then no ratio is printed.
+--require 'FIGURE>=RATIO' (or <=) is met where the whole 95 % interval of the
+ratio to the first side is within it, and missed where none of it is; else it is
+undecided. 'aligned' requires that verdict of every run. A FIGURE is named as in
+--json, or by a beginning that no other has.
+
+Exit code 4 where the sides are not comparable; then no ratio is printed. Also 4
+where a requirement is missed or undecided.
 
 examples:
   run_benchmarks.py compare RUN1 RUN2
   run_benchmarks.py compare --repeats RUN1 RUN2 RUN3 --format markdown
   run_benchmarks.py compare gpt3_6.7B:torch gpt3_6.7B:paddle
   run_benchmarks.py compare h100.zip:gpt3_6.7B:torch h200.zip:gpt3_6.7B:torch
+  run_benchmarks.py compare BASE NEW --require 'tokens_per_second>=0.95'
   run_benchmarks.py compare --scaling RUN1 RUN2 RUN3
   run_benchmarks.py compare --matrix framework --case gpt3_6.7B
 """
@@ -51,6 +59,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD",
         help="precision: it differs on purpose, all else of the work is equal",
     )
+    option(
+        "--require",
+        action="append",
+        default=[],
+        metavar="REQUIREMENT",
+        help="'tokens_per_second>=0.95', 'memory<=1.05' or 'aligned'; repeatable",
+    )
     table = parser.add_argument_group("other tables").add_argument
     table("--scaling", action="store_true", help="speed-up and efficiency over numbers of devices")
     table("--matrix", choices=("vendor", "framework"), help="the latest result of each case by vendor or framework")
@@ -63,14 +78,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print a comparison. Return 0 when the sides were compared, 4 when they are not comparable."""
+    """Print a comparison. Return 4 for sides that are not comparable, and for a requirement that is not met; else 0."""
     from levelfield.studies.compared_runs import RunPlaces
 
     _refuse_together(options)
     with RunPlaces(runs_of(options), options.store, registry_of(options)) as places:
-        sheets, values, is_compared = (_matrix if options.matrix else _compared)(options, places)
+        sheets, values, is_good = (_matrix if options.matrix else _compared)(options, places)
     print_compared(options.format, sheets, values)
-    return 0 if is_compared else GateFailed.exit_code
+    return 0 if is_good else GateFailed.exit_code
 
 
 def _refuse_together(options: argparse.Namespace) -> None:
@@ -81,6 +96,8 @@ def _refuse_together(options: argparse.Namespace) -> None:
         raise UsageError("compare: found --case or --suite without --matrix; give sides instead")
     if options.prices and (options.matrix or options.scaling):
         raise UsageError("compare: found --prices with --matrix or --scaling; costs are compared between sides")
+    if options.require and (options.matrix or options.scaling):
+        raise UsageError("compare: found --require with --matrix or --scaling; give two sides: compare A B")
     if options.case and options.suite:
         raise UsageError("compare --matrix: found --case and --suite; give one of them")
     if not options.matrix and not options.side:
@@ -88,8 +105,9 @@ def _refuse_together(options: argparse.Namespace) -> None:
 
 
 def _compared(options: argparse.Namespace, places: RunPlaces) -> Shown:
-    """Return the tables, the JSON object, and whether everything could be compared."""
+    """Return the tables, the JSON object, and whether everything is comparable and every requirement met."""
     from levelfield.compare import comparison, scaling
+    from levelfield.compare.ratio_requirements import judge_requirements, parse_requirement, requirement_sheet
     from levelfield.compare.ratios import LEAST_RUNS
     from levelfield.compare.sides import side_of
 
@@ -97,11 +115,17 @@ def _compared(options: argparse.Namespace, places: RunPlaces) -> Shown:
         runs = {run.run_id: run for text in options.side for run in places.runs(text, options.repeats)}
         found = scaling.scaling(list(runs.values()))
         return list(scaling.sheets(found)), scaling.as_values(found), not found.unequal
+    required = [parse_requirement(text, bool(options.prices)) for text in options.require]
     sides = [side_of(_name(i), places.runs(text, options.repeats)) for i, text in enumerate(options.side)]
     few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]  # they do not show their noise
     histories, prices = places.histories(few) if few else {}, prices_of(options)
     compared = comparison.compare(sides, histories, options.across == "precision", prices)
-    return list(comparison.sheets(compared)), comparison.as_values(compared), compared.comparability.holds
+    sheets, values = list(comparison.sheets(compared)), comparison.as_values(compared)
+    if not required:
+        return sheets, values, compared.comparability.holds
+    findings = judge_requirements(required, compared)
+    values["requirements"] = list(map(asdict, findings))
+    return [*sheets, requirement_sheet(findings)], values, all(found.word == "met" for found in findings)
 
 
 def _name(number: int) -> str:

@@ -19,7 +19,6 @@ LEAST_RUNS = 3  # of a side that has to show its own noise
 LEAST_HISTORY = 7  # nights of a series that show its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
 LEAST_DEVIATION = 0.001
-MOST_MORE = 100  # runs that more_runs looks ahead
 _NAMED = 2  # origins of noise that a sentence names
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
 QUANTILES = {
@@ -134,26 +133,6 @@ def own_interval(of: SideValues) -> tuple[float, float] | None:
     return _exp(middle - half), _exp(middle + half)
 
 
-def exact(value: float) -> SideValues:
-    """Return a stated number as a side: it has no noise but that of its rounding."""
-    return SideValues((value,), HistoricNoise(0.0, max(QUANTILES) + 1))
-
-
-def more_runs(side: SideValues, base: SideValues, limit: float) -> int | None:
-    """Return how many more runs of each side tell the ratio from the limit, if they come out as those so far.
-
-    None: more than MOST_MORE. Raises ValueError where a value is no positive number.
-    """
-    if lacking := [LEAST_RUNS - len(each.values) for each in (side, base) if not _variance(each)]:
-        return max(lacking)
-    apart = abs(_log_mean(side) - _log_mean(base) - math.log(limit))
-    for more in range(1, MOST_MORE + 1):
-        found = _difference_variance(side, base, more)
-        if found and _quantile(int(found.freedom + 1e-9)) * math.sqrt(found.value) < apart:
-            return more
-    return None
-
-
 def historic_noise(values: Sequence[float], since: str) -> HistoricNoise | None:
     """Return the noise of a series by a value of each night since a date; None where they are too few."""
     known = [math.log(value) for value in values if 0 < value < math.inf]
@@ -171,10 +150,10 @@ def _log_mean(of: SideValues) -> float:
     return statistics.fmean(map(math.log, of.values))
 
 
-def _variance(of: SideValues, more: int = 0) -> _Variance | None:
-    """Return the variance of the mean of the logarithms, as with `more` such runs; None where nothing shows it."""
-    runs = len(of.values) + more
-    if len(of.values) >= LEAST_RUNS:
+def _variance(of: SideValues) -> _Variance | None:
+    """Return the variance of the mean of the logarithms; None where nothing shows it."""
+    runs = len(of.values)
+    if runs >= LEAST_RUNS:
         deviation, known = statistics.stdev(map(math.log, of.values)), runs
     elif of.history:
         deviation, known = of.history.deviation, of.history.runs
@@ -183,8 +162,8 @@ def _variance(of: SideValues, more: int = 0) -> _Variance | None:
     return _Variance(max(deviation, LEAST_DEVIATION) ** 2 / runs, known - 1)
 
 
-def _difference_variance(side: SideValues, base: SideValues, more: int = 0) -> _Variance | None:
-    both = _variance(side, more), _variance(base, more)
+def _difference_variance(side: SideValues, base: SideValues) -> _Variance | None:
+    both = _variance(side), _variance(base)
     if both[0] is None or both[1] is None:
         return None
     freedom = _freedom(both)  # type: ignore[arg-type]  # none of both is None

@@ -141,10 +141,10 @@ def contradictions(record: RunRecord) -> Iterator[str]:
 
 
 def _agree(stored: float | None, found: JsonValue) -> bool:
-    """Return whether both are the same number, or neither is one. NaN agrees with nothing."""
+    """Return whether both are the same number, or neither is one. NaN and infinity agree with nothing."""
     if stored is None or isinstance(found, bool) or not isinstance(found, (int, float)):
         return stored is None and not isinstance(found, (int, float))
-    return math.isclose(stored, found, rel_tol=1e-9)
+    return math.isfinite(stored) and math.isclose(stored, found, rel_tol=1e-9)
 
 
 def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:

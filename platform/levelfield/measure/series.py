@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from levelfield.measure.straggler import at_least
-from levelfield.measure.student import bisected, t_quantile
+from levelfield.measure.student import t_quantile
 
 Series = NDArray[np.float64]
 _FEWEST_FOR_ORDER_STATISTICS = 6
@@ -111,18 +110,6 @@ def over_repeats(values: Sequence[float], most: float | None = None) -> Interval
         )
     rank, coverage = _order_statistic(n)
     return Interval(n, median, float(data[rank - 1]), float(data[n - rank]), coverage, "order statistics")
-
-
-def share_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the exact 95 % interval of a probability (Clopper and Pearson, 1934). Raises ValueError without trials."""
-    if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"found {successes} of {trials}, expected at most all of at least one")
-    low, high = 0.0, 1.0
-    if successes:
-        low = bisected(lambda p: at_least(successes, trials, p) < 0.025, 0.0, 1.0, 50)
-    if successes < trials:
-        high = bisected(lambda p: 1 - at_least(successes + 1, trials, p) > 0.025, 0.0, 1.0, 50)
-    return low, high
 
 
 def relative_iqr(series: Sequence[float]) -> float:

@@ -82,6 +82,20 @@ def test_sides_that_are_not_comparable_end_with_4(compared: Compared, capsys: py
     assert json.loads(capsys.readouterr().out)["comparable"] is False
 
 
+def test_requirements_end_with_4_unless_all_are_met(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
+    speed, memory, mfu = "tokens_per_second>=0.5", "memory<=1.05", "mfu_palm >= 1"
+    assert compared(BOTH, "*_torch", "*_paddle", "--require", memory) == 0
+    assert "memory<=1.05  B/A    met " in capsys.readouterr().out
+    assert main(["compare", "*_torch", "*_paddle", "--require", memory, "--require", speed]) == 4
+    text = capsys.readouterr().out
+    assert "missed" in text and "0.4000 [0.3910, 0.4092]" in text and "undecided" not in text
+    assert main(["compare", "*_torch", "*_paddle", "--require", memory, "--require", mfu, "--json"]) == 4
+    found = json.loads(capsys.readouterr().out)["requirements"]
+    assert [(each["requirement"], each["word"]) for each in found] == [(memory, "met"), (mfu, "undecided")]
+    assert main(["compare", "*_torch", "*_paddle", "--json"]) == 0
+    assert "requirements" not in json.loads(capsys.readouterr().out)
+
+
 def test_one_run_a_side_takes_the_noise_from_the_store(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(BOTH, "T100001Z", "T100010Z") == 0
     assert "inconclusive" in capsys.readouterr().out
@@ -104,6 +118,8 @@ def test_one_run_a_side_takes_the_noise_from_the_store(compared: Compared, capsy
         (["T100001Z", "--case", "gpt"], "without --matrix"),
         (["--scaling", "*_torch"], "expected at least two numbers of devices"),
         (["--matrix", "vendor", "--case", "gpt3_6.7B", "--suite", "smoke"], "give one of them"),
+        (["*_torch", "*_paddle", "--require", "speed>=1"], "found figure 'speed'"),
+        (["--matrix", "vendor", "--require", "mfu>=1"], "found --require with --matrix"),
     ],
 )
 def test_wrong_usage_ends_with_2(

@@ -7,7 +7,6 @@ kernel ends it), `unsupported`, `truncate` (empties the corpus), `die` or `stop`
 FAKE_CLOCK gives the times of the heartbeat's file another clock: seconds that are added in turn, as in `60,-60`.
 
 FAKE_PACE=0.1: step k ends k times 0.1 s after the begin, by a clock that shows just that, so that equal runs are equal.
-FAKE_SLOW=2: rank 2 works twice as long as the others by itself, and all ranks record it.
 
 FAKE_FP32_ERROR=0.01 makes the losses of trainings in fp32 wrong by 1 %.
 """
@@ -54,7 +53,6 @@ def main(job, recorder):
             learning_rate=learning_rate(job.training.schedule, batch.step),
             tokens_checksum=batch.checksum,
             memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
-            before_exchange_seconds=own_work(job),
         )
     if hasattr(job, "explain_step"):
         import_module("levelfield.worker.step_profile").profile_steps(job, recorder, Steps())
@@ -80,11 +78,6 @@ class Pace:
     def end(self, step):
         self.now_ns = self.begin_ns + round(step * self.seconds * 1e9)
         time.sleep(max(0, self.now_ns - time.monotonic_ns()) / 1e9)
-
-
-def own_work(job):
-    slow = os.environ.get("FAKE_SLOW")
-    return None if slow is None else STEP_SECONDS * (2 if int(slow) == job.rank else 1)
 
 
 def error(job):

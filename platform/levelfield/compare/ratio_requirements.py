@@ -1,0 +1,131 @@
+"""Whether the ratios of a comparison meet what is required of them: the whole 95 % interval decides.
+
+An interval that holds the limit, a missing figure and a side with too few runs leave a requirement undecided: noise
+neither passes nor fails anything.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from levelfield.compare.comparison import ComparedFigure, Comparison
+from levelfield.compare.ratios import Ratio
+from levelfield.compare.sides import QUANTITIES, ComparedSide
+from levelfield.errors import UsageError
+from levelfield.report.costs import NAME as COST
+from levelfield.report.sheets import Sheet
+
+RequirementWord = Literal["met", "missed", "undecided", "not comparable"]
+ALIGNED = "aligned"
+LARGEST_LIMIT = 10.0  # a larger one is a percentage, which every ratio of `<=` would meet
+_FORM = re.compile(r"\s*(\w+)\s*([<>=!]+)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class RatioRequirement:
+    """text: as written. figure: its name in JSON, or ALIGNED. is_least: whether the ratio is at least `limit`."""
+
+    text: str
+    figure: str
+    is_least: bool = True
+    limit: float = 1.0
+
+
+@dataclass(frozen=True)
+class RequirementFinding:
+    """A requirement of one side against the base. reason: the ratio with its interval, or why there is no decision."""
+
+    requirement: str
+    side: str
+    against: str
+    word: RequirementWord
+    reason: str
+
+
+def parse_requirement(text: str, has_prices: bool = False) -> RatioRequirement:
+    """Return a requirement such as `tokens_per_second>=0.95`. Raises UsageError for any other text.
+
+    A figure may be shortened as long as one figure alone begins so.
+    """
+    if text.strip() == ALIGNED:
+        return RatioRequirement(text, ALIGNED)
+    names = [quantity.column.name for quantity in QUANTITIES if quantity.is_noisy] + [COST] * has_prices
+    match = _FORM.fullmatch(text)
+    if not match:
+        raise _wrong(text, "no figure, operator and ratio", names)
+    beginning, operator, number = match.groups()
+    figures = [name for name in names if name == beginning] or [name for name in names if name.startswith(beginning)]
+    if len(figures) != 1:
+        raise _wrong(text, f"figure '{beginning}'", names)
+    if operator not in (">=", "<="):
+        raise _wrong(text, f"operator '{operator}'", names)
+    try:
+        limit = float(number)
+    except ValueError:
+        limit = math.nan
+    if not 0 < limit <= LARGEST_LIMIT:
+        raise _wrong(text, f"ratio '{number}'", names)
+    return RatioRequirement(text, figures[0], operator == ">=", limit)
+
+
+def _wrong(text: str, found: str, names: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"--require '{text}': found {found}, expected '{ALIGNED}', 'FIGURE>=RATIO' or 'FIGURE<=RATIO' in quotes, with "
+        f"a RATIO above 0 and at most {LARGEST_LIMIT:g}; figures: {', '.join(names)}"
+    )
+
+
+def judge_requirements(requirements: Sequence[RatioRequirement], comparison: Comparison) -> list[RequirementFinding]:
+    """Return a finding for every requirement and every side after the base."""
+    base, *others = comparison.sides
+    return [
+        RequirementFinding(requirement.text, side.name, base.name, *_judged(requirement, comparison, place))
+        for requirement in requirements
+        for place, side in enumerate(others, start=1)
+    ]
+
+
+def _judged(requirement: RatioRequirement, comparison: Comparison, place: int) -> tuple[RequirementWord, str]:
+    base, side = comparison.sides[0], comparison.sides[place]
+    if unequal := comparison.comparability.unequal:
+        return "not comparable", f"must be equal: {', '.join(field.name for field in unequal)}"
+    if requirement.figure == ALIGNED:
+        return _aligned(base, side)
+    figure = next((each for each in comparison.figures if each.quantity.column.name == requirement.figure), None)
+    if figure is None:
+        return "undecided", f"no run has {requirement.figure}"
+    if missing := "; ".join(_missing(figure, {base.name: 0, side.name: place})):
+        return "undecided", missing
+    return _against_limit(figure.ratios[place - 1], requirement)
+
+
+def _aligned(base: ComparedSide, side: ComparedSide) -> tuple[RequirementWord, str]:
+    verdicts = dict.fromkeys(run.verdict for run in (*base.counted, *side.counted))
+    return "met" if set(verdicts) == {ALIGNED} else "undecided", f"the runs are {', '.join(verdicts)}"
+
+
+def _missing(figure: ComparedFigure, places: dict[str, int]) -> Iterator[str]:
+    for name, place in places.items():
+        if reason := figure.sides[place].reason:
+            yield f"missing on {name}: {reason}"
+
+
+def _against_limit(found: Ratio, requirement: RatioRequirement) -> tuple[RequirementWord, str]:
+    """Return what an interval shows. Every comparison with NaN is false, so that NaN meets nothing."""
+    if found.value is None or found.low is None or found.high is None:
+        return "undecided", found.reason
+    limit, shown = requirement.limit, f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]"
+    if found.low >= limit if requirement.is_least else found.high <= limit:
+        return "met", shown
+    if found.high < limit if requirement.is_least else found.low > limit:
+        return "missed", shown
+    return "undecided", f"{shown}: the interval holds {limit:g}; more runs of both sides make it narrower"
+
+
+def requirement_sheet(findings: Sequence[RequirementFinding]) -> Sheet:
+    rows = tuple((each.requirement, f"{each.side}/{each.against}", each.word, each.reason) for each in findings)
+    return Sheet("required", ("requirement", "sides", "word", "ratio with its 95 % interval, or the reason"), rows)

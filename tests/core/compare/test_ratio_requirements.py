@@ -1,0 +1,158 @@
+"""Required ratios: the whole interval decides; 1 % around the limit, NaN, swapped sides and missing figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from compared_records import record, repeats
+from levelfield.compare.comparison import compare
+from levelfield.compare.ratio_requirements import (
+    RatioRequirement,
+    RequirementFinding,
+    judge_requirements,
+    parse_requirement,
+    requirement_sheet,
+)
+from levelfield.compare.sides import side_of
+from levelfield.errors import UsageError
+from levelfield.report.sheets import as_text
+from levelfield.specs.record import RunRecord
+
+SPEED = "tokens_per_second>=0.95"
+BASE = repeats(1000, 1002, 998, first=50)
+
+
+def judged(text: str, runs: list[RunRecord], base: list[RunRecord] = BASE) -> RequirementFinding:
+    [finding] = judge_requirements([parse_requirement(text)], compare([side_of("A", base), side_of("B", runs)]))
+    return finding
+
+
+def scaled(part: float, **changes: Any) -> list[RunRecord]:
+    return repeats(*(part * rate for rate in (1000, 1001, 999)), **changes)
+
+
+def test_one_percent_on_either_side_of_the_limit_is_told_apart() -> None:
+    above, below, at = (judged(SPEED, scaled(part)) for part in (0.96, 0.94, 0.95))
+    assert (above.word, below.word, at.word) == ("met", "missed", "undecided")
+    assert below.reason.startswith("0.9400 [0.93") and "the interval holds 0.95; more runs" in at.reason
+    most = [judged("tokens_per_second<=0.95", scaled(part)).word for part in (0.96, 0.94, 0.95)]
+    assert most == ["missed", "met", "undecided"]
+
+
+def test_an_interval_that_ends_at_the_limit_is_within_it() -> None:
+    comparison = compare([side_of("A", BASE), side_of("B", scaled(0.95))])
+    ratio = comparison.figures[0].ratios[0]
+    least, most = (RatioRequirement("", comparison.figures[0].quantity.column.name, *ends) for ends in
+                   ((True, ratio.low), (False, ratio.high)))  # type: ignore[arg-type]  # fmt: skip
+    assert [each.word for each in judge_requirements([least, most], comparison)] == ["met", "met"]
+
+
+def test_noise_decides_nothing() -> None:
+    assert judged(SPEED, repeats(930, 950, 940)).word == "undecided"
+
+
+def test_swapped_sides_are_another_ratio() -> None:
+    slow = scaled(0.9)
+    assert (judged(SPEED, slow).word, judged(SPEED, BASE, slow).word) == ("missed", "met")
+
+
+def test_every_side_after_the_first_is_judged() -> None:
+    sides = [side_of("A", BASE), side_of("B", scaled(1.0)), side_of("C", scaled(0.9, first=20, framework="jax"))]
+    found = judge_requirements([parse_requirement(SPEED), parse_requirement("mfu>=0.9")], compare(sides))
+    assert [(each.side, each.word) for each in found] == [("B", "met"), ("C", "missed"), ("B", "met"), ("C", "met")]
+    assert all(each.against == "A" for each in found)
+
+
+def test_one_run_of_a_side_is_undecided() -> None:
+    found = judged(SPEED, [record(1, 2000)])
+    assert found.word == "undecided" and "expected at least 3 of each side" in found.reason
+
+
+def test_a_missing_figure_is_undecided_with_its_reason() -> None:
+    one = [*repeats(1000, 1001, 999), record(9, 1000, joules=None)]
+    for runs in (scaled(1.0, joules=None), one):
+        found = judged("joules_per_token<=10", runs)
+        assert found.word == "undecided" and found.reason == "missing on B: no reading", "also where one run lacks it"
+    assert judged("joules<=10", scaled(1.0), repeats(1, 2, 3, first=50, joules=None)).reason.startswith("missing on A")
+    assert judged("node_joules<=10", scaled(1.0)).reason == "no run has node_joules_per_token"
+
+
+def with_seconds(runs: list[RunRecord], seconds: float) -> list[RunRecord]:
+    to_loss = {"level": 2.66, "seconds": seconds, "reason": None}
+    return [run.model_copy(update={"result": {**run.result, "to_loss": to_loss}}) for run in runs]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_figure_that_is_no_positive_number_meets_nothing(bad: float) -> None:
+    base = with_seconds(BASE, 10.0)
+    good, wrong = (with_seconds(scaled(1.0), each) for each in (10.0, bad))
+    for text in ("seconds_to_loss<=1.05", "seconds_to_loss>=0.001"):
+        assert judged(text, good, base).word == "met"
+        assert judged(text, wrong, base).word != "met"
+        assert judged(text, good, with_seconds(BASE, bad)).word != "met"
+    damaged = [run.model_copy(update={"tokens_per_second_per_device": bad}) for run in scaled(1.0)]
+    assert judged(SPEED, damaged).word == "not comparable"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"work": "sha256:" + "9" * 64}, "work"),
+        ({"scale": "full"}, "scale"),
+        ({"evidence": "tampered"}, "valid and sealed"),
+        ({"word": "failed", "failure": "oom"}, "valid and sealed"),
+        ({"verdict": "different"}, "training"),
+    ],
+)
+def test_runs_that_are_not_comparable_meet_nothing(change: dict[str, Any], field: str) -> None:
+    for text in (SPEED, "aligned"):
+        found = judged(text, scaled(2.0, **change))
+        assert found.word == "not comparable" and field in found.reason
+
+
+def test_aligned_is_required_of_every_run_of_both_sides() -> None:
+    assert judged("aligned", scaled(1.0)).word == "met"
+    mixed = [*repeats(1000, 1001), record(9, 999, verdict="consistent")]
+    for found in (judged("aligned", mixed), judged("aligned", BASE, mixed)):
+        assert found.word == "undecided" and "consistent" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("speed>=0.95", "figure 'speed'"),
+        ("loss_tail_mean<=1.01", "figure 'loss_tail_mean'"),  # equal runs have equal losses, so it has no interval
+        ("cost_per_million_tokens<=1", "figure 'cost_per_million_tokens'"),
+        ("m>=1", "figure 'm'"),
+        ("mfu>0.95", "operator '>'"),
+        ("mfu==0.95", "operator '=='"),
+        ("mfu=>0.95", "operator '=>'"),
+        ("mfu>=nan", "ratio 'nan'"),
+        ("mfu<=inf", "ratio 'inf'"),
+        ("mfu<=95", "ratio '95'"),
+        ("mfu>=0", "ratio '0'"),
+        ("mfu>=-1", "ratio '-1'"),
+        ("mfu>=95%", "ratio '95%'"),
+        ("mfu", "no figure, operator and ratio"),  # what the shell leaves of `mfu>=0.95` without quotes
+        ("", "no figure, operator and ratio"),
+        ("mfu>=0.9 and more", "no figure, operator and ratio"),
+    ],
+)
+def test_a_wrong_requirement_is_told_with_the_figures(text: str, found: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_requirement(text)
+    assert f"found {found}, expected 'aligned', 'FIGURE>=RATIO'" in str(error.value)
+    assert "figures: tokens_per_second_per_device, memory_bytes, joules_per_token" in str(error.value)
+
+
+def test_a_figure_may_be_shortened_and_have_blanks_beside_its_operator() -> None:
+    full = parse_requirement("tokens_per_second_per_device >= 0.95")
+    assert (full.figure, full.is_least, full.limit) == ("tokens_per_second_per_device", True, 0.95)
+    assert parse_requirement("joules<=1.1").figure == "joules_per_token", "node_joules_per_token begins otherwise"
+    assert parse_requirement("cost<=1", has_prices=True).figure == "cost_per_million_tokens"
+
+
+def test_the_words_fit_eighty_columns() -> None:
+    text = as_text([requirement_sheet([judged("tokens_per_second_per_device>=0.95", [record(1)])])])
+    assert "undecided" in text and max(map(len, text.splitlines())) <= 80
