@@ -5,7 +5,7 @@
 
 Options that it does not know go to run_benchmarks.py, such as --layout DP2PP4, --micro-batch 1 or --compile.
 Exit codes: 2 it cannot begin, 3 a rank failed, 4 its books are not what the plan needs (rehearsal/judgement.py), 130
-interrupted. Users start it by `run_benchmarks.py plan --rehearse`.
+interrupted.
 """
 
 from __future__ import annotations

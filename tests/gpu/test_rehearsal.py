@@ -135,6 +135,16 @@ def test_a_python_that_lacks_torch_or_the_framework_is_named(monkeypatch, tmp_pa
         check_needs("gpt2_small:megatron:H100-SXM5-80GB", Path(sys.executable))
 
 
+def test_a_chip_or_framework_without_a_stand_in_is_refused(capsys):
+    for case, says in (
+        ("gpt2_small:torch:MI300X:1:8", "chip MI300X: the stand-in pretends to be one of H100-SXM5-80GB"),
+        ("gpt2_small:torch:cpu", "chip cpu: the stand-in"),
+        ("gpt2_small:jax:H100-SXM5-80GB:1:1", "framework jax: the stand-in replaces CUDA for torch"),
+    ):
+        assert rehearse.main([case, "--check", "--python", sys.executable]) == 2
+        assert f"rehearse: {says}" in capsys.readouterr().err
+
+
 def test_compiling_has_a_parent_of_its_own():
     parents = {parent_of({"tuning": {"compile": compiled}}): compiled for compiled in (False, True)}
     assert parents == {PARENT: False, FURTHER: True} and all(each.is_file() for each in parents)

@@ -1,4 +1,4 @@
-"""`plan --rehearse` for real: the smallest case on a pretended device, where a CUDA build of torch is named.
+"""A rehearsal of the smallest case on a pretended device, where a CUDA build of torch is named.
 
 Nothing is mocked. It takes half a minute, and runs where LEVELFIELD_CUDA_PYTHON names a Python with such a torch.
 """
@@ -35,26 +35,29 @@ assert second == {"graphs": 0, "graph_breaks": {}}, second
 """
 
 
-def planned(*arguments, folder):
-    argv = [sys.executable, str(ROOT / "run_benchmarks.py"), "plan", *arguments]
-    variables = {**os.environ, "LEVELFIELD_NO_BOOTSTRAP": "1", "TMPDIR": str(folder)}
+def rehearsed(*options, folder):
+    argv = [sys.executable, str(ROOT / "tests" / "gpu" / "rehearse.py"), "gpt2_small:torch:H100:1:1", *options]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "platform"), "TMPDIR": str(folder)}
     return subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_the_smallest_case_needs_what_was_planned(tmp_path):
-    process = planned("gpt2_small:torch:H100:1:1", "--rehearse", "1", "--json", "--compile", folder=tmp_path)
+    process = rehearsed("--json", "--compile", folder=tmp_path)
     out, err = process.communicate()
     assert process.returncode == 0, err
-    (row,) = json.loads(out)["rehearsed"]
-    assert 0.8 < row["allocated_bytes"] / row["planned_bytes"] < 1.1
-    assert row["allocated_bytes"] <= row["reserved_bytes"] and row["failed_allocations"] == row["flushes"] == 0
+    found = json.loads(out)
+    (rank,) = found["ranks"]
+    last = rank["steps"][-1]
+    assert 0.8 < last["allocated_peak_bytes"] / found["planned_bytes"] < 1.1
+    assert last["allocated_peak_bytes"] <= last["reserved_peak_bytes"]
+    assert last["failed_allocations"] == last["allocator_retries"] == 0
     # a layer has 4 products forward and 8 backward; torch.compile makes few kernels of the rest
-    assert 20 < row["kernels_a_layer"] < 50 and row["graph_breaks"] == {}
+    assert 20 < last["kernels_a_layer"] < 50 and not any(step["graph_breaks"] for step in rank["compiled_steps"])
     assert not list(tmp_path.glob("rehearsal-*"))
 
 
 def test_ctrl_c_leaves_no_rank_and_no_folder(tmp_path):
-    process = planned("gpt2_small:torch:H100:1:1", "--rehearse", "1", folder=tmp_path)
+    process = rehearsed(folder=tmp_path)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("rehearsal-*/rank0.txt")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)

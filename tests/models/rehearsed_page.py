@@ -16,9 +16,6 @@ A rehearsal runs the unmodified training at full scale, with the framework's own
 In the place of the device is a library that counts: kernels compute nothing, and memory is only booked. So it shows
 what the code asks of a device, and nothing about speed or about numbers. No row here is a result.
 
-`plan CASE --rehearse` does the same for rows of a plan of yours, and records nothing
-([planner](../planner.md#rehearsals)).
-
 ## All rows
 
 GiB of the fullest device: planned without the planner's margin, then the allocator's two peaks. Failed: allocations

@@ -50,8 +50,8 @@ MAKE = """\
 Make the environments of these frameworks, as a run makes them: from the pinned
 packages, in .venvs/FRAMEWORK-VENDOR. What is whole already stays. The driver
 is checked first, where the vendor's tool shows one; --any-driver leaves that
-out. So a machine without devices gets what `plan --rehearse` needs. pip has to
-take torch from an index with CUDA builds, as the public one has for Linux.
+out, so that a machine without devices can have it too. pip has to take torch
+from an index with CUDA builds, as the public one has for Linux.
 
 examples:
   run_benchmarks.py environment make torch deepspeed
@@ -277,7 +277,7 @@ def _make_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--any-driver",
         action="store_true",
-        help="whatever driver is here, if any: for `plan --rehearse`, which needs no device",
+        help="whatever driver is here, if any: for a machine without devices",
     )
     _device_options(parser)
 

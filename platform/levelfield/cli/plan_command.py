@@ -50,19 +50,11 @@ examples:
   run_benchmarks.py plan llama3_8b --chip H100 --tokens 1T --prices prices.yaml
   run_benchmarks.py plan llama3_8b --chip H100,H200,MI300X --devices 8
   run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --calibrate latest
-  run_benchmarks.py plan llama3_8b:torch:H100:1:8 --rehearse
-  run_benchmarks.py plan gpt2_small:torch:H100:1:1 --rehearse 1 --compile
+  run_benchmarks.py plan llama3_8b:torch:H100:1:8
 
 --layout shows one layout, whether it fits or not, and by how much. --program
 takes the constants of other people's training code (configs/planner).
 docs/planner.md explains the formulas and their error against published figures
-
---rehearse runs the real training of the first rows at full scale on pretended
-NVIDIA devices, a minute or three each, and shows what torch's allocator took:
-memory is real, speed and numbers are not. It needs no GPU, but gcc and a CUDA
-build of the framework (5 GB):
-  run_benchmarks.py environment make torch --vendor nvidia --any-driver
-Exit code 3: a row did not run to its end. 4: an allocation failed or flushed.
 """
 SWEEP = """\
 Run the best layouts of the plan on this machine's devices, one after another.
@@ -76,7 +68,6 @@ examples:
 # tf32 and nvfp4 are no precisions of a case: values have 32 bits, or those of fp8, and only products round them.
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "tf32", "nvfp4")
 KERNELS = ("flash1", "triton", "flash2", "flash3", "cudnn", "efficient", "materialised")
-REHEARSED = 3  # rows, where --rehearse has no number
 
 
 def _plan_options(parser: argparse.ArgumentParser) -> None:
@@ -114,16 +105,6 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     chips_option(parser)
     option("--tokens", metavar="N", help="also what a training on so many takes, such as 300B or 1.5T")
     prices_option(parser)
-    real = parser.add_argument_group("the real code, without the device").add_argument
-    real(
-        "--rehearse",
-        type=int,
-        nargs="?",
-        const=REHEARSED,
-        metavar="N",
-        help=f"rehearse the first N rows on pretended devices (default: {REHEARSED})",
-    )
-    real("--compile", action="store_true", help="with --rehearse: by torch.compile; shows kernels and graph breaks")
     asked = parser.add_argument_group("only these rows").add_argument
     asked("--layout", metavar="LAYOUT", help="one layout, such as DP4TP2PP1 or DP8TP2PP1SH1SP8+seq")
     asked("--micro-batch", type=int, metavar="N", help="sequences of a forward pass")
@@ -142,10 +123,9 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    """Print the ranking, one row's arithmetic, or the best row of each chip. Return 0, also when no layout fits; with
-    --rehearse as it went."""
+    """Print the ranking, one row's arithmetic, or the best row of each chip. Return 0, also when no layout fits."""
     from levelfield.cli.plan_question import asked_chips, planned
-    from levelfield.cli.plan_tables import print_explained, print_plan, rehearsed
+    from levelfield.cli.plan_tables import print_explained, print_plan
 
     registry, chips = asked_chips(options)
     gc.disable()  # a search leaves no garbage: looking for it takes a tenth of the search's processor time
@@ -158,8 +138,6 @@ def _plan(options: argparse.Namespace) -> int:
         plan = planned(options, registry, *chips[0])
     finally:
         gc.enable()
-    if plan.rehearser:
-        return rehearsed(plan, plan.rehearser, options)
     if options.explain is None:
         print_plan(plan, options)
     else:

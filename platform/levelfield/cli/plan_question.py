@@ -34,7 +34,6 @@ from levelfield.specs.prices import Prices
 from levelfield.specs.selector import Selector, labelled, parse_selector
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip, PeakDtype, VendorFile
-from levelfield.studies.plan_rehearsals import Rehearser
 
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
 _THOUSANDS = ("", "K", "M", "B", "T")
@@ -42,9 +41,7 @@ MOST_TOKENS = 1e18
 ZERO_BUBBLE, ITS_SHARE = "zero-bubble", 1 / 3  # of 1F1B's bubble (specs/constants.py)
 # Only products have this precision. The rest of the training has the other.
 _VALUES: dict[str, Precision] = {"tf32": "fp32", "nvfp4": "fp8"}
-# They change the planner's question, and no run.
-_PLANNED_ONLY = ("precision", "calibrate", "program", "attention", "schedule", "explain")
-_OF_ONE_CHIP = ("explain", "calibrate", "rehearse")
+_OF_ONE_CHIP = ("explain", "calibrate")
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,6 @@ class AnsweredPlan:
     assumes_rates: bool
     found: LayoutRanking
     others: Sequence[LayoutEstimate]
-    rehearser: Rehearser | None
     tokens: float | None = None
     prices: Prices | None = None
 
@@ -94,7 +90,6 @@ def planned(options: argparse.Namespace, registry: Registry, vendor: VendorFile,
     if prices and tokens is None:
         raise UsageError("--prices: expected --tokens N beside it; `report --prices` has the cost of runs")
     nodes, per_node, network, assumed = _place(options, chip)
-    rehearser = _rehearser(options, chip, nodes, per_node)
     case = registry.case(options.case)
     work = _work_in(case.work(options.scale), options.precision)
     rated, unknown = (chip, ()) if vendor.is_host else _rated(chip, work, options.precision, nodes * per_node)
@@ -131,7 +126,6 @@ def planned(options: argparse.Namespace, registry: Registry, vendor: VendorFile,
         assumes_rates=bool(unknown),
         found=found,
         others=not_offered(question)[: options.beyond] if options.beyond and not options.layout else (),
-        rehearser=rehearser,
         tokens=tokens,
         prices=prices,
     )
@@ -241,36 +235,6 @@ def _nodes_of(devices: int, most: int) -> tuple[int, int]:
             "give --nodes N and --devices per node"
         )
     return devices // per_node, per_node
-
-
-def _rehearser(options: argparse.Namespace, chip: Chip, nodes: int, devices: int) -> Rehearser | None:
-    """Return what rehearses the rows; None without --rehearse. Raises UsageError where it cannot begin here."""
-    if options.rehearse is None:
-        if options.compile:
-            raise UsageError("--compile: expected --rehearse beside it; a plan alone does not know torch.compile")
-        return None
-    for name in _PLANNED_ONLY:
-        if getattr(options, name) is not None:
-            raise UsageError(f"--rehearse: found --{name}, which only a plan has; leave one of the two out")
-    if options.scale != "full":
-        raise UsageError("--rehearse: found --scale smoke, expected full: a smoke scale runs on any processor")
-    if not 1 <= options.rehearse <= options.top:
-        raise UsageError(f"--rehearse {options.rehearse}: expected 1 to {options.top}, the rows of --top")
-    found = Rehearser(f"{options.case}:{options.framework}:{chip.name}:{nodes}:{devices}", tuple(_passed_on(options)))
-    found.require()
-    return found
-
-
-def _passed_on(options: argparse.Namespace) -> Iterator[str]:
-    """Yield what a run needs to know the same names. The script starts it in another folder, so paths are absolute."""
-    for folder in options.plugins:
-        yield from ("--plugins", str(folder.absolute()))
-    for file in options.case_file:
-        yield from ("--case-file", str(file.absolute()))
-    if options.chips:
-        yield from ("--chips", str(options.chips.absolute()))
-    if options.compile:
-        yield "--compile"
 
 
 def _question(

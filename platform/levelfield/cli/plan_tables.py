@@ -1,16 +1,13 @@
-"""The rows of a plan and of their rehearsals, as tables for a terminal and as JSON."""
+"""The rows of a plan, as a table for a terminal and as JSON."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
-from types import MappingProxyType
 
 from levelfield.cli.plan_question import AnsweredPlan
-from levelfield.cli.terminal import Terminal
-from levelfield.errors import GateFailed, RunFailed, UsageError
+from levelfield.errors import UsageError
 from levelfield.measure.cost import PaidUse, TrainingBill, training_bill
 from levelfield.measure.flops import flops_per_token
 from levelfield.measure.parameter_counts import parameters
@@ -20,27 +17,19 @@ from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, is_
 from levelfield.predict.machines import ASSUMED
 from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
-from levelfield.run.interruption import interrupted_once
 from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS, speed_interval
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.vendor import HOST_SHARE, PeakDtype
-from levelfield.studies.plan_rehearsals import Rehearser, RowRehearsal
 
-_Rehearsed = tuple[int, LayoutEstimate, RowRehearsal]  # a row by its number
 _COLUMNS = ("row", "layout", "micro", "chunks", "again", "GiB", "tokens/s")
 _WIDTHS = (-3, 26, -5, -6, 9, -5, -8)
-_REHEARSED = ("row", "layout", "planned", "allocated", "reserved", "failed", "flushes")
-_REHEARSED_WIDTHS = (-3, 26, -7, -9, -8, -6, -7)
 
 
-def print_plan(
-    plan: AnsweredPlan, options: argparse.Namespace, more: Mapping[str, object] = MappingProxyType({})
-) -> None:
-    """Print the table, or as JSON with `more`."""
+def print_plan(plan: AnsweredPlan, options: argparse.Namespace) -> None:
     if options.json:
-        print(json_text({**plan_content(plan, options), **more}))
+        print(json_text(plan_content(plan, options)))
     else:
-        print("\n".join(_lines(plan, options)), flush=True)
+        print("\n".join(_lines(plan, options)))
 
 
 def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
@@ -393,84 +382,3 @@ def _term_lines(terms: list[Term], unit: float, name: str) -> Iterator[str]:
     for term in terms:
         yield padded((term.part, f"{term.value / unit:.3f}", f"{name} = {term.arithmetic}"), (17, -9), " ")
         yield wrapped(f"    {term.words} [{term.source}]", 4)
-
-
-def rehearsed(plan: AnsweredPlan, rehearser: Rehearser, options: argparse.Namespace) -> int:
-    """Show the plan, rehearse its first rows, and show what was measured. After an interrupt: what there is.
-
-    Return 3 where a row did not run to its end, 4 where one has findings, else 0.
-    """
-    if not options.json:
-        print_plan(plan, options)
-    rows = plan.found.rows or (plan.found.beyond if options.layout else ())
-    if not rows:
-        raise UsageError(
-            "--rehearse: no layout fits, so there is no row to rehearse; --layout rehearses one all the same"
-        )
-    done: list[_Rehearsed] = []
-    try:
-        _rehearse(rehearser, rows[: options.rehearse], done)
-    finally:
-        if options.json:
-            content = [{"row": number, **_choices(row), **asdict(found)} for number, row, found in done]
-            print_plan(plan, options, {"rehearsed": content})
-        elif done:
-            print("\n".join(_rehearsed_lines(done)), flush=True)
-    if any(found.why for _, _, found in done):
-        return RunFailed.exit_code
-    return GateFailed.exit_code if any(found.findings for _, _, found in done) else 0
-
-
-def _rehearse(rehearser: Rehearser, rows: Sequence[LayoutEstimate], done: list[_Rehearsed]) -> None:
-    """Rehearse the rows and say on stderr how far it is. `done` gets each one at its end, also before an interrupt."""
-    terminal = Terminal()
-
-    def say(which: str, text: str) -> None:
-        terminal.say(f"{which}: {text}")
-
-    with interrupted_once():
-        for number, row in enumerate(rows, 1):
-            which = f"row {number} of {len(rows)}"
-            say(
-                which,
-                f"rehearsing {row.layout}, micro-batch {row.tuning.micro_batch}, {row.tuning.recomputation} again",
-            )
-            found = rehearser.rehearse(row, partial(say, which))
-            say(which, f"{'failed' if found.why else 'done'} after {found.seconds:.0f} s")
-            done.append((number, row, found))
-
-
-def _rehearsed_lines(done: Sequence[_Rehearsed]) -> Iterator[str]:
-    yield ""
-    yield "measured without the device: GiB of the fullest rank that was rehearsed"
-    yield padded(_REHEARSED, _REHEARSED_WIDTHS, " ")
-    for number, row, found in done:
-        begin = (number, row.layout, _gib(found.planned_bytes))
-        if found.why:
-            yield wrapped(padded((*begin, f"failed: {found.why}"), _REHEARSED_WIDTHS[:3], " "), 4)
-            continue
-        allocator = (_gib(found.allocated_bytes), _gib(found.reserved_bytes), found.failed_allocations, found.flushes)
-        yield padded((*begin, *allocator), _REHEARSED_WIDTHS, " ")
-    yield ""
-    for number, _, found in done:
-        yield from (wrapped(f"row {number}: FINDING: {said}", 2) for said in found.findings)
-        yield from _compiled(number, found)
-    yield wrapped(
-        "planned: without the reserve of the process; allocated, reserved: peaks of torch's allocator; failed: "
-        "allocations; flushes: of its cache, in the last step. The framework and the training are real, the device is "
-        "pretended: nothing here is a speed. docs/planner.md says more",
-        0,
-    )
-
-
-def _compiled(number: int, found: RowRehearsal) -> Iterator[str]:
-    if found.graph_breaks is None:
-        return
-    many = sum(found.graph_breaks.values())
-    breaks = f"{many} graph break{'s' if many > 1 else ''}" if many else "no graph break"
-    yield f"row {number} compiled: {found.kernels_a_layer:,.1f} kernels a layer, {breaks}"
-    yield from (wrapped(f"  {times} x {why}", 4) for why, times in found.graph_breaks.items())
-
-
-def _gib(size: int | None) -> str:
-    return NONE if size is None else f"{size / GIB:.2f}"

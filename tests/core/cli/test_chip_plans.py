@@ -182,7 +182,7 @@ def test_a_training_on_each_chip_has_its_time_and_cost(capsys: pytest.CaptureFix
     assert "Ascend-910B1" not in table
 
 
-@pytest.mark.parametrize("option", [("--explain", "0"), ("--calibrate", "latest"), ("--rehearse",), ("--beyond", "2")])
+@pytest.mark.parametrize("option", [("--explain", "0"), ("--calibrate", "latest"), ("--beyond", "2")])
 def test_what_is_of_one_chip_is_refused_of_several(capsys: pytest.CaptureFixture[str], option: tuple[str, ...]) -> None:
     assert main(["plan", *CASE, "--chip", "H100,A100", *option]) == 2
     assert f"{option[0]}: found 2 chips, expected one" in in_one_line(capsys.readouterr().err)

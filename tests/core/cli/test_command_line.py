@@ -140,7 +140,7 @@ def test_help_teaches_by_examples_of_the_same_command(
 ) -> None:
     text = shown(capsys, *words).replace("\\\n      ", "")
     lines = [line.strip() for line in text.splitlines() if line.startswith("  run_benchmarks.py ")]
-    others = {("run",): "--", ("plan",): "environment make"}  # what a rehearsal needs
+    others = {("run",): "--"}
     starts = tuple(f"run_benchmarks.py {name}" for name in (words[0], others.get(words, words[0])))
     assert lines and all(line.startswith(starts) for line in lines)
     for line in lines:

@@ -21,6 +21,26 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().err
 
 
+def test_a_case_string_means_the_same_as_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for text, options in (
+        ("llama3_8b:megatron:H100:2:8", ("--framework", "megatron", "--nodes", "2", "--devices", "8")),
+        ("llama3_8b:torch:H100", ()),
+        ("llama3_8b:torch:DP8SH3H100", ("--layout", "DP8SH3")),
+    ):
+        assert said(capsys, text) == said(capsys, "llama3_8b", "--chip", "H100", *options)
+
+
+def test_a_case_string_that_lacks_or_repeats_a_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    case = "gpt2_small:torch:H100:1:1"
+    for arguments, says in (
+        (("gpt2_small",), "plan gpt2_small: found no chip; give --chip NAME or case:framework:chip"),
+        ((case, "--chip", "A100"), f"--chip: found it in '{case}' too"),
+        ((case, "--framework", "torch"), "--framework: found it in"),
+        (("a::H100",), "expected case:framework"),
+    ):
+        assert says in refused(capsys, *arguments), arguments
+
+
 def test_a_table_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "llama3_70b", "--chip", "H100", "--devices", "16384", "--framework", "megatron")
     assert max(map(len, text.splitlines())) <= 80

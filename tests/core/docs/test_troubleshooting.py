@@ -17,11 +17,8 @@ NO_MESSAGES = {"--scale full"}
 
 
 def texts() -> Iterator[str]:
-    """Every text of the platform, the models and the vendors but docstrings, with … for what is filled in.
-
-    Those of rehearsals too: `plan --rehearse` passes them on.
-    """
-    folders = ("platform", "models", "vendors", "tests/gpu/rehearsal", "tests/gpu/standin")
+    """Every text of the platform, the models and the vendors but docstrings, with … for what is filled in."""
+    folders = ("platform", "models", "vendors")
     sources = [ROOT / "run_benchmarks.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
     for path in sources:
         docstrings = set()
