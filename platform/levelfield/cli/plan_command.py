@@ -117,9 +117,12 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     program("--calibrate", metavar="RUN", help="set one rate by a run of your own on this chip: " + RUN_NAME)
     program("--program", metavar="NAME", help="others' code, a name of `show programs`")
     program("--attention", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
-    program("--overlap", type=float, metavar="SHARE", help="share of data-parallel exchange that overlaps")
-    program("--tensor-overlap", type=float, metavar="SHARE", help="the same of tensor parallelism (asynchronous TP)")
-    program("--schedule", choices=("1f1b", "zero-bubble"), help="of the pipeline; zero-bubble has no model chunks")
+    program(
+        "--tensor-overlap",
+        type=float,
+        metavar="SHARE",
+        help="share of the tensor-parallel exchange that overlaps with computation",
+    )
 
 
 def _plan(options: argparse.Namespace) -> int:

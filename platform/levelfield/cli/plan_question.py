@@ -38,7 +38,6 @@ from levelfield.specs.vendor import Chip, PeakDtype, VendorFile
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
 _THOUSANDS = ("", "K", "M", "B", "T")
 MOST_TOKENS = 1e18
-ZERO_BUBBLE, ITS_SHARE = "zero-bubble", 1 / 3  # of 1F1B's bubble (specs/constants.py)
 # Only products have this precision. The rest of the training has the other.
 _VALUES: dict[str, Precision] = {"tf32": "fp32", "nvfp4": "fp8"}
 _OF_ONE_CHIP = ("explain", "calibrate")
@@ -114,7 +113,7 @@ def planned(options: argparse.Namespace, registry: Registry, vendor: VendorFile,
             f"{chip.name}: {error}. Put `interconnect` with `each_way_bytes_per_second` and its source into "
             "vendor.yaml or a private chips file (--chips, docs/private-chips.md), or plan for one device"
         ) from None
-    said = (*_of_precision(options.precision), *_of_schedule(options), *_remarks(question, case, registry))
+    said = (*_of_precision(options.precision), *_remarks(question, case, registry))
     return AnsweredPlan(
         question,
         vendor.name,
@@ -279,7 +278,7 @@ def _asked(question: LayoutQuestion, options: argparse.Namespace, nodes: int) ->
         micro_batch=options.micro_batch,
         recompute=options.recompute,
         recompute_layers=options.recompute_layers,
-        virtual_pipeline=_chunks(options),
+        virtual_pipeline=options.virtual_pipeline,
     )
     layout, batch, chunks = wanted.layout, wanted.micro_batch or 1, wanted.virtual_pipeline or 1
     if layout is not None:
@@ -336,17 +335,6 @@ def _calibrated(
     return replace(question, constants=found.applied(question.constants, question.on_host)), (said,)
 
 
-def _chunks(options: argparse.Namespace) -> int | None:
-    """Return the asked number of model chunks. Raises UsageError for several of a zero-bubble pipeline."""
-    if options.schedule != ZERO_BUBBLE:
-        return options.virtual_pipeline  # type: ignore[no-any-return]
-    if options.virtual_pipeline not in (None, 1):
-        raise UsageError(
-            f"--virtual-pipeline {options.virtual_pipeline}: --schedule {ZERO_BUBBLE} expects 1 or nothing"
-        )
-    return 1
-
-
 def _constants(own: Constants, options: argparse.Namespace) -> Constants:
     if options.program is not None and options.program not in own.programs:
         near = difflib.get_close_matches(options.program, own.programs, n=1)
@@ -357,13 +345,11 @@ def _constants(own: Constants, options: argparse.Namespace) -> Constants:
             "(`show programs`)"
         )
     chosen = own.of_program(options.program) if options.program else own
-    stated = {"overlap": options.overlap, "tensor_overlap": options.tensor_overlap, "attention": options.attention}
-    for name in ("overlap", "tensor_overlap"):
-        if stated[name] is not None and not 0 <= stated[name] <= 1:
-            raise UsageError(f"--{name.replace('_', '-')}: found {stated[name]:g}, expected a share from 0 to 1")
+    overlap = options.tensor_overlap
+    if overlap is not None and not 0 <= overlap <= 1:
+        raise UsageError(f"--tensor-overlap: found {overlap:g}, expected a share from 0 to 1")
+    stated = {"tensor_overlap": overlap, "attention": options.attention}
     changes = {name: value for name, value in stated.items() if value is not None}
-    if options.schedule == ZERO_BUBBLE:
-        changes["bubble_share"] = ITS_SHARE
     return chosen.model_copy(update={"pace": chosen.pace.model_copy(update=changes)})
 
 
@@ -373,11 +359,6 @@ def _of_precision(precision: str | None) -> Iterator[str]:
         yield f"{values} with products in {products}, in which no framework here trains; predicted only"
     elif precision:
         yield f"precision {precision}, whatever the case has"
-
-
-def _of_schedule(options: argparse.Namespace) -> Iterator[str]:
-    if options.schedule == ZERO_BUBBLE:
-        yield "a zero-bubble pipeline, a third of 1F1B's bubble, in which no framework here trains; predicted only"
 
 
 def _remarks(question: LayoutQuestion, case: Case, registry: Registry) -> Iterator[str]:

@@ -84,7 +84,6 @@ class StepPasses(NamedTuple):
     expert: float
     each: float
     micro_batches: int
-    bubble_share: float
 
 
 def step_passes(s: RankWork, each: PassSeconds, plain: PassSeconds | None = None) -> StepPasses:
@@ -105,7 +104,6 @@ def step_passes(s: RankWork, each: PassSeconds, plain: PassSeconds | None = None
         expert=batches * expert,
         each=average,
         micro_batches=batches,
-        bubble_share=s.pace.bubble_share,
     )
 
 
@@ -180,7 +178,7 @@ class WeightExchange:
         ZeRO stages 2 and 3 keep only a rank's own gradients, so they reduce those of every micro-batch. Communication
         overlaps with the backward pass of the micro-batches that are exchanged: no more of it than these compute.
         """
-        compute, imbalance, filling, tensor, context, pipeline, expert, each, micro_batches, bubble_share = passes
+        compute, imbalance, filling, tensor, context, pipeline, expert, each, micro_batches = passes
         reduced = micro_batches if self.stage > 1 else 1
         gathered = 2 * micro_batches if self.stage == 3 else 1  # for each forward and each backward pass
         sent = 0.0
@@ -189,9 +187,8 @@ class WeightExchange:
         exposed = max(sent * (1 - self.overlap), sent - reduced * each)
         if self.copied:
             exposed += (gathered * 2 * self.width + reduced * (self.width + FP32)) * self.copied / self.copy_rate
-        bubble = filling / chunks * bubble_share
         return PredictedStep(
-            compute, imbalance, bubble, tensor, context, pipeline * chunks, exposed, self.update, expert
+            compute, imbalance, filling / chunks, tensor, context, pipeline * chunks, exposed, self.update, expert
         )
 
 

@@ -112,8 +112,6 @@ class Pace(Value):
     expert_imbalance: tokens of the busiest rank of experts, over the mean; 1: the router fills all experts alike.
     expert_overlap: share of the all-to-alls between expert ranks that overlaps with computation. dispatch: what a token
     is sent to over the network: every expert that it chose, or once to every node that has one.
-    bubble_share: what the pipeline's schedule leaves of the time in which 1F1B fills and drains; a third where the
-    gradients of weights fill the rest (ZB-H1 of Qi et al., 2024, with equally long passes).
     """
 
     matmul_efficiency: float = Field(default=0.967, gt=0, le=1.2)
@@ -131,7 +129,6 @@ class Pace(Value):
     expert_imbalance: float = Field(default=1, ge=1, le=8)
     expert_overlap: float = Field(default=0, ge=0, le=1)
     dispatch: Dispatch = "experts"
-    bubble_share: float = Field(default=1, gt=0, le=1)
 
 
 # Published speeds over predicted ones, of dense models by programs whose runs set no rate: 90 of 100 are within these.

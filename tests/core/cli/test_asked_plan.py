@@ -82,28 +82,13 @@ def test_micro_batches_are_any_divisor(capsys: pytest.CaptureFixture[str]) -> No
     assert {row["micro_batch"] for row in found["rows"] + found["beyond"]} == {5}
 
 
-@pytest.mark.parametrize(
-    ("options", "row"),
-    [
-        (("--overlap", "1"), {"data": 0.0}),
-        (("--tensor-overlap", "1", "--overlap", "0"), {"tensor": 0.0}),
-    ],
-)
-def test_what_overlaps_can_be_said(
-    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], row: dict[str, float]
-) -> None:
-    asked = ("--layout", "DP4TP2", "--micro-batch", "1", "--json")
-    found = json.loads(said(capsys, *CASE, *asked, *options))
-    plain = json.loads(said(capsys, *CASE, *asked))
-    for part, seconds in row.items():
-        assert (found["rows"] + found["beyond"])[0]["step_parts_seconds"][part] == pytest.approx(seconds, abs=1e-9)
-        assert (plain["rows"] + plain["beyond"])[0]["step_parts_seconds"][part] > 0
+def test_the_overlap_of_tensor_parallelism_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    def tensor_seconds(*options: str) -> float:
+        text = said(capsys, *CASE, "--layout", "DP4TP2SH1", "--micro-batch", "1", "--json", *options)
+        return json.loads(text)["rows"][0]["step_parts_seconds"]["tensor"]
 
-
-def test_what_fsdp_copies_overlaps_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--layout", "DP4TP2SH1SP4", "--micro-batch", "1", "--overlap", "1", "--json")
-    found = json.loads(said(capsys, *CASE, *asked))
-    assert (found["rows"] + found["beyond"])[0]["step_parts_seconds"]["data"] > 0
+    assert tensor_seconds("--tensor-overlap", "1") == 0
+    assert tensor_seconds("--tensor-overlap", "0.5") == pytest.approx(tensor_seconds() / 2)
 
 
 def test_a_kernel_and_a_program_change_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +170,8 @@ def test_a_precision_that_a_run_may_not_choose_can_be_planned(capsys: pytest.Cap
         ((*CASE, "--framework", "paddle", *FIRST, "3"), "framework paddle computes all layers again or none"),
         ((*CASE, "--program", "ours"), "known: llm_foundry"),
         ((*CASE, "--program", "torchtitn"), "nearest: torchtitan; known: llm_foundry"),
-        ((*CASE, "--overlap", "1.5"), "expected a share from 0 to 1"),
+        ((*CASE, "--tensor-overlap", "1.5"), "expected a share from 0 to 1"),
+        ((*CASE, "--tensor-overlap", "nan"), "expected a share from 0 to 1"),
         ((*CASE, "--micro-batch", "0"), "--micro-batch: found 0"),
         (("gpt2_medium", "--chip", "V100", "--precision", "tf32"), "no published tf32 peak"),
         (("gpt2_medium", "--chip", "cpu", "--precision", "tf32"), "--precision tf32: a host's processors have none"),

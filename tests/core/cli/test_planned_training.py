@@ -171,18 +171,3 @@ def test_products_in_nvfp4_are_faster_and_marked(capsys: pytest.CaptureFixture[s
     assert 1.1 < rates[1] / rates[0] < 3
     assert "fp8 with products in NVFP4, in which no framework here trains; predicted only" in found[1]["assumed"]
     assert "nvfp4" in refused(capsys, "flagperf_llama3_8b_fp8", "--chip", "H100", "--precision", "nvfp4")
-
-
-def test_a_zero_bubble_pipeline_has_a_third_of_the_bubble(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("llama3_8b", "--chip", "H100", "--framework", "megatron", "--layout", "DP2PP4SH1", "--micro-batch", "1")
-    asked += ("--virtual-pipeline", "1", "--recompute", "none")
-    found = [json.loads(said(capsys, *asked, "--json", *more)) for more in ((), ("--schedule", "zero-bubble"))]
-    plain, zero = ((each["rows"] + each["beyond"])[0]["step_parts_seconds"] for each in found)
-    assert plain["bubble"] > 0 and zero["bubble"] == pytest.approx(plain["bubble"] / 3)
-    assert {k: v for k, v in plain.items() if k != "bubble"} == {k: v for k, v in zero.items() if k != "bubble"}
-    assert any("zero-bubble pipeline" in said for said in found[1]["assumed"])
-    rows = json.loads(said(capsys, "llama3_70b", "--chip", "H100", "--devices", "64", "--framework", "megatron",
-                           "--schedule", "zero-bubble", "--json"))["rows"]  # fmt: skip
-    assert {row["virtual_pipeline"] for row in rows} == {1}
-    text = refused(capsys, *asked, "--schedule", "zero-bubble", "--virtual-pipeline", "2")
-    assert "--virtual-pipeline 2: --schedule zero-bubble expects 1" in text
