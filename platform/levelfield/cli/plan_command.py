@@ -46,7 +46,7 @@ examples:
   run_benchmarks.py plan llama3_8b --chip H100 --layout DP8 --micro-batch 1
   run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --beyond 5
   run_benchmarks.py plan llama3_8b --chip H100 --layout DP4CP2SH3
-  run_benchmarks.py plan gpt2_medium --chip A100 --precision tf32
+  run_benchmarks.py plan llama3_8b --chip B200 --precision nvfp4
   run_benchmarks.py plan llama3_8b --chip H100 --tokens 1T --prices prices.yaml
   run_benchmarks.py plan llama3_8b --chip H100,H200,MI300X --devices 8
   run_benchmarks.py plan llama3_70b --chip H100 --devices 64 --calibrate latest
@@ -65,8 +65,7 @@ examples:
   run_benchmarks.py plan sweep gpt3_6.7B:torch:cpu:1:2 --top 4
   run_benchmarks.py plan sweep llama3_8b:megatron --top 3
 """
-# tf32 and nvfp4 are no precisions of a case: values have 32 bits, or those of fp8, and only products round them.
-PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "tf32", "nvfp4")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "nvfp4")  # no case has nvfp4: it is predicted only
 KERNELS = ("flash1", "triton", "flash2", "flash3", "cudnn", "efficient", "materialised")
 
 
@@ -88,8 +87,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--precision",
         choices=PRECISIONS,
-        help="plan as if the case had this one; fp8: also mxfp8; tf32: fp32 with products in TF32; nvfp4: fp8 with "
-        "products in NVFP4",
+        help="plan in this precision; fp8: also mxfp8; nvfp4: fp8 with products in NVFP4, predicted only",
     )
     option("--scale", choices=("full", "smoke"), default="full", help="default: full")
     option("--top", type=int, default=10, metavar="N", help="rows to show (default: 10)")

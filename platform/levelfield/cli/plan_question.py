@@ -26,7 +26,7 @@ from levelfield.predict.layout_search import (
 )
 from levelfield.predict.machines import UnknownLink, with_assumed_rates
 from levelfield.specs.base import MOST_RANKS
-from levelfield.specs.case import Case, Precision, Work
+from levelfield.specs.case import Case, Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.implementation import FIRST_LAYERS, Refusable
 from levelfield.specs.layout import parse_layout
@@ -38,8 +38,7 @@ from levelfield.specs.vendor import Chip, PeakDtype, VendorFile
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
 _THOUSANDS = ("", "K", "M", "B", "T")
 MOST_TOKENS = 1e18
-# Only products have this precision. The rest of the training has the other.
-_VALUES: dict[str, Precision] = {"tf32": "fp32", "nvfp4": "fp8"}
+PRODUCTS_ONLY: PeakDtype = "nvfp4"  # values in memory and messages are those of fp8
 _OF_ONE_CHIP = ("explain", "calibrate")
 
 
@@ -145,16 +144,16 @@ def _work_in(work: Work, precision: str | None) -> Work:
     """Return the work in another precision, as the planner sees it; None: in its own."""
     if precision is None:
         return work
-    changes = {"precision": _VALUES.get(precision, precision)}
+    changes = {"precision": "fp8" if precision == PRODUCTS_ONLY else precision}
     return work.model_copy(update={"training": work.training.model_copy(update=changes)})
 
 
 def _rated(chip: Chip, work: Work, precision: str | None, devices: int) -> tuple[Chip, tuple[str, ...]]:
     """Return the chip with assumed rates in place of those that are not public, as runs take them, and their names.
 
-    No rate of products in TF32 and NVFP4 is assumed, since no run has them.
+    No rate of products in NVFP4 is assumed, since no run has them.
     """
-    return (chip, ()) if precision in _VALUES else with_assumed_rates(chip, work.training.precision, devices)
+    return (chip, ()) if precision == PRODUCTS_ONLY else with_assumed_rates(chip, work.training.precision, devices)
 
 
 def _of_products(chip: Chip, dtype: PeakDtype, registry: Registry) -> Iterator[str]:
@@ -246,7 +245,7 @@ def _question(
     per_node: int,
     network: float | None,
 ) -> LayoutQuestion:
-    products = options.precision if options.precision in _VALUES else None
+    products = PRODUCTS_ONLY if options.precision == PRODUCTS_ONLY else None
     if not vendor.is_host:
         kind, framework = vendor.device_kind, options.framework
         return questions.question_on_chip(registry, framework, work, chip, kind, nodes, per_node, network, products)
@@ -354,9 +353,8 @@ def _constants(own: Constants, options: argparse.Namespace) -> Constants:
 
 
 def _of_precision(precision: str | None) -> Iterator[str]:
-    if precision in _VALUES:
-        values, products = _VALUES[precision], precision.upper()
-        yield f"{values} with products in {products}, in which no framework here trains; predicted only"
+    if precision == PRODUCTS_ONLY:
+        yield f"fp8 with products in {precision.upper()}, in which no framework here trains; predicted only"
     elif precision:
         yield f"precision {precision}, whatever the case has"
 

@@ -22,7 +22,7 @@ DEVICES_PER_NODE = 8
 # The share of a matrix unit's peak that large products reach on a chip without a public measurement: that of most chips
 # with one (0.80 on H100 and H200, 0.87 on A100). In fp8 it is 0.71 on H100 and 0.73 on H200.
 REACHABLE, REACHABLE_FP8 = 0.8, 0.72
-MATRIX_DTYPES: tuple[PeakDtype, ...] = ("tf32", "bf16", "fp16", "fp8", "nvfp4")
+MATRIX_DTYPES: tuple[PeakDtype, ...] = ("bf16", "fp16", "fp8", "nvfp4")
 # The rate of attention's kernels over that of products on a chip without its own: between those of A100 and H100.
 # cuDNN's is that of H100. The efficient one is assumed to be as fast as FlashAttention 1.
 ATTENTION_SHARES: dict[AttentionKernel, float] = {
@@ -57,10 +57,9 @@ def machine_of(
 ) -> MachineRates:
     """Return the machine of a chip. Raises UsageError when its peak or memory bandwidth is not public.
 
-    products: `tf32` rounds the operands of 32-bit products, `nvfp4` those of fp8 products. Values in memory and
-    messages stay as wide. None: products in the precision itself.
+    products: `nvfp4` for fp8 training with its products in NVFP4. None: products in the precision itself.
     """
-    dtype: PeakDtype = "tf32" if products == "tf32" else "bf16" if precision == "fp8" else precision
+    dtype: PeakDtype = "bf16" if precision == "fp8" else precision
     return MachineRates(
         matmul_flops_per_second=_rate(chip, dtype),
         fp8_matmul_flops_per_second=_rate(chip, products or "fp8") if precision == "fp8" else None,

@@ -169,5 +169,6 @@ def test_products_in_nvfp4_are_faster_and_marked(capsys: pytest.CaptureFixture[s
     found = [json.loads(said(capsys, *asked, "--precision", name, "--json")) for name in ("fp8", "nvfp4")]
     rates = [each["rows"][0]["tokens_per_second_per_device"] for each in found]
     assert 1.1 < rates[1] / rates[0] < 3
+    assert found[0]["rows"][0]["memory_parts_bytes"] == found[1]["rows"][0]["memory_parts_bytes"]
     assert "fp8 with products in NVFP4, in which no framework here trains; predicted only" in found[1]["assumed"]
     assert "nvfp4" in refused(capsys, "flagperf_llama3_8b_fp8", "--chip", "H100", "--precision", "nvfp4")

@@ -1,4 +1,4 @@
-"""Context parallelism, hybrid sharding and TF32: each term by its closed form, and what no framework here offers."""
+"""Context parallelism and hybrid sharding: each term by its closed form, and what no framework here offers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.errors import LayoutError, UsageError
+from levelfield.errors import LayoutError
 from levelfield.predict.layout_rules import broken, nearest
 from levelfield.predict.layout_search import (
     LayoutEstimate,
@@ -17,7 +17,7 @@ from levelfield.predict.layout_search import (
     not_offered,
     predict,
 )
-from levelfield.predict.machines import REACHABLE, Link, MachineRates, gather_seconds, machine_of, send_seconds
+from levelfield.predict.machines import Link, MachineRates, gather_seconds, send_seconds
 from levelfield.specs.case import Work
 from levelfield.specs.constants import RATES, Constants
 from levelfield.specs.layout import Layout, parse_layout
@@ -216,29 +216,6 @@ def test_hybrid_sharding_is_searched_where_it_is_offered() -> None:
         for text in ("DP16SH3SP8", "DP16SH3SP16")
     )
     assert inside < across
-
-
-@pytest.mark.parametrize("case", ["gpt2_medium", "gpt3_6.7B"])
-def test_tf32_speeds_up_products_and_keeps_32_bits(case: str) -> None:
-    registry = Registry()
-    chip = registry.vendor_file("nvidia").chip("A100-SXM4-80GB")
-    work = registry.case(case).work("full")
-    work = work.model_copy(update={"training": work.training.model_copy(update={"precision": "fp32"})})
-    assert chip is not None
-    plain, fast = (
-        estimate("DP8", work=work, machine=machine_of(chip, "fp32", 8, None, products)) for products in (None, "tf32")
-    )
-    assert fast.memory == plain.memory and fast.time.data == plain.time.data
-    rates = REACHABLE * 156e12, 19.5e12
-    assert machine_of(chip, "fp32", 8, None, "tf32").matmul_flops_per_second == pytest.approx(rates[0])
-    assert 1 < plain.time.compute / fast.time.compute < rates[0] / rates[1]
-
-
-def test_tf32_needs_a_peak() -> None:
-    chip = Registry().vendor_file("nvidia").chip("V100-SXM2-16GB")
-    assert chip is not None
-    with pytest.raises(UsageError, match="no published tf32 peak"):
-        machine_of(chip, "fp32", 8, None, "tf32")
 
 
 def test_who_offers_context_parallelism_and_partial_sharding() -> None:
