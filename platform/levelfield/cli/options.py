@@ -25,7 +25,7 @@ from levelfield.user_folders import config_folder
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.specs.prices import Prices
-    from levelfield.specs.site import BmcSite, Host, LaunchPlan, Site
+    from levelfield.specs.site import Host, LaunchPlan, NodePowerSite, Site
     from levelfield.store.database import Store
 
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -261,28 +261,15 @@ def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
     hosts = hosts_of(options.hosts or (beside if name == "ssh" else None))
     if name == "ssh" and not hosts:
         raise UsageError("--launcher ssh: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
-    known = site.model_copy(update={"bmc": None})  # a plan records its site, and not where the BMCs are
-    return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=known, hosts=hosts)
+    public = site.model_copy(update={"node_power": None})  # no record has the command
+    return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=public, hosts=hosts)
 
 
-def bmc_of(options: argparse.Namespace, is_read: bool = True) -> BmcSite | None:
-    """Return how the power of nodes is read; None where the site's file says nothing, and with LEVELFIELD_BMC=none.
+def node_power_of(options: argparse.Namespace) -> NodePowerSite | None:
+    """Return the site's command for node power; None where it has none, and with LEVELFIELD_NODE_POWER=none."""
+    from levelfield.run.node_power import NO_NODE_POWER
 
-    is_read: whether runs follow, so that a password is needed. Raises UsageError without one, and for nodes that this
-    machine's own BMC does not measure.
-    """
-    from levelfield.run.bmc import NO_BMC, password_of
-    from levelfield.run.launchers import LOCAL
-
-    own = site_of(options.site)
-    site, launcher = own.bmc, options.launcher or own.launcher or LOCAL
-    if site is None or NO_BMC.items() <= os.environ.items():
-        return None
-    if site.protocol == "local" and launcher != LOCAL:
-        raise UsageError(f"bmc.protocol: found local with launcher {launcher}, expected redfish or ipmi")
-    if is_read and site.protocol != "local":
-        password_of(site)
-    return site
+    return None if NO_NODE_POWER.items() <= os.environ.items() else site_of(options.site).node_power
 
 
 def site_of(given: str | None) -> Site:

@@ -12,7 +12,7 @@ from pathlib import Path
 from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
 from levelfield.cli import dry_run
-from levelfield.cli.options import base_image, bmc_of, hosts_of, intake, launch_of, registry_of, runs_of
+from levelfield.cli.options import base_image, hosts_of, intake, launch_of, node_power_of, registry_of, runs_of
 from levelfield.cli.terminal import Terminal, plan_digests
 from levelfield.compare import scaling
 from levelfield.compare.scaling import Scaling, without_batch
@@ -139,7 +139,7 @@ def _request(options: argparse.Namespace) -> UserRequest:
         preflight=options.preflight,
         quiet_machine=options.quiet_machine,
         devices=_devices(options.devices),
-        bmc=bmc_of(options, is_read=not options.dry_run),
+        node_power=node_power_of(options),
     )
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     base_image,
-    bmc_of,
     chips_option,
     json_option,
     launch_of,
+    node_power_of,
     python_option,
     quiet_option,
     registry_of,
@@ -36,7 +36,7 @@ from levelfield.specs.readable_json import json_text
 if TYPE_CHECKING:
     from levelfield.run.site_checks import SiteFinding
     from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
-    from levelfield.specs.site import BmcSite, LaunchPlan
+    from levelfield.specs.site import LaunchPlan, NodePowerSite
 
 _GIGA, _MILLI = 1e9, 1e-3
 _PER_TABLE = 5  # nodes side by side
@@ -73,8 +73,8 @@ Try what a site's file says, and print what is missing and what to do, line by
 line. ssh: every host, its Python, folder, room, clock and package index, and
 whether it reaches the first host. slurm: its commands, a test submission, and
 a job of one second that looks for modules and folders. kubernetes: rights,
-kind, queue, claim and devices; nothing is created. bmc: one reading of each
-node's BMC (docs/node-power.md).
+kind, queue, claim and devices; nothing is created. node_power: one reading of
+each node (docs/node-power.md).
 
 Exit code 4 when something is missing without which a run fails.
 
@@ -91,16 +91,16 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Return 0 when nothing is missing, else 4. Raises UsageError for a site without a launcher and BMC."""
-    launch, bmc = launch_of(options), bmc_of(options)
-    if launch is None and bmc is None:
+    """Return 0 when nothing is missing, else 4. Raises UsageError for a site without a launcher and node power."""
+    launch, power = launch_of(options), node_power_of(options)
+    if launch is None and power is None:
         named = site_of(options.site).launcher
         raise UsageError(
             f"site check: found launcher {named or 'none'}, expected ssh, slurm or kubernetes; give --launcher, or "
-            "`launcher` or `bmc` in the site's file"
+            "`launcher` or `node_power` in the site's file"
         )
     found = []
-    for finding in chain(_findings(launch) if launch else (), _bmc_findings(launch, bmc) if bmc else ()):
+    for finding in chain(_findings(launch) if launch else (), _power_findings(launch, power) if power else ()):
         found.append(finding)
         if not options.json:
             print("\n".join(_lines(finding)), flush=True)
@@ -132,14 +132,14 @@ def _findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     return iter((ok("launcher", f"{launch.launcher} is a site's own, which has no checks here"),))
 
 
-def _bmc_findings(launch: LaunchPlan | None, bmc: BmcSite) -> Iterator[SiteFinding]:
-    """Return what the BMCs of this machine or of the hosts said. The nodes of an engine have no names before a run."""
-    from levelfield.run.bmc import bmc_findings
+def _power_findings(launch: LaunchPlan | None, site: NodePowerSite) -> Iterator[SiteFinding]:
+    """Return what the site's command printed for this machine or the hosts. An engine's nodes have no names yet."""
+    from levelfield.run.node_power import node_power_findings
     from levelfield.run.site_checks import unknown
 
     if launch and not launch.hosts:
-        return iter((unknown("BMCs", f"launcher {launch.launcher} names its nodes when a run starts"),))
-    return bmc_findings(bmc, [host.name for host in launch.hosts] if launch else [platform.node()])
+        return iter((unknown("node power", f"launcher {launch.launcher} names its nodes when a run starts"),))
+    return node_power_findings(site, [host.name for host in launch.hosts] if launch else [platform.node()])
 
 
 def _lines(finding: SiteFinding) -> Iterator[str]:

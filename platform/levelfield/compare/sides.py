@@ -225,7 +225,7 @@ def _figure(record: RunRecord, *keys: str) -> tuple[JsonValue, JsonValue]:
 
 
 def node_joules_per_token(record: RunRecord) -> float | None:
-    """Return the energy of whole nodes for one token; None where their BMCs gave none."""
+    """Return the energy of whole nodes for one token; None where it was not read."""
     return _number(at(record.result, *OF_NODES, "joules_per_token", "value"))
 
 
@@ -258,7 +258,7 @@ def _stored(column: str, origin: Callable[[RunRecord], tuple[JsonValue, JsonValu
 RATE = _stored("tokens_per_second_per_device", _rate)
 ENERGY = _stored("joules_per_token", _energy)
 MFU = _stored("mfu_palm", _mfu, "mfu")
-OF_NODES = ("energy", "nodes")  # of result.json; null where the site's file has no BMCs
+OF_NODES = ("energy", "nodes")  # of result.json; null where the site's file has no `node_power`
 NODES = Quantity(
     FIGURE_COLUMNS["node_joules_per_token"],
     node_joules_per_token,

@@ -76,7 +76,7 @@ def energy(
     throughput: Throughput | None,
     why_none: str,
 ) -> Energy:
-    """Return the energy of all machines over the window; without one, with the reason. power: of their BMCs."""
+    """Return the energy of all machines over the window; without one, with the reason. power: of whole nodes."""
     found = energies.EnergyUse(reason=why_none)
     window = plan.work.window
     tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
@@ -101,7 +101,7 @@ def _of_nodes(
     tokens: int,
     why_none: str | None,
 ) -> NodeEnergy | None:
-    """Return the energy of the whole nodes beside that of their chips; None where no BMC was to be read."""
+    """Return the energy of the whole nodes beside that of their chips; None where none was to be read."""
     if plan.node_power is None:
         return None
     traces = [power.get(node, NodePowerTrace()) for node in range(len(parts))]
@@ -134,15 +134,15 @@ def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.Nod
     if window_ns is None:
         return energies.NodeUse(None, f"rank {part.ranks.start} lacks an end of the window")
     if not trace.readings:
-        return energies.NodeUse(None, f"its BMC gave no reading: {trace.error or 'nothing was asked'}")
+        return energies.NodeUse(None, f"no reading of its power: {trace.error or 'nothing was read'}")
     if plan.launch is None:
         found = energies.node_use(trace.readings, *window_ns)
     elif part.read.wall_clock:
         by_day = [replace(reading, time_ns=reading.wall_ns) for reading in trace.readings]
         found = energies.node_use(by_day, *map(part.day_ns, window_ns))
     else:
-        return energies.NodeUse(None, "it left no time of day, which its BMC's readings have")
-    return replace(found, reason=_with_reason(found.reason, trace.error and f"its BMC: {trace.error}"))
+        return energies.NodeUse(None, "it left no time of day, which the readings of its power have")
+    return replace(found, reason=_with_reason(found.reason, trace.error and f"node power: {trace.error}"))
 
 
 def _used(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:

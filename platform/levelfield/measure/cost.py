@@ -5,14 +5,14 @@
 H: the rent; of an owned machine capital / (years * 8766 * utilisation). Currency per hour and unit.
 U: the units that are paid for, the devices of the run or its nodes.
 R: tokens per second of all devices.
-J: energy of all nodes for one token, in joules, where their BMCs were read; else of all devices; only of an owned
+J: energy of all nodes for one token, in joules, where that was read; else of all devices; only of an owned
    machine.
 P: price of power, currency per kWh (3.6e6 J).
 E: PUE, power of the whole site over that of its computers.
 
 A planned training has no measured energy: J is the most that its makers let the devices draw, over R.
 
-Without BMCs J covers the chips alone, and the power of hosts is not in the cost. Never in it are the power of the
+Without node power J covers the chips alone, and the power of hosts is not in the cost. Never in it are the power of the
 network, people, storage, software, loans, failed runs and the time before the window.
 """
 
@@ -33,7 +33,7 @@ _JOULES_OF_KWH = 3.6e6
 class PaidUse:
     """What a run used. tokens_per_second: of all devices. no_energy: why joules_per_token is None.
 
-    node_joules_per_token: of whole nodes; None where their BMCs gave none.
+    node_joules_per_token: of whole nodes; None where it was not read.
     """
 
     chip: str

@@ -1,7 +1,7 @@
 """The energy of the window, from the chips' counters or from sampled power. See docs/decisions/energy.md.
 
 Boundary: the chip (what its counter or power reading covers). Host, network and cooling are outside. The energy of
-whole nodes, as their BMCs read it, stands beside it: docs/node-power.md.
+whole nodes, as the site's command reads it, stands beside it: docs/node-power.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from levelfield.measure.raw_facts import LONGEST_GAP_SECONDS, NANOSECONDS, Power
 BOUNDARY = "chip"
 # No chip uses so much power. Milliwatts read as watts, or millijoules read as joules, exceed this limit.
 IMPLAUSIBLE_WATTS = 10_000.0
-# A BMC gives an average over an interval of its own, a second to a minute long: the window's ends are known no better.
+# A source has an interval of its own, a second to a minute long: the window's ends are known no better.
 LEAST_READINGS = 10
 IMPLAUSIBLE_NODE_WATTS = 50_000.0  # three times the largest node; milliwatts exceed it
 Column = NDArray[np.float64]
@@ -65,7 +65,7 @@ def energy(
 class NodeUse:
     """The energy of one whole node over the window; None, with the reason. readings: different ones in the window.
 
-    resolution_seconds: the median time from one of them to the next, or what the BMC says it averages over.
+    resolution_seconds: the median time from one of them to the next, or over what the source says it averages.
     """
 
     joules: float | None
@@ -99,7 +99,7 @@ def _no_node_energy(
     begin_ns: int,
     end_ns: int,
 ) -> str | None:
-    """Return why readings give no energy, or None. fresh: without those in which the BMC repeated an old one."""
+    """Return why readings give no energy, or None. fresh: without those that repeat an old one."""
     window, stale = (end_ns - begin_ns) / NANOSECONDS, len(every) - len(fresh)
     repeated = f" ({stale} had the time of the one before)" if stale else ""
     if not all(math.isfinite(r.watts) and r.watts > 0 for r in fresh):
@@ -109,9 +109,11 @@ def _no_node_energy(
     if len(inside) < LEAST_READINGS or resolution is None:
         return f"{len(inside)} readings in a window of {window:.3g} s{repeated}, at least {LEAST_READINGS} are needed"
     if not resolution <= window / (LEAST_READINGS - 1):
-        return f"the BMC averages over {resolution:.3g} s, a tenth of the window of {window:.3g} s at most is needed"
+        return (
+            f"readings are averages over {resolution:.3g} s, a tenth of the window of {window:.3g} s at most is needed"
+        )
     if len({r.watts for r in inside}) == 1:
-        return f"all {len(inside)} readings are {inside[0].watts:g} W: the BMC repeats an old one"
+        return f"all {len(inside)} readings are {inside[0].watts:g} W: the source repeats an old one"
     longest = max(3 * resolution, min(LONGEST_GAP_SECONDS, window / LEAST_READINGS))
     return too_little(coverage([r.time_ns for r in fresh], begin_ns, end_ns, longest))
 

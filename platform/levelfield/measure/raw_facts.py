@@ -144,10 +144,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class PowerReading:
-    """The power of a whole node, as its BMC answered. time_ns: on the clock of the platform. wall_ns: its time of day.
+    """The power of a whole node. time_ns: on the clock of the platform. wall_ns: its time of day.
 
-    stamp: when the BMC made the answer, by its own clock: the same one twice is one reading. period_seconds: over which
-    it is an average, where the BMC says so.
+    stamp, period_seconds: of earlier runs: when a BMC measured, by its clock, and over which time it averaged. The same
+    stamp twice is one reading.
     """
 
     time_ns: int

@@ -9,7 +9,7 @@ from levelfield.catalog.lookup import Selection
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.plan import RuntimeName
 from levelfield.specs.selector import Selector
-from levelfield.specs.site import BmcSite, LaunchPlan
+from levelfield.specs.site import LaunchPlan, NodePowerSite
 from levelfield.specs.suite import EntryUsed, NamedHardware
 from levelfield.specs.tuning import TuningChoice
 
@@ -30,8 +30,8 @@ class UserRequest:
     are reached, with all hosts of the site; None for this machine alone. preflight: whether the nodes are measured
     before the training; None: where there are several machines. quiet_machine: others on the machines refuse the run.
     devices: the numbers of the devices of this machine to take; empty: any. base: no vendor and no suite chooses.
-    bmc: how the power of whole nodes is read; None: it is not. explain_steps: how many steps after the last one are
-    recorded; None: none.
+    node_power: the site's command that prints the power of whole nodes. explain_steps: how many steps after the last
+    one are recorded; None: none.
     """
 
     scale: RequestedScale = "auto"
@@ -55,7 +55,7 @@ class UserRequest:
     quiet_machine: bool = False
     devices: tuple[int, ...] = ()
     base: bool = False
-    bmc: BmcSite | None = None
+    node_power: NodePowerSite | None = None
     explain_steps: int | None = None
 
 

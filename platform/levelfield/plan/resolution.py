@@ -66,7 +66,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
     hardware, memory = hardware_of(decision, arrangement), footprint_of(decision, arrangement)
     stages = requirements_of(found.implementation, found.vendor.device_kind, tuning, work)
     container = None if decision.refusal else container_of(decision, hardware, stages)
-    bmc = decision.request.bmc
+    power = decision.request.node_power
     return Plan(
         run_id=run_id,
         asked=decision.text,
@@ -112,10 +112,9 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         ),
         launch=launch_of(decision.request.launch, hardware.nodes, found.adapter),
         preflight=preflight_of(decision.request, hardware.nodes),
-        node_power=NodePowerPlan(protocol=bmc.protocol, seconds=bmc.seconds, verify=bmc.verify) if bmc else None,
+        node_power=NodePowerPlan(seconds=power.seconds, site=power) if power else None,
         explain_steps=decision.request.explain_steps,
         window_gradients=records_window(scale, work),
-        bmc=bmc,
         platform_version=levelfield.__version__,
     )
 

@@ -100,7 +100,7 @@ def _peak(result: Result) -> float | None:
 
 
 def node_joules_per_token(result: Result) -> float | None:
-    """Return the energy of whole nodes for one token; None where their BMCs gave none."""
+    """Return the energy of whole nodes for one token; None where it was not read."""
     return result.energy.nodes.joules_per_token.value if result.energy.nodes else None
 
 

@@ -20,7 +20,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
 from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed
-from levelfield.run.bmc import NO_BMC
+from levelfield.run.node_power import NO_NODE_POWER
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.paths import RunPaths
 from levelfield.user_folders import own_cache
@@ -111,7 +111,7 @@ def run_of(build: CommitBuild, arguments: Sequence[str], runs: Path, limit_secon
     """Start one run with the code of a build and return its directory in `runs`, valid or not. Raises RunFailed."""
     argv = [sys.executable, str(build.folder / "run_benchmarks.py"), *arguments, "--runs", str(runs), "--json"]
     try:
-        done = completed(argv, limit_seconds, {**inherited(), **NO_STORE, **NO_BMC})
+        done = completed(argv, limit_seconds, {**inherited(), **NO_STORE, **NO_NODE_POWER})
     except (OSError, subprocess.SubprocessError) as error:
         raise RunFailed(f"it could not be run: {error}") from None
     try:

@@ -23,11 +23,11 @@ from levelfield.plan.peak import with_peak
 from levelfield.plan.resolution import choices_for
 from levelfield.report.one_run import run_report
 from levelfield.run import measurement
-from levelfield.run.bmc import nodes_read
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
 from levelfield.run.interruption import interrupted_once
 from levelfield.run.launchers import means, speaking
 from levelfield.run.launchers.node_records import node_remarks
+from levelfield.run.node_power import node_power_sampled
 from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
 from levelfield.run.run_devices import devices_locked, devices_sampled
@@ -266,7 +266,7 @@ def _execute(
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
     try:
-        with nodes_read(plan, paths), devices_sampled(plan, vendor, paths):
+        with node_power_sampled(plan, paths), devices_sampled(plan, vendor, paths):
             outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
         outcome = inputs.judged(outcome)
     except OSError as error:

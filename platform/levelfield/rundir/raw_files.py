@@ -45,8 +45,8 @@ _DIGITS = 6  # of a node's number
 class RawRecords:
     """All raw records of a run. `broken`: lines that are not events, as sentences.
 
-    telemetry: by machine. node_power: by node, what its BMC answered. node_facts, node_software: what each node is and
-    has. node_ends: how its part ended.
+    telemetry: by machine. node_power: by node, what was read of its power. node_facts, node_software: what each node is
+    and has. node_ends: how its part ended.
     seen: the windows by the platform's clock. pretended: the chip that a stand-in for a device's libraries pretended
     to be, by rank; the stand-in writes this event itself. follows: of a mixture, the digest of the choices that each
     rank follows, or None; compared, chosen: what the ranks record of them.

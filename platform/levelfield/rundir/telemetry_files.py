@@ -53,7 +53,7 @@ def read_telemetry(paths: RunPaths, broken: list[str]) -> tuple[NodeTelemetry, .
 
 @dataclass(frozen=True)
 class NodePowerTrace:
-    """What a node's BMC answered, on the platform's clock. source: what was read. error: what went wrong last."""
+    """What was read of a node's power, on the platform's clock. source: what was read. error: what went wrong last."""
 
     readings: tuple[PowerReading, ...] = ()
     source: str | None = None
@@ -61,7 +61,7 @@ class NodePowerTrace:
 
 
 def read_node_power(paths: RunPaths, broken: list[str]) -> dict[int, NodePowerTrace]:
-    """Return the answers of the BMCs by node. Damaged lines are added to `broken`."""
+    """Return what was read of the nodes' power, by node. Damaged lines are added to `broken`."""
     lines: dict[int, list[Event]] = {}
     for line in read_lines(paths.node_power, broken):
         for node in _tried(lambda each: [whole(each["node"])], "an answer", line, broken, paths.node_power.name):

@@ -31,7 +31,7 @@ class RunPaths:
     telemetry = _Inside("telemetry.jsonl")
     # for a run whose nodes each have a sampler: node<k>.jsonl and node<k>.raw.jsonl, in place of `telemetry`
     telemetry_folder = _Inside("telemetry")
-    node_power = _Inside("node_power.jsonl")  # what the nodes' BMCs answered, on this machine's clock
+    node_power = _Inside("node_power.jsonl")  # what was read of the nodes' power, on this machine's clock
     nodes = _Inside("nodes")  # for each node: its work, the facts about its machine, and how its ranks ended
     image = _Inside("image")  # for a run in containers: the Dockerfile, and the log of the build if the run built it
     outcome = _Inside("outcome.json")  # how each process ended: raw data, like the events

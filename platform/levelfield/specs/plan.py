@@ -26,7 +26,7 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.requirements import BuildStep
 from levelfield.specs.selector import Selector, labelled
-from levelfield.specs.site import BmcSite, LaunchPlan, NodePowerPlan
+from levelfield.specs.site import LaunchPlan, NodePowerPlan
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import LATER_FIELDS, Recompute, Tuning, recomputation
 from levelfield.specs.variables import masked
@@ -278,7 +278,7 @@ OF_ONE_RUN = {
     "peak.measured_tflops": "as peak.tflops",
     "peak.measurement": "as peak.tflops; what the training takes from it, the library of products, counts",
     "choices.known": "no plan.json has it; `follows` is its digest",
-    "bmc": "no file has it; `node_power` says what is read",
+    "node_power.site": "no plan.json has the command; its `seconds` count",
 }
 
 
@@ -291,9 +291,9 @@ class Plan(Document):
     not change the plan, such as a maker's tool that gave no answer; each as a sentence. certificate: the certificate
     that an aligned run needs; None where it needs none. launch: how other machines are reached; None: this
     machine's own processes or containers. preflight: what is measured before the training; None: nothing.
-    node_power: how the power of whole nodes is read; None: it is not. bmc: where, which no file keeps. explain_steps:
-    how many steps after the last one are recorded for `report explain`; None: none. window_gradients: whether each step
-    of the window records its gradients' norms by parameter, which a training below fp32 is compared by.
+    node_power: how the power of whole nodes is read; None: it is not. explain_steps: how many steps after the last one
+    are recorded for `report explain`; None: none. window_gradients: whether each step of the window records its
+    gradients' norms by parameter, which a training below fp32 is compared by.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -337,7 +337,6 @@ class Plan(Document):
     node_power: NodePowerPlan | None = Field(default=None, json_schema_extra=LATER)
     explain_steps: int | None = Field(default=None, ge=1, le=MOST_EXPLAINED, json_schema_extra=LATER)
     window_gradients: bool = Field(default=False, json_schema_extra=LATER)
-    bmc: BmcSite | None = Field(default=None, exclude=True, repr=False)
     platform_version: str
 
     @property

@@ -184,7 +184,7 @@ class Memory(Value):
 
 
 class NodeEnergy(Value):
-    """Energy of whole nodes over the window, as their BMCs read it."""
+    """Energy of whole nodes over the window, as the site's command read it."""
 
     joules: Figure = Field(description="Energy of all nodes over the window.")
     joules_per_token: Figure = Field(description="That energy over the tokens of the window.")
@@ -193,10 +193,10 @@ class NodeEnergy(Value):
         description="Energy per token that is not of the devices. It is of processors, memory, network, fans, power "
         "supplies and idle devices. Null where the devices' own energy is."
     )
-    sources: tuple[str, ...] = Field(description="What was read, and whether the BMC's certificate was checked.")
+    sources: tuple[str, ...] = Field(description="What was read, as the site's file names it.")
     readings: Count[int | None] = Field(description="Different readings in the window, of the node with the fewest.")
     resolution_seconds: Seconds[float | None] = Field(
-        description="Time from one reading to the next, or what the BMC averages over; of the coarsest node. The "
+        description="Time from one reading to the next, or over what the source averages; of the coarsest node. The "
         "window's ends are known no better."
     )
 
@@ -212,7 +212,7 @@ class Energy(Value):
     )
     nodes: NodeEnergy | None = Field(
         default=None,
-        description="Energy of the whole nodes; null where the site's file has no BMCs. See node-power.md.",
+        description="Energy of the whole nodes; null where the site's file has no `node_power`. See node-power.md.",
         json_schema_extra=since(5),
     )
 

@@ -1,15 +1,15 @@
 """A site's description: how its machines are reached. And a list of hosts for ssh.
 
 A site file holds what every run at a site needs once: the launcher, partition and account, folders, interface,
-environment, the nodes' BMCs. No secret stands in it: keys come from the user's ssh agent, tokens from the user's own
-configuration, the BMCs' password from a variable or a file of the user's.
+environment, a command for node power. No secret stands in it: keys come from the user's ssh agent, tokens from the
+user's own configuration.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
@@ -56,6 +56,12 @@ def _public(found: dict[str, str]) -> dict[str, str]:
         if is_secret(name, value):
             raise ValueError(f"{name} looks like a secret; give it with --env, which no file keeps")
     return found
+
+
+def _without_secret(command: str) -> str:
+    if is_secret("command", command):
+        raise ValueError("found a secret in a file that is shared; let the command read it from a file of yours")
+    return command
 
 
 Word = Annotated[str, AfterValidator(_word)]
@@ -210,70 +216,32 @@ class KubernetesSite(Value):
         return self
 
 
-BmcProtocol = Literal["redfish", "ipmi", "local"]
+class NodePowerSite(Value):
+    """A command that prints the power of whole nodes in watts; see docs/node-power.md. No record of a run has it.
 
-
-class BmcSite(Value):
-    """Reading the power of whole nodes from their BMCs. local: this machine's own, by ipmitool and /dev/ipmi0.
-
-    address: of a node's BMC, {host} is the node's name. addresses: by node, of those that differ. password_variable,
-    password_file: one of them holds the user's password. ca_file: certificates that are trusted beside the system's.
-    verify: whether the BMC's certificate is checked. chassis: its id, where a BMC shows several. seconds: between two
-    readings. No record of a run has addresses, user or password.
+    command: a line for `sh`, on the platform's machine. {host} is a node's name: the command then runs for each node.
+    source: what it reads, for results. seconds: from one start of the command to the next.
     """
 
-    protocol: BmcProtocol = "redfish"
-    address: Word | None = None
-    addresses: dict[Word, Word] = Field(default_factory=dict)
-    user: Word | None = None
-    password_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    password_file: AbsoluteFolder | None = None
-    ca_file: AbsoluteFolder | None = None
-    verify: bool = True
-    chassis: Word | None = None
+    command: Annotated[str, AfterValidator(_without_secret)] = Field(min_length=1)
+    source: str = Field(pattern=r"^[A-Za-z0-9][ -~]{0,59}$")
     seconds: float = Field(default=2.0, ge=0.1, le=60)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_secret(cls, found: Any) -> Any:
-        if isinstance(found, dict) and "password" in found:
-            raise ValueError(
-                "password: found a secret in a file that is shared; remove it, change it on the BMC, and name a "
-                "variable with password_variable or a file of yours with password_file"
-            )
-        return found
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> BmcSite:
-        password = self.password_variable or self.password_file
-        places = [bool(each) for each in (self.address or self.addresses, self.user, password)]
-        if self.protocol == "local":
-            if any(places):
-                raise ValueError("protocol local: found address, user or password, expected none: it uses /dev/ipmi0")
-        elif not all(places) or (self.password_variable and self.password_file):
-            raise ValueError(
-                f"protocol {self.protocol}: expected address or addresses, user, and one of password_variable and "
-                "password_file"
-            )
-        if self.protocol != "redfish" and (self.ca_file or self.chassis or not self.verify):
-            raise ValueError(f"protocol {self.protocol}: ca_file, verify and chassis are of redfish; leave them out")
-        if self.ca_file and not self.verify:
-            raise ValueError("ca_file with `verify: false`: expected one of them, as the file would not be used")
-        if twice := twice_in(self.addresses.values()):
-            raise ValueError(f"addresses: found {', '.join(twice)} for two nodes, expected a BMC of its own for each")
-        return self
-
-    def address_of(self, host: str) -> str | None:
-        """Return the address of a node's BMC; None for one that the site's file does not name."""
-        return self.addresses.get(host) or (self.address and self.address.replace("{host}", host))
+    @property
+    def is_per_host(self) -> bool:
+        return "{host}" in self.command
 
 
 class NodePowerPlan(Value):
-    """What a run records of how it reads the power of its nodes."""
+    """What a run records of how it reads the power of its nodes. site: which no file has.
 
-    protocol: BmcProtocol
+    protocol, verify: of earlier runs, whose BMCs were read without a command.
+    """
+
+    protocol: Literal["command", "redfish", "ipmi", "local"] = "command"
     seconds: float
     verify: bool = True
+    site: NodePowerSite | None = Field(default=None, exclude=True, repr=False)
 
 
 class Site(Document):
@@ -281,9 +249,9 @@ class Site(Document):
 
     shared: a folder that every node sees at the same path. interface: of the network between nodes. ports: the first
     and the last port for the rendezvous; below the kernel's own range. python: the interpreter on the nodes. modules:
-    environment modules to load. environment: variables of every rank. bmc: how the power of whole nodes is read.
-    own: what a launcher of the site's own reads, by the keys that it names. bind: whether a rank has only the cores of
-    its device's NUMA domain.
+    environment modules to load. environment: variables of every rank. node_power: a command that prints the power of
+    whole nodes. own: what a launcher of the site's own reads, by the keys that it names. bind: whether a rank has only
+    the cores of its device's NUMA domain.
     """
 
     KIND: ClassVar[str] = "site"
@@ -299,7 +267,7 @@ class Site(Document):
     ssh: SshSite = Field(default_factory=SshSite)
     slurm: SlurmSite = Field(default_factory=SlurmSite)
     kubernetes: KubernetesSite = Field(default_factory=KubernetesSite)
-    bmc: BmcSite | None = Field(default=None, json_schema_extra=LATER)
+    node_power: NodePowerSite | None = Field(default=None, json_schema_extra=LATER)
     own: dict[Word, OwnValue] = Field(default_factory=dict, json_schema_extra=LATER)
     bind: Literal["numa", "none"] = Field(default="numa", json_schema_extra=LATER)
 

@@ -50,7 +50,7 @@ def ripple(second: float) -> float:
 
 
 def recorded(run: RunPaths, lines: Lines, verify: bool = True) -> Result:
-    power = NodePowerPlan(protocol="redfish", seconds=0.1, verify=verify)
+    power = NodePowerPlan(protocol="command" if verify else "redfish", seconds=0.1, verify=verify)
     run.plan.write_text(dump(read_plan(run).model_copy(update={"node_power": power})))
     write_lines(
         run.node_power, [{"time_ns": BEGIN_NS, "wall_ns": WALL_NS, "node": 0, "source": "Redfish Power"}, *lines]
@@ -64,7 +64,7 @@ def nodes_of(result: Result) -> NodeEnergy:
     return result.energy.nodes
 
 
-def test_without_a_bmc_nothing_is_said(run: RunPaths) -> None:
+def test_without_node_power_there_is_no_section(run: RunPaths) -> None:
     assert collect(run).energy.nodes is None
 
 
@@ -104,11 +104,11 @@ def stale(lines: Lines) -> Lines:
 
 # A change of the answers, and a part of the reason. The run stays valid with each.
 FAULTS: dict[str, tuple[Callable[[Lines], Lines], str]] = {
-    "no answer": (lambda lines: [error("answers 401: x")], "its BMC gave no reading: answers 401: x"),
-    "nothing": (lambda lines: [], "its BMC gave no reading: nothing was asked"),
+    "no answer": (lambda lines: [error("answers 401: x")], "no reading of its power: answers 401: x"),
+    "nothing": (lambda lines: [], "no reading of its power: nothing was read"),
     "few": (lambda lines: lines[::8], "readings in a window of 5 s, at least 10 are needed"),
     "stale times": (stale, "0 readings in a window of 5 s (70 had the time of the one before)"),
-    "one value": (lambda lines: [{**line, "watts": 500.0} for line in lines], "the BMC repeats an old one"),
+    "one value": (lambda lines: [{**line, "watts": 500.0} for line in lines], "the source repeats an old one"),
     "a gap": (lambda lines: lines[:21] + lines[-14:], "readings cover"),
     "an early end": (lambda lines: [*lines[:50], error("no answer")], "readings cover 76% of the window"),
     "a zero": (lambda lines: [*lines[:40], {**lines[40], "watts": 0.0}, *lines[41:]], "zero, negative or not finite"),
@@ -146,7 +146,7 @@ def test_readings_that_give_no_figure_leave_the_run_valid(run: RunPaths, name: s
 
 def test_the_last_error_is_said_beside_the_reason(run: RunPaths) -> None:
     found = nodes_of(recorded(run, [*answers(ripple)[:50], error("no answer within 10 s")]))
-    assert "at least 95% is needed (its BMC: no answer within 10 s)" in (found.joules.reason or "")
+    assert "at least 95% is needed (node power: no answer within 10 s)" in (found.joules.reason or "")
 
 
 def test_without_the_chips_own_energy_the_nodes_have_theirs(run: RunPaths) -> None:
@@ -221,7 +221,7 @@ def test_ten_readings_are_enough_and_nine_are_not() -> None:
 
 
 def test_a_repeated_answer_counts_once() -> None:
-    """The BMC is asked each second and measures every three: the resolution is three seconds."""
+    """The source is read each second and measures every three: the resolution is three seconds."""
     stamps = [str(n // 3) for n in range(60)]
     use = node_use(every(1, [100.0 + n // 3 % 7 for n in range(60)], stamps), 0, 57 * SECOND_NS)
     assert (use.readings, use.resolution_seconds) == (20, 3) and use.joules is not None
@@ -269,7 +269,7 @@ def test_the_report_shows_both_and_how_well_they_are_known(run: RunPaths) -> Non
     assert nodes.endswith("500 W on average; 51 readings, one every 0.1 s; Redfish Power |")
     assert other.startswith("| energy that is not the chips' | 2.34") and other.endswith("60 % of the nodes' energy |")
     _, nodes, _ = rows(run, recorded(run, [error("answers 401: x")]))
-    assert nodes == "| energy of nodes | - J/token | its BMC gave no reading: answers 401: x; Redfish Power |"
+    assert nodes == "| energy of nodes | - J/token | no reading of its power: answers 401: x; Redfish Power |"
 
 
 def test_the_file_is_one_of_the_sealed(run: RunPaths, tmp_path: Path) -> None:

@@ -92,6 +92,20 @@ def test_a_whole_run_on_a_replayed_tool(plugins: Path, capsys: pytest.CaptureFix
     assert (hardware["chip"]["name"], hardware["memory_bytes_per_device"]) == ("A1", 64 * 2**30)
 
 
+def test_a_run_has_the_node_power_that_the_sites_command_prints(
+    plugins: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = plugins.parent / "site.yaml"
+    site.write_text("schema: levelfield.site/1\nnode_power: {command: 'echo 374', source: rack meter, seconds: 0.1}\n")
+    assert run(plugins, "--json", "--site", str(site)) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    nodes, paths = result["energy"]["nodes"], only(plugins)
+    assert result["status"]["word"] == "valid" and nodes["sources"] == ["rack meter"]
+    assert nodes["joules"]["value"] is None and "readings" in nodes["joules"]["reason"]
+    assert '"watts": 374.0' in paths.node_power.read_text()
+    assert not any("echo 374" in path.read_text() for path in paths.root.rglob("*") if path.is_file())
+
+
 @pytest.mark.parametrize("fault", ["exit 3", "exec sleep 60", "echo '0, Acme A1, 64'", "printf '\\377'"])
 def test_a_tool_that_breaks_in_the_run_costs_its_figures_only(
     plugins: Path, capsys: pytest.CaptureFixture[str], fault: str
