@@ -414,13 +414,4 @@ def _events(digests: dict[str, str], records: list[RunRecord]) -> list[StoreEven
         StoreEvent(
             id="2", kind="note", series=first, at="2026-10-30T09:00:00Z", who="m.weber", why="fans were replaced"
         ),
-        StoreEvent(
-            id="3",
-            kind="quarantine",
-            node=records[0].node,
-            at="2026-11-08T07:00:00Z",
-            who="nightly",
-            why="its control series was 9 % below its level",
-            until="2026-11-15T00:00:00Z",
-        ),
     ]

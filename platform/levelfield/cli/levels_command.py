@@ -59,7 +59,7 @@ example:
   run_benchmarks.py nightly note SERIES --why "the rack was moved"
 """
 LEVELS = """\
-List the events of all series, or of one: levels, steps, remarks, quarantines.
+List the events of all series, or of one: accepted levels, steps, remarks.
 
 examples:
   run_benchmarks.py nightly levels
@@ -237,13 +237,13 @@ def _list(options: argparse.Namespace) -> int:
 
     with opened_store(options, read_only=True) as store:
         chosen = one_series(store, options.series).digest if options.series else None
-        events, labels = store.events(chosen), {s.digest: s.series.label for s in store.series()}
+        events = [event for event in store.events(chosen) if event.series]
+        labels = {s.digest: s.series.label for s in store.series()}
     if options.json:
         print(json_text([{"schema": e.schema_name(), **e.model_dump(mode="json")} for e in events]))
         return 0
     for event in events:
-        label = labels.get(event.series or "", event.series or f"node {event.node}")
-        print("\n".join([label, *event_lines([event])]))
+        print("\n".join([labels.get(event.series or "", event.series or ""), *event_lines([event])]))
     if not events:
         print("no events; `nightly accept` makes one")
     return 0

@@ -17,6 +17,7 @@ from levelfield.nights.gate_input import (
     awaited_series,
     examinations,
     expected_series,
+    findings_about_machines,
     findings_about_runs,
     missing_findings,
 )
@@ -105,7 +106,7 @@ def compared(
     done = {f.series for f in found if f.series and f.word in COMPARED}
     done |= {series for series, _ in grouped} | {around.series for around, _ in judged if around.is_of_group}
     found = [*_with_open(given, judged, found), *of_causes, *spending.findings_about_arms()]
-    found += [*findings_about_runs(given), *missing_findings(given)]
+    found += [*findings_about_machines(given), *findings_about_runs(given), *missing_findings(given)]
     named = tuple(f.model_copy(update={"night": given.night}) for f in in_order(found))
     return GateReport(given.night, named, len(done), len(expected_series(given) | done))
 

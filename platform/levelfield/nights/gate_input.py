@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import takewhile
 
-from levelfield.series.examination import Era, Examination, era_of, examined, held, holds, nights_before
+from levelfield.series.examination import Era, Examination, era_of, examined, held, nights_before
 from levelfield.series.findings import FIGURES, Finding, FindingWord, short
 from levelfield.series.judgement import Judged, Pair, Pairs, Surroundings
 from levelfield.series.open_regressions import OpenRegression, open_regressions
@@ -70,15 +70,6 @@ class GateInput:
     def series_by_entry(self) -> dict[str, str]:
         """The series that ran tonight for an entry, where the runs name it."""
         return {p.entry: series for series, points in self.tonights.items() for p in points if p.entry}
-
-    @cached_property
-    def quarantines(self) -> dict[str, list[StoreEvent]]:
-        """The quarantines and releases of each node that has any."""
-        found: dict[str, list[StoreEvent]] = defaultdict(list)
-        for event in self.events:
-            if event.node and event.kind in ("quarantine", "release"):
-                found[event.node].append(event)
-        return found
 
     @cached_property
     def events_by_series(self) -> dict[str, list[StoreEvent]]:
@@ -148,36 +139,34 @@ class GateInput:
 
 
 def examinations(given: GateInput) -> Iterator[Judged]:
-    """Return every figure of every series that has valid runs tonight, on nodes that are not in quarantine."""
+    """Return every figure of every series that has valid runs tonight."""
     past = _past_by_series(given)
     of_nodes = past.get("", [])
     for series in given.points:
-        tonight = [p for p in given.tonight(series) if is_evidence(p) and not quarantined(given, p)]
+        tonight = [p for p in given.tonight(series) if is_evidence(p)]
         if not tonight:
             continue
         tonight.sort(key=lambda point: point.began)
         before = in_history(p for p in given.points[series] if p.began <= tonight[-1].began)
-        known = _SeriesNights(series, tonight, [p for p in before if not quarantined(given, p)])
+        whole = [finding for finding in (*past.get(series, ()), *of_nodes) if finding.figure is None]
+        known = _SeriesNights(series, tonight, before, {run for finding in whole for run in finding.bad_runs})
         for figure in FIGURES:
             findings = [finding for finding in (*past.get(series, ()), *of_nodes) if finding.figure == figure]
             if found := _examination(given, known, figure, findings):
                 yield found
 
 
-def quarantined(given: GateInput, point: Point) -> StoreEvent | None:
-    """Return the event that put the point's node into quarantine before the run, if no release followed."""
-    events = given.quarantines.get(point.node, ())
-    last = max((e for e in events if holds(e, point.began)), key=lambda e: e.at, default=None)
-    return last if last is not None and last.kind == "quarantine" else None
-
-
 @dataclass(frozen=True)
 class _SeriesNights:
-    """tonight: its runs, in order of time. history: those and all before them that may be evidence."""
+    """tonight: its runs, in order of time. history: those and all before them that may be evidence.
+
+    on_bad_machines: runs of nights in which the control found their machine slow.
+    """
 
     series: str
     tonight: Sequence[Point]
     history: Sequence[Point]
+    on_bad_machines: Collection[str]
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -195,7 +184,8 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
         return None
     events = given.events_by_series.get(nights.series, [])
     evidence = {run for event in events if event.kind == "baseline" for run in event.runs}
-    segments = nights.without({run for finding in past for run in finding.bad_runs} - evidence)
+    bad_runs = {run for finding in past for run in finding.bad_runs}.union(nights.on_bad_machines)
+    segments = nights.without(bad_runs - evidence)
     # Where a node was slow all of its series were, so that such a night is not taken for one of this series alone.
     alone = {run for finding in past if finding.series for run in finding.bad_runs} - evidence
     bad = [point for point in nights.history if point.run_id in alone]
@@ -288,7 +278,7 @@ def awaited_series(given: GateInput) -> set[str]:
 
 
 def findings_about_runs(given: GateInput) -> Iterator[Finding]:
-    """Return what is said of tonight's runs themselves: training differs, invalid run, node in quarantine."""
+    """Return what is said of tonight's runs themselves: training differs, invalid run."""
     for series in given.points:
         tonight = given.tonight(series)
         for point in tonight:
@@ -299,9 +289,15 @@ def findings_about_runs(given: GateInput) -> Iterator[Finding]:
                 word = point.evidence if point.word == "valid" else point.word
                 reason = ": ".join(filter(None, (word, given.reasons(point.run_id))))
                 yield _about(given, series, "invalid run", reason, point)
-            if event := quarantined(given, point):
-                detail = f"node {short(point.node)} is in quarantine since {event.at[:10]}: {event.why}"
-                yield _about(given, series, "bad night", detail, point)
+
+
+def findings_about_machines(given: GateInput) -> Iterator[Finding]:
+    """Return what the control found of tonight's machines, with the runs there: no level rests on them."""
+    tonight = (f for f in given.past if f.night == given.night and not f.series)
+    slow = {f.node: f for f in tonight if f.word == "bad night" and f.figure is None}
+    for node, finding in slow.items():
+        points = (point for points in given.tonights.values() for point in points if point.node == node)
+        yield finding.model_copy(update={"runs": tuple(point.run_id for point in points)})
 
 
 def missing_findings(given: GateInput) -> Iterator[Finding]:

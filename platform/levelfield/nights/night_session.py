@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
-from uuid import uuid4
+from typing import Any, Literal, Protocol
 
 from levelfield import environment_folder
 from levelfield.catalog.lookup import reference_of
@@ -41,7 +38,7 @@ from levelfield.nights.gate import (
     suspects,
 )
 from levelfield.nights.gate_input import GateInput
-from levelfield.nights.machine_control import control_file, keep_control, out_of_line, read_controls
+from levelfield.nights.machine_control import slow_machine
 from levelfield.nights.nightly import (
     Candidate,
     NightRun,
@@ -63,26 +60,23 @@ from levelfield.pages.page_building import build_pages
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker, scheduler
 from levelfield.run.builds import CommitBuild, build_of
-from levelfield.run.measurement import control_rates
 from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
-from levelfield.series.findings import Finding
+from levelfield.series.findings import Finding, short
 from levelfield.series.level import level_of
 from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
 from levelfield.series.segments import in_history, night_of, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Gated, Point, Purpose, RunRecord, StoreEvent, Subject
+from levelfield.specs.record import Gated, Point, Purpose, RunRecord, Subject
 from levelfield.specs.result import Result
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of, series_of
 
-QUARANTINE_HOURS = 12
 SPEED: Gated = "tokens_per_second_per_device"
-CONTROLS, CONTROL_PAUSE_SECONDS = 4, 10.0
 _ANOTHER_BUILD = "`nightly accept` names another build"
 PURPOSES: dict[tuple[str, str], Purpose] = {
     ("confirm", "a"): "confirm-a", ("confirm", "b"): "confirm-b", ("null", "a"): "null-a", ("null", "b"): "null-b",
@@ -156,7 +150,7 @@ class NightSession:
     def run_entries(self) -> bool:
         """Run what waits. Return whether the night is whole; False: the user interrupted it."""
         waits = any(entry.state == "waiting" for entry in self.state.entries)
-        why = self._control() if waits and self.asked.has_control else None
+        why = slow_machine() if waits and self.asked.has_control else None
         tools = NightTools(
             self._start,
             lambda paths: self._record(paths, why),
@@ -219,26 +213,12 @@ class NightSession:
         self.output.finished(result)
         return result
 
-    def _record(self, paths: RunPaths, quarantined: str | None) -> None:
+    def _record(self, paths: RunPaths, slow: str | None) -> None:
+        """Store a run. slow: what the control found of this machine; the gate names it."""
         record = record_of(paths, "nightly", self.asked.night)
         self.store.add([record])
-        if quarantined and not any(event.at == self.state.began for event in self.store.events(node=record.node)):
-            self.store.add_event(_quarantine(record.node, self.state.began, quarantined))
-
-    def _control(self) -> str | None:
-        """Measure the machine, and return why it is out of line; None where it is in line."""
-        path = control_file(platform.node())
-        rates, earlier = control_rates(), read_controls(path)
-        for _ in range(CONTROLS - 1):  # a short dip is not the machine
-            if out_of_line(earlier, rates):
-                time.sleep(CONTROL_PAUSE_SECONDS)
-                again = control_rates()
-                rates = {name: max(rate, again[name]) for name, rate in rates.items()}
-        why = out_of_line(earlier, rates)
-        keep_control(path, rates)
-        if why:
-            self.output.note(f"quarantine for this night: {why}")
-        return why
+        if slow:
+            self.store.add_finding(self.asked.night, _of_machine(record.node, self.asked.night, slow))
 
     def _holds_pair(self, series: str) -> bool:
         if self.asked.budget is None:
@@ -372,12 +352,11 @@ def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
     return is_other_build(before, now)
 
 
-def _quarantine(node: str, at: str, why: str) -> StoreEvent:
-    until = datetime.fromisoformat(at) + timedelta(hours=QUARANTINE_HOURS)
-    return StoreEvent(
-        id=uuid4().hex, kind="quarantine", node=node, at=at, who="nightly", why=why,
-        until=until.isoformat(timespec="seconds"),
-    )  # fmt: skip
+def _of_machine(node: str, night: str, why: str) -> dict[str, Any]:
+    """Return the finding about a machine that the control found slow."""
+    label = f"node {short(node)}"
+    found = Finding(series="", label=label, figure=None, word="bad night", detail=why, night=night, node=node)
+    return found.model_dump(mode="json")
 
 
 @contextmanager

@@ -202,19 +202,18 @@ class CaseView:
 def case_view(
     case: str, series: Sequence[SeriesRuns], summaries: Mapping[str, SeriesSummary], content: PagesContent
 ) -> CaseView:
-    """Return the view of a case. Events of a node belong to every series that ran on it."""
+    """Return the view of a case."""
     views = [_series_view(runs, summaries[runs.digest], content) for runs in series]
     charts = scaling_charts([(view.runs, view.summary) for view in views])
     return CaseView(case, series[0].case_slug, tuple(views), charts)
 
 
 def _series_view(runs: SeriesRuns, summary: SeriesSummary, content: PagesContent) -> SeriesView:
-    nodes = {point.node for point in runs.points}
-    events = [e for e in content.events if e.series == runs.digest or (e.series is None and e.node in nodes)]
+    events = [e for e in content.events if e.series == runs.digest]
     findings = [finding for finding in content.findings if finding.series == runs.digest]
     return SeriesView(runs, summary, tuple(findings), tuple(sorted(events, key=lambda event: event.at)))
 
 
 def _event(event: StoreEvent) -> dict[str, Any]:
-    stated = {name: getattr(event, name) for name in ("until", "node", "who", "why", "level")}
+    stated = {name: getattr(event, name) for name in ("until", "who", "why", "level")}
     return {"kind": event.kind, "time": seconds_of(event.at), **stated}

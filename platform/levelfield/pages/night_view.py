@@ -1,4 +1,4 @@
-"""The page of the last night: what changed, what is missing, and which machines are left out."""
+"""The page of the last night: what changed, and what is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from levelfield.pages.content import CHANGES, NightFinding, PagesContent, in_ord
 from levelfield.pages.series_history import SeriesRuns
 from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, WORDS
 from levelfield.series.level import FEWEST
-from levelfield.specs.record import StoreEvent
 
 ROWS = 60  # of the table of changes, so that the first page stays small
 _LABEL = "nightly"  # of the badge: a picture for a README, and the JSON that a badge service such as shields.io reads
@@ -64,7 +63,6 @@ class NightView:
     changes: tuple[ChangedSeries, ...]
     left_out: int
     missing: tuple[MissingEntry, ...]
-    quarantined: tuple[StoreEvent, ...]
     runs: int
     series: int
     unreadable: tuple[str, ...]
@@ -96,7 +94,6 @@ def night_view(content: PagesContent) -> NightView:
         changes=tuple(changes[:ROWS]),
         left_out=max(0, len(changes) - ROWS),
         missing=tuple(missing),
-        quarantined=tuple(_quarantined(content)),
         runs=content.runs,
         series=len(content.series),
         unreadable=tuple(content.unreadable),
@@ -118,15 +115,6 @@ def _missing(content: PagesContent) -> list[MissingEntry]:
 def _ran(digest: str, content: PagesContent) -> bool:
     runs = content.series.get(digest)
     return runs is not None and any(point.night == content.night for point in runs.points)
-
-
-def _quarantined(content: PagesContent) -> list[StoreEvent]:
-    """Return for each node that is left out the event that said so."""
-    latest: dict[str, StoreEvent] = {}
-    for event in sorted(content.events, key=lambda event: event.at):
-        if event.node and event.kind in ("quarantine", "release"):
-            latest[event.node] = event
-    return [event for event in latest.values() if event.kind == "quarantine"]
 
 
 def badge_files(night: NightView) -> dict[str, str]:

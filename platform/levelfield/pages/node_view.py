@@ -9,7 +9,7 @@ from typing import Any
 from levelfield.pages.content import PagesContent
 from levelfield.pages.series_history import SeriesRuns, SurroundingDocuments, differences, flat, grouped, seconds_of
 from levelfield.series.segments import segments_of
-from levelfield.specs.record import Point, StoreEvent
+from levelfield.specs.record import Point
 
 MOST_STAYS = 500  # rows of the page, the newest
 MAIN_FIELDS = ("software.driver", "os", "kernel", "processor")  # of conditions that stand alone
@@ -37,15 +37,12 @@ class NodeStay:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A machine. quarantine: the event that keeps it out now; None while it counts."""
-
     node: str
     chips: str
     runs: int
     series: int
     since: str
     last: str
-    quarantine: StoreEvent | None
 
 
 @dataclass(frozen=True)
@@ -71,13 +68,11 @@ class _Visit:
         return self.points[0].began
 
 
-def nodes_view(content: PagesContent, quarantined: Sequence[StoreEvent], documents: SurroundingDocuments) -> NodesView:
+def nodes_view(content: PagesContent, documents: SurroundingDocuments) -> NodesView:
     """Return the nodes by their last run, and their conditions by when they began; the newest first."""
     visits = [visit for runs in content.series.values() for visit in _visits(runs)]
     visits.sort(key=lambda visit: seconds_of(visit.since))
-    kept_out = {event.node: event for event in quarantined}
-    by_node = grouped(visits, lambda visit: visit.points[0].node)
-    nodes = [_node(those, kept_out.get(node)) for node, those in by_node.items()]
+    nodes = [_node(those) for those in grouped(visits, lambda visit: visit.points[0].node).values()]
     by_stay = grouped(visits, lambda visit: (visit.points[0].node, visit.points[0].conditions))
     made = [(_stay(those, documents), those[0].points[0].conditions) for those in by_stay.values()]
     told = _with_own_fields(made, documents)
@@ -106,9 +101,8 @@ def _together(visits: Sequence[_Visit]) -> dict[str, Any]:
     }
 
 
-def _node(visits: Sequence[_Visit], quarantine: StoreEvent | None) -> NodeRow:
-    chips = sorted({visit.runs.series.chip for visit in visits})
-    return NodeRow(**_together(visits), chips=", ".join(chips), quarantine=quarantine)
+def _node(visits: Sequence[_Visit]) -> NodeRow:
+    return NodeRow(**_together(visits), chips=", ".join(sorted({visit.runs.series.chip for visit in visits})))
 
 
 def _stay(visits: Sequence[_Visit], documents: SurroundingDocuments) -> NodeStay:

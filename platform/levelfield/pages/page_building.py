@@ -218,7 +218,7 @@ def write_pages(
         ("nights.html", "nights", {"o": night}),
         ("run.html", "run", {}),
         ("compare.html", "compare", {}),
-        ("nodes.html", "nodes", {"n": nodes_view(content, night.quarantined, documents)}),
+        ("nodes.html", "nodes", {"n": nodes_view(content, documents)}),
         ("published.html", "published", {"rows": list(_beside_rows(content, summaries, registry))}),
         ("guide.html", "guide", {}),
         *((f"case-{case.slug}.html", "case", {"c": case, "figures": figures[case.slug]}) for case in cases),

@@ -298,21 +298,22 @@ def _is_comparable(word: Word, evidence: Evidence, verdict: str) -> bool:
     return word == "valid" and evidence == "sealed" and verdict not in ("different", "diverged")
 
 
-EventKind = Literal["baseline", "note", "quarantine", "release", "environment-step"]
+EventKind = Literal["baseline", "note", "environment-step"]
 
 
 class StoreEvent(Document):
-    """Something that a person or a nightly stated about a series or a node. Events are only added, never changed.
+    """Something that a person or a nightly stated about a series. Events are only added, never changed.
 
-    kind: `baseline` accepts a level; `environment-step` accepts the step at a change of conditions; `quarantine` and
-    `release` of a node. at, until: UTC, ISO 8601. level: the accepted median by figure. runs: the evidence. data: what
-    else the kind needs, such as the conditions before and after.
+    kind: `baseline` accepts a level; `environment-step` accepts the step at a change of conditions. at, until: UTC,
+    ISO 8601. level: the accepted median by figure. runs: the evidence. data: what else the kind needs, such as the
+    conditions before and after. Stores of earlier versions have a `quarantine` and a `release` of a node, which change
+    nothing.
     """
 
     KIND: ClassVar[str] = "event"
 
     id: str
-    kind: EventKind
+    kind: EventKind | Literal["quarantine", "release"]
     series: str | None = None
     node: str | None = None
     at: str

@@ -212,9 +212,9 @@ class Store:
         """Add an event. Raises UsageError where another one has its id."""
         self.written(lambda connection: statements.add_event(connection, event))
 
-    def events(self, series: str | None = None, node: str | None = None) -> list[StoreEvent]:
+    def events(self, series: str | None = None) -> list[StoreEvent]:
         """Return the events, by default all, in the order of time."""
-        return self.read(lambda connection: statements.events(connection, series, node))
+        return self.read(lambda connection: statements.events(connection, series))
 
     def expect(self, night: str, suite: str, entries: Mapping[str, str | None]) -> None:
         """Store what a night is to run: by entry the digest of its series, null where it is not known yet."""

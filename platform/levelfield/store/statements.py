@@ -33,10 +33,9 @@ def add_event(connection: Connection, event: StoreEvent) -> None:
         connection.execute(insert(EVENT).values(**row, document=event.model_dump_json()))
 
 
-def events(connection: Connection, series: str | None, node: str | None) -> list[StoreEvent]:
+def events(connection: Connection, series: str | None) -> list[StoreEvent]:
     query = select(EVENT.c.document).order_by(EVENT.c.at, EVENT.c.id)
     query = query if series is None else query.where(EVENT.c.series == series)
-    query = query if node is None else query.where(EVENT.c.node == node)
     return [StoreEvent.model_validate_json(text) for text in connection.execute(query).scalars()]
 
 

@@ -184,7 +184,7 @@ def prune(
 
     def change(connection: Connection) -> Pruned:
         matching = _matching(connection, before, case, run_id)
-        named = {run for event in statements.events(connection, None, None) for run in event.runs}
+        named = {run for event in statements.events(connection, None) for run in event.runs}
         found = Pruned(tuple(r for r in matching if r not in named), tuple(r for r in matching if r in named))
         for start in range(0, 0 if dry_run else len(found.removed), BATCH):
             batch = found.removed[start : start + BATCH]

@@ -523,13 +523,30 @@ def test_a_new_entry_is_found_by_its_name() -> None:
     assert {f.word for f in found.findings} == {"new series"} and found.expected == 1
 
 
-def test_a_node_in_quarantine_is_not_judged_until_it_is_released() -> None:
+def slow_machine(night: int) -> Finding:
+    """What a nightly stores when the control finds its machine slow."""
+    return Finding(
+        series="", label="node n1", figure=None, word="bad night", detail="the fan", night=day(night), node="n1"
+    )
+
+
+def test_a_machine_that_the_control_finds_slow_is_named_and_its_runs_are_judged() -> None:
+    found = compared(given(shifted(-0.10), past=[slow_machine(NIGHT)]), pairs(-0.10))
+    (machine,) = [f for f in found.findings if f.word == "bad night"]
+    assert (machine.label, machine.detail, machine.runs) == ("node n1", "the fan", (f"run{NIGHT:03d}",))
+    assert word(found) == "regression" and exit_code(found.findings) == 4 and exit_code([machine]) == 0
+    assert not [f for f in compared(given(shifted(0.0), past=[slow_machine(NIGHT - 1)])).findings if not f.series]
+
+
+def test_no_level_rests_on_the_runs_of_a_slow_machine() -> None:
+    named = compared(given(nights(NIGHT), NIGHT - 1, past=[slow_machine(NIGHT - 1)])).findings
+    assert f"run{NIGHT - 1:03d}" in histories(given(shifted(0.0)))["S"]
+    assert f"run{NIGHT - 1:03d}" not in histories(given(shifted(0.0), past=named))["S"]
+
+
+def test_a_quarantine_of_an_earlier_version_changes_nothing() -> None:
     out = event("quarantine", NIGHT - 1, series=None, node="n1", why="fan")
-    found = compared(given(shifted(-0.10), events=[out]))
-    (finding,) = found.findings
-    assert finding.word == "bad night" and "fan" in finding.detail and found.compared == 0
-    back = event("release", NIGHT - 1, series=None, node="n1", at=at(NIGHT - 1, 20))
-    assert word(compared(given(shifted(-0.10), events=[out, back]))) == "inconclusive"
+    assert compared(given(shifted(-0.10), events=[out])) == compared(given(shifted(-0.10)))
 
 
 # -- many series

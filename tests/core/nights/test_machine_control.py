@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import math
+import platform
 from pathlib import Path
 
 import pytest
-from levelfield.nights.machine_control import FEWEST, MOST_KEPT, keep_control, out_of_line, read_controls
+from levelfield.nights import machine_control
+from levelfield.nights.machine_control import (
+    CONTROLS,
+    FEWEST,
+    MOST_KEPT,
+    control_file,
+    keep_control,
+    out_of_line,
+    read_controls,
+    slow_machine,
+)
 
 QUIET = [{"copy": 100.0 + shift} for shift in (0.0, 0.5, -0.4, 0.2, -0.1, 0.3, -0.6)]
 NOISY = [{"copy": 100.0 + shift} for shift in (0.0, 9.0, -8.0, 4.0, -5.0, 7.0, -9.0)]
@@ -48,3 +59,20 @@ def test_controls_are_kept_and_damaged_lines_count_for_nothing(tmp_path: Path) -
     blocked = tmp_path / "file"
     blocked.write_text("")
     keep_control(blocked / "below", {"copy": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("rates", "kept", "is_out"), [([100.0], 100.0, False), ([50.0, 50.0, 99.0], 99.0, False), ([50.0] * 4, 50.0, True)]
+)
+def test_only_what_stays_low_is_the_machine(
+    rates: list[float], kept: float, is_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    left = iter(rates)
+    monkeypatch.setattr(machine_control, "control_rates", lambda: {"copy": next(left)})
+    monkeypatch.setattr(machine_control.time, "sleep", lambda seconds: None)
+    path = control_file(platform.node())
+    for _ in range(FEWEST):
+        keep_control(path, {"copy": 100.0})
+    assert (slow_machine() is not None) == is_out
+    assert read_controls(path)[-1] == {"copy": kept} and len(rates) <= CONTROLS

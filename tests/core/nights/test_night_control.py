@@ -1,9 +1,8 @@
-"""The control of a night: a short dip of the machine is no quarantine. Its null pairs of the week come first."""
+"""A night's findings about its machine, and its null pairs of the week, which come first."""
 
 from __future__ import annotations
 
 import contextlib
-import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,27 +10,20 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.nights import night_session
-from levelfield.nights.machine_control import FEWEST, control_file, keep_control, read_controls
-from levelfield.nights.night_session import CONTROLS, NightSession
+from levelfield.nights.night_session import NightSession
 
 
-@pytest.mark.parametrize(
-    ("rates", "kept", "is_out"), [([100.0], 100.0, False), ([50.0, 50.0, 99.0], 99.0, False), ([50.0] * 4, 50.0, True)]
-)
-def test_only_what_stays_low_is_the_machine(
-    rates: list[float], kept: float, is_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    left = iter(rates)
-    monkeypatch.setattr(night_session, "control_rates", lambda: {"copy": next(left)})
-    monkeypatch.setattr(night_session.time, "sleep", lambda seconds: None)
-    path, said = control_file(platform.node()), []
-    for _ in range(FEWEST):
-        keep_control(path, {"copy": 100.0})
-    session = SimpleNamespace(output=SimpleNamespace(note=said.append))
-    why = NightSession._control(session)  # type: ignore[arg-type]
-    assert (why is not None, bool(said)) == (is_out, is_out)
-    assert read_controls(path)[-1] == {"copy": kept} and len(rates) <= CONTROLS
+def test_a_machine_that_is_slow_is_a_finding_of_its_night(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(night_session, "record_of", lambda *given: SimpleNamespace(node="sha256:ab"))
+    store = SimpleNamespace(add=lambda records: None, add_finding=lambda *given: stored.append(given))
+    session: Any = SimpleNamespace(store=store, asked=SimpleNamespace(night="2026-01-02"))
+    NightSession._record(session, None, None)  # type: ignore[arg-type]
+    assert stored == []
+    NightSession._record(session, None, "the control copy is 9 % below")  # type: ignore[arg-type]
+    ((night, found),) = stored
+    assert (night, found["night"], found["word"], found["figure"]) == ("2026-01-02", "2026-01-02", "bad night", None)
+    assert (found["label"], found["node"], found["detail"]) == ("node ab", "sha256:ab", "the control copy is 9 % below")
 
 
 def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_night(

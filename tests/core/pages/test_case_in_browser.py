@@ -124,7 +124,7 @@ def test_a_chart_says_in_words_what_it_marks(browser: Any, seeded_pages: Path) -
         section = page.locator(f"#{first_series(seeded_pages)}")
         root = ElementTree.fromstring(saved(page, section, "SVG")[1])
         texts = [each.text or "" for each in root.iter(f"{SVG}text")]
-        words = {"driver changed", "level accepted", "note", "node in quarantine", "regression"}
+        words = {"driver changed", "level accepted", "note", "regression"}
         assert words <= set(texts) and not {"C1", "E1"} & set(texts)
         rings = [p for p in root.iter(f"{SVG}path") if p.get("stroke") == "#c01c28" and p.get("fill") == "none"]
         assert len(rings) == 1, "the night of the regression"

@@ -1,4 +1,4 @@
-"""The page of nodes: conditions by when they began, what changed, and which machine is kept out."""
+"""The page of nodes: conditions by when they began, and what changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from compared_records import record
 from levelfield.pages import node_view
 from levelfield.pages.content import PagesContent, gathered
-from levelfield.pages.night_view import night_view
 from levelfield.pages.node_view import NodesView, nodes_view
 from levelfield.pages.results import GivenRuns
 from levelfield.pages.series_history import SurroundingDocuments
@@ -15,8 +14,7 @@ from seeded_nights import SeededNights
 
 
 def seen(content: PagesContent, results: object) -> NodesView:
-    first = night_view(content)
-    return nodes_view(content, first.quarantined, SurroundingDocuments(results))  # type: ignore[arg-type]
+    return nodes_view(content, SurroundingDocuments(results))  # type: ignore[arg-type]
 
 
 def test_a_change_of_conditions_is_a_row_of_its_node_with_what_changed() -> None:
@@ -55,13 +53,11 @@ def test_first_conditions_that_stand_alone_have_the_main_fields() -> None:
     assert changed and not [stay for stay in changed if stay.own], "what changed stands there already"
 
 
-def test_every_run_is_counted_once_and_a_quarantine_is_named() -> None:
+def test_every_run_is_counted_once() -> None:
     results = SeededNights(8, 12).results()
     content = gathered(results)
     found = seen(content, results)
     assert sum(row.runs for row in found.nodes) == sum(stay.runs for stay in found.stays) == content.runs
-    (kept_out,) = [row for row in found.nodes if row.quarantine]
-    assert kept_out.quarantine is not None and "control series" in kept_out.quarantine.why
 
 
 def test_the_newest_rows_are_shown_and_the_others_counted(monkeypatch) -> None:
