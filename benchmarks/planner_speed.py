@@ -22,7 +22,7 @@ from levelfield.predict import layout_search, machines
 
 SCRIPT = Path(__file__).resolve().parents[1] / "run_benchmarks.py"
 WANTED_SECONDS = 1.5
-HARDEST = (("megatron", "megatron_bridge"), ("torch", "automodel"), ("torch", "llm_foundry_pure"))
+HARDEST = (("megatron", "megatron_bridge"), ("torch", "automodel"))
 DIMENSIONS = frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "context", "zero1", "zero2", "zero3"})
 
 

@@ -19,7 +19,7 @@ from levelfield.predict.machines import MachineRates
 from levelfield.predict.setup import TrainingSetup, setup_of
 from levelfield.predict.timing import step_time
 from levelfield.specs import constants as constants_file
-from levelfield.specs.constants import RATES, SPEED_INTERVAL, Constants, Pace
+from levelfield.specs.constants import RATES, SPEED_INTERVAL, Pace
 from pages.points import Point, halves, points_of, throughput
 from pages.unseen import Questions, Run
 
@@ -37,6 +37,8 @@ LEFT_OUT = {
         "from micro-batch 1 to 8 its rows of two stages lose 39 %, as with a global batch of 256; 2048 was inferred"
     ),
 }
+# How the names begin of programs that are one publication's; each other program is a family of its own.
+FAMILIES = ("aleph_alpha", "llm_foundry", "nemo", "torchtitan")
 Rates = dict[str, float]
 
 
@@ -70,12 +72,12 @@ def timed_runs(runs: Iterable[Run], questions: Questions) -> list[Timed]:
 
 def _of_run(run: Run, questions: Questions) -> Timed:
     question = questions.question(run)
-    own = questions.registry_constants(run.framework)
-    program = run.program if run.program in own.programs else run.framework
+    programs = questions.constants_with_programs(run.framework).programs
+    program = run.program if run.program in programs else run.framework
     return Timed(
         name=run.name,
-        family=family(own, program or run.framework),
-        program=program or run.framework,
+        family=next((family for family in FAMILIES if program.startswith(family)), program),
+        program=program,
         chip=run.row["chip"],
         kind="mixture" if question.work.model.experts else "dense",
         fitted=run.fitted,
@@ -85,13 +87,6 @@ def _of_run(run: Run, questions: Questions) -> Timed:
         tokens=question.work.training.tokens_per_step / run.devices,
         rate=run.rate or math.nan,
     )
-
-
-def family(own: Constants, program: str) -> str:
-    """Return the program from which this one descends."""
-    while program in own.programs and (like := own.programs[program].like) is not None:
-        program = like
-    return program
 
 
 def timed_points(registry: Registry) -> list[Timed]:

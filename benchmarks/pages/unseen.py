@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +20,9 @@ from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search, machines
 from levelfield.specs.architecture import Model
+from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.case import LossScale, Precision, Work
-from levelfield.specs.constants import Constants, MemoryModel, Pace
+from levelfield.specs.constants import Constants, MemoryModel, Pace, Program
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip, PeakDtype
@@ -30,6 +31,7 @@ RUNS = Path(__file__).parents[1] / "data" / "unseen_runs.json"
 CONTEXT_RUNS = RUNS.with_name("context_runs.json")  # in no fit
 MIXTURE_RUNS = RUNS.with_name("mixture_runs.json")  # in no fit
 RECENT_RUNS = RUNS.with_name("recent_runs.json")  # of 2025 and 2026; half of them for no fit ever
+OLD_PROGRAMS = RUNS.with_name("programs.yaml")  # of published runs; configs/planner has those of today
 GIB = 2**30
 EVERYTHING = layout_search.SupportedParallelism(frozenset(), layout_search.RECOMPUTATIONS)
 # Chips that no vendor lists: the listed chip that has their dies, and what differs. HBM2e of an H100: arXiv 2604.11391.
@@ -41,12 +43,11 @@ LIKE = {
     )
 }
 SHORT_SWEEP, TAU_SWEEP = 2, 4
-# What a row says in its group, note or source, and the program of configs/planner that it names; the first counts.
+# What a row says in its group, note or source, and the program that it names; the first counts.
 PROGRAMS = (
     ("RMS kernel", "aleph_alpha_rms"),
     ("|flash_attention2", "aleph_alpha_flash2"),
     ("|flash_attentionv1", "aleph_alpha_flash1"),
-    ("Aleph-Alpha/", "aleph_alpha_materialised"),
     ("(PURE)", "llm_foundry_pure"),
     ("mosaicml/llm-foundry", "llm_foundry"),
     (" eager github.com/pytorch/torchtitan", "torchtitan_eager"),
@@ -107,7 +108,7 @@ class Run:
 
     @property
     def program(self) -> str | None:
-        """Return the program of configs/planner that ran it, by what the row says; None: the framework's own."""
+        """Return the program that ran it, by what the row says; None: the framework's own."""
         said = " ".join(str(self.row.get(key)) for key in ("group", "note", "source"))
         named = next((name for mark, name in PROGRAMS if mark in said), None)
         # No FlashAttention runs on a V100: Megatron materialised the scores there.
@@ -163,6 +164,15 @@ def _settings(row: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
     return row.get("model_settings") or models[row["model"]]
 
 
+@cache
+def old_programs() -> dict[str, dict[str, Program]]:
+    """Return the programs of OLD_PROGRAMS by framework and name."""
+    return {
+        framework: {name: Program.model_validate(fields) for name, fields in programs.items()}
+        for framework, programs in read_mapping(OLD_PROGRAMS).items()
+    }
+
+
 def _precision(name: str) -> tuple[Precision, PeakDtype | None]:
     """Return the precision of a row's values, and that of its products where it is another."""
     return ("fp8", "nvfp4") if name == "nvfp4" else (cast(Precision, name), None)
@@ -187,13 +197,14 @@ class Questions:
         work = self._work(run)
         return layout_search.LayoutQuestion(work, machine, constants, EVERYTHING, False, run.devices, chip.memory_bytes)
 
-    def registry_constants(self, framework: str) -> Constants:
+    def constants_with_programs(self, framework: str) -> Constants:
+        """Return the constants of a framework, with the old programs beside those of configs/planner."""
         found = self.registry.constants(framework)
         assert found is not None
-        return found
+        return found.model_copy(update={"programs": {**found.programs, **old_programs().get(framework, {})}})
 
     def constants(self, run: Run) -> Constants:
-        own = self.registry_constants(run.framework)
+        own = self.constants_with_programs(run.framework)
         return own.of_program(run.program) if run.program in own.programs else own
 
     def _chip(self, name: str) -> tuple[Chip, float]:
@@ -243,7 +254,7 @@ class OwnQuestions(Questions):
         self.known = frozenset(known)
 
     def constants(self, run: Run) -> Constants:
-        own, described = self.registry_constants(run.framework), super().constants(run)
+        own, described = self.constants_with_programs(run.framework), super().constants(run)
         return own.model_copy(
             update={
                 "pace": own.pace.model_copy(update=self._said(described.pace)),

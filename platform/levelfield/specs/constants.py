@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -152,16 +151,13 @@ RATES = ("matmul_efficiency", "memory_efficiency", "network_efficiency", "launch
 class Program(Value):
     """Other people's training code on the framework: only the constants that differ from those of models/*.
 
-    source: where the code's settings are stated. like: another program, whose constants hold where this one has none.
-    fitted: for each fitted field, the data of the fit.
+    source: where the code's settings are stated.
     """
 
-    like: str | None = None
     title: str = Field(min_length=3)
     source: str = Field(min_length=3)
     keeping: dict[str, Any] = Field(default_factory=dict)
     pace: dict[str, Any] = Field(default_factory=dict)
-    fitted: dict[str, str] = Field(default_factory=dict)
 
 
 class Constants(Document):
@@ -185,54 +181,39 @@ class Constants(Document):
     programs: dict[str, Program] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _programs_are_within_their_ranges(self) -> Constants:
-        for kind, differing in self.keeping_on.items():
+    def _differences_are_within_their_ranges(self) -> Constants:
+        kinds = [(f"keeping_on.{kind}", keeping, dict[str, Any]()) for kind, keeping in self.keeping_on.items()]
+        programs = [(f"programs.{name}", program.keeping, program.pace) for name, program in self.programs.items()]
+        for key, keeping, pace in (*kinds, *programs):
             try:
-                MemoryModel.model_validate({**self.keeping.model_dump(), **differing})
+                self._with(keeping, pace)
             except ValidationError as error:
                 wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-                raise ValueError(f"keeping_on.{kind}: {wrong}") from None
-        for name, program in self.programs.items():
-            try:
-                self._changed(program)
-            except ValidationError as error:
-                wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-                raise ValueError(f"programs.{name}: {wrong}") from None
+                raise ValueError(f"{key}: {wrong}") from None
         return self
 
     def on_kind(self, device_kind: str) -> Constants:
         """Return the constants on a kind of device. Programs keep what they had."""
         differing = self.keeping_on.get(device_kind, {})
-        keeping = MemoryModel.model_validate({**self.keeping.model_dump(), **differing})
         common = {name: getattr(self.keeping, name) for name in differing}
         programs = {
-            name: program.model_copy(update={"keeping": {**common, **program.keeping}} if program.like is None else {})
+            name: program.model_copy(update={"keeping": {**common, **program.keeping}})
             for name, program in self.programs.items()
         }
-        return self.model_copy(update={"keeping": keeping, "programs": programs})
+        return self._with(differing, {}).model_copy(update={"programs": programs})
 
     def of_program(self, name: str) -> Constants:
         """Return the constants of a program. Raises KeyError."""
-        keeping, pace = self._changed(self.programs[name])
-        return self.model_copy(update={"keeping": keeping, "pace": pace})
+        program = self.programs[name]
+        return self._with(program.keeping, program.pace)
 
-    def _changed(self, program: Program) -> tuple[MemoryModel, Pace]:
-        keeping, pace = self.keeping.model_dump(), self.pace.model_dump()
-        for each in reversed(list(self._lineage(program))):
-            keeping, pace = {**keeping, **each.keeping}, {**pace, **each.pace}
-        return MemoryModel.model_validate(keeping), Pace.model_validate(pace)
-
-    def _lineage(self, program: Program) -> Iterator[Program]:
-        """Return the program, the one that it is like, and so on. Raises ValueError for an unknown one or a circle."""
-        seen: set[str] = set()
-        yield program
-        while (name := program.like) is not None:
-            if name in seen or name not in self.programs:
-                known = ", ".join(sorted(self.programs))
-                raise ValueError(f"like: found '{name}', expected another program without a circle; known: {known}")
-            seen.add(name)
-            program = self.programs[name]
-            yield program
+    def _with(self, keeping: dict[str, Any], pace: dict[str, Any]) -> Constants:
+        """Return the constants with other values of these fields. Raises ValidationError."""
+        changes = {
+            "keeping": MemoryModel.model_validate({**self.keeping.model_dump(), **keeping}),
+            "pace": Pace.model_validate({**self.pace.model_dump(), **pace}),
+        }
+        return self.model_copy(update=changes)
 
     def pace_on(self, on_host: bool) -> Pace:
         """Return the pace on the host's processors, or on accelerators."""

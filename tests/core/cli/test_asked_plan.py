@@ -41,7 +41,7 @@ def test_a_program_has_rows_with_first_layers_where_its_framework_has_them(
 ) -> None:
     def numbers() -> set[object]:
         arguments = ("gpt3_6.7B", "--chip", "A100-SXM4-40GB", "--framework", "megatron", "--top", "400", "--json")
-        rows = json.loads(said(capsys, *arguments, "--program", "aleph_alpha_flash2"))["rows"]
+        rows = json.loads(said(capsys, *arguments, "--program", "nemo"))["rows"]
         return {row["recompute_layers"] for row in rows}
 
     assert len(numbers()) > 2
@@ -93,9 +93,9 @@ def test_the_overlap_of_tensor_parallelism_is_an_option(capsys: pytest.CaptureFi
 
 def test_a_kernel_and_a_program_change_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     asked = (*CASE, "--framework", "megatron", "--layout", "DP4TP2SH1SP4+seq", "--micro-batch", "1", "--json")
-    options: list[tuple[str, ...]] = [(), ("--attention", "flash3"), ("--program", "aleph_alpha_flash1")]
+    options: list[tuple[str, ...]] = [("--attention", "flash1"), (), ("--attention", "flash3"), ("--program", "nemo")]
     rates = [json.loads(said(capsys, *asked, *o))["rows"][0]["tokens_per_second_per_device"] for o in options]
-    assert rates[1] > rates[0] > rates[2]
+    assert rates == sorted(set(rates))
 
 
 def test_a_tight_row_is_marked_and_a_speed_has_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,8 +167,8 @@ def test_a_precision_that_a_run_may_not_choose_can_be_planned(capsys: pytest.Cap
         ((*CASE, "--recompute", "full", "--recompute-layers", "33"), "llama3_8b has 32 layers; expected 1 to 32"),
         ((*CASE, "--layout", "DP4PP2", *FIRST, "17"), "has 16 of the 32 layers; give 1 to 16"),
         ((*CASE, "--framework", "paddle", *FIRST, "3"), "framework paddle computes all layers again or none"),
-        ((*CASE, "--program", "ours"), "known: llm_foundry"),
-        ((*CASE, "--program", "torchtitn"), "nearest: torchtitan; known: llm_foundry"),
+        ((*CASE, "--program", "ours"), "known: torchtitan, torchtitan_2025, automodel"),
+        ((*CASE, "--program", "torchtitn"), "nearest: torchtitan; known: torchtitan"),
         ((*CASE, "--tensor-overlap", "1.5"), "expected a share from 0 to 1"),
         ((*CASE, "--tensor-overlap", "nan"), "expected a share from 0 to 1"),
         ((*CASE, "--micro-batch", "0"), "--micro-batch: found 0"),

@@ -379,24 +379,25 @@ def test_where_nothing_fits_the_smallest_is_named() -> None:
     ],
 )
 @pytest.mark.parametrize(
-    ("framework", "program"),
+    ("framework", "keeping"),
     [
-        ("megatron", None),
-        ("paddle", None),
-        ("torch", None),
-        ("megatron", "aleph_alpha_flash1"),
-        ("megatron", "megatron_2021"),
-        ("torch", "torchtitan"),
-        ("torch", "llm_foundry_pure"),
-        ("deepspeed", "transformers"),
+        ("megatron", {}),
+        ("oneflow", {}),
+        ("paddle", {}),
+        ("torch", {}),
+        ("megatron", {"logit_bytes": 2, "gathered_logit_bytes": 12, "norm_bytes": 8}),
+        ("megatron", {"score_bytes": 5}),
+        ("torch", {"logit_bytes": 12, "selective_recomputes": 0.5}),
+        ("torch", {"gradient_bytes": 2, "master_bytes": 2, "state_bytes": 4}),
+        ("deepspeed", {"norm_bytes": 6, "sharded_copy": True}),
     ],
 )
 def test_the_arithmetic_gives_each_part(
-    layout: str, fields: dict[str, object], framework: str, program: str | None
+    layout: str, fields: dict[str, object], framework: str, keeping: dict[str, object]
 ) -> None:
     constants = Registry().constants(framework)
     assert constants is not None
-    constants = constants.of_program(program) if program else constants
+    constants = constants.model_copy(update={"keeping": constants.keeping.model_copy(update=keeping)})
     asked = question(constants=constants, capacity_gib=None)
     row = predict(asked, tuning(layout, **fields))
     memory, time = memory_terms(asked, row), time_terms(asked, row)

@@ -71,24 +71,23 @@ def program(**fields: Any) -> dict[str, Any]:
     return {"title": "somebody's", "source": "somewhere", **fields}
 
 
-def test_a_program_takes_what_it_is_like_and_changes_it() -> None:
+def test_a_program_changes_what_it_says_and_keeps_the_rest() -> None:
     found = constants(
+        {"norm_bytes": 8, "score_bytes": 5},
         overlap=0.1,
-        programs={
-            "one": program(pace={"overlap": 0.5, "tensor_overlap": 0.3}, keeping={"norm_bytes": 8}),
-            "two": program(like="one", pace={"tensor_overlap": 0.4}),
-        },
+        programs={"one": program(pace={"tensor_overlap": 0.3}, keeping={"norm_bytes": 6})},
     )
-    two = found.of_program("two")
-    assert (two.pace.overlap, two.pace.tensor_overlap, two.keeping.norm_bytes) == (0.5, 0.4, 8)
-    assert (found.pace.overlap, found.of_program("one").pace.tensor_overlap) == (0.1, 0.3)
+    one = found.of_program("one")
+    assert (one.pace.overlap, one.pace.tensor_overlap) == (0.1, 0.3)
+    assert (one.keeping.score_bytes, one.keeping.norm_bytes) == (5, 6)
+    assert (found.pace.tensor_overlap, found.keeping.norm_bytes) == (0, 8)
 
 
 def test_a_kind_of_device_has_kernels_that_programs_have_not() -> None:
     on_one = {"one kind": {"gated_mlp_tensors": 3, "fused_loss": True}}
     programs = {
         "plain": program(),
-        "like plain": program(like="plain", keeping={"norm_bytes": 8}),
+        "with norms": program(keeping={"norm_bytes": 8}),
         "fused": program(keeping={"gated_mlp_tensors": 3}),
     }
     before = Constants.model_validate({**constants(programs=programs).model_dump(), "keeping_on": on_one})
@@ -131,8 +130,6 @@ def test_with_a_fused_loss_the_head_has_no_logits_in_float32() -> None:
         ({"one": program(pace={"overlap": 2})}, "programs.one: overlap"),
         ({"one": program(pace={"overlaps": 0.5})}, "programs.one: overlaps"),
         ({"one": program(keeping={"reserve_bytes": 9_000_000_000})}, "programs.one: reserve_bytes"),
-        ({"one": program(like="three")}, "found 'three'"),
-        ({"one": program(like="two"), "two": program(like="one")}, "without a circle"),
     ],
 )
 def test_no_constant_leaves_its_range(programs: dict[str, Any], says: str) -> None:
