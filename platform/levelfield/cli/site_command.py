@@ -38,16 +38,15 @@ if TYPE_CHECKING:
     from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
     from levelfield.specs.site import LaunchPlan, NodePowerSite
 
-_GIGA, _MILLI = 1e9, 1e-3
+_TERA, _GIGA, _MILLI = 1e12, 1e9, 1e-3
 _PER_TABLE = 5  # nodes side by side
 _SHOWN_NODES = 20
 _SHOWN_PAIRS = 15
-_UNITS = {"B/s": ("GB/s", 1e9), "1/s": ("10^6/s", 1e6), "FLOP/s": ("TFLOP/s", 1e12)}
 SCHEMA = "levelfield.site-check/1"
 PREFLIGHT = """\
 Measure what the nodes of a case reach before an hour is lost on a bad one:
-memory, processors, disk, clock, matrix products, then the collectives of the
-very process group that the run would have. Nothing is trained.
+matrix products, then the collectives of the very process group that the run
+would have. Settings and load are compared. Nothing is trained.
 
 A node is compared with the other nodes and with its own earlier preflights;
 no limit is a constant of a machine. Exit code 4 when a node is out of line, 3
@@ -221,16 +220,14 @@ def _rates(nodes: Sequence[NodeReport]) -> Iterator[str]:
         widths = (24, *[-11] * len(shown))
         yield padded(("median of repeats", *(one_line(node.name)[:10] for node in shown)), widths, gap="")
         for figure in figures:
-            unit = next(node.rates[figure].unit for node in shown if figure in node.rates)
-            name, scale = _UNITS.get(unit, (unit, 1.0))
-            yield padded((f"{figure}, {name}", *(_value(node, figure, scale) for node in shown)), widths, gap="")
+            yield padded((f"{figure}, TFLOP/s", *(_value(node, figure) for node in shown)), widths, gap="")
     if len(nodes) > _SHOWN_NODES:
         yield f"and {len(nodes) - _SHOWN_NODES} more nodes; --json has all"
 
 
-def _value(node: NodeReport, figure: str, scale: float) -> str:
+def _value(node: NodeReport, figure: str) -> str:
     rate = node.rates.get(figure)
-    return NONE if rate is None or rate.value is None else f"{rate.value / scale:,.4g}"
+    return NONE if rate is None or rate.value is None else f"{rate.value / _TERA:,.4g}"
 
 
 def _collectives(report: PreflightReport) -> Iterator[str]:

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from levelfield.measure.other_use import HOST_LIMIT, device_sentence, in_use
 from levelfield.measure.preflight import FEWEST_EARLIER, PeerFinding, PeerReading, compare_earlier, compare_peers
-from levelfield.rundir.preflight_events import CHECKS, PRODUCT, PreflightFacts
+from levelfield.rundir.preflight_events import PRODUCT, PreflightFacts
 from levelfield.specs.preflight_report import Fact, FindingKind, NodeReport, PairReport, PreflightFinding, PreflightWord
 
-FIGURES = tuple(figure for figures in CHECKS.values() for figure in figures)
 # Facts that a training needs equal on all nodes, by the check that reads them.
 SETTINGS = {
     "limits": (
@@ -20,12 +19,8 @@ SETTINGS = {
     ),
     "memory": ("transparent_huge_pages", "huge_pages"),
 }  # fmt: skip
-MOST_DRIFT_PPM = 1000.0  # a kernel corrects a clock by 500 ppm at most; a clock that is being set runs faster
-MOST_APART_SECONDS = 60.0  # of a node's time of day and this machine's, beside the time of the launch itself
 Rates = Mapping[str, float]
 Earlier = Mapping[str, Sequence[Rates]]  # rates of earlier preflights by node, the oldest first
-NANOSECONDS = 1e9
-
 GROUP = "all nodes together"
 
 
@@ -42,11 +37,10 @@ class DeviceState(NamedTuple):
 def findings(
     facts: PreflightFacts,
     earlier: Earlier,
-    launched_ns: tuple[int, int],
     devices: Sequence[DeviceState] = (),
     locks_memory: bool = False,
 ) -> list[PreflightFinding]:
-    """Return everything that is out of line, and remarks. launched_ns: this machine's time of day around the launch.
+    """Return everything that is out of line, and remarks.
 
     locks_memory: whether ranks lock much memory, as RDMA between accelerators does.
     """
@@ -64,7 +58,7 @@ def findings(
             said = device_sentence(device, used, memory, load, "before the preflight")
             found.append(_of_node("others", name, "device", said))
     locked = _locked_memory(facts.nodes) if locks_memory else ()
-    return [*found, *_others(facts.nodes), *_clocks(facts.nodes, launched_ns), *_settings(facts.nodes), *locked]
+    return [*found, *_others(facts.nodes), *_settings(facts.nodes), *locked]
 
 
 def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport], earlier: Earlier) -> PreflightWord:
@@ -76,8 +70,9 @@ def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport], earl
         return "out of line"
     if "missing" in kinds:
         return "incomplete"
-    alone = len(nodes) < 2 and all(len(earlier.get(node.name, ())) < FEWEST_EARLIER for node in nodes)
-    return "not compared" if alone else "in line"
+    has_peers = any(len(readings) > 1 for readings in _readings(nodes).values())
+    has_earlier = any(len(earlier.get(node.name, ())) >= FEWEST_EARLIER for node in nodes)
+    return "in line" if has_peers or has_earlier else "not compared"
 
 
 def _of_node(kind: FindingKind, node: str, figure: str, said: str) -> PreflightFinding:
@@ -106,13 +101,6 @@ def _missing(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
     for node in nodes:
         for check, reason in node.missing.items():
             yield _of_node("missing", node.name, check, f"no {check} check: {reason}")
-        for figure in FIGURES if "node" not in node.missing else ():
-            rate = node.rates.get(figure)
-            if rate is None and any(figure in CHECKS[check] for check in node.missing):
-                continue
-            if rate is None or rate.value is None:
-                why = rate.reason if rate else "the check did not give it"
-                yield _of_node("missing", node.name, figure, f"no {figure}: {why}")
     yield from _missing_products(nodes)
 
 
@@ -192,29 +180,6 @@ def _others(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:
         if isinstance(used, (int, float)) and isinstance(cores, int) and not used <= HOST_LIMIT * cores:
             said = f"other programs used {used:.2f} of {cores} cores (limit: {HOST_LIMIT * cores:.2g})"
             yield _of_node("others", node.name, "load", said)
-
-
-def _clocks(nodes: Sequence[NodeReport], launched_ns: tuple[int, int]) -> Iterator[PreflightFinding]:
-    """Return clocks that run wrong, are not kept by a time service, or are far from this machine's."""
-    for node in nodes:
-        drift = node.facts.get("clock", {}).get("drift_ppm")
-        said = []
-        if isinstance(drift, (int, float)) and not abs(drift) <= MOST_DRIFT_PPM:
-            said.append(f"ran {drift:+.0f} ppm from its monotonic clock in a second")
-        apart = _apart_seconds(node, launched_ns)
-        if not abs(apart) <= MOST_APART_SECONDS:
-            said.append(f"is {apart:+.0f} s from this machine's")
-        if said:
-            sentence = f"the time of day {' and '.join(said)}; no figure is computed from it"
-            yield _of_node("clock", node.name, "clock", sentence)
-
-
-def _apart_seconds(node: NodeReport, launched_ns: tuple[int, int]) -> float:
-    """Return how far a node's checks lie outside of the launch, both by the time of day; 0 where they lie inside."""
-    if node.wall_ns is None:
-        return 0.0
-    early, late = node.wall_ns[0] - launched_ns[0], node.wall_ns[1] - launched_ns[1]
-    return (min(early, 0) + max(late, 0)) / NANOSECONDS
 
 
 def _locked_memory(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]:

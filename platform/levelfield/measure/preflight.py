@@ -121,12 +121,6 @@ def multiple(table: Mapping[int, float], number: int) -> float:
     return table[max(count for count in table if count <= number)]
 
 
-def spread_of(values: Sequence[float]) -> float:
-    """Return the relative spread of repeats: 1.4826 times their median absolute deviation, over the median."""
-    middle = median(values)
-    return NORMAL * median(abs(value - middle) for value in values) / middle
-
-
 def _beyond(word: PeerWord, logs: Mapping[str, float], middle: float, limit: float) -> list[PeerFinding]:
     sign = 1 if word == "fast" else -1
     far = {name: value - middle for name, value in logs.items() if not sign * (value - middle) <= limit}

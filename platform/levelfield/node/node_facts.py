@@ -1,11 +1,10 @@
-"""Facts about a node: its kernel, processors, memory, network and vendor's tools; its clock, load and limits.
+"""Facts about a node: its kernel, processors, memory, network and vendor's tools; its load and limits.
 
 Source of the fields below /proc: proc(5).
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import platform
@@ -22,9 +21,8 @@ from levelfield.node.control_groups import file_text
 from levelfield.node.rank_processes import stat_of
 
 SCHEMA = "levelfield.node-facts/1"
-WATCHED_SECONDS = 1.0  # for which the clock and the load are watched
+WATCHED_SECONDS = 1.0  # for which the load is watched
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR (linux/sockios.h)
-_UNSYNCHRONIZED = 0x40  # STA_UNSYNC of the kernel's adjtimex(2)
 _USED = (0, 1, 2, 7)  # places among a core's times: user, nice, system, steal
 _WORKED = (*_USED, 5, 6)  # with irq and softirq
 _PARENT, _TIMES = 1, slice(11, 15)  # places among the fields of stat_of: the last are utime, stime, cutime, cstime
@@ -143,33 +141,6 @@ def _addresses(name: str) -> list[str]:
         except OSError:
             return []
     return [socket.inet_ntoa(found[20:24])]
-
-
-def clock() -> Fields:
-    """Return how far the time of day ran from the monotonic clock in a second, and whether the kernel's is in sync."""
-    began, wall = time.monotonic_ns(), time.time_ns()
-    time.sleep(WATCHED_SECONDS)
-    passed, wall_passed = time.monotonic_ns() - began, time.time_ns() - wall
-    return {"facts": {"drift_ppm": (wall_passed - passed) / passed * 1e6, "synchronized": _synchronized()}}
-
-
-def _synchronized() -> bool | None:
-    """Return whether a time service keeps the clock, as the kernel says; None where it does not say."""
-
-    class Timex(ctypes.Structure):
-        _fields_ = [
-            ("modes", ctypes.c_uint),
-            *((name, ctypes.c_long) for name in ("offset", "freq", "maxerror", "esterror")),
-            ("status", ctypes.c_int),
-            ("rest", ctypes.c_byte * 256),
-        ]
-
-    try:
-        found = Timex()
-        code = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(found))
-    except (OSError, AttributeError):
-        return None
-    return None if code < 0 else not found.status & _UNSYNCHRONIZED
 
 
 def host_counters(are_children: bool = True) -> Fields | None:

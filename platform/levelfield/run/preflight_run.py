@@ -10,7 +10,6 @@ import json
 import math
 import platform
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -78,10 +77,8 @@ def preflight_in(
     paths = directory.create(runs / FOLDER, own.run_id)
     here = _device_states(own, vendor)
     say(f"preflight of {own.hardware.nodes} node(s), {own.world_size} rank(s): no training yet")
-    begun = time.time_ns()
     outcome = _outcome(own, paths, ready, launcher, say)
-    wall_ns = begun, time.time_ns()
-    report = _report(own, paths, outcome, wall_ns, [*here, *_recorded_states(own, paths, vendor)])
+    report = _report(own, paths, outcome, [*here, *_recorded_states(own, paths, vendor)])
     directory.write_atomically(paths.preflight, dump(report))
     directory.write_status(paths, "done", report.word)
     if report.word != "failed":
@@ -125,10 +122,7 @@ def _progress(paths: RunPaths, say: Say) -> Callable[[], None]:
     return watch
 
 
-def _report(
-    plan: Plan, paths: RunPaths, outcome: Outcome, wall_ns: tuple[int, int], devices: Sequence[DeviceState]
-) -> PreflightReport:
-    """wall_ns: when the launch began and ended, as the nodes' clocks are compared with."""
+def _report(plan: Plan, paths: RunPaths, outcome: Outcome, devices: Sequence[DeviceState]) -> PreflightReport:
     facts = read_preflight(paths, plan)
     kind = _kind(plan)
     # what names a node from one preflight to the next; containers are nodes of this machine
@@ -137,7 +131,7 @@ def _report(
     group, rates = " ".join(sorted(names)), group_rates(facts)
     earlier: Earlier = {node.name: earlier_rates(name, kind) for node, name in zip(facts.nodes, names, strict=True)}
     locks_memory = plan.hardware.nodes > 1 and not plan.hardware.is_host
-    found = findings(facts, earlier, wall_ns, devices, locks_memory)
+    found = findings(facts, earlier, devices, locks_memory)
     found += slower_than_earlier(GROUP, rates, earlier_rates(group, f"{kind}\0group"))
     evidence = _evidence(outcome, paths)
     word: PreflightWord = "failed" if evidence else word_of(found, facts.nodes, earlier)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from levelfield.errors import DocumentError
-from levelfield.measure.preflight import bus_factor, middle_and_best, slowest_blocks, spread_of
+from levelfield.measure.preflight import bus_factor, middle_and_best, slowest_blocks
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
 from levelfield.specs.base import load
@@ -20,11 +20,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.preflight_report import CollectiveReport, Fact, NodeReport, PairReport, PreflightReport, Rate
 
 MOST_EVENT_BYTES = 64 * 2**20  # of one rank's file
-UNITS = {"memory copy": "B/s", "integer loop": "1/s", "hash": "B/s", "disk write": "B/s", "disk read": "B/s"}
-CHECKS = {
-    "clock": (), "load": (), "memory": (), "limits": (), "copy": ("memory copy",), "integers": ("integer loop",),
-    "hashes": ("hash",), "disk": ("disk write", "disk read"),
-}  # fmt: skip
+CHECKS = ("load", "memory", "limits")
 PRODUCT = "matmul"
 MOST_TEXT = 200
 _TERA = 1e12
@@ -154,17 +150,6 @@ def node_reports(plan: Plan, ranks: Mapping[int, Measured]) -> tuple[NodeReport,
     return tuple(_node(number, name, ranks, plan.ranks_of(number)) for number, name in names)
 
 
-def rate_of(values: Any, unit: Any, expected: str) -> Rate:
-    """Return the rate of repeats; without a value and with the reason where one of them cannot be right."""
-    if unit != expected:
-        return Rate(unit=expected, reason=f"found the unit {str(unit)[:20]!r}, expected {expected!r}")
-    numbers = listed(values)
-    if not numbers or not all(map(is_rate, numbers)):
-        return Rate(unit=expected, reason="the repeats are not all finite numbers above zero")
-    middle, best = middle_and_best([-float(value) for value in numbers])
-    return Rate(unit=expected, value=-middle, best=-best, spread=spread_of(numbers), repeats=len(numbers))
-
-
 def is_rate(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
@@ -194,28 +179,18 @@ def _node(number: int, name: str, ranks: Mapping[int, Measured], own: range) -> 
     if not isinstance(checks := found.get("checks"), dict):
         missing["node"] = str(found.get("reason", "the checks gave no answer"))[:MOST_TEXT]
         checks = {}
-    rates: dict[str, Rate] = {}
-    for check, figures in CHECKS.items():
+    for check in CHECKS if "node" not in missing else ():
         answer = checks.get(check)
         answer = answer if isinstance(answer, dict) else {"reason": "it gave no answer"}
-        if checks and "reason" in answer:
+        if "reason" in answer:
             missing[check] = str(answer["reason"])[:MOST_TEXT]
-        given = mapping(answer.get("rates"))
-        for figure in (figure for figure in figures if figure in given):
-            rate = mapping(given[figure])
-            rates[figure] = rate_of(rate.get("values"), rate.get("unit"), UNITS[figure])
     facts = {check: _facts(answer) for check, answer in checks.items() if check in CHECKS}
-    wall = None
-    with suppress(*DAMAGED):
-        first, last = found["wall_ns"]
-        wall = whole(first), whole(last)
     return NodeReport(
         node_rank=number,
         name=name,
-        rates=rates | _products(ranks, own),
+        rates=_products(ranks, own),
         facts={check: kept for check, kept in facts.items() if kept},
         missing=missing,
-        wall_ns=wall,
     )
 
 

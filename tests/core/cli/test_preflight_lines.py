@@ -19,7 +19,7 @@ LONG = "a-host-with-a-long-name.of.a.long.domain"
 
 def report(number: int, name: str = LONG) -> PreflightReport:
     nodes = tuple(
-        NodeReport(node_rank=k, name=f"{k}{name}", rates={"memory copy": Rate(unit="B/s", value=3e10 + k)})
+        NodeReport(node_rank=k, name=f"{k}{name}", rates={"matmul": Rate(unit="FLOP/s", value=3e13 + k)})
         for k in range(number)
     )
     row = CollectiveReport(
@@ -27,7 +27,7 @@ def report(number: int, name: str = LONG) -> PreflightReport:
         algorithm_bytes_per_second=1e9, bus_bytes_per_second=5e8, wrong="rank 0: element 3",
     )  # fmt: skip
     pair = PairReport(ranks=(0, 1), members=(f"0{name}", f"1{name}"), bytes=1024, seconds=1e-5, bytes_per_second=1e8)
-    found = PreflightFinding(kind="slow", nodes=(name,), figure="hash", sentence=f"{name}: hash is slow " * 5)
+    found = PreflightFinding(kind="slow", nodes=(name,), figure="matmul", sentence=f"{name}: matmul is slow " * 5)
     said = {"word": "out of line", "nodes": nodes, "collectives": (row,), "pairs": (pair,) * 40, "findings": (found,)}
     return PreflightReport.model_validate({**HEAD, **said})
 
@@ -49,7 +49,7 @@ def test_a_text_of_a_node_cannot_begin_a_line_of_its_own() -> None:
 
 def test_columns_stay_where_they_are() -> None:
     shown = preflight_lines(report(2, name="b"))
-    assert f"{'memory copy, GB/s':<24}{'30':>11}{'30':>11}" in shown
+    assert f"{'matmul, TFLOP/s':<24}{'30':>11}{'30':>11}" in shown
 
 
 def test_a_preflight_that_reached_no_node_shows_why_and_no_table() -> None:

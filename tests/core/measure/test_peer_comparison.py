@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import median
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from levelfield.measure.preflight import (
     compare_earlier,
     compare_peers,
     multiple,
-    spread_of,
 )
 
 TRIALS = 400
@@ -157,8 +155,3 @@ def test_many_figures_of_many_nodes_raise_no_alarm_by_noise_alone() -> None:
 def test_between_two_numbers_the_multiple_of_the_lower_one_counts() -> None:
     assert multiple(MULTIPLES, 9) == MULTIPLES[8]
     assert multiple(MULTIPLES, 1000) == MULTIPLES[max(MULTIPLES)]
-
-
-def test_the_spread_of_repeats_is_relative_and_robust() -> None:
-    values = [100.0, 101.0, 99.0, 100.0, 1000.0]
-    assert spread_of(values) == pytest.approx(NORMAL * 1.0 / median(values))

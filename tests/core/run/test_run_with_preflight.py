@@ -23,7 +23,9 @@ from levelfield.specs.site import Host, LaunchPlan, Site
 from plans import PLUGINS
 
 BUSY = PreflightFinding(kind="others", nodes=("node0",), figure="load", sentence="node0: other programs used 3 cores")
-SLOW = PreflightFinding(kind="slow", nodes=("node0",), figure="hash", sentence="node0: hash is 40% below the median")
+SLOW = PreflightFinding(
+    kind="slow", nodes=("node0",), figure="matmul", sentence="node0: matmul is 40% below the median"
+)
 Run = Callable[..., tuple[int, Any]]
 
 
@@ -55,9 +57,9 @@ def only(tmp_path: Path) -> RunPaths:
 def test_a_run_keeps_its_preflight_under_the_seal_and_shows_it(run: Run, tmp_path: Path) -> None:
     code, result = run(report(word="out of line", findings=(SLOW,)), "--preflight")
     assert code == 0 and result["status"]["word"] == "valid", "a slow node is named and stops nothing"
-    assert result["preflight"] == "out of line: 1 node(s); node0: hash is 40% below the median"
+    assert result["preflight"] == "out of line: 1 node(s); node0: matmul is 40% below the median"
     paths = only(tmp_path)
-    assert "| preflight | out of line: 1 node(s); node0: hash is 40% below the median |" in paths.report.read_text()
+    assert "| preflight | out of line: 1 node(s); node0: matmul is 40% below the median |" in paths.report.read_text()
     assert seal_finding(paths).word == "sealed"
     paths.preflight.write_text(dump(report()))
     assert seal_finding(paths).word == "tampered"
