@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import format_options, prices_of, prices_option, registry_of, runs_of, store_option
+from levelfield.cli.options import (
+    format_options,
+    prices_of,
+    prices_option,
+    registry_of,
+    runs_of,
+    store_option,
+    writing,
+)
 from levelfield.cli.terminal import print_compared
 from levelfield.errors import GateFailed, UsageError
+from levelfield.rundir.directory import write_atomically
 
 if TYPE_CHECKING:
     from levelfield.report.sheets import Sheet
@@ -44,6 +56,7 @@ examples:
   run_benchmarks.py compare gpt3_6.7B:torch gpt3_6.7B:paddle
   run_benchmarks.py compare h100.zip:gpt3_6.7B:torch h200.zip:gpt3_6.7B:torch
   run_benchmarks.py compare BASE NEW --require 'tokens_per_second>=0.95'
+  run_benchmarks.py compare RUN1 RUN2 --html comparison.html
   run_benchmarks.py compare --scaling RUN1 RUN2 RUN3
   run_benchmarks.py compare --matrix framework --case gpt3_6.7B
 """
@@ -75,6 +88,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     prices_option(output)
     store_option(output, "look only in ")
     format_options(output)
+    output.add_argument("--html", type=Path, metavar="FILE", help="write the same tables as one static page, too")
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -84,8 +98,19 @@ def execute(options: argparse.Namespace) -> int:
     _refuse_together(options)
     with RunPlaces(runs_of(options), options.store, registry_of(options)) as places:
         sheets, values, is_good = (_matrix if options.matrix else _compared)(options, places)
+    if options.html:
+        _write_page(options, sheets)
     print_compared(options.format, sheets, values)
     return 0 if is_good else GateFailed.exit_code
+
+
+def _write_page(options: argparse.Namespace, sheets: Sequence[Sheet]) -> None:
+    from levelfield.pages.comparison_page import comparison_page
+
+    title = f"Matrix by {options.matrix}" if options.matrix else "Scaling" if options.scaling else "Comparison"
+    text = comparison_page(title, sheets, datetime.now(timezone.utc))
+    with writing(options.html, "--html "):
+        write_atomically(options.html, text, through_link=True)
 
 
 def _refuse_together(options: argparse.Namespace) -> None:

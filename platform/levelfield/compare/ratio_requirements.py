@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from levelfield.compare.comparability import NOTHING
 from levelfield.compare.comparison import ComparedFigure, Comparison
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.sides import QUANTITIES, ComparedSide
@@ -20,6 +21,7 @@ from levelfield.report.costs import NAME as COST
 from levelfield.report.sheets import Sheet
 
 RequirementWord = Literal["met", "missed", "undecided", "not comparable"]
+_Decision = tuple[RequirementWord, str]
 ALIGNED = "aligned"
 LARGEST_LIMIT = 10.0  # a larger one is a percentage, which every ratio of `<=` would meet
 _FORM = re.compile(r"\s*(\w+)\s*([<>=!]+)\s*(\S+)\s*")
@@ -37,13 +39,14 @@ class RatioRequirement:
 
 @dataclass(frozen=True)
 class RequirementFinding:
-    """A requirement of one side against the base. reason: the ratio with its interval, or why there is no decision."""
+    """A requirement of one side against the base. reason: why it is undecided, else empty. ratio: that it is about."""
 
     requirement: str
     side: str
     against: str
     word: RequirementWord
     reason: str
+    ratio: Ratio | None
 
 
 def parse_requirement(text: str, has_prices: bool = False) -> RatioRequirement:
@@ -82,20 +85,24 @@ def _wrong(text: str, found: str, names: Sequence[str]) -> UsageError:
 def judge_requirements(requirements: Sequence[RatioRequirement], comparison: Comparison) -> list[RequirementFinding]:
     """Return a finding for every requirement and every side after the base."""
     base, *others = comparison.sides
-    return [
-        RequirementFinding(requirement.text, side.name, base.name, *_judged(requirement, comparison, place))
-        for requirement in requirements
-        for place, side in enumerate(others, start=1)
-    ]
+    findings = []
+    for requirement in requirements:
+        figure = next((each for each in comparison.figures if each.quantity.column.name == requirement.figure), None)
+        for place, side in enumerate(others, start=1):
+            word, reason = _judged(requirement, comparison, figure, place)
+            ratio = figure.ratios[place - 1] if figure else None
+            findings.append(RequirementFinding(requirement.text, side.name, base.name, word, reason, ratio))
+    return findings
 
 
-def _judged(requirement: RatioRequirement, comparison: Comparison, place: int) -> tuple[RequirementWord, str]:
+def _judged(
+    requirement: RatioRequirement, comparison: Comparison, figure: ComparedFigure | None, place: int
+) -> _Decision:
     base, side = comparison.sides[0], comparison.sides[place]
     if unequal := comparison.comparability.unequal:
         return "not comparable", f"must be equal: {', '.join(field.name for field in unequal)}"
     if requirement.figure == ALIGNED:
         return _aligned(base, side)
-    figure = next((each for each in comparison.figures if each.quantity.column.name == requirement.figure), None)
     if figure is None:
         return "undecided", f"no run has {requirement.figure}"
     if missing := "; ".join(_missing(figure, {base.name: 0, side.name: place})):
@@ -103,9 +110,9 @@ def _judged(requirement: RatioRequirement, comparison: Comparison, place: int) -
     return _against_limit(figure.ratios[place - 1], requirement)
 
 
-def _aligned(base: ComparedSide, side: ComparedSide) -> tuple[RequirementWord, str]:
+def _aligned(base: ComparedSide, side: ComparedSide) -> _Decision:
     verdicts = dict.fromkeys(run.verdict for run in (*base.counted, *side.counted))
-    return "met" if set(verdicts) == {ALIGNED} else "undecided", f"the runs are {', '.join(verdicts)}"
+    return ("met", "") if set(verdicts) == {ALIGNED} else ("undecided", f"the runs are {', '.join(verdicts)}")
 
 
 def _missing(figure: ComparedFigure, places: dict[str, int]) -> Iterator[str]:
@@ -114,18 +121,26 @@ def _missing(figure: ComparedFigure, places: dict[str, int]) -> Iterator[str]:
             yield f"missing on {name}: {reason}"
 
 
-def _against_limit(found: Ratio, requirement: RatioRequirement) -> tuple[RequirementWord, str]:
+def _against_limit(found: Ratio, requirement: RatioRequirement) -> _Decision:
     """Return what an interval shows. Every comparison with NaN is false, so that NaN meets nothing."""
-    if found.value is None or found.low is None or found.high is None:
+    if found.low is None or found.high is None:
         return "undecided", found.reason
-    limit, shown = requirement.limit, f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]"
+    limit = requirement.limit
     if found.low >= limit if requirement.is_least else found.high <= limit:
-        return "met", shown
+        return "met", ""
     if found.high < limit if requirement.is_least else found.low > limit:
-        return "missed", shown
-    return "undecided", f"{shown}: the interval holds {limit:g}; more runs of both sides make it narrower"
+        return "missed", ""
+    return "undecided", f"the interval holds {limit:g}; more runs of both sides make it narrower"
 
 
 def requirement_sheet(findings: Sequence[RequirementFinding]) -> Sheet:
-    rows = tuple((each.requirement, f"{each.side}/{each.against}", each.word, each.reason) for each in findings)
-    return Sheet("required", ("requirement", "sides", "word", "ratio with its 95 % interval, or the reason"), rows)
+    rows = tuple((each.requirement, f"{each.side}/{each.against}", each.word, _shown(each.ratio)) for each in findings)
+    notes = (f"{each.requirement}, {each.side}/{each.against}: {each.reason}" for each in findings if each.reason)
+    return Sheet("required", ("requirement", "sides", "word", "ratio, 95 % interval"), rows, tuple(notes))
+
+
+def _shown(ratio: Ratio | None) -> str:
+    if ratio is None or ratio.value is None:
+        return NOTHING
+    ends = "" if ratio.low is None else f" [{ratio.low:.4f}, {ratio.high:.4f}]"
+    return f"{ratio.value:.4f}{ends}"

@@ -12,7 +12,6 @@ from typing import Any
 
 import levelfield
 from levelfield.catalog.registry import Registry
-from levelfield.compare.comparability import NOTHING
 from levelfield.compare.ranking import TOKENS, metrics
 from levelfield.pages.case_figures import training_figures
 from levelfield.pages.case_view import case_view
@@ -35,10 +34,8 @@ from levelfield.pages.series_history import (
 from levelfield.pages.site_files import PagesWriter, data_script
 from levelfield.publish.published_rows import FigureRow, published, reported
 from levelfield.report.costs import described
-from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
-from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.database import rare_collections
 
 HERE = Path(__file__).parent
@@ -46,36 +43,6 @@ ASSETS = (*sorted(path.name for path in (HERE / "assets").glob("*.js")), "style.
 VENDORED = ("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
 References = Mapping[tuple[str, str], tuple[str, list[float]]]  # by digests of work and corpus: name, losses
 
-# The rules of a comparison in a browser are those of compare/comparability.py, for one run a side. A field is named as
-# in the data of a run: `series.work` is of its series, `conditions.kernel` of what surrounds it, `subject.commit` of
-# the build.
-RULES = {
-    # No ratio is printed where one of these differs: the two runs did not do the same work, or do not count it alike.
-    # `device` is what a device is; `formula` has a field for each formula that both runs have.
-    "must": (
-        *("series.work", "series.corpus", "series.scale", "series.precision", "window", "device", "formula"),
-        *("tokens read", "initial weights"),
-    ),
-    # What a comparison is made for.
-    "asked": (
-        *("series.vendor", "series.chip", "series.framework", "series.accumulation", "series.runtime"),
-        *("series.further_version", *(f"series.{name}" for name in FREE_FIELDS)),
-    ),
-    # What every framework has its own of: between two frameworks it is no reason for caution.
-    "of_a_framework": (
-        *("subject.framework_version", "subject.environment", "subject.packages", "subject.implementation"),
-    ),
-    # Parts of which every field calls for caution where it differs.
-    "caution": (
-        *("conditions", "subject", "node", "training", "date", "series.case", "series.nodes", "series.devices"),
-        *("other programs", "run order", "peak of MFU", "tuning", "attention kernel", "fp8 library"),
-    ),
-    # What calls for caution also where both runs have it: any value but this one.
-    "nothing": NOTHING,
-    "harmless": {"training": "aligned", "subject.is_dirty": "false", "other programs": NOTHING},
-    "days": 30,
-    "host_share": HOST_SHARE,
-}
 Summaries = Mapping[str, SeriesSummary]  # by the digest of a series
 
 
@@ -217,7 +184,6 @@ def write_pages(
         ),
         ("nights.html", "nights", {"o": night}),
         ("run.html", "run", {}),
-        ("compare.html", "compare", {}),
         ("nodes.html", "nodes", {"n": nodes_view(content, documents)}),
         ("published.html", "published", {"rows": list(_beside_rows(content, summaries, registry))}),
         ("guide.html", "guide", {}),
@@ -232,7 +198,6 @@ def write_pages(
         writer.write(f"data/texts-{language}.js", data_script(f"texts-{language}", script_texts(language)))
     for case in cases:
         writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
-    writer.write("data/site.js", data_script("site", _site(content)))
     for name, text in badge_files(night).items():
         writer.write(name, text)
 
@@ -261,22 +226,6 @@ def _paid(view: FirstView, prices: Prices) -> list[str]:
 def _file(view: FirstView) -> str:
     """Return the page's file: the switch of the metric is a link, which needs no script and has an address."""
     return "index.html" if view.metric is TOKENS else f"by-{view.metric.name}.html"
-
-
-def _site(content: PagesContent) -> dict[str, Any]:
-    """Return the list of series that two runs are chosen from, and the rules by which they are compared."""
-    series = [
-        {
-            "slug": runs.slug,
-            "label": runs.series.label,
-            "case": runs.series.case,
-            "framework": runs.series.framework_label,
-            "runs": len(runs.points),
-        }
-        for each in content.cases().values()
-        for runs in each
-    ]
-    return {"series": series, "rules": RULES}
 
 
 def _beside_rows(

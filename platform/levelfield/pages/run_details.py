@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from levelfield.compare.comparability import peak_of
-from levelfield.compare.sides import at, busy, tuning_of
+from levelfield.compare.sides import at
 from levelfield.pages.series_history import DistinctValues
 from levelfield.report import words
 from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.variables import shown
+from levelfield.specs.vendor import HOST_SHARE
 
 # Of result.json, by the name that the page uses. Most runs of a series share these: each group of values is kept once.
 _SHARED: dict[str, tuple[str, ...]] = {
@@ -34,8 +34,6 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "repeated": ("repeated",),
     "attention_kernel": ("attention_kernel", "name"),
     "fp8_library": ("fp8_library", "name"),
-    "tokens_read": ("identity", "tokens"),
-    "initial_weights": ("identity", "initial_weights"),
 }
 # These differ from run to run.
 _OWN: dict[str, tuple[str, ...]] = {
@@ -70,6 +68,7 @@ def month_file(
     return {
         "label": series.label,
         "series": {**series.model_dump(mode="json"), "layout": str(series.layout), "in_words": series.layout.in_words},
+        "is_host_share": series.device_is == HOST_SHARE,
         "command": command(series),
         "reference": {"name": reference[0], "losses": reference[1]} if reference else None,
         "shared": shared.values,
@@ -94,25 +93,11 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         "steps": [round(each * _MILLION) for each in record.step_seconds],
         "losses": [None if each is None else round(each * _MILLION) for each in record.losses],
         "telemetry": record.telemetry,
-        "cautions": _cautions(record),
         # bytes tell 1 from True; version 2 has no references
         "shared": shared.index(marshal.dumps(facts, 2), lambda: facts),
         **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
         **_facts(record.result, _OWN),
     }
-
-
-def _cautions(record: RunRecord) -> dict[str, str]:
-    """Return what a comparison of two runs looks at beside series, build and conditions."""
-    kernel, library = (at(record.result, key, "name") for key in ("attention_kernel", "fp8_library"))
-    known = {
-        "other programs": busy(record)[1],
-        "tuning": tuning_of(record),
-        "peak of MFU": peak_of(record),
-        "attention kernel": kernel if isinstance(kernel, str) else None,
-        "fp8 library": library if isinstance(library, str) else None,
-    }
-    return {name: text for name, text in known.items() if text}
 
 
 def _facts(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:

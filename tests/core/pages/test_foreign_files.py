@@ -94,7 +94,7 @@ PLACED: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", PLACED)
-@pytest.mark.parametrize("name", ["index.html", "data/site.js", "zh/guide.html", "assets/page.js"])
+@pytest.mark.parametrize("name", ["index.html", "data/texts-en.js", "zh/guide.html", "assets/page.js"])
 def test_what_lies_in_the_place_of_a_file_is_refused(site: Path, foreign: Path, kind: str, name: str) -> None:
     (site / name).unlink()
     PLACED[kind](site / name, foreign)
@@ -144,7 +144,7 @@ def test_the_folder_that_is_named_may_be_a_link(tmp_path: Path) -> None:
         build(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("swapped", ["data", "data/site.js"])
+@pytest.mark.parametrize("swapped", ["data", "data/texts-en.js"])
 def test_a_link_that_is_swapped_in_before_the_write_leads_nowhere(
     site: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
 ) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from levelfield.cli.command_line import parser_of
 from levelfield.pages.content import gathered
-from levelfield.pages.page_building import RULES
 from levelfield.pages.results import GivenRuns
 from levelfield.pages.run_details import command, month_file
 from levelfield.pages.series_history import (
@@ -23,8 +22,7 @@ from levelfield.pages.series_history import (
     summary_of,
 )
 from levelfield.specs.base import dump, parse
-from levelfield.specs.record import RunRecord, Series
-from levelfield.specs.tuning import Tuning
+from levelfield.specs.record import RunRecord
 from seeded_nights import SeededNights
 
 RECORDS = list(SeededNights(series=2, nights=24).records())
@@ -182,11 +180,6 @@ def test_the_command_is_read_by_the_command_line() -> None:
     assert (read.virtual_pipeline, read.threads, read.compile, read.runtime) == (2, 4, True, "docker")
     assert read.graph is True
     assert "graph" not in command(RECORDS[0].series)  # a command that older builds read as well
-
-
-def test_a_page_knows_every_free_field_as_one_that_a_comparison_may_be_made_for() -> None:
-    free = {f"series.{name}" for name in set(Tuning.model_fields) & set(Series.model_fields)}
-    assert "series.graph" in free and free <= set(RULES["asked"])
 
 
 def test_a_shell_reads_a_hostile_name_as_one_word() -> None:

@@ -61,7 +61,7 @@ def test_the_manifest_names_every_file_and_no_other(seeded_pages: Path) -> None:
 
 def test_every_link_and_file_of_every_page_is_there(seeded_pages: Path) -> None:
     pages = sorted(seeded_pages.rglob("*.html"))
-    assert len(pages) == 2 * (9 + 1)
+    assert len(pages) == 2 * (8 + 1)
     for path in pages:
         page = Page(path)
         found = [attributes.get("href") or attributes.get("src") for _, attributes in page.tags]

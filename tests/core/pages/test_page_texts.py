@@ -47,9 +47,8 @@ FAMILIES = {
     "js.memory.": ("device_used", "machine", "reserved", "allocated", "process", "capacity"),
     "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
     "js.": ("node_watts", "node_joules_per_token", "other_joules_per_token"),  # of a loop
-    "js.part.": (*STEP_PARTS, "recomputation"),
+    "js.part.": STEP_PARTS,
     "js.by.": ("chip", "framework", "layout"),
-    "js.differs.": ("must", "asked", "caution", "other"),
 }
 GUIDE = ("figures", "rule", "segments", "marks", "axes", "compare", "evidence", "keys")
 
@@ -75,7 +74,7 @@ def used() -> set[str]:
     }
     named |= {f"js.{key}" for key in re.findall(r'section\(place, "([\w-]+)"\)', SCRIPTS)}
     named |= {f"guide.{name}{end}" for name in GUIDE for end in ("", "-text")}
-    named |= {f"nav.{name}" for name in ("index", "nights", "compare", "nodes", "published", "guide")}
+    named |= {f"nav.{name}" for name in ("index", "nights", "nodes", "published", "guide")}
     named = {key for key in named if not key.endswith(".")}  # the beginning of a family
     return named | {f"{family}{name}" for family, names in FAMILIES.items() for name in names}
 

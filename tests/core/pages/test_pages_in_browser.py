@@ -32,7 +32,7 @@ from page_visits import (
 )
 from seeded_nights import SeededNights
 
-PAGES = ("index.html", "by-mfu.html", "nights.html", "compare.html", "nodes.html", "published.html", "guide.html")
+PAGES = ("index.html", "by-mfu.html", "nights.html", "nodes.html", "published.html", "guide.html")
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,6 @@ def test_every_page_is_right_by_axe_and_fits_its_width(
     with watched(browser, **options) as page:
         for name in PAGES:
             page.goto(f"file://{seeded_pages}/{language}{name}")
-            if name == "compare.html":
-                page.wait_for_selector("#comparison[data-drawn]")
             assert fits(page) and axe(page) == [], name
         open_case(page, seeded_pages, language)
         unfold(page.locator("section[data-drawn] details").first)
@@ -274,60 +272,6 @@ def test_a_failed_run_says_why_and_an_unknown_one_too(browser: Any, seeded_pages
         page.get_by_text("No run is named").wait_for()
 
 
-def compared(page: Any, part: str, side: int) -> None:
-    """Wait until the page shows what its address says, with this part in the series of this side."""
-    until(
-        page,
-        "([part, side]) => document.getElementById('comparison').dataset.drawn === location.hash"
-        " && decodeURIComponent(location.hash).split('/')[2 * side].includes(part)",
-        [part, side],
-    )
-
-
-def latest_speed(slug_part: str) -> float:
-    speeds = [r.tokens_per_second_per_device for r in SeededNights().records() if slug_part in r.series.label]
-    return float(speeds[-1] or 0)
-
-
-def test_two_runs_of_other_chips(browser: Any, seeded_pages: Path) -> None:
-    ratio = latest_speed("torch:910B2") / latest_speed("torch:H100")
-    with watched(browser) as page:
-        page.goto(f"file://{seeded_pages}/compare.html")
-        page.wait_for_selector("#comparison[data-drawn]")
-        page.select_option("#series0", first_series(seeded_pages))
-        compared(page, "torch-h100", 0)
-        page.select_option("#series1", next(each for each in histories(seeded_pages) if "torch-910b2" in each))
-        compared(page, "torch-910b2", 1)
-        text = page.locator("#comparison").inner_text()
-        for part in ("Yes, with caution", "series.chip", "the question", "One run a side"):
-            assert part in text, part
-        assert rows(page, 1)[0][3] == f"{ratio:.3f}", "B over A of the throughput"
-        page.click("#swap")
-        compared(page, "torch-910b2", 0)
-        assert rows(page, 1)[0][3] == f"{1 / ratio:.3f}"
-        page.go_back()
-        compared(page, "torch-h100", 0)
-
-
-def test_no_ratio_is_shown_where_work_or_a_run_forbids_it(browser: Any, seeded_pages: Path) -> None:
-    with watched(browser) as page:
-        page.goto(f"file://{seeded_pages}/index.html")
-        first = first_series(seeded_pages)
-        other = next(each for each in histories(seeded_pages) if each.startswith("gpt3-6-7b-torch-910b2"))
-        failed, good = run_of(page, other, 9), run_of(page, first, 9)
-        page.goto(f"file://{seeded_pages}/compare.html#{first}/{good}/{other}/{failed}")
-        page.get_by_text("No: this run is not valid").wait_for()
-        assert {row[3] for row in rows(page, 1)} == {"–"}
-        page.evaluate(
-            "async slug => { const h = await levelfield.load(`history-${slug}`); "
-            "const f = await levelfield.load(`runs-${slug}-2026-10`); f.series.corpus = 'another'; }",
-            other,
-        )
-        page.evaluate("hash => { location.hash = hash }", f"{first}/{good}/{other}/{run_of(page, other, 10)}")
-        page.get_by_text("No: these fields differ, so no ratio is shown. series.corpus").wait_for()
-        assert {row[3] for row in rows(page, 1)} == {"–"} and rows(page)[0][:2] == ["series.corpus", "prevents a ratio"]
-
-
 def test_hostile_texts_do_nothing_on_any_page(browser: Any, hostile_site: Path) -> None:
     with watched(browser) as page:
         for path in sorted(hostile_site.glob("*.html")):
@@ -352,9 +296,6 @@ def test_hostile_texts_do_nothing_on_any_page(browser: Any, hostile_site: Path) 
         assert page.locator("main img, main script").count() == 0
         assert page.evaluate("({}).polluted === undefined")
         assert page.evaluate("[...document.querySelectorAll('a')].every(a => a.protocol === 'file:')")
-        page.get_by_role("link", name="Compare with the run before").click()
-        page.wait_for_selector("#comparison[data-drawn]")
-        assert page.locator("main img, main script").count() == 0
 
 
 def case_of(site: Path) -> Path:

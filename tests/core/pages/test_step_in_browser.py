@@ -1,4 +1,4 @@
-"""The parts of a step on the pages of a run and of two runs: amounts, files, sentences as `report explain` has them."""
+"""The parts of a step on the page of a run: amounts, files, one step by rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.compare.step_difference import step_difference
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.results import GivenRuns
 from levelfield.specs.record import RunRecord
@@ -87,15 +86,13 @@ def pair() -> tuple[StepParts, StepParts]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, pair: tuple[StepParts, StepParts]) -> tuple[Path, list[str]]:
-    """Three runs with recorded steps, the third's with an attack, one without, and one of other work."""
+    """Three runs with recorded steps, the third's with an attack, and one without."""
     folder = tmp_path_factory.mktemp("step") / "site"
     calm = list(SeededNights(series=1, nights=4, faults=False).records())
     steps = (*pair, parts("c", where=ATTACK))
     found = [with_step(record, step) for record, step in zip(calm, steps, strict=False)]
-    series = calm[0].series.model_copy(update={"work": "sha256:other"})
-    other = found[0].model_copy(update={"run_id": "other", "series": series})
-    build_pages(GivenRuns([*found, calm[3], other, wide(calm[0])]), folder, Registry())
-    return folder, [*(record.run_id for record in calm), "other", "wide"]
+    build_pages(GivenRuns([*found, calm[3], wide(calm[0])]), folder, Registry())
+    return folder, [*(record.run_id for record in calm), "wide"]
 
 
 def address(site: Path, run: str) -> str:
@@ -110,24 +107,12 @@ def open_step(page: Any, site: Path, run: str, folder: str = "") -> None:
     page.wait_for_selector("#run[data-drawn]")
 
 
-def open_pair(page: Any, site: Path, a: str, b: str, folder: str = "") -> None:
-    page.goto("about:blank")
-    page.goto(f"file://{site}/{folder}compare.html#{address(site, a)}/{address(site, b)}")
-    page.wait_for_selector("#comparison[data-drawn]")
-
-
-def said(page: Any) -> list[str]:
-    return [each.replace("\u2212", "-") for each in page.locator("#step ol li").all_inner_texts()]
-
-
 @pytest.mark.parametrize(("language", "options"), LANGUAGES, ids=["light", "dark phone"])
-def test_both_pages_are_right_by_axe_and_fit(browser: Any, site: Any, language: str, options: Any) -> None:
+def test_the_page_is_right_by_axe_and_fits(browser: Any, site: Any, language: str, options: Any) -> None:
     folder, runs = site
     with watched(browser, **options) as page:
         open_step(page, folder, runs[1], language)
         assert page.locator("#step .strips").count() == 2 and fits(page) and axe(page) == []
-        open_pair(page, folder, runs[0], runs[1], language)
-        assert page.locator("#step .strips").count() == 1 and fits(page) and axe(page) == []
 
 
 @pytest.mark.parametrize(("language", "options"), LANGUAGES, ids=["light", "dark phone"])
@@ -228,39 +213,10 @@ def test_one_step_by_rank_is_drawn_and_saved(browser: Any, site: Any) -> None:
         assert {"rank 0", "rank 1", "mlp", "all-reduce"} <= {each.text for each in root.iter(f"{SVG}text")}
 
 
-def test_two_runs_are_explained_as_the_command_explains_them(browser: Any, site: Any, pair: Any) -> None:
+def test_an_ordinary_run_has_no_step_and_hostile_places_are_text(browser: Any, site: Any) -> None:
     folder, runs = site
     with watched(browser) as page:
-        for a, b in ((0, 1), (1, 0)):
-            found = step_difference(pair[a], pair[b])
-            open_pair(page, folder, runs[a], runs[b])
-            assert said(page) == list(found.sentences) and len(found.sentences) == 3
-            warnings = page.locator("#step .caution").all_inner_texts()
-            assert warnings == [f"{side}: {pair[of].warnings[0]}" for side, of in (("A", a), ("B", b))]
-            assert f"Together they explain {found.explained:.0%} of the change." in page.locator("#step").inner_text()
-            changes = table_of(saved(page, page.locator("#step"), "CSV")[1])[1:]
-            assert [line[0] for line in changes] == [*(each.part for each in found.changes), "step"]
-            amounts = [[float(cell or "nan") for cell in line[1:]] for line in changes]
-            expected = [[each.before, each.after, each.ms, each.half] for each in (*found.changes, found.whole)]
-            for line, values in zip(amounts, expected, strict=True):
-                assert line == pytest.approx([float("nan") if v is None else v for v in values], nan_ok=True, abs=1e-6)
-            bars = page.locator("#step .strips tr").evaluate_all(
-                "all => all.map(r => r.querySelector('rect').className.baseVal)"
-            )
-            kinds = ["s-more" if each.ms > 0 else "s-less" for each in found.changes]
-            assert bars == ["s-whole", *kinds, "s-whole"]
-
-
-def test_what_cannot_be_compared_is_said_and_an_ordinary_run_has_no_step(browser: Any, site: Any) -> None:
-    folder, runs = site
-    with watched(browser) as page:
-        open_pair(page, folder, runs[0], runs[3])
-        assert "B has no recorded steps" in page.locator("#step").inner_text()
         open_step(page, folder, runs[3])
         assert page.locator("#step").count() == 0
         open_step(page, folder, runs[2])
         assert page.locator("main img").count() == 0 and ATTACK in page.locator("#step").inner_text()
-        open_pair(page, folder, runs[1], runs[2])
-        assert page.locator("main img").count() == 0 and any(ATTACK in each for each in said(page))
-        open_pair(page, folder, runs[0], runs[4])
-        assert "did other work" in page.locator("#step").inner_text() and page.locator("#step .strips").count() == 0

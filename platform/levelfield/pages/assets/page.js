@@ -133,33 +133,6 @@ const levelfield = (() => {
     return made;
   }
 
-  /* Return a promise of a run of a series, `found`, with its history, its place there and the file of its month; null
-     where the history lacks it. */
-  async function loadRun(slug, run) {
-    const history = await load(`history-${slug}`), index = history.columns.run.indexOf(run);
-    if (index < 0) return null;
-    const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`);
-    return { history, index, file, found: runOf(history, index, file) };
-  }
-
-  /* Return a run with all that the history and the month's file have of it. Steps and losses are in millionths. */
-  function runOf({ columns, kept }, index, file) {
-    const found = file.runs.find((each) => each.run === columns.run[index]);
-    if (!found) throw new Missing(columns.run[index]);
-    const whole = (values) => values.map((value) => (value === null ? null : value / 1e6));
-    return {
-      ...found,
-      ...Object.fromEntries(Object.keys(FIGURES).map((name) => [name, columns[name][index]])),
-      node: kept.nodes[columns.node[index]],
-      word: kept.words[columns.word[index]],
-      verdict: kept.verdicts[columns.verdict[index]],
-      purpose: kept.purposes[columns.purpose[index]],
-      counts: Boolean(columns.counts[index]),
-      steps: whole(found.steps),
-      losses: whole(found.losses),
-    };
-  }
-
   /* What follows # in the address: #PART/PART?NAME=VALUE, which is shown and how. */
   function address() {
     const [path, ...rest] = location.hash.slice(1).split("?");
@@ -246,7 +219,7 @@ const levelfield = (() => {
   });
 
   return {
-    data, load, known, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, section, loadRun, parts,
+    data, load, known, Missing, t, el, foreign, shown, number, signedPercent, when, figure, figureName, FIGURES, word, runLink, section, parts,
     settings, remember, copy, announce, printing, ready, language,
   };
 })();

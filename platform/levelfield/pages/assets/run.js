@@ -22,10 +22,9 @@
   }
 
   async function show(place, slug, run) {
-    const { rules } = await load("site");
-    const whole = await levelfield.loadRun(slug, run);
-    if (!whole) throw new levelfield.Missing(run);
-    const { history, index, file, found } = whole;
+    const history = await load(`history-${slug}`), index = history.columns.run.indexOf(run);
+    if (index < 0) throw new levelfield.Missing(run);
+    const file = await load(`runs-${slug}-${when(history.columns.time[index], 7)}`), found = runOf(history, index, file);
     const shared = file.shared[found.shared];
     const fact = (name) => (Object.hasOwn(found, name) ? found[name] : Object.hasOwn(shared, name) ? shared[name] : null);
     document.title = `${levelfield.shown(run)} · Levelfield`;
@@ -35,11 +34,29 @@
     curves(place, file, found, fact);
     levelfield.step.show(place, file, found);
     training(place, fact("alignment"), fact("certificate"), found);
-    telemetry(place, file, found, fact, file.series.device_is === rules.host_share);
+    telemetry(place, file, found, fact, file.is_host_share);
     setup(place, file, found, fact);
     surroundings(place, history, index, fact);
     remarks(place, fact);
     repeat(place, file.command, found, history.kept.subjects[history.columns.subject[index]]);
+  }
+
+  /* Return a run with all that the history and the month's file have of it. Steps and losses are in millionths. */
+  function runOf({ columns, kept }, index, file) {
+    const found = file.runs.find((each) => each.run === columns.run[index]);
+    if (!found) throw new levelfield.Missing(columns.run[index]);
+    const whole = (values) => values.map((value) => (value === null ? null : value / 1e6));
+    return {
+      ...found,
+      ...Object.fromEntries(NAMES.map((name) => [name, columns[name][index]])),
+      node: kept.nodes[columns.node[index]],
+      word: kept.words[columns.word[index]],
+      verdict: kept.verdicts[columns.verdict[index]],
+      purpose: kept.purposes[columns.purpose[index]],
+      counts: Boolean(columns.counts[index]),
+      steps: whole(found.steps),
+      losses: whole(found.losses),
+    };
   }
 
   function heading(place, slug, history, index, found, fact) {
@@ -56,9 +73,6 @@
       el("span", {}, `${when(time[index])} UTC, ${t("run-of", { place: index + 1, count: run.length })}`),
       index + 1 < run.length ? el("a", { rel: "next", href: runHash(slug, run[index + 1]) }, `${when(time[index + 1])} →`) : null];
     place.append(el("nav", { class: "beside", "aria-label": t("neighbours") }, steps));
-    if (index > 0) {
-      place.append(el("p", {}, el("a", { href: `compare.html#${[slug, run[index - 1], slug, run[index]].map(encodeURIComponent).join("/")}` }, t("compare-previous"))));
-    }
   }
 
   function runHash(slug, run) {

@@ -1,10 +1,9 @@
 "use strict";
-/* A step in parts: where its time goes, what each rank does in one step, and the way from one run's step to another's.
+/* A step in parts: where its time goes, and what each rank does in one step.
    Every picture is strips: rows of a table, each with a name, a bar of pieces {from, to, kind, half}, and a value. */
 levelfield.step = (() => {
   const { el, t, number, foreign } = levelfield;
   const { svg } = levelfield.saving;
-  const AGAIN = "recomputation", WAITING = ["waiting for another rank", "pipeline bubble"];
   const LARGE = 0.05; // of the step: an unexplained part of this size is shown first
   const MOST_PLACES = 10, LONG = 1000; // LONG: of a strip, in its own units
   const SIZES = [150, 560, 110]; // of a saved picture: names, strips, values
@@ -21,10 +20,6 @@ levelfield.step = (() => {
     return Number.isFinite(share) ? `${number(share * 100, digits)} %` : "–";
   }
 
-  function signed(ms, digits) {
-    return `${ms > 0 ? "+" : ""}${number(ms, digits)}`;
-  }
-
   /* Return half of the 95 % interval; nothing from one step. */
   function half(time) {
     return Number.isFinite(time.high) ? `±${number(time.high - time.mean, 2)}` : "";
@@ -35,9 +30,9 @@ levelfield.step = (() => {
     return `s-${kind.replace(/[^a-z]+/g, "-")}`;
   }
 
-  /* Return one strip. ends: the values at its left and right. A piece that is half is drawn half as high. */
-  function strip(pieces, ends, label) {
-    const place = (value) => ((value - ends[0]) / (ends[1] - ends[0] || 1)) * LONG;
+  /* Return one strip. end: the value at its right; 0 is at its left. A piece that is half is drawn half as high. */
+  function strip(pieces, end, label) {
+    const place = (value) => (value / (end || 1)) * LONG;
     const rounded = (value) => Math.round(value * 100) / 100;
     return svg("svg", { viewBox: `0 0 ${LONG} 10`, preserveAspectRatio: "none", role: "img", "aria-label": label }, ...pieces.map((piece) =>
       svg("rect", { class: look(piece.kind), x: rounded(place(piece.from)), width: rounded(place(piece.to) - place(piece.from)), y: piece.half ? 5 : 0, height: piece.half ? 5 : 10 },
@@ -45,9 +40,9 @@ levelfield.step = (() => {
   }
 
   /* Append a picture of strips. rows: name, pieces, label, value. keys: of colours, {kind, text}. csv: names first. */
-  function strips(place, { name, file, whose, rows, ends, keys, csv }) {
+  function strips(place, { name, file, whose, rows, end, keys, csv }) {
     const table = el("table", { class: "strips" }, el("caption", { class: "away" }, name), el("tbody", {}, rows.map((row) =>
-      el("tr", {}, el("th", { scope: "row" }, row.name), el("td", {}, strip(row.pieces, ends, row.label)), row.value === undefined ? null : el("td", { class: "value" }, row.value)))));
+      el("tr", {}, el("th", { scope: "row" }, row.name), el("td", {}, strip(row.pieces, end, row.label)), row.value === undefined ? null : el("td", { class: "value" }, row.value)))));
     const swatch = ({ kind }) => svg("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("rect", { class: look(kind), width: 10, height: 10 }));
     const legend = el("ul", { class: "keys" }, keys.map((key) => el("li", {}, swatch(key), key.text)));
     place.append(el("figure", {}, el("figcaption", {}, el("strong", {}, name)), table, legend, el("p", { class: "axis" }, levelfield.saving.buttons({
@@ -100,7 +95,7 @@ levelfield.step = (() => {
     const apart = (each) => ["in_place_ms", "alone_ms", "allowed_ms"].map((name) => (byPart.get(each.part) || {})[name] ?? null);
     const csv = [[t("step-part"), "ms", t("interval-low"), t("interval-high"), `${t("recomputed")} ms`, `${t("overlapped")} ms`, t("in-place-ms"), t("alone-ms"), t("allowed-ms")],
       ...step.parts.map((each) => [partName(each.part), each.time.mean, each.time.low, each.time.high, each.recompute_ms || 0, each.overlapped_ms || 0, ...apart(each)])];
-    strips(place, { ...common, name: t("step-bar"), rows, ends: [0, Math.max(at, besideAt)], csv });
+    strips(place, { ...common, name: t("step-bar"), rows, end: Math.max(at, besideAt), csv });
     if (pieces.some((piece) => piece.half)) place.append(el("p", { class: "note" }, t("half-means")));
   }
 
@@ -149,7 +144,7 @@ levelfield.step = (() => {
       for (const piece of pieces) csv.push([line.rank, piece.from, piece.to, partName(piece.kind), piece.half ? t("yes") : t("no")]);
       return { name: t("rank", { rank: line.rank }), pieces, label: t("line-of-rank", { rank: line.rank, count: pieces.length }) };
     });
-    strips(place, { ...common, name: t("step-by-rank"), rows, ends: [0, shown.ms], csv, keys: shown.parts.map((kind) => ({ kind, text: partName(kind) })) });
+    strips(place, { ...common, name: t("step-by-rank"), rows, end: shown.ms, csv, keys: shown.parts.map((kind) => ({ kind, text: partName(kind) })) });
     place.append(el("p", { class: "note" }, t("cells-mean", { cells: shown.lines[0]?.cells.length ?? 0, ms: number(shown.ms, 2) })));
   }
 
@@ -194,112 +189,5 @@ levelfield.step = (() => {
     return [...found.values()].sort((a, b) => b.ms - a.ms);
   }
 
-  /* From here on as compare/step_difference.py: the change of each part, and up to three sentences about the largest. */
-
-  /* Return the parts without what they repeat, and that as one part more. They add up to the step. */
-  function own(step) {
-    const found = new Map(step.parts.map((each) => {
-      const again = each.recompute_ms || 0, high = Number.isFinite(each.time.high) ? each.time.high - again : null;
-      return [each.part, { mean: Math.max(0, each.time.mean - again), high }];
-    }));
-    const again = step.parts.reduce((sum, each) => sum + (each.recompute_ms || 0), 0);
-    return again ? found.set(AGAIN, { mean: again, high: null }) : found;
-  }
-
-  function placesOf(step) {
-    const found = new Map();
-    for (const each of step.places || []) {
-      const [part, where] = each.is_repeated ? [AGAIN, `${each.part} of the blocks`] : [each.part, each.where];
-      if (!found.has(part)) found.set(part, new Map());
-      found.get(part).set(where, (found.get(part).get(where) || 0) + each.ms);
-    }
-    return found;
-  }
-
-  /* Return half of the interval of a difference of two means, whose errors are independent. */
-  function halfOf(before, after) {
-    const halves = [before, after].filter((each) => Number.isFinite(each.high)).map((each) => each.high - each.mean);
-    return halves.length ? Math.hypot(...halves) : null;
-  }
-
-  function changesOf(before, after) {
-    const [first, second] = [own(before), own(after)], [here, there] = [placesOf(before), placesOf(after)];
-    const nothing = { mean: 0, high: null };
-    return [...new Set([...first.keys(), ...second.keys()])].map((part) => {
-      const [a, b] = [first.get(part) || nothing, second.get(part) || nothing];
-      const [old, now] = [here.get(part) || new Map(), there.get(part) || new Map()];
-      const places = [...new Set([...old.keys(), ...now.keys()])].sort().map((where) => ({ where, ms: (now.get(where) || 0) - (old.get(where) || 0) }));
-      places.sort((x, y) => Math.abs(y.ms) - Math.abs(x.ms));
-      return { part, before: a.mean, after: b.mean, ms: b.mean - a.mean, half: halfOf(a, b), places: places.slice(0, 2) };
-    }).sort((x, y) => Math.abs(y.ms) - Math.abs(x.ms));
-  }
-
-  /* Return the largest changes, up to three, that together are within a tenth of the whole change. */
-  function named(changes, whole) {
-    const found = [];
-    for (const each of changes.slice(0, 3)) {
-      if (found.length && Math.abs(whole - found.reduce((sum, one) => sum + one.ms, 0)) <= 0.1 * Math.abs(whole)) break;
-      found.push(each);
-    }
-    return found;
-  }
-
-  function sentence(change, whole, after) {
-    const ofWhole = change.ms / whole;
-    const share = !(change.ms * whole > 0) ? t("against-change") : ofWhole > 1 ? t("above-change") : t("of-change", { share: `${number(ofWhole * 100, 0)}%` });
-    const said = t(change.ms > 0 ? "takes-more" : "takes-less", { part: partName(change.part), ms: number(Math.abs(change.ms), 1), share });
-    const places = change.places.filter((each) => Math.abs(each.ms) >= 0.2 * Math.abs(change.ms));
-    const isNamed = places.length && !WAITING.includes(change.part) && places[0].where !== change.part;
-    return said + (isNamed ? `: ${places.map((each) => `${each.where} ${signed(each.ms, 1)} ms`).join(", ")}` : "") + byLate(change, after);
-  }
-
-  function byLate(change, after) {
-    const late = (after.late || [])[0];
-    if (change.part !== WAITING[0] || change.ms <= 0 || !late) return "";
-    if (!Number.isFinite(late.longer_ms)) return t("for-late", { rank: late.rank });
-    return t("for-late-where", { rank: late.rank, part: partName(late.part), where: late.where, ms: number(late.longer_ms, 1) });
-  }
-
-  /* Show the way from A's step to B's. a, b: {file, found}. Nothing where neither run has one. */
-  function differ(place, a, b) {
-    const [before, after] = [a, b].map((side) => stepOf(side.found));
-    if (!before && !after) return;
-    const part = el("section", { id: "step" }, el("h2", {}, t("step-difference")));
-    place.append(part);
-    if (!before || !after) return part.append(el("p", { class: "empty" }, t("step-of-one", { side: before ? "B" : "A" })));
-    if (a.file.series.work !== b.file.series.work) return part.append(el("p", { class: "empty" }, t("step-other-work")));
-    const changes = changesOf(before, after), whole = after.step.mean - before.step.mean, shown = named(changes, whole);
-    part.append(el("p", {}, t("step-of-both", { a: number(before.step.mean, 2), b: number(after.step.mean, 2) })));
-    part.append(el("ol", {}, shown.map((each) => el("li", {}, sentence(each, whole, after)))));
-    const rest = Math.abs(whole - shown.reduce((sum, each) => sum + each.ms, 0));
-    const spread = halfOf(before.step, after.step), isReal = spread === null || Math.abs(whole) > spread;
-    const explained = whole ? Math.max(0, 1 - rest / Math.abs(whole)) * 100 : 0;
-    part.append(isReal ? el("p", {}, t("explained-together", { share: `${number(explained, 0)}%` })) : el("p", { class: "caution" }, t("within-spread")));
-    for (const [side, step] of [["A", before], ["B", after]]) for (const each of step.warnings || []) part.append(el("p", { class: "caution" }, `${side}: `, foreign(each)));
-    const rows = [...changes, { part: "whole", before: before.step.mean, after: after.step.mean, ms: whole, half: spread }];
-    waterfall(part, rows, { file: `${a.found.run}_${b.found.run}_step`, whose: `A: ${a.found.run}, B: ${b.found.run}` });
-    const name = (each) => (each.part === "whole" ? t("whole-step") : partName(each.part));
-    levelfield.tables.add(part, t("step-difference"), [t("step-part"), ...["A (ms)", "B (ms)", t("change-ms"), "95 %"].map((each) => ({ name: each, number: true }))],
-      rows.map((each) => [name(each), { v: each.before, text: number(each.before, 2) }, { v: each.after, text: number(each.after, 2) },
-        { v: each.ms, text: signed(each.ms, 2) }, each.half === null ? "" : `±${number(each.half, 2)}`]));
-  }
-
-  /* A bar for each part, which begins where the one above ends. rows: of the parts, and of the whole step. */
-  function waterfall(place, rows, common) {
-    const changes = rows.slice(0, -1), whole = rows[rows.length - 1];
-    let at = whole.before;
-    const bars = changes.map((each) => ({ ...each, from: at, to: (at += each.ms) }));
-    const all = [whole.before, whole.after, ...bars.map((each) => each.to)];
-    const [least, most] = [Math.min(...all), Math.max(...all)];
-    const low = Math.max(0, least - 0.15 * (most - least || most));
-    const full = (name, to) => ({ name, pieces: [{ kind: "whole", from: low, to }], label: `${name} ${number(to, 2)} ms`, value: `${number(to, 2)} ms` });
-    const one = (each) => ({ name: partName(each.part), pieces: [{ kind: each.ms > 0 ? "more" : "less", from: Math.min(each.from, each.to), to: Math.max(each.from, each.to) }],
-      label: `${partName(each.part)} ${signed(each.ms, 2)} ms`, value: `${signed(each.ms, 2)} ms` });
-    const csv = [[t("step-part"), "A (ms)", "B (ms)", t("change-ms"), t("half-ms")], ...rows.map((each) => [each.part === "whole" ? t("whole-step") : partName(each.part), each.before, each.after, each.ms, each.half])];
-    strips(place, { ...common, name: t("step-waterfall"), rows: [full("A", whole.before), ...bars.map(one), full("B", whole.after)], ends: [low, most], csv,
-      keys: [{ kind: "more", text: t("more-time") }, { kind: "less", text: t("less-time") }] });
-    place.append(el("p", { class: "note" }, t("waterfall-begins", { ms: number(low, 2) })));
-  }
-
-  return { show, differ };
+  return { show };
 })();
