@@ -31,37 +31,6 @@ RUN: Words = ("run",)  # its word may be left out
 READERS = ("compare chips", "every night", "machines and environments", "bring your own")
 # Options that may also stand before and between the words of a command, with and without a value.
 VALUED, FLAGS = ("--plugins", "--case-file", "--runs", "--chips"), ("--json", "--version")
-# Names that commands had. An option belongs to the command that it follows.
-FORMER = {
-    "list": "show",
-    "sweep": "plan sweep",
-    "report --html": "report pages",
-    "curves": "align curves",
-    "diagnose": "align diagnose",
-    "references": "align references",
-    "gate": "nightly gate",
-    "history": "nightly history",
-    "bisect": "nightly bisect",
-    "nightly --suite": "nightly run",
-    "baseline": "nightly accept`, `nightly accept-step`, `nightly note` or `nightly levels",
-    "baseline accept": "nightly accept",
-    "baseline accept-step": "nightly accept-step",
-    "baseline note": "nightly note",
-    "baseline list": "nightly levels",
-    "collect": "evidence collect",
-    "bundle": "evidence bundle",
-    "verify": "evidence verify",
-    "preflight": "site preflight",
-    "image": "environment image",
-    "wheels": "environment wheels",
-}
-GONE = {
-    "reveal": "a table with withheld cells has no commitments to hold values against",
-    **dict.fromkeys(
-        ("export", "data export"),
-        "a run makes its initial weights by the case's seed; tests/huggingface_classes.py has HuggingFace's names",
-    ),
-}
 _LINE = re.compile(r'(?:""")?`([a-z][a-z -]*)`(?: \(([a-z ]+)\))?: (.+?)(?:""")?')
 
 
@@ -116,7 +85,6 @@ def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
     if not words and "--version" in (*before, *rest):  # by itself, also where packages are missing
         print(f"levelfield {levelfield.__version__}")
         raise SystemExit(0)
-    _refuse_former(words, rest)
     if not words:
         if not arguments or rest[:1] in (["-h"], ["--help"]):
             print(overview(known))
@@ -165,20 +133,10 @@ def _refuse_blank(words: Words, arguments: Sequence[str]) -> None:
             )
 
 
-def _refuse_former(words: Words, rest: Sequence[str]) -> None:
-    """Raise UsageError for a command by a name that it had, with its new one, and for one that is gone."""
-    options = [" ".join((*words, option.partition("=")[0])) for option in rest]
-    for name in options if words else (" ".join(rest[:2]), *rest[:1]):
-        if name in FORMER:
-            raise UsageError(f"`{name}` is now `{FORMER[name]}`")
-        if name in GONE:
-            raise UsageError(f"`{name}` is gone: {GONE[name]}")
-
-
 def _unknown(word: str, known: dict[Words, Listed]) -> str:
     if ":" in word:
         return f"found '{word}', expected a command; a case string follows --case: `{PROGRAM} --case {word}`"
-    names = {words[-1]: " ".join(words) for words in known} | FORMER | {words[0]: words[0] for words in known}
+    names = {words[-1]: " ".join(words) for words in known} | {words[0]: words[0] for words in known}
     near = difflib.get_close_matches(word, names, n=1)
     meant = f"did you mean `{names[near[0]]}`?" if near else "`--help` lists the commands"
     return f"unknown command '{word}'; {meant}"

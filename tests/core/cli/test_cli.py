@@ -77,7 +77,6 @@ def test_the_version_is_said(command: Command) -> None:
         (["--case", "tiny:fake", "--scale", "huge"], "invalid choice: 'huge'"),
         (["--case"], "expected one argument"),
         (["report"], "the following arguments are required: RUN"),
-        (["report", "latest", "--html", "x"], "`report --html` is now `report pages`"),
         (["report", "pages", "x", "latest", "--store", "y"], "found --store and runs"),
         (["data"], "`data`: found nothing after it, expected one of prepare, check"),
         (["--quiet"], "nothing to run: give --case CASE:FRAMEWORK or --suite NAME"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import levelfield.cli
 import pytest
-from levelfield.cli.command_line import FORMER, READERS, Command, listed, overview, parser_of
+from levelfield.cli.command_line import READERS, Command, listed, overview, parser_of
 from levelfield.cli.main import main
 from plans import PLUGINS, ROOT
 
@@ -230,9 +230,8 @@ def test_the_longest_words_win() -> None:
         (["show", "cases", "--diff"], "expected a case beside it: show CASE --diff"),
         (["report", "latest", "--formt", "csv"], "unrecognized arguments: --formt csv; did you mean --format?"),
         (["--case", "tiny:fake", "--dryrun"], "unrecognized arguments: --dryrun; did you mean --dry-run?"),
-        (["reveal", "check", "a", "b"], "`reveal` is gone"),
-        (["data", "export", "tiny"], "`data export` is gone: a run makes its initial weights by the case's seed"),
-        (["export", "tiny", "--format", "hf"], "`export` is gone"),
+        (["verify", "run.zip"], "unknown command 'verify'; did you mean `evidence verify`?"),
+        (["data", "export", "tiny"], "unknown command 'data export'; expected one of prepare, check"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -245,29 +244,3 @@ def test_a_mistyped_word_gets_the_nearest_one(
         code = int(ended.code or 0)
     out, err = capsys.readouterr()
     assert (code, out) == (2, "") and says in " ".join(err.split())
-
-
-@pytest.mark.parametrize(("before", "now"), FORMER.items())
-def test_a_former_name_names_the_new_place(before: str, now: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*before.split(), "x"]) == 2
-    assert f"error: `{before}` is now `{now}`\n" in capsys.readouterr().err
-    for name in re.split("`, `|` or `", now):
-        assert tuple(name.split()) in KNOWN, name
-
-
-def test_no_message_names_a_command_by_a_former_name() -> None:
-    """What the platform says to type is what there is."""
-    former = "|".join(re.escape(name) for name in FORMER if not name.startswith(("nightly", "report")))
-    files = [path for path in (ROOT / "platform").rglob("*") if path.suffix in (".py", ".j2", ".js")]
-    assert len(files) > 300
-    for path in files:
-        text = path.read_text(encoding="utf-8")
-        found = re.findall(
-            rf"`(?:run_benchmarks\.py )?(?:{former})(?: [^`]*)?`|run_benchmarks\.py (?:{former})\b", text
-        )
-        ours = {"command_line.py": 99}.get(path.name, 0)
-        assert len([each for each in found if each not in NO_COMMANDS]) <= ours, (path, found)
-
-
-# The same words for other things: keys of files, kinds of events.
-NO_COMMANDS = {"`baseline`", "`environment`", "`image`", "`diagnose`", "`gate`"}
