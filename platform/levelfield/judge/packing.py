@@ -29,7 +29,7 @@ from levelfield.rundir.bundle_redaction import placeholders_of, read_run, redact
 from levelfield.rundir.placeholders import Placeholders
 from levelfield.specs.base import dump, sha256_of, twice_in
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import REVISION, Result
+from levelfield.specs.result import Result
 
 # Texts of a result that name what was measured. Redaction may change any other text, and no number.
 _NAMES = (
@@ -116,7 +116,6 @@ def _manifest(runs: Sequence[RunInBundle], placeholders: Placeholders) -> Manife
         runs={run.name: run.listed for run in runs},
         replacements=tuple(Replacement(kind=kind, placeholder=text, times=n) for (kind, text), n in counts),
         kept=placeholders.kept,
-        result_revision=REVISION,
         digest="",
     )
     return draft.model_copy(update={"digest": draft.content_digest})

@@ -5,7 +5,7 @@ It shows that the stated result follows from the raw files. It cannot show that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -13,28 +13,37 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, LevelfieldError
+from levelfield.judge.admission import is_wider
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction, cross_checked
-from levelfield.judge.stated_result import StatedResult, certificate_checked, reference_checked
+from levelfield.judge.noise import noise_of
+from levelfield.judge.packing import leaves
 from levelfield.judge.verdict import Redaction, judged
 from levelfield.node.code_digest import code_digest
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.bundle_archive import Manifest
 from levelfield.rundir.bundle_reader import RESULT, Bundle, RunInBundle, written
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, event_or_none
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import OUTCOME, names_something
 from levelfield.specs.base import load
+from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord
 from levelfield.specs.reference import Reference
-from levelfield.specs.result import Result, SealFinding
+from levelfield.specs.result import Alignment, Result, SealFinding
 from levelfield.specs.step_parts import StepParts
 from levelfield.store.run_record import record_of
 
 SCHEMA = "levelfield.verification/1"
+# What results until 2026-11-23 lack. A field that is added later, and that such a run has a value of, belongs here.
+UNSTATED, UNSTATED_LAYER = ("tuning", "to_loss"), "norms"
+TOLERANCE = 1e-9  # of a number: another machine's library may round the last digit otherwise
+_ABSENT = "(absent)"
+# What a promoted run left. An older reference may lack the last ones.
+_TRAINED = ("identity", "precision", "losses", "grad_norms", "gradients", "weights", "routing", "choices")
+CERTIFICATE = "certificate.json"
 # Of a plan from elsewhere: the time to recompute grows with them, whatever the raw files hold.
 _MOST_LAYERS, _MOST_RECORDS = 10_000, 20_000_000
 
@@ -90,11 +99,11 @@ def _verified(run: RunInBundle, known: Registry, bundle: Bundle) -> VerifiedRun:
             job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
             found = [
                 *_seal(run),
-                *_differences(run, result, bundle.manifest),
+                *_differences(run, result),
                 *_loose(run, raw, result),
                 *cross_checked(plan, raw, job, provenance, known),
                 *_reference(paths, known, plan, raw, result),
-                *certificate_checked(run, paths, result, bundle.runs),
+                *_certificate(run, paths, result, bundle.runs),
             ]
             code = _code(plan, known)
         except (DocumentError, *DAMAGED) as error:  # a plan that no plan could be is not the platform's fault
@@ -131,7 +140,7 @@ def _reference(
         yield f"this checkout has no reference {stated.name}; the verdict rests on the one in the bundle"
         return
     by = partial(judged, plan, raw, result.identity)
-    yield from reference_checked(stated, known.reference(stated.name), by)
+    yield from _reference_checked(stated, known.reference(stated.name), by)
 
 
 def _code(plan: Plan, known: Registry) -> str:
@@ -172,7 +181,7 @@ def _seal(run: RunInBundle) -> Iterator[Contradiction]:
         yield Contradiction("seal", run.listed.seal.word, f"{run.seal.word} {run.seal.reason or ''}".strip())
 
 
-def _differences(run: RunInBundle, found: Result, manifest: Manifest) -> Iterator[Contradiction | str]:
+def _differences(run: RunInBundle, found: Result) -> Iterator[Contradiction | str]:
     """Yield what of the stated result does not follow from the raw files, and a note on what it need not state."""
     stated = event_or_none(run.files.get(RESULT, b""))
     if stated is None:
@@ -182,10 +191,112 @@ def _differences(run: RunInBundle, found: Result, manifest: Manifest) -> Iterato
         yield Contradiction(f"{RESULT}: schema", str(stated.get("schema"))[:120], Result.schema_name())
     if found.run_id != run.name:
         yield Contradiction("plan.json: run_id", found.run_id, f"the bundle calls the run {run.name}")
-    held = StatedResult(stated, manifest.result_revision, bool(_of_version(manifest.platform_version)))
-    yield from held.differences(found)
-    if missing := held.left_out(found):
-        yield f"not stated, as they came later: {', '.join(missing)}"
+    yield from _not_following({key: value for key, value in stated.items() if key != "schema"}, found)
+    if unstated := [name for name in UNSTATED if name not in stated]:
+        yield f"not stated: {', '.join(unstated)}"
+
+
+def _not_following(stated: dict[str, Any], found: Result) -> Iterator[Contradiction]:
+    """Yield every place that does not follow. One that is absent states its default."""
+    ours, needed = (
+        dict(leaves(_without_unstated(found.model_dump(mode="json", exclude_defaults=is_short), stated)))
+        for is_short in (False, True)
+    )
+    theirs = dict(leaves(stated))
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        value, own = theirs.get(name, _ABSENT), ours.get(name, _ABSENT)
+        if (name in theirs or name in needed) and not _equal(value, own):
+            yield Contradiction(name, _said(value), _said(own))
+
+
+def _without_unstated(content: dict[str, Any], stated: dict[str, Any]) -> dict[str, Any]:
+    """Return our result without what the first results lack and this one does not state."""
+    alignment = stated.get("alignment")
+    layers = alignment.get("layers") if isinstance(alignment, dict) else None
+    named = [each.get("name") for each in layers if isinstance(each, dict)] if isinstance(layers, list) else []
+    ours = content["alignment"]
+    if "layers" in ours:
+        ours["layers"] = [each for each in ours["layers"] if each["name"] in named or each["name"] != UNSTATED_LAYER]
+    return {key: value for key, value in content.items() if key in stated or key not in UNSTATED}
+
+
+def _equal(stated: Any, found: Any) -> bool:
+    """Return whether two values are the same. NaN equals nothing; true is not 1."""
+    if (isinstance(stated, float) and isinstance(found, (int, float))) or isinstance(found, float):
+        if isinstance(stated, bool) or not isinstance(stated, (int, float)):
+            return False
+        return abs(stated - found) <= TOLERANCE * abs(found)
+    return type(stated) is type(found) and bool(stated == found)
+
+
+def _said(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _reference_checked(
+    stated: Reference, ours: Reference, verdict_by: Callable[[Reference], Alignment]
+) -> Iterator[Contradiction | str]:
+    """Yield what differs. verdict_by: judges the run by a reference.
+
+    Noise that this checkout does not have may be of a newer one, so it may stay where it changes no verdict.
+    """
+    theirs, here = verdict_by(stated).verdict, verdict_by(ours).verdict
+    if ours.run_id != stated.run_id:
+        by_ours = f"; by that one the run is {here}" if here != theirs else ""
+        yield f"the reference {stated.name} is of run {stated.run_id}, and this checkout's of {ours.run_id}{by_ours}"
+        return
+    for key in _TRAINED:
+        found, expected = getattr(stated, key), getattr(ours, key)
+        if found != expected and found:
+            of_run = f"of run {stated.run_id}"
+            yield Contradiction(f"reference.json: {key}", of_run, f"this checkout has others of run {ours.run_id}")
+    rows = {row.run_id: row for row in ours.noise}
+    for row in stated.noise:
+        if row.run_id in rows and is_wider(noise_of(row, stated), noise_of(rows[row.run_id], ours)):
+            yield Contradiction(f"reference.json: noise of {row.run_id}", "wider", "this checkout has it narrower")
+    if here != theirs:
+        yield Contradiction("reference.json: verdict by it", theirs, f"{here} by this checkout's {ours.name}")
+    elif more := [row.run_id for row in stated.noise if row.run_id not in rows]:
+        yield f"{len(more)} row(s) of noise in reference.json are not in this checkout's; the verdict is the same by it"
+
+
+def _certificate(
+    run: RunInBundle, paths: RunPaths, found: Result, runs: Sequence[RunInBundle]
+) -> Iterator[Contradiction | str]:
+    """Yield what does not follow from the certificate's run. runs: of the bundle. found: what `run` gives here."""
+    if CERTIFICATE not in run.files or not (found.certificate and found.certificate.holds):
+        return  # one that does not hold makes nothing aligned
+    certificate = load(Certificate, paths.certificate)
+    own = next((each for each in runs if each.name == certificate.run_id), None)
+    if own is None:
+        yield (
+            f"{CERTIFICATE} rests on run {certificate.run_id}, which is not in this bundle. Its digest has no key: it "
+            "shows no edit by someone who makes it again. `evidence bundle` both runs to have it recomputed"
+        )
+        return
+    try:
+        with written(own) as folder:
+            result = collect(folder, redaction=Redaction(own.seal, own.listed.software))
+    except (DocumentError, *DAMAGED) as error:
+        yield Contradiction(CERTIFICATE, f"run {own.name}", " ".join(str(error).split())[:120])
+        return
+    facts = {
+        "the run's word": ("valid", result.status.word),
+        "verdict": (certificate.verdict, result.alignment.verdict),
+        "scale": (certificate.scale, result.scale),
+        "precision": (certificate.precision, result.precision),
+        "framework": (certificate.subject.framework, result.framework),
+        "framework_version": (certificate.framework_version, result.framework_version),
+        "chip": (certificate.subject.chip, result.chip),
+        "work": (certificate.subject.work, result.identity.work),
+        "layers": (certificate.layers, result.alignment.layers),
+    }
+    for name, (stated, ours) in facts.items():
+        if stated != ours:
+            yield Contradiction(
+                f"{CERTIFICATE}: {name}", str(stated)[:120], f"{str(ours)[:120]} by run {result.run_id}"
+            )
 
 
 def _of_version(version: str) -> tuple[str, ...]:

@@ -212,7 +212,7 @@ class Replacement(Value):
 class Manifest(Document):
     """manifest.json. kept: names of users or hosts that are also words of a run and were not replaced: how many.
 
-    result_revision: which fields the results have (specs/result.py). digest: of all other keys.
+    result_revision: what bundles of 2026-11 have; only their digest counts it. digest: of all other keys.
     """
 
     KIND: ClassVar[str] = "bundle"

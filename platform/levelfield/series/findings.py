@@ -7,12 +7,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
-from pydantic import Field
-
 from levelfield.errors import GateFailed, RunFailed
 from levelfield.report.words import NONE, gib, number
 from levelfield.series.ticket import Ticket, Tickets
-from levelfield.specs.base import LATER, Document
+from levelfield.specs.base import Document
 from levelfield.specs.record import Gated
 
 FindingWord = Literal[
@@ -79,9 +77,9 @@ class Finding(Document):
     runs: tuple[str, ...] = ()
     build_change: float | None = None
     conditions_change: float | None = None
-    explanation: tuple[str, ...] = Field(default=(), json_schema_extra=LATER)
-    against: str | None = Field(default=None, json_schema_extra=LATER)
-    named: str | None = Field(default=None, json_schema_extra=LATER)
+    explanation: tuple[str, ...] = ()
+    against: str | None = None
+    named: str | None = None
 
     @property
     def bad_runs(self) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
-from pydantic.fields import FieldInfo
 
 from levelfield.errors import DocumentError
 from levelfield.specs.bounded_reading import bounded_text, mapping_of, read_mapping
@@ -57,20 +56,6 @@ def sha256_of(content: bytes) -> str:
 def json_digest(content: Any) -> str:
     """Return the sha256 of a JSON value in its canonical form."""
     return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
-
-
-def since(revision: int) -> dict[str, JsonValue]:
-    """Return the mark of a later field of a document whose revisions are counted, such as the result."""
-    return {**LATER, "since": revision}
-
-
-def revision_of(field: FieldInfo) -> int | None:
-    """Return the revision that a later field came with, 0 before they were counted; None for one of the first."""
-    mark = field.json_schema_extra
-    if not (isinstance(mark, dict) and mark.get("later")):
-        return None
-    found = mark.get("since", 0)
-    return found if isinstance(found, int) else 0
 
 
 class Value(BaseModel):
@@ -133,7 +118,7 @@ def _digested(value: Any, dumped: Any) -> Any:
     """Return `dumped`, the content of `value`, without the later fields that have their defaults."""
     if isinstance(value, Value):
         fields = type(value).model_fields.items()
-        names = {name for name, field in fields if revision_of(field) is not None and _is_default(value, name)}
+        names = {name for name, field in fields if field.json_schema_extra == LATER and _is_default(value, name)}
         return {name: _digested(getattr(value, name), dumped[name]) for name in dumped if name not in names}
     if isinstance(value, dict) and isinstance(dumped, dict):
         return {name: _digested(each, old) for each, (name, old) in zip(value.values(), dumped.items(), strict=True)}

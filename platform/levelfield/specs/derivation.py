@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from levelfield.errors import UsageError
-from levelfield.specs.base import LATER, MOST_SIZE, MOST_STEPS, Document, Value, number_of, parse
+from levelfield.specs.base import MOST_SIZE, MOST_STEPS, Document, Value, number_of, parse
 from levelfield.specs.case import SCALES, Case, Scale, Work, merged
 
 _WORDS = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
@@ -116,7 +116,7 @@ class Extension(Document):
     changes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     smoke: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: dict[Scale, dict[str, Any]] = Field(default_factory=dict)
-    parameters: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
+    parameters: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _changes_are_of_the_work(self) -> Extension:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from levelfield.specs.architecture import Part
-from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.requirements import FurtherVersion, Requirements, require_pin
@@ -75,7 +75,7 @@ class Launch(Value):
     argv: tuple[str, ...] = Field(min_length=1)
     environment: dict[str, str] = Field(default_factory=dict)
     peak_probe: tuple[str, ...] = ()
-    preflight: tuple[str, ...] = Field(default=(), json_schema_extra=LATER)
+    preflight: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _known_placeholders(self) -> Launch:
@@ -129,7 +129,7 @@ class ImplementationFile(Document):
 
     framework: str = Field(pattern=NAME)
     title: str
-    simulated: bool = Field(False, json_schema_extra=LATER)
+    simulated: bool = Field(False)
     version: str
     architecture: tuple[Part, ...]
     precisions: dict[str, tuple[Precision, ...]]
@@ -141,7 +141,7 @@ class ImplementationFile(Document):
     refuses: dict[str, dict[Refusable, str]] = Field(default_factory=dict)
     requirements: dict[str, Requirements]
     launch: Launch
-    versions: dict[str, FurtherVersion] = Field(default_factory=dict, json_schema_extra=LATER)
+    versions: dict[str, FurtherVersion] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _free_fields_are_some_frameworks(self) -> ImplementationFile:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from levelfield.specs.base import (
-    LATER,
     MOST_DEVICES,
     MOST_NODES,
     MOST_RANKS,
@@ -84,10 +83,10 @@ class PeakMeasurement(Value):
 
     at: str
     spread: float | None = None
-    repeats: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
+    repeats: int | None = Field(default=None, ge=1)
     other_cores: float | None = None
     cores: int | None = None
-    onednn_over_mkl: float | None = Field(default=None, gt=0, json_schema_extra=LATER)
+    onednn_over_mkl: float | None = Field(default=None, gt=0)
 
     @property
     def products(self) -> Literal["onednn", "mkl"] | None:
@@ -113,7 +112,7 @@ class PeakUsed(Value):
     source: str
     measured_tflops: float | None = None
     measurement: PeakMeasurement | None = None
-    limit_tflops: float | None = Field(default=None, gt=0, json_schema_extra=LATER)
+    limit_tflops: float | None = Field(default=None, gt=0)
 
 
 class ImplementationUsed(Value):
@@ -130,8 +129,8 @@ class ImplementationUsed(Value):
     argv: tuple[str, ...]
     environment: dict[str, str]
     peak_probe: tuple[str, ...]
-    rests_on: str | None = Field(default=None, json_schema_extra=LATER)
-    is_further: bool = Field(default=False, json_schema_extra=LATER)
+    rests_on: str | None = None
+    is_further: bool = False
 
     @property
     def label(self) -> str:
@@ -156,9 +155,9 @@ class EnvironmentPlan(Value):
     digest: str
     lacking: str | None = None
     offline: bool = False
-    builds: tuple[BuildStep, ...] = Field(default=(), json_schema_extra=LATER)
-    index: str | None = Field(default=None, json_schema_extra=LATER)
-    left_out: tuple[str, ...] = Field(default=(), json_schema_extra=LATER)
+    builds: tuple[BuildStep, ...] = ()
+    index: str | None = None
+    left_out: tuple[str, ...] = ()
 
 
 class ImagePlan(Value):
@@ -172,8 +171,8 @@ class ImagePlan(Value):
     python: str
     requirements: tuple[str, ...]
     dockerfile: str
-    builds: tuple[BuildStep, ...] = Field(default=(), json_schema_extra=LATER)
-    index: str | None = Field(default=None, json_schema_extra=LATER)
+    builds: tuple[BuildStep, ...] = ()
+    index: str | None = None
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -223,7 +222,7 @@ class PredictedLayout(Value):
     micro_batch: int
     virtual_pipeline: int
     recompute: Recompute
-    recompute_layers: int | None = Field(default=None, json_schema_extra=LATER)
+    recompute_layers: int | None = None
     memory_bytes: int
     tokens_per_second: float | None
 
@@ -331,12 +330,12 @@ class Plan(Document):
     refusal: str | None = None
     notices: tuple[str, ...] = ()
     certificate: CertificateUsed | None = None
-    launch: LaunchPlan | None = Field(default=None, json_schema_extra=LATER)
-    preflight: PreflightPlan | None = Field(default=None, json_schema_extra=LATER)
-    choices: ChoicesPlan | None = Field(default=None, json_schema_extra=LATER)
-    node_power: NodePowerPlan | None = Field(default=None, json_schema_extra=LATER)
-    explain_steps: int | None = Field(default=None, ge=1, le=MOST_EXPLAINED, json_schema_extra=LATER)
-    window_gradients: bool = Field(default=False, json_schema_extra=LATER)
+    launch: LaunchPlan | None = None
+    preflight: PreflightPlan | None = None
+    choices: ChoicesPlan | None = None
+    node_power: NodePowerPlan | None = None
+    explain_steps: int | None = Field(default=None, ge=1, le=MOST_EXPLAINED)
+    window_gradients: bool = False
     platform_version: str
 
     @property

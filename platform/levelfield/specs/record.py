@@ -104,7 +104,7 @@ class StepTrace(Value):
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     timeline: StepTimeline | None = None
-    alone: StepAlone | None = Field(default=None, json_schema_extra=LATER)
+    alone: StepAlone | None = None
 
 
 class RunTraces(Value):
@@ -122,7 +122,7 @@ class RunTraces(Value):
     device_traces: tuple[DeviceTrace, ...] = Field(default=(), max_length=MOST_DEVICES)
     rank_traces: tuple[RankTrace, ...] = Field(default=(), max_length=MOST_RANKS)
     rank_peaks: tuple[RankPeaks, ...] = Field(default=(), max_length=MOST_PEAKS)
-    step: StepTrace | None = Field(default=None, json_schema_extra=LATER)
+    step: StepTrace | None = None
 
 
 class Series(FreeFields):
@@ -245,7 +245,7 @@ class RunRecord(Document):
     losses: tuple[float | None, ...]
     telemetry: dict[str, float]
     result: dict[str, JsonValue]
-    traces: RunTraces | None = Field(default=None, json_schema_extra=LATER)
+    traces: RunTraces | None = None
 
     def reported(self, reason: str) -> RunRecord:
         """Return the record without the word `sealed`, for figures that do not follow from raw files at hand."""

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field
 
-from levelfield.specs.base import LATER, Document, Value, since
+from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.suite import EntryUsed
@@ -179,7 +179,6 @@ class Memory(Value):
         default=None,
         description="The headline of each pipeline stage, first stage first; null without stages, and where that of a "
         "rank is unknown.",
-        json_schema_extra=LATER,
     )
 
 
@@ -213,7 +212,6 @@ class Energy(Value):
     nodes: NodeEnergy | None = Field(
         default=None,
         description="Energy of the whole nodes; null where the site's file has no `node_power`. See node-power.md.",
-        json_schema_extra=since(5),
     )
 
 
@@ -418,9 +416,7 @@ class System(Value):
     os: str | None = Field(description="Operating system with its version.")
     kernel: str | None = Field(description="Version of its kernel.")
     processor: str | None = Field(description="Processor of the host.")
-    model: str | None = Field(
-        default=None, description="Maker and name of the machine, by its firmware.", json_schema_extra=LATER
-    )
+    model: str | None = Field(default=None, description="Maker and name of the machine, by its firmware.")
     network: tuple[str, ...] = Field(
         description="Active InfiniBand ports and physical interfaces of the first node, with their rates."
     )
@@ -509,13 +505,6 @@ class Fp8LibraryFound(Value):
     reason: str | None = Field(default=None, description="Why `name` is null.")
 
 
-# Grows with each field that is added to the result or to a part of it. The field is marked since(REVISION), so that a
-# bundle of before still follows, and one of after cannot leave the field out.
-REVISION = 7
-# The layers of an alignment that came later, with the revision that they came with.
-LATER_LAYERS = {"norms": 2}
-
-
 class Result(Document):
     """What a run came to: result.json."""
 
@@ -549,7 +538,6 @@ class Result(Document):
     recompute_layers: Count[int | None] = Field(
         default=None,
         description="Of `full`: how many layers of each stage's chunk, the first ones. Null: all of them.",
-        json_schema_extra=since(6),
     )
     repeated: str | None = Field(
         default=None,
@@ -561,34 +549,28 @@ class Result(Document):
         default=None,
         description="What the framework's compiler took, on the rank where it took longest. No rate counts it: it is "
         "done before the window. Null where the training does not report it.",
-        json_schema_extra=since(7),
     )
     graph: bool = Field(
         default=False,
         description="Whether each step was captured as a CUDA graph and replayed.",
-        json_schema_extra=since(7),
     )
     tuning: TuningFound | None = Field(
         default=None,
         description="Whether the free fields are the defaults; null for results of an earlier version.",
-        json_schema_extra=since(4),
     )
     attention_kernel: AttentionKernelFound | None = Field(
         default=None,
         description="What computed attention's core. Null where the training does not report it.",
-        json_schema_extra=LATER,
     )
     kernels: tuple[FusedKernel, ...] | None = Field(
         default=None,
         description="The implementation's own fused kernels that computed. `cross_entropy`: the loss with the gradient "
         "of its logits. `rotary`: rotary positions. `swiglu`: the product of a gated MLP. `add_norm`: a residual sum "
         "with the norm behind it. Empty: none, all was the framework's. Null where the ranks report no common list.",
-        json_schema_extra=LATER,
     )
     fp8_library: Fp8LibraryFound | None = Field(
         default=None,
         description="What computed the products in fp8. Null where the training does not report it.",
-        json_schema_extra=since(7),
     )
     parameters: Count[int] = Field(description="Parameters of the model at this scale, embeddings included.")
     active_parameters: Count[int | None] = Field(
@@ -603,12 +585,10 @@ class Result(Document):
     experts: ExpertLoad | None = Field(
         default=None,
         description="The load of the experts; null for a model without, and where the routing was not recorded whole.",
-        json_schema_extra=LATER,
     )
     to_loss: TimeToLoss | None = Field(
         default=None,
         description="Time and tokens to a level of the loss; null for results of an earlier version.",
-        json_schema_extra=since(3),
     )
     throughput: Throughput | None = Field(description="Speed over the window; null unless the run is valid.")
     utilisation: tuple[Utilisation, ...] = Field(
@@ -660,7 +640,6 @@ class Result(Document):
         default=None,
         description="What the nodes reached before the training, in a sentence; null where that was not measured. See "
         "preflight.md.",
-        json_schema_extra=LATER,
     )
     origin: Origin | None = Field(
         default=None, description="What the run was made with; null for results of an earlier version."

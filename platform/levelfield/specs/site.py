@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from levelfield.specs.base import LATER, Document, Value, twice_in
+from levelfield.specs.base import Document, Value, twice_in
 from levelfield.specs.variables import TuningVariables, is_secret
 
 # One word without a space, a control character or a leading dash, which a program would read as an option.
@@ -116,7 +116,7 @@ class SshSite(Value):
     command: tuple[Word, ...] = ("ssh",)
     config: Word | None = None
     folder: AbsoluteFolder = "/var/tmp/levelfield-{user}"
-    container: Word = Field(default="docker", json_schema_extra=LATER)
+    container: Word = "docker"
     connect_seconds: int = Field(default=20, ge=1, le=600)
 
 
@@ -138,7 +138,7 @@ class SlurmSite(Value):
     options: tuple[Option, ...] = ()
     container: Literal["none", "pyxis", "apptainer"] = "none"
     image: Word | None = None
-    local_folder: AbsoluteFolder | None = Field(default=None, json_schema_extra=LATER)
+    local_folder: AbsoluteFolder | None = None
 
 
 class Toleration(Value):
@@ -182,14 +182,14 @@ class KubernetesSite(Value):
     claim: Word | None = None
     claim_folder: AbsoluteFolder | None = None
     host_network: bool = False
-    annotations: dict[Word, str] = Field(default_factory=dict, json_schema_extra=LATER)
-    volumes: tuple[PodVolume, ...] = Field(default=(), json_schema_extra=LATER)
-    priority_class: Word | None = Field(default=None, json_schema_extra=LATER)
-    scheduler: Word | None = Field(default=None, json_schema_extra=LATER)
-    pull_secrets: tuple[Word, ...] = Field(default=(), json_schema_extra=LATER)
-    restricted: bool = Field(default=False, json_schema_extra=LATER)
-    user: int | None = Field(default=None, ge=0, json_schema_extra=LATER)
-    group: int | None = Field(default=None, ge=0, json_schema_extra=LATER)
+    annotations: dict[Word, str] = Field(default_factory=dict)
+    volumes: tuple[PodVolume, ...] = ()
+    priority_class: Word | None = None
+    scheduler: Word | None = None
+    pull_secrets: tuple[Word, ...] = ()
+    restricted: bool = False
+    user: int | None = Field(default=None, ge=0)
+    group: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _claim_has_a_folder(self) -> KubernetesSite:
@@ -267,9 +267,9 @@ class Site(Document):
     ssh: SshSite = Field(default_factory=SshSite)
     slurm: SlurmSite = Field(default_factory=SlurmSite)
     kubernetes: KubernetesSite = Field(default_factory=KubernetesSite)
-    node_power: NodePowerSite | None = Field(default=None, json_schema_extra=LATER)
-    own: dict[Word, OwnValue] = Field(default_factory=dict, json_schema_extra=LATER)
-    bind: Literal["numa", "none"] = Field(default="numa", json_schema_extra=LATER)
+    node_power: NodePowerSite | None = None
+    own: dict[Word, OwnValue] = Field(default_factory=dict)
+    bind: Literal["numa", "none"] = "numa"
 
     @model_validator(mode="after")
     def _own_keys_hold_no_secret(self) -> Site:
@@ -304,7 +304,7 @@ class LaunchPlan(Value):
     hosts: tuple[Host, ...] = ()
     samples: tuple[NodeCommand, ...] = ()
     facts: dict[str, NodeCommand] = Field(default_factory=dict)
-    pci_vendor: str | None = Field(default=None, json_schema_extra=LATER)
+    pci_vendor: str | None = None
 
 
 def rendezvous_port(run_id: str, ports: tuple[int, int]) -> int:

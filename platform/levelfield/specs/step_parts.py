@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from levelfield.specs.base import LATER, MOST_RANKS, Document, Value
+from levelfield.specs.base import MOST_RANKS, Document, Value
 
 COMMUNICATION = ("reduce-scatter", "all-gather", "all-reduce", "all-to-all", "send/receive", "other messages")
 WAITING, BUBBLE = "waiting for another rank", "pipeline bubble"
@@ -210,6 +210,6 @@ class StepParts(Document):
     kernels: tuple[Kernel, ...] = ()
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    timeline: StepTimeline | None = Field(default=None, json_schema_extra=LATER)
-    alone: StepAlone | None = Field(default=None, json_schema_extra=LATER)
-    planned: StepPlanned | None = Field(default=None, json_schema_extra=LATER)
+    timeline: StepTimeline | None = None
+    alone: StepAlone | None = None
+    planned: StepPlanned | None = None

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from levelfield.specs.base import LATER, MOST_DEVICES, MOST_NODES, Document, Value, twice_in
+from levelfield.specs.base import MOST_DEVICES, MOST_NODES, Document, Value, twice_in
 from levelfield.specs.derivation import Extension
 from levelfield.specs.tuning import TuningChoice
 
@@ -75,7 +75,7 @@ class Suite(Document):
 
     title: str
     hardware: HardwareText | None = None
-    cases: tuple[Extension, ...] = Field(default=(), json_schema_extra=LATER)
+    cases: tuple[Extension, ...] = ()
     entries: tuple[SuiteEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_serializer, model_validator
 
-from levelfield.specs.base import LATER, MOST_LAYERS, MOST_THREADS, Document, Value, revision_of
+from levelfield.specs.base import LATER, MOST_LAYERS, MOST_THREADS, Document, Value
 from levelfield.specs.free_fields import FREE_FIELDS, LAYERS, option
 from levelfield.specs.layout import Layout
 from levelfield.specs.variables import TuningVariables, masked
@@ -71,7 +71,7 @@ class FreeFields(Value):
         return tuple(words)
 
 
-LATER_FIELDS = frozenset(name for name, field in FreeFields.model_fields.items() if revision_of(field) is not None)
+LATER_FIELDS = frozenset(name for name, field in FreeFields.model_fields.items() if field.json_schema_extra == LATER)
 
 
 class Tuning(FreeFields):

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import LATER, MOST_DEVICES, Document, Value, twice_in
+from levelfield.specs.base import MOST_DEVICES, Document, Value, twice_in
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.tool import Discovery, Numbering, PrintedCommand, Tool, VersionCommand
 from levelfield.specs.variables import ContainerVariables, VendorVariables, VisibleVariable
@@ -110,12 +110,12 @@ class Chip(Value):
     peaks: dict[PeakDtype, Peak] = Field(default_factory=dict)
     achievable: dict[PeakDtype, Achieved] = Field(default_factory=dict)
     attention: dict[AttentionKernel, Achieved] = Field(default_factory=dict)
-    sdpa: tuple[AttentionKernel, ...] = Field(default=(), json_schema_extra=LATER)
-    compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d+$", json_schema_extra=LATER)
-    power_watts: float | None = Field(default=None, gt=0, le=20_000, json_schema_extra=LATER)
-    power_source: str | None = Field(default=None, json_schema_extra=LATER)
-    node: ChipNode | None = Field(default=None, json_schema_extra=LATER)
-    compute_units: int | None = Field(default=None, gt=0, json_schema_extra=LATER)
+    sdpa: tuple[AttentionKernel, ...] = ()
+    compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d+$")
+    power_watts: float | None = Field(default=None, gt=0, le=20_000)
+    power_source: str | None = None
+    node: ChipNode | None = None
+    compute_units: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _no_more_than_the_peak(self) -> Chip:
@@ -244,7 +244,7 @@ class VendorFile(Document):
     title: str
     device_kind: str
     visible_devices_variable: VisibleVariable | None = None
-    outer_devices_variable: VisibleVariable | None = Field(default=None, json_schema_extra=LATER)
+    outer_devices_variable: VisibleVariable | None = None
     frameworks: dict[str, FrameworkAccess] = Field(default_factory=dict)
     chips: tuple[Chip, ...]
     container: ContainerAccess = ContainerAccess()
@@ -252,10 +252,10 @@ class VendorFile(Document):
     environment: VendorVariables = Field(default_factory=dict)
     discovery: Discovery | None = None
     monitor: Tool | None = None
-    numbering: Numbering | None = Field(default=None, json_schema_extra=LATER)
+    numbering: Numbering | None = None
     software: dict[str, VersionCommand] = Field(default_factory=dict)
     topology: PrintedCommand | None = None
-    pci_vendor: str | None = Field(default=None, pattern=r"^0x[0-9a-f]{4}$", json_schema_extra=LATER)
+    pci_vendor: str | None = Field(default=None, pattern=r"^0x[0-9a-f]{4}$")
     verified: str
 
     @property

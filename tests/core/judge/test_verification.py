@@ -31,11 +31,11 @@ from levelfield.catalog import registry as registries
 from levelfield.cli.main import main
 from levelfield.judge import cross_checks
 from levelfield.judge.promotion import reference_from
+from levelfield.judge.verification import UNSTATED
 from levelfield.rundir.bundle_archive import MANIFEST, Manifest
 from levelfield.rundir.seal import sha256_of
-from levelfield.specs.base import dump, since
+from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import Throughput
 from plans import PLUGINS
 from recorded_runs import SECOND_NS, break_off, edit, fail, seal_again, tamper
 
@@ -646,7 +646,7 @@ def test_too_many_members_are_refused(honest: Path, tmp_path: Path, verify) -> N
     assert code == 4 and "expected at most 2,000" in err
 
 
-def test_a_result_without_a_later_field_follows_where_that_is_null(honest: Path, tmp_path: Path, verify) -> None:
+def test_a_place_that_is_absent_states_its_default(honest: Path, tmp_path: Path, verify) -> None:
     members = members_of(honest)
     edit_json(members, f"{only_run(members)}result.json", lambda r: r.pop("attention_kernel"))
     assert verify(written(tmp_path / "b.zip", rehashed(members)))[0] == 0
@@ -655,7 +655,7 @@ def test_a_result_without_a_later_field_follows_where_that_is_null(honest: Path,
     assert code == 4 and "attention_kernel.name: stated cudnn, recomputed (absent)" in " ".join(out.split())
 
 
-def test_a_later_field_with_a_value_cannot_be_left_out(run: RunPaths, tmp_path: Path, verify) -> None:
+def test_a_field_with_a_value_cannot_be_left_out(run: RunPaths, tmp_path: Path, verify) -> None:
     def report(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         named = {"details": {"attention_kernel": "cudnn"}}
         return [{**e, **named} if e["event"] == "framework" else e for e in events]
@@ -668,9 +668,9 @@ def test_a_later_field_with_a_value_cannot_be_left_out(run: RunPaths, tmp_path: 
     assert code == 4 and "attention_kernel.name: stated (absent), recomputed cudnn" in " ".join(out.split())
 
 
-@pytest.mark.parametrize("key", ["alignment", "status", "warnings", "loss", "throughput.step_seconds", "certificate"])
+@pytest.mark.parametrize("key", ["alignment", "status", "warnings", "loss", "throughput.step_seconds"])
 def test_a_claimed_version_lets_nothing_be_left_out(run: RunPaths, tmp_path: Path, verify, key: str) -> None:
-    """Anybody can state a version. What the first results had is stated by each of them."""
+    """Anybody can state a version. Only a value that is the default may be absent."""
     outcome = json.loads(run.outcome.read_text())
     run.outcome.write_text(json.dumps(outcome | {"extra": {"warnings": "the launcher saw something"}}))
     seal_again(run)
@@ -689,16 +689,17 @@ def test_a_claimed_version_lets_nothing_be_left_out(run: RunPaths, tmp_path: Pat
     assert code == 4 and f"{key}" in out and "stated (absent)" in " ".join(out.split())
 
 
-def test_a_new_nested_figure_does_not_refuse_older_bundles(honest: Path, tmp_path: Path, verify, monkeypatch) -> None:
-    """A field within a part of the result is marked as one of the result itself is, and named where it is missing."""
-    field = Throughput.model_fields["wall_seconds"]
-    monkeypatch.setattr(field, "json_schema_extra", since(2))
+@pytest.mark.parametrize("key", UNSTATED)
+def test_what_the_first_results_lack_need_not_be_stated_and_follows_where_it_is(
+    honest: Path, tmp_path: Path, verify, key: str
+) -> None:
     members = members_of(honest)
-    edit_json(members, f"{only_run(members)}result.json", lambda r: r["throughput"].pop("wall_seconds"))
-    for revision, expected, said in ((1, 0, "came later: throughput.wall_seconds"), (2, 4, "stated (absent)")):
-        made = with_manifest(rehashed(members), lambda m, n=revision: m.model_copy(update={"result_revision": n}))
-        code, out, _ = verify(written(tmp_path / f"{revision}.zip", made))
-        assert code == expected and said in " ".join(out.split())
+    edit_json(members, f"{only_run(members)}result.json", lambda r: r.pop(key))
+    code, out, _ = verify(written(tmp_path / "a.zip", rehashed(members)))
+    assert code == 0 and f"not stated: {key}" in out
+    edit_json(members, f"{only_run(members)}result.json", lambda r: r.update({key: {}}))
+    code, out, _ = verify(written(tmp_path / "b.zip", rehashed(members)))
+    assert code == 4 and f"{key}." in out and "stated (absent)" in " ".join(out.split())
 
 
 def test_a_bundle_by_another_version_says_so(honest: Path, tmp_path: Path, verify) -> None:
