@@ -35,6 +35,7 @@ from levelfield.report.sheets import labelled
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.readable_json import json_text
+from levelfield.specs.run_figures import GATED_BY_OPTION
 
 if TYPE_CHECKING:
     from levelfield.nights.bisection import FirstBad
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from levelfield.nights.night_session import NightSession
     from levelfield.series.findings import Finding, FindingPage
     from levelfield.series.pairs import Side
-    from levelfield.specs.record import Gated
 
 NIGHTLY = """\
 Run a suite every night, compare each series with the level that somebody
@@ -104,11 +104,6 @@ examples:
   run_benchmarks.py nightly bisect v1.0 HEAD --case tiny:jax --figure memory
 """
 FORMATS = ("text", "markdown", "junit", "json", "webhook")
-FIGURES: dict[str, Gated] = {
-    "speed": "tokens_per_second_per_device",
-    "memory": "memory_bytes",
-    "energy": "joules_per_token",
-}
 _NIGHT = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[0-9A-Za-z.-]{0,53})")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
@@ -326,7 +321,9 @@ def _bisect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("good", metavar="GOOD", help="a good commit")
     parser.add_argument("bad", metavar="BAD", help="a bad one after it")
     parser.add_argument("--case", required=True, metavar="STRING", help="the case string to run")
-    parser.add_argument("--figure", choices=tuple(FIGURES), default="speed", help="what got worse (default: speed)")
+    parser.add_argument(
+        "--figure", choices=tuple(GATED_BY_OPTION), default="speed", help="what got worse (default: speed)"
+    )
     parser.add_argument("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
     container_options(parser)
     python_option(parser, "train every build with this Python")
@@ -352,7 +349,7 @@ def _bisect(options: argparse.Namespace) -> int:
     )
     (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
     good = build_of(commits[0], say=terminal.say)
-    figure = FIGURES[options.figure]
+    figure = GATED_BY_OPTION[options.figure]
     trials = BuildTrials(job.plan, good, figure, runs_of(options), options.plugins, terminal.say)
 
     def answer(commit: str) -> Side:

@@ -13,7 +13,6 @@ from levelfield.compare.sides import (
     REPEATS,
     ComparedSide,
     Quantity,
-    at,
     began,
     busy,
     palm,
@@ -22,6 +21,7 @@ from levelfield.compare.sides import (
 )
 from levelfield.specs.free_fields import FREE_FIELDS, LAYERS
 from levelfield.specs.record import RunRecord, Series
+from levelfield.specs.run_figures import at
 from levelfield.specs.vendor import HOST_SHARE
 
 _HOLDS, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"

@@ -17,7 +17,7 @@ from levelfield.compare.comparability import (
     shortened,
 )
 from levelfield.compare.ratios import LEAST_RUNS, HistoricNoise, Ratio, SideValues, historic_noise, ratio
-from levelfield.compare.sides import NODES, OF_NODES, QUANTITIES, ComparedSide, Quantity, at, cost_quantity
+from levelfield.compare.sides import QUANTITIES, ComparedSide, Quantity, cost_quantity
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.costs import described
@@ -72,7 +72,7 @@ def compare(
     _refuse_shared(sides)
     found = comparability(sides, across_precision)
     asked = [
-        q for q in QUANTITIES if q is not NODES or any(at(r.result, *OF_NODES) for side in sides for r in side.counted)
+        q for q in QUANTITIES if not q.is_optional or any(q.origin(r) != (None, None) for s in sides for r in s.counted)
     ]
     quantities = (*asked, cost_quantity(prices)) if prices else asked
     figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if found.holds else ()

@@ -14,9 +14,10 @@ from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, cautions, c
 from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
 from levelfield.compare.matrix import MatrixCell, difference
 from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, mean_ratio, own_interval, own_mean
-from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, at, busy, cost_quantity, tuning_of
+from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, busy, cost_quantity, tuning_of
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
+from levelfield.specs.run_figures import at
 
 PartName = Literal["aligned", "certified", "sealed", "quiet", "repeats"]
 PARTS: tuple[PartName, ...] = get_args(PartName)

@@ -23,12 +23,13 @@ from levelfield.compare.comparability import (
 )
 from levelfield.compare.comparison import SideFigure, side_figure, side_ratio
 from levelfield.compare.ratios import Ratio, SideValues
-from levelfield.compare.sides import RATE, ComparedSide, at, side_of
+from levelfield.compare.sides import RATE, ComparedSide, side_of
 from levelfield.errors import UsageError
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import number
 from levelfield.specs.derivation import split_name
 from levelfield.specs.record import RunRecord
+from levelfield.specs.run_figures import at
 
 Kind = Literal["strong", "weak"]
 

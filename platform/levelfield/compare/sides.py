@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
@@ -21,6 +21,7 @@ from levelfield.report.costs import RunCosts
 from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
 from levelfield.specs.prices import ChipPrice, Prices
 from levelfield.specs.record import Point, RunRecord
+from levelfield.specs.run_figures import PALM, RUN_FIGURES, RunFigure, at
 from levelfield.specs.vendor import HOST_SHARE
 
 REPEATS = "repeats"  # beside a record's result: the repeats of its command that its folder has
@@ -163,6 +164,7 @@ def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
 @dataclass(frozen=True)
 class Quantity:
     """One compared figure. origin: its value and reason in result.json. is_noisy: whether equal runs differ in it.
+    is_optional: it is left out where no run has it.
 
     basis: what has to be equal on all sides for a ratio, such as the level of a time to a loss. covers: what the figure
     includes; where sides differ in it, the ratio asks for caution. of_night: the figure of
@@ -173,6 +175,7 @@ class Quantity:
     read: Callable[[RunRecord], float | None]
     origin: Callable[[RunRecord], tuple[JsonValue, JsonValue]]
     is_noisy: bool = True
+    is_optional: bool = False
     basis: Callable[[RunRecord], JsonValue] = lambda record: None
     covers: Callable[[RunRecord], str | None] = lambda record: None
     of_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
@@ -181,13 +184,6 @@ class Quantity:
         """Return why the run has no such figure."""
         _, reason = self.origin(record)
         return str(reason) if reason else "result.json has no reason"
-
-
-def at(content: JsonValue, *keys: str) -> JsonValue:
-    """Return the value behind the keys of nested mappings; None where a mapping or a key is missing."""
-    for key in keys:
-        content = content.get(key) if isinstance(content, dict) else None
-    return content
 
 
 def steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
@@ -200,37 +196,8 @@ def steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
 
 def palm(record: RunRecord) -> dict[str, JsonValue]:
     """Return the headline utilisation of result.json, with its formula and peak; empty without one."""
-    rows = record.result.get("utilisation")
-    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return next((r for r in found if r.get("kind") == "MFU" and str(r.get("formula")).startswith("palm/")), {})
-
-
-def _rate(record: RunRecord) -> tuple[JsonValue, JsonValue]:
-    found = record.result.get("throughput")
-    return at(found, RATE.column.name) if isinstance(found, dict) else found, None
-
-
-def _memory(record: RunRecord) -> tuple[JsonValue, JsonValue]:
-    return _figure(record, "memory", "process_peak" if record.series.device_is == HOST_SHARE else "device_used_peak")
-
-
-def _energy(record: RunRecord) -> tuple[JsonValue, JsonValue]:
-    return _figure(record, "energy", "joules_per_token")
-
-
-def _figure(record: RunRecord, *keys: str) -> tuple[JsonValue, JsonValue]:
-    """Return the value and the reason of a figure of result.json."""
-    found = at(record.result, *keys)
-    return at(found, "value"), at(found, "reason")
-
-
-def node_joules_per_token(record: RunRecord) -> float | None:
-    """Return the energy of whole nodes for one token; None where it was not read."""
-    return _number(at(record.result, *OF_NODES, "joules_per_token", "value"))
-
-
-def _mfu(record: RunRecord) -> tuple[JsonValue, JsonValue]:
-    return palm(record).get("value"), palm(record).get("reason")
+    row = at(record.result, "utilisation", PALM)
+    return row if isinstance(row, dict) else {}
 
 
 def tuning_of(record: RunRecord) -> str | None:
@@ -249,55 +216,43 @@ def _number(value: JsonValue) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _stored(column: str, origin: Callable[[RunRecord], tuple[JsonValue, JsonValue]], name: str = "") -> Quantity:
-    """Return a figure that a record and a stored night have under this name; by default that of its column."""
-    read = attrgetter(name or column)
-    return Quantity(FIGURE_COLUMNS[column], read, origin, of_night=lambda record, point: read(point))
+def _quantity(figure: RunFigure) -> Quantity:
+    def origin(record: RunRecord) -> tuple[JsonValue, JsonValue]:
+        return figure.of(record.result, record.series.device_is == HOST_SHARE)
+
+    read = attrgetter(figure.column) if figure.column else lambda record: _number(origin(record)[0])
+    return Quantity(
+        FIGURE_COLUMNS[figure.name],
+        read,
+        origin,
+        is_noisy=figure.is_noisy,
+        is_optional=figure.is_optional,
+        basis=lambda record: at(record.result, *figure.basis) if figure.basis else None,
+        of_night=(lambda record, point: read(point)) if figure.column else lambda record, point: None,
+    )
 
 
-RATE = _stored("tokens_per_second_per_device", _rate)
-ENERGY = _stored("joules_per_token", _energy)
-MFU = _stored("mfu_palm", _mfu, "mfu")
-OF_NODES = ("energy", "nodes")  # of result.json; null where the site's file has no `node_power`
-NODES = Quantity(
-    FIGURE_COLUMNS["node_joules_per_token"],
-    node_joules_per_token,
-    lambda record: _figure(record, *OF_NODES, "joules_per_token"),
-)
-QUANTITIES = (
-    RATE,
-    _stored("memory_bytes", _memory),
-    ENERGY,
-    NODES,
-    MFU,
-    Quantity(
-        FIGURE_COLUMNS["seconds_to_loss"],
-        lambda record: _number(at(record.result, "to_loss", "seconds")),
-        lambda record: (at(record.result, "to_loss", "seconds"), at(record.result, "to_loss", "reason")),
-        basis=lambda record: at(record.result, "to_loss", "level"),
-    ),
-    replace(
-        _stored("loss_tail_mean", lambda record: (at(record.result, "loss", "tail_mean"), None), "loss_tail"),
-        is_noisy=False,
-    ),
-)
+QUANTITY = {figure.name: _quantity(figure) for figure in RUN_FIGURES if figure.is_compared}
+QUANTITIES = tuple(QUANTITY.values())
+RATE, ENERGY, MFU = (QUANTITY[name] for name in ("tokens_per_second_per_device", "joules_per_token", "mfu_palm"))
+NODES = QUANTITY["node_joules_per_token"]
 
 
 def cost_quantity(prices: Prices) -> Quantity:
     """Return the cost of a million tokens at these prices, as a figure of a side."""
 
     def of(record: RunRecord) -> Cost:
-        energy, why = _energy(record)
+        energy, why = ENERGY.origin(record)
         rate, series = record.tokens_per_second_per_device, record.series
         whole = None if rate is None else rate * series.devices
         is_share = series.device_is == HOST_SHARE
         no_energy = str(why or energy)
-        own, nodes = record.joules_per_token, node_joules_per_token(record)
+        own, nodes = record.joules_per_token, NODES.read(record)
         use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, own, no_energy, nodes)
         return cost(use, prices)
 
     def of_night(record: RunRecord, point: Point) -> float | None:
-        if node_joules_per_token(record) is not None:
+        if NODES.read(record) is not None:
             return None  # a stored night has the chips' energy alone
         names = ("tokens_per_second_per_device", "joules_per_token")
         return of(record.model_copy(update={name: getattr(point, name) for name in names})).value

@@ -30,6 +30,7 @@ from levelfield.series.segments import cost_of, differences
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Gated, RunRecord, Series, StoreEvent, Subject
+from levelfield.specs.run_figures import GATED
 from levelfield.store.database import Store
 
 if TYPE_CHECKING:
@@ -39,11 +40,6 @@ if TYPE_CHECKING:
 OF_BUILDS = ("regression", "training differs")  # words that a change of the build explains
 MOST_COMMITS, MOST_TICKETS = 20, 50
 _MOST_BYTES = 2**26
-FIGURE_OPTIONS: dict[Gated, str] = {  # of `nightly bisect --figure`
-    "tokens_per_second_per_device": "speed",
-    "memory_bytes": "memory",
-    "joules_per_token": "energy",
-}
 Say = Callable[[str], None]
 
 
@@ -116,7 +112,7 @@ class NightTickets:
         """Return the command that searches the commits; nothing where there is nothing between the builds."""
         if own.accepted is None or own.tonight is None or not own.all_commits or figure is None:
             return ()
-        given = ("--case", series.target, "--scale", series.scale, "--figure", FIGURE_OPTIONS[figure])
+        given = ("--case", series.target, "--scale", series.scale, "--figure", GATED[figure].option)
         how = ("--runtime", series.runtime) if series.runtime == "docker" else ()
         builds = (own.accepted[:12], own.tonight[:12])
         return ("python", "run_benchmarks.py", "nightly", "bisect", *builds, *given, *how, *self.more)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from levelfield.compare.ranking import Contender
-from levelfield.compare.sides import at
 from levelfield.pages.content import finite
 from levelfield.pages.first_view import RankedTraining
 from levelfield.specs.record import RunRecord
+from levelfield.specs.run_figures import at
 
 WIDTH, HEIGHT, LEFT = 360.0, 200.0, 44.0  # of a chart of losses; LEFT has the axis' numbers
 MOST_POINTS = 120  # of a line

@@ -12,18 +12,13 @@ from levelfield.pages.content import NightFinding, PagesContent
 from levelfield.pages.series_history import SeriesRuns, SeriesSummary, seconds_of
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import StoreEvent
+from levelfield.specs.run_figures import STORED
 
 # A chart of scaling is drawn here, as numbers for an SVG: it needs no script, and prints.
 WIDTH, HEIGHT = 360.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
 MANY = 12  # series, in a table as long as a screen
-FIGURES = {
-    "tokens": "tokens_per_second_per_device",
-    "mfu": "mfu",
-    "memory": "memory_bytes",
-    "energy": "joules_per_token",
-    "loss": "loss_tail",
-}  # columns of the table, by what a point calls them
+FIGURES = {figure.page: column for column, figure in STORED.items()}  # columns of the table, by their names in scripts
 Latest = tuple[SeriesRuns, SeriesSummary]
 _ALIKE = ("framework_label", "chip", "scale", "precision", "work", "corpus", "runtime")  # of the points of one chart
 

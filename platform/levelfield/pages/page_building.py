@@ -19,7 +19,7 @@ from levelfield.pages.content import PagesContent, gathered
 from levelfield.pages.first_view import FirstView, PlannedIntensity, first_view, planned_intensity, ranked_trainings
 from levelfield.pages.night_view import badge_files, night_view
 from levelfield.pages.node_view import nodes_view
-from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_texts
+from levelfield.pages.page_rendering import LANGUAGES, PageRenderer, folder_of, script_figures, script_texts
 from levelfield.pages.results import StoredResults
 from levelfield.pages.run_details import month_file
 from levelfield.pages.series_history import (
@@ -196,6 +196,7 @@ def write_pages(
         for name, template, more in pages:
             writer.write(f"{folder}{name}", renderer.render(template, name, **more))
         writer.write(f"data/texts-{language}.js", data_script(f"texts-{language}", script_texts(language)))
+    writer.write("data/figures.js", data_script("figures", script_figures()))
     for case in cases:
         writer.write(f"data/case-{case.slug}.js", data_script(f"case-{case.slug}", case.statements()))
     for name, text in badge_files(night).items():

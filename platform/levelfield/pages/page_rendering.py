@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from levelfield.compare.ratios import Ratio
 from levelfield.report.escapes import printable
 from levelfield.report.words import GIB, significant
 from levelfield.series.findings import WORDS
+from levelfield.specs.run_figures import GATED, RUN_FIGURES, STORED
 
 # No inline script or style, nothing from elsewhere. `file:` pages load their own folder as 'self'. A script makes the
 # PNG of a chart from a picture of its own, at an address of `blob:`.
@@ -84,12 +85,7 @@ def root_of(language: str) -> str:
 
 def figure_name(language: str, gated: str | None) -> str:
     """Return the name of a gated figure. A name that is not known stays as it is."""
-    short = {
-        "tokens_per_second_per_device": "figure.tokens",
-        "memory_bytes": "figure.memory",
-        "joules_per_token": "figure.energy",
-    }
-    return "–" if gated is None else text(language, short[gated]) if gated in short else gated
+    return "–" if gated is None else GATED[gated].names[language].title if gated in GATED else gated
 
 
 def _visible(value: Any) -> Any:
@@ -110,15 +106,14 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{value * 100:.{digits}f} %"
 
 
-FIGURES = {"tokens": (1.0, 1), "mfu": (100.0, 1), "energy": (1.0, 4)}  # factor and digits
+FIGURES = {figure.page: figure for figure in STORED.values()}
 
 
 def figure(value: float, name: str) -> str:
     """Return a figure in its unit, as the scripts show it; a cost, which may be any, by its first digits."""
     if name == "cost":
         return significant(value)
-    factor, digits = FIGURES[name]
-    return number(value * factor, digits)
+    return number(value / FIGURES[name].divisor, FIGURES[name].digits or 4)
 
 
 def ratio(value: float) -> str:
@@ -143,7 +138,29 @@ FILTERS: dict[str, Callable[..., Any]] = {
 def texts(language: str) -> dict[str, str]:
     """Return the table of a language: key to text, in which {name} is filled in."""
     table: dict[str, str] = yaml.safe_load((_FOLDER / f"{language}.yaml").read_text(encoding="utf-8"))
-    return table
+    return {**dict(_figure_texts(language)), **table}
+
+
+def _figure_texts(language: str) -> Iterator[tuple[str, str]]:
+    for figure in RUN_FIGURES:
+        names = figure.names[language]
+        yield f"column.{figure.name}", names.heading
+        if figure.page:
+            yield from ((f"figure.{figure.page}", names.title), (f"unit.{figure.page}", names.unit))
+        if figure.worse:
+            yield f"js.gated.{figure.column}", names.title
+
+
+def script_figures() -> dict[str, dict[str, Any]]:
+    """Return how scripts show each stored figure; gated: its name for the gate, null for others."""
+    return {
+        figure.page: {
+            "digits": figure.digits or 4,
+            "factor": 1 / figure.divisor,
+            "gated": column if figure.worse else None,
+        }
+        for column, figure in STORED.items()
+    }
 
 
 def text(language: str, key: str, **values: object) -> str:

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from levelfield.compare.sides import at
 from levelfield.pages.series_history import DistinctValues
 from levelfield.report import words
 from levelfield.specs.record import RunRecord, Series
+from levelfield.specs.run_figures import at
 from levelfield.specs.variables import shown
 from levelfield.specs.vendor import HOST_SHARE
 

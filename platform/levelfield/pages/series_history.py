@@ -13,6 +13,7 @@ from levelfield.pages.results import StoredResults
 from levelfield.series.segments import segments_of
 from levelfield.specs.base import Value
 from levelfield.specs.record import Point, Series
+from levelfield.specs.run_figures import STORED
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -137,11 +138,7 @@ def _row(point: Point, kept: Mapping[str, DistinctValues], surroundings: Surroun
         "conditions": kept["conditions"].index(point.conditions, lambda: surroundings.conditions(point.conditions)),
         "subject": kept["subjects"].index(point.subject, lambda: surroundings.subject(point.subject)),
         # As exact as a chart and its table can show.
-        "tokens": rounded(point.tokens_per_second_per_device, 2),
-        "mfu": rounded(point.mfu, 5),
-        "memory": rounded(point.memory_bytes, 0),
-        "energy": rounded(point.joules_per_token, 6),
-        "loss": rounded(point.loss_tail, 5),
+        **{figure.page: rounded(getattr(point, column), figure.decimals) for column, figure in STORED.items()},
     }
 
 

@@ -38,7 +38,7 @@ class RunCosts:
         energy = result.energy.joules_per_token
         rate = result.throughput.tokens_per_second
         is_share = result.device_is == HOST_SHARE
-        nodes = repeats.node_joules_per_token(result)
+        nodes = repeats.FIGURE_COLUMNS["node_joules_per_token"].read(result)
         use = PaidUse(result.chip, is_share, result.nodes, result.devices, rate, energy.value, energy.reason, nodes)
         return cost(use, self.prices)
 

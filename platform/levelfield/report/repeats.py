@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.escapes import Markdown, markdown, table
 from levelfield.report.sheets import padded
-from levelfield.report.words import GIB, headline_memory, number, significant, utilisation
+from levelfield.report.words import number, significant
 from levelfield.specs.base import json_digest
 from levelfield.specs.result import Result
+from levelfield.specs.run_figures import RUN_FIGURES, RunFigure, at
 from levelfield.specs.variables import known_to_matter
+from levelfield.specs.vendor import HOST_SHARE
 
 SCHEMA = "levelfield.repeats/1"
 # What differs in the results of two repeats. Their plans have what a result lacks, such as threads and variables.
@@ -81,39 +83,24 @@ class Repeats:
         )
 
 
-def _rate(result: Result) -> float | None:
-    return result.throughput.tokens_per_second_per_device if result.throughput else None
+def _column(figure: RunFigure) -> FigureColumn:
+    def read(result: Result) -> float | None:
+        value: float | None = figure.of(result, result.device_is == HOST_SHARE)[0]
+        return value
+
+    return FigureColumn(
+        figure.name,
+        figure.unit,
+        read,
+        figure.names["en"].heading,
+        figure.divisor,
+        figure.digits,
+        figure.most,
+        lambda result: at(result, *figure.repeats_basis) if figure.repeats_basis else None,
+    )
 
 
-def _step(result: Result) -> float | None:
-    return result.throughput.step_seconds.median if result.throughput else None
-
-
-def _mfu(result: Result) -> float | None:
-    found = utilisation(result, "palm")
-    return found.value if found else None
-
-
-def _peak(result: Result) -> float | None:
-    mfu = utilisation(result, "palm")
-    return mfu.peak_tflops if mfu else None
-
-
-def node_joules_per_token(result: Result) -> float | None:
-    """Return the energy of whole nodes for one token; None where it was not read."""
-    return result.energy.nodes.joules_per_token.value if result.energy.nodes else None
-
-
-ALL = (
-    FigureColumn("tokens_per_second_per_device", "1/s", _rate, "tokens/s/device"),
-    FigureColumn("step_seconds_median", "s", _step, "step, ms", 1e-3),
-    FigureColumn("mfu_palm", "1", _mfu, "MFU (palm), %", 0.01, 2, most=1.0, basis=_peak),
-    FigureColumn("memory_bytes", "B", lambda r: headline_memory(r).value, "memory, GiB", GIB, 3),
-    FigureColumn("joules_per_token", "J/token", lambda r: r.energy.joules_per_token.value, "J/token", 1, 4),
-    FigureColumn("node_joules_per_token", "J/token", node_joules_per_token, "J/token, nodes", 1, 4),
-    FigureColumn("seconds_to_loss", "s", lambda r: r.to_loss.seconds if r.to_loss else None, "s to loss", 1, 2),
-    FigureColumn("loss_tail_mean", "nats/token", lambda r: r.loss.tail_mean, "loss", 1, 5),
-)
+ALL = tuple(map(_column, RUN_FIGURES))
 FIGURE_COLUMNS = {column.name: column for column in ALL}
 Columns = Sequence[FigureColumn]
 PlanDigests = Sequence[str | None]  # of each result: what the plans of its repeats have in common
@@ -189,7 +176,8 @@ def _notes(repeats: Repeats) -> list[str]:
     if not repeats.figures:
         return [f"no figure over repeats: {repeats.valid} valid run(s), expected at least 2"]
     found = {(f.interval.method, f.interval.coverage, f.interval.n) for f in repeats.figures}
-    peaks = {_peak(result) for result in repeats.results if result.status.word == "valid"}
+    basis = FIGURE_COLUMNS["mfu_palm"].basis
+    peaks = {basis(result) for result in repeats.results if result.status.word == "valid"}
     apart = (
         [f"MFU (palm): no median, as the runs refer to {len(peaks)} different measured peaks"] if len(peaks) > 1 else []
     )

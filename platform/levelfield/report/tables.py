@@ -27,7 +27,9 @@ from levelfield.report.words import (
 from levelfield.specs.plan import Plan
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.result import Result
+from levelfield.specs.run_figures import RUN_FIGURES
 from levelfield.specs.suite import EntryUsed
+from levelfield.specs.vendor import HOST_SHARE
 
 _NARROW = ("case", "scale", "framework", "layout", "tuning", "status", "tokens/s/device", "MFU (palm)", "loss")
 Columns = Mapping[str, Callable[[Result], str]]
@@ -202,7 +204,6 @@ def _notes(results: Sequence[Result]) -> list[str]:
 
 def plain(result: Result) -> dict[str, object]:
     """Return a result's figures in one row, by names with units."""
-    throughput = result.throughput
     return {
         "run_id": result.run_id,
         "case": result.case,
@@ -222,20 +223,16 @@ def plain(result: Result) -> dict[str, object]:
         "tuned": chosen_fields(result) or None,
         "status": result.status.word,
         "failure": result.status.failure,
-        "tokens_per_second_per_device": throughput and throughput.tokens_per_second_per_device,
-        "step_seconds_median": throughput and throughput.step_seconds.median,
+        **{figure.name: figure.of(result, result.device_is == HOST_SHARE)[0] for figure in RUN_FIGURES},
         **{f"{u.kind.lower()}_{u.formula}": u.value for u in result.utilisation},
         "device_used_peak_bytes": result.memory.device_used_peak.value,
         "process_peak_bytes": result.memory.process_peak.value,
         "expected_memory_bytes": result.memory.expected_bytes,
         "memory_over_expected": result.memory.expectation and result.memory.expectation.ratio,
-        "joules_per_token": result.energy.joules_per_token.value,
         **_of_nodes(result),
         "loss_first": result.loss.first,
-        "loss_tail_mean": result.loss.tail_mean,
         "loss_level": result.to_loss and result.to_loss.level,
         "tokens_to_loss": result.to_loss and result.to_loss.tokens,
-        "seconds_to_loss": result.to_loss and result.to_loss.seconds,
         **({"expert_imbalance": result.experts.imbalance} if result.experts else {}),
         "alignment": result.alignment.verdict,
     }
@@ -247,7 +244,6 @@ def _of_nodes(result: Result) -> dict[str, object]:
     if nodes is None:
         return {}
     return {
-        "joules_per_token_of_nodes": nodes.joules_per_token.value,
         "joules_per_token_not_of_chips": nodes.other_joules_per_token.value,
     }
 

@@ -7,7 +7,10 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
+
+from levelfield.specs.run_figures import RUN_FIGURES, RunFigure
 
 if TYPE_CHECKING:  # help and a plan have words and no result
     from levelfield.specs.result import Alignment, Figure, Result, Utilisation
@@ -253,6 +256,19 @@ def status(result: Result) -> str:
     return f"{result.status.word} ({failure})" if failure and failure != result.status.word else result.status.word
 
 
+def _shown(figure: RunFigure, result: Result) -> str:
+    value = figure.of(result, _is_host(result))[0]
+    scaled = None if value is None else value / figure.divisor
+    return significant(scaled) if figure.digits is None else number(scaled, figure.digits)
+
+
+# Of figures that a table shows with more than a number, or with fewer digits than a table of repeats.
+_WRITERS: dict[str, Callable[[Result], str]] = {
+    "mfu_palm": lambda r: percent(utilisation(r, "palm")),
+    "memory_bytes": lambda r: gib(worst_memory(r)[1]),
+    "loss_tail_mean": lambda r: number(r.loss.tail_mean, 4),
+    "seconds_to_loss": to_loss,
+}
 COLUMNS: dict[str, Callable[[Result], str]] = {
     "case": lambda r: r.case,
     "scale": lambda r: r.scale,
@@ -263,11 +279,6 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "tuning": lambda r: r.tuning.word if r.tuning else NONE,
     "tuned": lambda r: chosen_fields(r) or NONE,
     "status": status,
-    "tokens/s/device": lambda r: number(r.throughput.tokens_per_second_per_device if r.throughput else None),
-    "MFU (palm)": lambda r: percent(utilisation(r, "palm")),
-    "memory": lambda r: gib(worst_memory(r)[1]),
-    "J/token": lambda r: number(r.energy.joules_per_token.value, 4),
-    "loss": lambda r: number(r.loss.tail_mean, 4),
-    "s to loss": to_loss,
+    **{figure.table: _WRITERS.get(figure.name, partial(_shown, figure)) for figure in RUN_FIGURES if figure.table},
     "alignment": lambda r: r.alignment.verdict,
 }

@@ -12,6 +12,7 @@ from levelfield.report.words import NONE, gib, number
 from levelfield.series.ticket import Ticket, Tickets
 from levelfield.specs.base import Document
 from levelfield.specs.record import Gated
+from levelfield.specs.run_figures import GATED
 
 FindingWord = Literal[
     "regression",
@@ -33,13 +34,9 @@ FAILURES = frozenset({"regression", "training differs", "environment step"})
 ABSENCES = frozenset({"missing", "invalid run", "incomparable"})  # what was expected is not compared
 OPEN = frozenset({"bad night", "biased arms", "inconclusive", "stale", "improvement", "new series"})
 COMPARED = frozenset(WORDS) - ABSENCES - {"training differs", "new series"}
-FIGURES: dict[Gated, str] = {
-    "tokens_per_second_per_device": "tokens/s/device",
-    "memory_bytes": "memory",
-    "joules_per_token": "J/token",
-}
+FIGURES: dict[Gated, str] = {name: figure.names["en"].heading.split(",")[0] for name, figure in GATED.items()}
 # A figure's logarithm times this is its cost: more is worse, for every figure.
-WORSE: dict[Gated, int] = {"tokens_per_second_per_device": -1, "memory_bytes": 1, "joules_per_token": 1}
+WORSE: dict[Gated, int] = {name: figure.worse for name, figure in GATED.items() if figure.worse}
 
 
 class Finding(Document):
@@ -157,7 +154,10 @@ class FindingPage:
 
 def figure_value(value: float | None, figure: Gated) -> str:
     """Return a figure with its unit."""
-    return gib(value) if figure == "memory_bytes" else number(value, 4 if figure == "joules_per_token" else 1)
+    declared = GATED[figure]
+    if declared.unit == "B":
+        return gib(value)
+    return number(None if value is None else value / declared.divisor, declared.digits or 4)
 
 
 def percent_change(change: float | None) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, create_model
 
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.result import Word
+from levelfield.specs.run_figures import GATED, STORED
 from levelfield.specs.selector import labelled
 from levelfield.specs.step_parts import (
     Kernel,
@@ -30,11 +31,18 @@ from levelfield.specs.step_parts import (
 )
 from levelfield.specs.tuning import FreeFields
 
+
+def _gated(name: str) -> str:
+    if name not in GATED:
+        raise ValueError(f"found figure '{name}', expected one of: {', '.join(GATED)}")
+    return name
+
+
+Gated = Annotated[str, AfterValidator(_gated)]  # a figure that the gate holds to a level, by its column in the store
 Purpose = Literal["manual", "nightly", "confirm-a", "confirm-b", "null-a", "null-b"]
 OF_TREND: tuple[Purpose, ...] = ("manual", "nightly")
 OF_NULLS: tuple[Purpose, ...] = ("null-a", "null-b")
 Evidence = Literal["sealed", "unsealed", "tampered", "reported"]
-Gated = Literal["tokens_per_second_per_device", "memory_bytes", "joules_per_token"]
 Quantity = Literal["power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"]
 MOST_POINTS, MOST_DEVICES, MOST_RANKS, MOST_PEAKS = 32, 4, 4, 64
 MOST_PLACES, MOST_KERNELS = 150, 12  # of a step
@@ -205,7 +213,22 @@ class Subject(Value):
         return self.commit is not None and self.is_dirty is False
 
 
-class RunRecord(Document):
+if TYPE_CHECKING:
+
+    class StoredFigures(Value):
+        """The figures that the platform names itself; a record has those of the whole list."""
+
+        tokens_per_second_per_device: float | None = None
+        memory_bytes: float | None = None
+        joules_per_token: float | None = None
+        mfu: float | None = None
+        loss_tail: float | None = None
+
+else:
+    StoredFigures = create_model("StoredFigures", __base__=Value, **{column: (float | None, None) for column in STORED})
+
+
+class RunRecord(StoredFigures, Document):
     """One run with its figures. None of its fields names a path, a user or a host.
 
     content: digest of the sealed files, so that two imports of one run are known as one. began: in UTC, ISO 8601.
@@ -235,11 +258,6 @@ class RunRecord(Document):
     failure: str | None
     reason: str | None
     verdict: str
-    tokens_per_second_per_device: float | None
-    memory_bytes: float | None
-    joules_per_token: float | None
-    mfu: float | None
-    loss_tail: float | None
     window: tuple[int, int]
     step_seconds: tuple[float, ...]
     losses: tuple[float | None, ...]
@@ -259,7 +277,7 @@ class RunRecord(Document):
         return _is_comparable(self.word, self.evidence, self.verdict)
 
 
-class Point(Value):
+class Point(StoredFigures):
     """One run of a series, as a gate and a chart need it: its time, digests of its surroundings, and its figures."""
 
     run_id: str
@@ -273,11 +291,6 @@ class Point(Value):
     word: Word
     evidence: Evidence
     verdict: str
-    tokens_per_second_per_device: float | None
-    memory_bytes: float | None
-    joules_per_token: float | None
-    mfu: float | None = None
-    loss_tail: float | None = None
 
     @property
     def is_comparable(self) -> bool:

@@ -20,8 +20,8 @@ from levelfield.rundir.event_lines import strict_json
 from levelfield.specs.base import Document, Value, parse
 from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
+from levelfield.specs.run_figures import STORED
 from levelfield.store.run_record import check_texts, storable, with_storable_numbers
-from levelfield.store.schema import FIGURES
 from levelfield.store.statements import StatedExpectation, StatedFinding, Statement
 
 MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
@@ -126,7 +126,7 @@ def _object(line: bytes, origin: str) -> dict[str, Any]:
 def row_of(record: RunRecord) -> Mapping[str, Any]:
     """Return one row: raw numbers, and an empty cell for what is not known."""
     found = {
-        **{name: getattr(record, name) for name in (*_FIRST, *FIGURES)},
+        **{name: getattr(record, name) for name in (*_FIRST, *STORED)},
         **{name: getattr(record.series, name) for name in _SERIES},
         **{name: getattr(record.subject, name) for name in _SUBJECT},
         "series": record.series.fingerprint(),

@@ -11,8 +11,9 @@ from sqlalchemy import Connection, Row, Table, select
 
 from levelfield.specs.base import Value
 from levelfield.specs.record import Conditions, Point, RunRecord, Series, Subject
+from levelfield.specs.run_figures import STORED
 from levelfield.store.compression import inflated, packed_json, packed_numbers, unpacked_json, unpacked_numbers
-from levelfield.store.schema import CONDITION, FIGURES, NODE, RAW, RUN, SERIES, SUBJECT
+from levelfield.store.schema import CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
 
 HERE = RUN.c.is_aside == 0
 DOCUMENTS: dict[type[Value], Table] = {Series: SERIES, Conditions: CONDITION, Subject: SUBJECT}
@@ -24,7 +25,7 @@ _WHOLE = (
 )
 _PLAIN = (
     *("run_id", "content", "began", "purpose", "night", "entry", "evidence", "evidence_reason"),
-    *("word", "failure", "reason", "verdict", *FIGURES),
+    *("word", "failure", "reason", "verdict", *STORED),
 )
 _NUMBERS = ("window_first", "window_last", "series_id", "condition_id", "subject_id", "node_id")
 _NAMES = tuple(Point.model_fields)

@@ -19,7 +19,6 @@ from pydantic_core import to_json
 from levelfield.errors import DocumentError
 from levelfield.measure.throughput import steps_from_start
 from levelfield.measure.validity import loss_curve
-from levelfield.report.words import headline_memory, utilisation
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import mapping
 from levelfield.rundir.raw_files import RawRecords, read_raw
@@ -31,8 +30,10 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
 from levelfield.specs.result import PRETENDED, Result
+from levelfield.specs.run_figures import STORED
 from levelfield.specs.step_parts import StepParts
 from levelfield.specs.variables import known_to_matter, masked
+from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.run_traces import run_traces, step_trace, telemetry_summary
 
 UNKNOWN = "unknown"  # the node of a run that recorded none
@@ -73,7 +74,6 @@ def record_of(
             raise DocumentError(f"{path}: key 'run_id': found '{found.run_id}', expected '{plan.run_id}'")
     provenance, status, window = raw.provenance, result.status, plan.work.window
     private = _private(plan, provenance)
-    palm = utilisation(result, "palm")
     return RunRecord(
         run_id=plan.run_id,
         content=evidence.digest or UNKNOWN,
@@ -91,11 +91,7 @@ def record_of(
         failure=status.failure,
         reason=private.text("; ".join(status.reasons)) or None,
         verdict=result.alignment.verdict,
-        tokens_per_second_per_device=result.throughput.tokens_per_second_per_device if result.throughput else None,
-        memory_bytes=headline_memory(result).value,
-        joules_per_token=result.energy.joules_per_token.value,
-        mfu=palm.value if palm else None,
-        loss_tail=result.loss.tail_mean,
+        **{column: figure.of(result, result.device_is == HOST_SHARE)[0] for column, figure in STORED.items()},
         window=result.window,
         step_seconds=steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step),
         losses=_losses(raw),

@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from levelfield.errors import UsageError
+from levelfield.specs.run_figures import STORED
 from levelfield.store.address import StoreAddress
 from levelfield.store.connections import reading, writing
 
@@ -65,8 +66,6 @@ SUBJECT = Table(
 )
 NODE = Table("node", METADATA, *_named_by_digest())
 
-FIGURES = ("tokens_per_second_per_device", "memory_bytes", "joules_per_token", "mfu", "loss_tail")
-
 RUN = Table(
     "run",
     METADATA,
@@ -88,7 +87,7 @@ RUN = Table(
     Column("failure", Text),
     Column("reason", Text),
     *_filled(Text, "verdict"),
-    *(Column(name, Double) for name in FIGURES),
+    *(Column(name, Double) for name in STORED),
     *_filled(Integer, "window_first", "window_last"),
     Index("run_of_series", "series_id", "is_aside", "began"),
     Index("run_of_night", "night"),

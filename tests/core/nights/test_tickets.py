@@ -12,10 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from levelfield.cli.nightly_command import FIGURES
 from levelfield.nights import tickets as module
 from levelfield.nights.stored_nights import gate_input
-from levelfield.nights.tickets import FIGURE_OPTIONS, NightBisection, NightTickets
+from levelfield.nights.tickets import NightBisection, NightTickets
 from levelfield.run import builds
 from levelfield.series.findings import Finding
 from levelfield.series.ticket import Ticket
@@ -187,10 +186,6 @@ def test_packages_are_equal_by_their_digest_and_unknown_without_a_list(night: Ni
             same.add(number, repository.commits[number // 10], packages="sha256:p")
         found = same.ticket()
     assert found.packages == () and found.packages_unknown is None
-
-
-def test_the_figures_of_a_command_are_those_of_the_command_line() -> None:
-    assert {figure: name for name, figure in FIGURES.items()} == FIGURE_OPTIONS
 
 
 @dataclass

@@ -10,13 +10,13 @@ import pytest
 from levelfield.compare.comparability import WHY
 from levelfield.compare.ranking import PARTS, metrics
 from levelfield.compare.ratios import Standing
-from levelfield.compare.sides import QUANTITIES
 from levelfield.pages import case_figures
 from levelfield.pages.first_view import OF_TRUST
 from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
 from levelfield.series.findings import WORDS
-from levelfield.specs.record import EventKind, Evidence, Gated, Purpose
+from levelfield.specs.record import EventKind, Evidence, Purpose
 from levelfield.specs.result import Word
+from levelfield.specs.run_figures import GATED, RUN_FIGURES
 from levelfield.specs.step_parts import PARTS as STEP_PARTS
 
 PAGES = Path(__file__).resolve().parents[3] / "platform/levelfield/pages"
@@ -30,7 +30,7 @@ FAMILIES = {
     "means.": WORDS,
     "todo.": WORDS,
     "js.event.": get_args(EventKind),
-    "js.gated.": get_args(Gated),
+    "js.gated.": GATED,
     "js.purpose.": get_args(Purpose),
     "trust.": PARTS,
     "part.": case_figures.PARTS,
@@ -40,7 +40,7 @@ FAMILIES = {
     "by.": RANKED,
     "standing.": get_args(Standing),
     "clear.": sorted(set(WHY) - set(OF_TRUST)),
-    "column.": [quantity.column.name for quantity in QUANTITIES],
+    "column.": [figure.name for figure in RUN_FIGURES],
     "figure.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "unit.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "js.evidence.": get_args(Evidence),

@@ -6,6 +6,7 @@ const levelfield = (() => {
   const language = document.documentElement.dataset.language;
   const SHORT = 16; // characters: such a word is not broken
   const parsed = new Map();
+  const FIGURES = {}; // of data/figures.js: digits, the factor from what is stored to what is shown, the gate's name
   const promised = new Map();
   // What a reader could not see or what turns the direction of the text, as report/escapes.py has it.
   const OBEYED = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
@@ -23,6 +24,7 @@ const levelfield = (() => {
   /* A data file calls this with its name and its JSON. */
   function data(name, json) {
     parsed.set(name, JSON.parse(json));
+    if (name === "figures") Object.assign(FIGURES, parsed.get(name));
   }
 
   /* A data file or a run that is not there. */
@@ -96,15 +98,6 @@ const levelfield = (() => {
   function when(seconds, length) {
     return new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, length || 16);
   }
-
-  /* The figures of a run: unit, digits, and the factor from what is stored to what is shown. */
-  const FIGURES = {
-    tokens: { digits: 1, factor: 1 },
-    mfu: { digits: 1, factor: 100 },
-    memory: { digits: 2, factor: 1 / 2 ** 30 },
-    energy: { digits: 4, factor: 1 },
-    loss: { digits: 4, factor: 1 },
-  };
 
   function figure(name, value) {
     const { digits, factor } = FIGURES[name];

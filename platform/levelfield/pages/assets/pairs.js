@@ -2,7 +2,7 @@
 /* Pairs of builds on the page of a case: the new build against the accepted one, pair by pair, with the ruling. */
 levelfield.pairs = (() => {
   const { el, t, figure, runLink, signedPercent } = levelfield;
-  const GATED = { tokens: "tokens_per_second_per_device", memory: "memory_bytes", energy: "joules_per_token" };
+  const GATED = Object.fromEntries(Object.entries(levelfield.FIGURES).filter(([, each]) => each.gated).map(([name, each]) => [name, each.gated]));
   // The gate's words that a mark gets a ring for, with the colour of the ring.
   const RINGS = { regression: "bad", "training differs": "bad", "environment step": "step", "bad night": "note", improvement: "level" };
 

@@ -1,0 +1,181 @@
+"""The list of figures of a run: name, unit, place in result.json, how it is shown, and whether the gate holds it.
+
+Repeats, tables, comparisons, the store, pages and the gate walk this list. A new figure is a field of specs/result.py
+with its meaning, the line of judge/ that computes it, and an entry here. Standard library only: `--help` reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+GIB = 2**30
+PALM = "palm"
+
+
+@dataclass(frozen=True)
+class FigureNames:
+    """What one language calls a figure: over a table; as the title of a chart, with its unit apart."""
+
+    heading: str
+    title: str = ""
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class RunFigure:
+    """One figure, with its place in result.json and what each reader of it needs."""
+
+    name: str  # in JSON and CSV
+    unit: str
+    path: tuple[str, ...]  # keys of result.json, to a number or to a value with its reason
+    names: Mapping[str, FigureNames]  # by language
+    table: str = ""  # the name of its column in tables of many runs; empty: it has none
+    divisor: float = 1  # from the unit to what a table shows
+    digits: int | None = 1  # decimals in a table; None: four significant digits
+    most: float | None = None  # the largest possible value
+    host_path: tuple[str, ...] = ()  # `path` on shares of a host, where it is another one
+    basis: tuple[str, ...] = ()  # keys of what has to be equal for a ratio
+    repeats_basis: tuple[str, ...] = ()  # keys of what has to be equal for a median
+    is_noisy: bool = True  # equal runs differ in it
+    is_compared: bool = True
+    is_optional: bool = False  # comparisons leave it out where no run has it
+    column: str = ""  # in the store; empty: read from the stored result
+    worse: Literal[1, -1] | None = None  # the gate holds it to a level, and more (1) or less (-1) is worse
+    page: str = ""  # a stored one in the scripts of the pages
+    option: str = ""  # a gated one on the command line
+
+    @property
+    def decimals(self) -> int:
+        """The decimals of the value in its unit that a table of the pages can show, and one more."""
+        return max(0, (4 if self.digits is None else self.digits) + 1 - round(math.log10(self.divisor)))
+
+    def of(self, result: Any, is_host: bool) -> tuple[Any, Any]:
+        """Return the value and the reason of a missing one. result: a Result or its JSON.
+
+        A text in the place of a section is returned as the value.
+        """
+        value, reason = result, None
+        for key in self.host_path if is_host and self.host_path else self.path:
+            reason, value = at(value, "reason"), at(value, key)
+            if isinstance(value, str):
+                return value, None
+        is_plain = value is None or isinstance(value, (int, float))
+        return (value, reason) if is_plain else (at(value, "value"), at(value, "reason"))
+
+
+def at(content: Any, *keys: str) -> Any:
+    """Return what lies behind the keys of a document or its JSON; None where one is missing.
+
+    Of the list of utilisations, a key is a formula in any version, and its MFU is taken.
+    """
+    for key in keys:
+        if isinstance(content, Mapping):
+            content = content.get(key)
+        elif isinstance(content, Sequence) and not isinstance(content, str):
+            rows = (row for row in content if at(row, "kind") == "MFU")
+            content = next((row for row in rows if str(at(row, "formula")).split("/")[0] == key), None)
+        else:
+            content = getattr(content, key, None)
+    return content
+
+
+RUN_FIGURES = (
+    RunFigure(
+        "tokens_per_second_per_device",
+        "1/s",
+        ("throughput", "tokens_per_second_per_device"),
+        {
+            "en": FigureNames("tokens/s/device", "Throughput", "tokens/s/device"),
+            "zh": FigureNames("词元/秒/设备", "吞吐量", "词元/秒/设备"),
+        },
+        column="tokens_per_second_per_device",
+        worse=-1,
+        page="tokens",
+        option="speed",
+        table="tokens/s/device",
+    ),
+    RunFigure(
+        "step_seconds_median",
+        "s",
+        ("throughput", "step_seconds", "median"),
+        {"en": FigureNames("step, ms"), "zh": FigureNames("步时，毫秒")},
+        divisor=1e-3,
+        is_compared=False,
+    ),
+    RunFigure(
+        "memory_bytes",
+        "B",
+        ("memory", "device_used_peak"),
+        {"en": FigureNames("memory, GiB", "Peak memory", "GiB"), "zh": FigureNames("内存，GiB", "内存峰值", "GiB")},
+        divisor=GIB,
+        digits=3,
+        host_path=("memory", "process_peak"),
+        column="memory_bytes",
+        worse=1,
+        page="memory",
+        option="memory",
+        table="memory",
+    ),
+    RunFigure(
+        "joules_per_token",
+        "J/token",
+        ("energy", "joules_per_token"),
+        {"en": FigureNames("J/token", "Energy", "J/token"), "zh": FigureNames("每词元焦耳", "能耗", "J/词元")},
+        digits=4,
+        column="joules_per_token",
+        worse=1,
+        page="energy",
+        option="energy",
+        table="J/token",
+    ),
+    RunFigure(
+        "node_joules_per_token",
+        "J/token",
+        ("energy", "nodes", "joules_per_token"),
+        {"en": FigureNames("J/token, nodes"), "zh": FigureNames("每词元焦耳（整机）")},
+        digits=4,
+        is_optional=True,
+    ),
+    RunFigure(
+        "mfu_palm",
+        "1",
+        ("utilisation", PALM),
+        {
+            "en": FigureNames("MFU (palm), %", "MFU (palm)", "%"),
+            "zh": FigureNames("MFU（palm 公式），%", "MFU（palm 公式）", "%"),
+        },
+        divisor=0.01,
+        digits=2,
+        most=1.0,
+        repeats_basis=("utilisation", PALM, "peak_tflops"),
+        column="mfu",
+        page="mfu",
+        table="MFU (palm)",
+    ),
+    RunFigure(
+        "seconds_to_loss",
+        "s",
+        ("to_loss", "seconds"),
+        {"en": FigureNames("s to loss"), "zh": FigureNames("达到损失的秒数")},
+        digits=2,
+        basis=("to_loss", "level"),
+        table="s to loss",
+    ),
+    RunFigure(
+        "loss_tail_mean",
+        "nats/token",
+        ("loss", "tail_mean"),
+        {"en": FigureNames("loss", "Loss", "nats/token"), "zh": FigureNames("损失", "损失", "nat/词元")},
+        digits=5,
+        is_noisy=False,
+        column="loss_tail",
+        page="loss",
+        table="loss",
+    ),
+)
+STORED = {figure.column: figure for figure in RUN_FIGURES if figure.column}
+GATED = {column: figure for column, figure in STORED.items() if figure.worse}
+GATED_BY_OPTION = {figure.option: column for column, figure in GATED.items()}
