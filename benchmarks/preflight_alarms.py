@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from levelfield.measure.preflight import PeerReading, compare_earlier, compare_peers
+from levelfield.measure.preflight import PeerReading, compare_peers
 
 NODES = (2, 3, 4, 5, 8, 32)
 NOISES = (0.01, 0.03, 0.10)
 FACTORS = (1.0, 0.8, 0.5)  # of the first node's rate
-EARLIER = (5, 7, 20)
 TRIALS = 4000
 QUICK_TRIALS = 100
 
@@ -32,13 +31,6 @@ def main() -> None:
         for noise in NOISES:
             shares = [share_named(random, nodes, noise, factor, trials) for factor in FACTORS]
             print(f"| {nodes} | {noise:.0%} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
-    print()
-    print("| earlier preflights | noise | only noise: named | 20 % slower: named | at half speed: named |")
-    print("|---|---|---|---|---|")
-    for number in EARLIER:
-        for noise in NOISES:
-            shares = [share_below(random, number, noise, factor, trials) for factor in FACTORS]
-            print(f"| {number} | {noise:.0%} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
 
 
 def share_named(random: np.random.Generator, nodes: int, noise: float, factor: float, trials: int) -> float:
@@ -50,12 +42,6 @@ def share_named(random: np.random.Generator, nodes: int, noise: float, factor: f
         found = compare_peers({f"node{at}": PeerReading(float(rate)) for at, rate in enumerate(row)})
         hits += bool(found) if factor == 1 else any("node0" in each.nodes for each in found)
     return hits / trials
-
-
-def share_below(random: np.random.Generator, number: int, noise: float, factor: float, trials: int) -> float:
-    """How often a node is out of line with its own earlier rates."""
-    rates = np.exp(random.normal(0, noise, (trials, number + 1)))
-    return sum(compare_earlier(float(row[-1]) * factor, row[:-1].tolist()) is not None for row in rates) / trials
 
 
 if __name__ == "__main__":

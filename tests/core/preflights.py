@@ -36,9 +36,8 @@ def write_preflight(
     products_of_each: bool = False,
     products: Sequence[float | None] = (),
     pairs: Sequence[tuple[list[int], int, float]] = (),
-    slower: float = 1.0,
 ) -> None:
-    """Write the events of a preflight. ranks: of all nodes together. slower: collectives.
+    """Write the events of a preflight. ranks: of all nodes together.
 
     products: TFLOP/s by node, None for no event.
     """
@@ -53,7 +52,7 @@ def write_preflight(
         if best is not None and (products_of_each or rank % per_node == 0):
             events.append(("matmul", {"precision": "fp32", "tflops": best, "median": best * 0.98, "repeats": 9}))
         if ranks > 1:
-            events += _of_the_group(rank, ranks, slower)
+            events += _of_the_group(rank, ranks)
         events += [
             ("pair", {"ranks": both, "bytes": size, "seconds": [seconds], "wrong": None})
             for both, size, seconds in pairs
@@ -63,8 +62,8 @@ def write_preflight(
         (paths.events / f"rank{rank}.jsonl").write_text("\n".join([*lines, '{"event": "end"}']) + "\n")
 
 
-def _of_the_group(rank: int, ranks: int, slower: float) -> list[tuple[str, Values]]:
-    seconds = [slower * each for each in ([0.001, 0.002, 0.003] if rank == 0 else [0.002, 0.002, 0.002])]
+def _of_the_group(rank: int, ranks: int) -> list[tuple[str, Values]]:
+    seconds = [0.001, 0.002, 0.003] if rank == 0 else [0.002, 0.002, 0.002]
     operations = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     rows = [{"operation": name, "bytes": 2**20, "seconds": seconds, "wrong": None} for name in operations]
     joined = ("joined", {"backend": "gloo", "ranks": ranks})

@@ -1,4 +1,4 @@
-"""Which node of a preflight is out of line: with its peers, with its own earlier preflights, or by what is missing."""
+"""Which node of a preflight is out of line: with its peers, or by what is missing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from levelfield.measure.other_use import HOST_LIMIT, device_sentence, in_use
-from levelfield.measure.preflight import FEWEST_EARLIER, PeerFinding, PeerReading, compare_earlier, compare_peers
+from levelfield.measure.preflight import PeerFinding, PeerReading, compare_peers
 from levelfield.rundir.preflight_events import PRODUCT, PreflightFacts
 from levelfield.specs.preflight_report import Fact, FindingKind, NodeReport, PairReport, PreflightFinding, PreflightWord
 
@@ -19,9 +19,6 @@ SETTINGS = {
     ),
     "memory": ("transparent_huge_pages", "huge_pages"),
 }  # fmt: skip
-Rates = Mapping[str, float]
-Earlier = Mapping[str, Sequence[Rates]]  # rates of earlier preflights by node, the oldest first
-GROUP = "all nodes together"
 
 
 class DeviceState(NamedTuple):
@@ -35,21 +32,13 @@ class DeviceState(NamedTuple):
 
 
 def findings(
-    facts: PreflightFacts,
-    earlier: Earlier,
-    devices: Sequence[DeviceState] = (),
-    locks_memory: bool = False,
+    facts: PreflightFacts, devices: Sequence[DeviceState] = (), locks_memory: bool = False
 ) -> list[PreflightFinding]:
     """Return everything that is out of line, and remarks.
 
     locks_memory: whether ranks lock much memory, as RDMA between accelerators does.
     """
     found = [*_missing(facts.nodes), *_wrong(facts)]
-    looks = sum(len(rates_kept(node)) for node in facts.nodes)
-    for node in facts.nodes:
-        values = rates_kept(node)
-        spreads = {figure: node.rates[figure].spread or 0.0 for figure in values}
-        found += slower_than_earlier(node.name, values, earlier.get(node.name, ()), spreads, looks)
     for figure, readings in _readings(facts.nodes).items():
         found += [_of_peers(figure, each, len(readings)) for each in compare_peers(readings)]
     found += _of_pairs(facts.pairs)
@@ -61,7 +50,7 @@ def findings(
     return [*found, *_others(facts.nodes), *_settings(facts.nodes), *locked]
 
 
-def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport], earlier: Earlier) -> PreflightWord:
+def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport]) -> PreflightWord:
     """Return the word of a preflight that ended by itself."""
     kinds = {finding.kind for finding in found}
     if "wrong" in kinds:
@@ -70,18 +59,11 @@ def word_of(found: Sequence[PreflightFinding], nodes: Sequence[NodeReport], earl
         return "out of line"
     if "missing" in kinds:
         return "incomplete"
-    has_peers = any(len(readings) > 1 for readings in _readings(nodes).values())
-    has_earlier = any(len(earlier.get(node.name, ())) >= FEWEST_EARLIER for node in nodes)
-    return "in line" if has_peers or has_earlier else "not compared"
+    return "in line" if any(len(readings) > 1 for readings in _readings(nodes).values()) else "not compared"
 
 
 def _of_node(kind: FindingKind, node: str, figure: str, said: str) -> PreflightFinding:
     return PreflightFinding(kind=kind, nodes=(node,), figure=figure, sentence=f"{node}: {said}")
-
-
-def rates_kept(node: NodeReport) -> dict[str, float]:
-    """Return the rates of a node that later preflights are compared with."""
-    return {figure: rate.value for figure, rate in node.rates.items() if rate.value is not None}
 
 
 def _readings(nodes: Sequence[NodeReport]) -> dict[str, dict[str, PeerReading]]:
@@ -125,21 +107,6 @@ def _wrong(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         if pair.wrong is not None:
             sentence = f"{pair.members[0]} and {pair.members[1]}: a message came back wrong: {pair.wrong}"
             yield PreflightFinding(kind="wrong", nodes=pair.members, figure="pair", sentence=sentence)
-
-
-def slower_than_earlier(
-    name: str, values: Rates, earlier: Sequence[Rates], spreads: Rates | None = None, looks: int = 1
-) -> Iterator[PreflightFinding]:
-    """Return a finding for each rate that lies below its earlier values. spreads: of the repeats, by figure.
-
-    looks: as for `compare_earlier`.
-    """
-    for figure, value in values.items():
-        known = [rates[figure] for rates in earlier if figure in rates]
-        found = compare_earlier(value, known, (spreads or {}).get(figure, 0.0), looks)
-        if found:
-            said = f"{figure} is {1 - found.ratio:.0%} below the median of its {len(known)} earlier preflights"
-            yield _of_node("slow", name, figure, f"{said}; at most {1 - found.limit:.0%} is in line")
 
 
 def _of_peers(figure: str, found: PeerFinding, peers: int) -> PreflightFinding:
@@ -206,15 +173,3 @@ def _setting(name: str, given: Mapping[str, Fact]) -> PreflightFinding:
     shown = ", ".join(f"{node}: {given[node]}" for node in odd[:4])
     most = f"; the others: {common}" if known else ""
     return PreflightFinding(kind="setting", nodes=odd, figure=name, sentence=f"{name} differs: {shown}{most}")
-
-
-def group_rates(facts: PreflightFacts) -> dict[str, float]:
-    """Return the bus bandwidth of each collective at its largest size, and of the fastest pair.
-
-    Smaller messages show the latency of busy processors more than the network.
-    """
-    largest = {row.operation: row for row in sorted(facts.collectives, key=lambda row: row.bytes)}
-    rates = {f"{name} of {row.bytes} bytes": row.bus_bytes_per_second for name, row in largest.items()}
-    size = max((pair.bytes for pair in facts.pairs), default=0)
-    pairs = [pair.bytes_per_second for pair in facts.pairs if pair.bytes == size]
-    return rates | ({f"messages of {size} bytes in pairs": max(pairs)} if pairs else {})

@@ -1,4 +1,4 @@
-"""Figures of a preflight: bandwidths of collectives, and which node is out of line with its peers or its earlier self.
+"""Figures of a preflight: bandwidths of collectives, and which node is out of line with its peers.
 
 All limits are of the logarithm of a rate, so that half as fast and twice as fast are equally far away. The limit comes
 from the other nodes: the median absolute deviation (MAD) of all, which one bad node of three or more does not move. A
@@ -12,7 +12,6 @@ figures of different numbers of ranks can be compared with one link's rate.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -20,27 +19,15 @@ from typing import Literal
 
 NORMAL = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
 FEWEST_PEERS = 3
-FEWEST_EARLIER = 5
 MANY_PEERS = 6
 LEAST = 0.05  # differences below it are no finding, however alike the other nodes are
 LEAST_OF_FEW = 0.10  # the same with fewer than MANY_PEERS nodes, whose MAD is small by chance more often
 SPREADS = 4.0  # of the repeats within a node: a difference below that is noise of the check itself
 APART = 3.0  # two groups of nodes are that many times as far apart as the wider one is wide
 # The multiple of the MAD that the farthest of n nodes exceeds with 1 % probability when only normal noise differs; with
-# fewer than MANY_PEERS nodes with 10 %, as the limit could not be reached otherwise. And the multiple of the MAD of n
-# earlier values that a new one falls below with 0.5 %. All are by simulation, which the tests repeat. Between two
-# numbers the multiple of the lower one counts. Of more than ten figures in a preflight, of all nodes together, each has
-# a smaller share of the 5 % in which only noise is named: a multiple for up to each of EARLIER_LOOKS.
+# fewer than MANY_PEERS nodes with 10 %, as the limit could not be reached otherwise. By simulation, which the tests
+# repeat. Between two numbers the multiple of the lower one counts.
 MULTIPLES = {3: 10.8, 4: 4.8, 5: 5.4, 6: 10.7, 8: 8.7, 10: 7.4, 12: 6.6, 16: 5.7, 24: 5.1, 32: 4.7, 64: 4.4}
-EARLIER_LOOKS = (10, 40, 160, 640, 2560)
-EARLIER_MULTIPLES = {
-    5: (14.6, 29.9, 59.9, 120.2, 225.3),
-    7: (7.7, 12.9, 20.7, 34.3, 53.6),
-    10: (4.9, 7.0, 9.8, 13.4, 18.4),
-    15: (4.0, 5.5, 7.2, 9.0, 11.4),
-    20: (3.5, 4.6, 5.6, 6.8, 8.1),
-    50: (2.9, 3.5, 4.2, 4.7, 5.3),
-}
 PeerWord = Literal["slow", "fast", "differ"]
 
 
@@ -80,7 +67,8 @@ def compare_peers(readings: Mapping[str, PeerReading]) -> list[PeerFinding]:
     middle = median(logs.values())
     deviation = NORMAL * median(abs(value - middle) for value in logs.values())
     least = few if len(logs) < MANY_PEERS else max(below(LEAST), noise)
-    limit = max(least, multiple(MULTIPLES, len(logs)) * deviation)
+    multiple = MULTIPLES[max(count for count in MULTIPLES if count <= len(logs))]
+    limit = max(least, multiple * deviation)
     found = _beyond("slow", logs, middle, limit) + _beyond("fast", logs, middle, limit)
     return found or _groups(logs, few)
 
@@ -95,30 +83,6 @@ def logarithm(value: float) -> float:
     if not 0 < value < math.inf:
         raise ValueError(f"found a rate of {value}, expected a finite one above zero")
     return math.log(value)
-
-
-def compare_earlier(value: float, earlier: Sequence[float], spread: float = 0.0, looks: int = 1) -> PeerFinding | None:
-    """Return that a rate lies below the node's own earlier ones; None for too few of them, and when it is in line.
-
-    looks: how many rates the preflight compares so, of all nodes together.
-    """
-    if len(earlier) < FEWEST_EARLIER:
-        return None
-    logs = [logarithm(each) for each in earlier]
-    middle = median(logs)
-    deviation = NORMAL * median(abs(each - middle) for each in logs)
-    many = min(bisect_left(EARLIER_LOOKS, looks), len(EARLIER_LOOKS) - 1)
-    times = EARLIER_MULTIPLES[max(count for count in EARLIER_MULTIPLES if count <= len(logs))][many]
-    limit = max(below(LEAST), SPREADS * spread, times * deviation)
-    difference = logarithm(value) - middle
-    if difference >= -limit:
-        return None
-    return PeerFinding("slow", (), math.exp(difference), math.exp(-limit))
-
-
-def multiple(table: Mapping[int, float], number: int) -> float:
-    """Return the multiple for so many values."""
-    return table[max(count for count in table if count <= number)]
 
 
 def _beyond(word: PeerWord, logs: Mapping[str, float], middle: float, limit: float) -> list[PeerFinding]:

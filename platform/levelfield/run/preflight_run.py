@@ -5,12 +5,8 @@ The same launcher, nodes, environment and variables are used as by the training.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,21 +14,10 @@ from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime, Say
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import RunFailed
-from levelfield.judge.node_comparison import (
-    GROUP,
-    DeviceState,
-    Earlier,
-    findings,
-    group_rates,
-    rates_kept,
-    slower_than_earlier,
-    word_of,
-)
+from levelfield.judge.node_comparison import DeviceState, findings, word_of
 from levelfield.judge.status import GOOD, last_line
 from levelfield.node.device_files import DeviceInUse
-from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers import LOCAL, means, speaking
-from levelfield.run.measurement import keep_text
 from levelfield.run.run_devices import devices_locked
 from levelfield.rundir import directory
 from levelfield.rundir.node_readings import read_nodes
@@ -44,15 +29,11 @@ from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, PreflightPlan, job_of
 from levelfield.specs.preflight_report import PreflightReport, PreflightWord
-from levelfield.user_folders import data_folder
 
 FOLDER = "preflights"  # below the runs: these folders hold no run
 NODE_ONLY = ("{python}", "-m", "levelfield.worker.preflight")
 SECONDS = 120.0  # without a new measurement, after which a preflight counts as hung
 _SAID = {"node": "the node's checks are done", "matmul": "products measured", "barrier": "collectives begin"}
-
-MOST_KEPT = 50
-MOST_BYTES = 2**20
 
 
 def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Say) -> PreflightReport:
@@ -124,22 +105,10 @@ def _progress(paths: RunPaths, say: Say) -> Callable[[], None]:
 
 def _report(plan: Plan, paths: RunPaths, outcome: Outcome, devices: Sequence[DeviceState]) -> PreflightReport:
     facts = read_preflight(paths, plan)
-    kind = _kind(plan)
-    # what names a node from one preflight to the next; containers are nodes of this machine
-    of_machine = f"of {plan.hardware.nodes}"
-    names = [node.name if plan.launch else f"{platform.node()} {node.name} {of_machine}" for node in facts.nodes]
-    group, rates = " ".join(sorted(names)), group_rates(facts)
-    earlier: Earlier = {node.name: earlier_rates(name, kind) for node, name in zip(facts.nodes, names, strict=True)}
     locks_memory = plan.hardware.nodes > 1 and not plan.hardware.is_host
-    found = findings(facts, earlier, devices, locks_memory)
-    found += slower_than_earlier(GROUP, rates, earlier_rates(group, f"{kind}\0group"))
+    found = findings(facts, devices, locks_memory)
     evidence = _evidence(outcome, paths)
-    word: PreflightWord = "failed" if evidence else word_of(found, facts.nodes, earlier)
-    if evidence is None:
-        for node, name in zip(facts.nodes, names, strict=True):
-            keep_rates(name, kind, rates_kept(node))
-        if rates:
-            keep_rates(group, f"{kind}\0group", rates)
+    word: PreflightWord = "failed" if evidence else word_of(found, facts.nodes)
     return PreflightReport(
         **_head(plan),
         word=word,
@@ -190,14 +159,6 @@ def _why_no_collectives(plan: Plan, facts: PreflightFacts) -> str | None:
     return None if facts.collectives else "the ranks recorded none"
 
 
-def _kind(plan: Plan) -> str:
-    """Return what must be equal for rates to be compared from one preflight to the next."""
-    chosen = plan.preflight or PreflightPlan()
-    parts = (plan.implementation.framework, plan.implementation.version, plan.hardware.chip.name, plan.runtime)
-    shape = (plan.hardware.devices_per_node, plan.work.training.precision, chosen.short)
-    return "\0".join(map(str, (*parts, *shape)))
-
-
 def _device_states(plan: Plan, vendor: Vendor) -> list[DeviceState]:
     """Return what the vendor's tool shows of this machine's devices, before anything is started on them.
 
@@ -225,38 +186,3 @@ def _recorded_states(plan: Plan, paths: RunPaths, vendor: Vendor) -> list[Device
         for each in read_telemetry(paths, [])
         for reading in {reading.device: reading for reading in each.readings if reading.before}.values()
     ]
-
-
-def history_folder() -> Path:
-    return data_folder() / "levelfield" / "preflights"
-
-
-def history_file(node: str, kind: str) -> Path:
-    """Return the file of a node. kind: what must be the same for rates to be compared, such as the framework."""
-    digest = hashlib.sha256("\0".join((node, kind)).encode()).hexdigest()
-    return history_folder() / f"{digest[:24]}.jsonl"
-
-
-def earlier_rates(node: str, kind: str) -> list[dict[str, float]]:
-    """Return the rates of earlier preflights, the oldest first. Damaged lines count for nothing."""
-    try:
-        lines = read_regular(history_file(node, kind), MOST_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    return [rates for rates in map(_rates, lines[-MOST_KEPT:]) if rates]
-
-
-def keep_rates(node: str, kind: str, rates: Mapping[str, float]) -> None:
-    """Add a preflight's rates. Without a place to keep them the next preflight has one value less."""
-    path = history_file(node, kind)
-    kept = [json.dumps(found) for found in (*earlier_rates(node, kind), dict(rates))][-MOST_KEPT:]
-    keep_text(path, "\n".join(kept) + "\n")
-
-
-def _rates(line: str) -> dict[str, float]:
-    """Return the rates of a line; none where one of them is no finite number above zero."""
-    try:
-        found = {str(name): float(rate) for name, rate in json.loads(line).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return {}
-    return found if all(0 < rate < math.inf for rate in found.values()) else {}

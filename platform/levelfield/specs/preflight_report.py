@@ -28,7 +28,7 @@ class Rate(Value):
 
 
 class NodeReport(Value):
-    """What a node reached. name: of the host, as it is compared with earlier preflights. facts: by check, as printed.
+    """What a node reached. name: of the host. facts: by check, as printed.
 
     rates: of products, by device; of earlier preflights also of memory, processors and disk. missing: the checks that
     gave nothing, each with the reason. wall_ns: of earlier preflights.

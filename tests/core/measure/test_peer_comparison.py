@@ -7,15 +7,11 @@ import math
 import numpy as np
 import pytest
 from levelfield.measure.preflight import (
-    EARLIER_MULTIPLES,
-    FEWEST_EARLIER,
     MANY_PEERS,
     MULTIPLES,
     NORMAL,
     PeerReading,
-    compare_earlier,
     compare_peers,
-    multiple,
 )
 
 TRIALS = 400
@@ -103,20 +99,6 @@ def test_what_the_repeats_within_nodes_explain_is_no_finding() -> None:
 def test_no_rate_that_cannot_be_is_compared(value: float) -> None:
     with pytest.raises(ValueError, match="expected a finite one above zero"):
         compare_peers(readings([1.0, 1.0, value]))
-    with pytest.raises(ValueError, match="expected a finite one above zero"):
-        compare_earlier(value, [1.0] * FEWEST_EARLIER)
-    with pytest.raises(ValueError, match="expected a finite one above zero"):
-        compare_earlier(1.0, [1.0] * FEWEST_EARLIER + [value])
-
-
-def test_a_slow_node_is_found_beside_its_own_earlier_rates() -> None:
-    earlier = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 100.1]
-    found = compare_earlier(60.0, earlier)
-    assert found is not None and found.ratio == pytest.approx(0.6, rel=0.01)
-    assert compare_earlier(99.0, earlier) is None
-    assert compare_earlier(160.0, earlier) is None
-    assert compare_earlier(60.0, earlier[: FEWEST_EARLIER - 1]) is None
-    assert compare_earlier(60.0, earlier, spread=0.2) is None
 
 
 @pytest.mark.parametrize("nodes", sorted(MULTIPLES))
@@ -126,32 +108,3 @@ def test_the_multiples_are_those_of_a_simulation(nodes: int) -> None:
     exceeded = np.mean(away.max(axis=1) > MULTIPLES[nodes] * NORMAL * np.median(away, axis=1))
     stated = 0.10 if nodes < MANY_PEERS else 0.01
     assert 0.5 * stated < exceeded < 1.5 * stated
-
-
-@pytest.mark.parametrize("number", sorted(EARLIER_MULTIPLES))
-def test_the_multiples_of_earlier_values_are_those_of_a_simulation(number: int) -> None:
-    values = np.random.default_rng(7).normal(size=(40_000, number + 1))
-    earlier, new = values[:, :-1], values[:, -1]
-    middle = np.median(earlier, axis=1)
-    deviation = NORMAL * np.median(np.abs(earlier - middle[:, None]), axis=1)
-    first, second, *_ = EARLIER_MULTIPLES[number]
-    assert 0.003 < np.mean(middle - new > first * deviation) < 0.007
-    assert 0.0005 < np.mean(middle - new > second * deviation) < 0.0025
-    assert list(EARLIER_MULTIPLES[number]) == sorted(EARLIER_MULTIPLES[number])
-
-
-def test_many_figures_of_many_nodes_raise_no_alarm_by_noise_alone() -> None:
-    """Preflights of 64 nodes with 8 figures each, ten earlier ones, and noise of 3 %."""
-    random, looks = np.random.default_rng(8), 64 * 8
-    alarms = 0
-    for _ in range(40):
-        rates = np.exp(random.normal(0, 0.03, (looks, 11)))
-        alarms += any(compare_earlier(float(row[-1]), row[:-1].tolist(), looks=looks) for row in rates)
-    assert alarms <= 6, "5 % of 40 are 2"
-    half = np.exp(random.normal(0, 0.03, 11))
-    assert compare_earlier(float(half[-1]) / 2, half[:-1].tolist(), looks=looks)
-
-
-def test_between_two_numbers_the_multiple_of_the_lower_one_counts() -> None:
-    assert multiple(MULTIPLES, 9) == MULTIPLES[8]
-    assert multiple(MULTIPLES, 1000) == MULTIPLES[max(MULTIPLES)]

@@ -15,7 +15,7 @@ from levelfield.contracts.execution import NodeEnd, Outcome, ProcessEnd, Request
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.run import preflight_run
 from levelfield.run.launchers.local import LocalLauncher
-from levelfield.run.preflight_run import earlier_rates, history_file, keep_rates, plan_of, preflight, preflight_in
+from levelfield.run.preflight_run import plan_of, preflight, preflight_in
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
 from levelfield.rundir.preflight_events import preflight_sentence, sentence_of
 from levelfield.specs.base import dump
@@ -61,10 +61,8 @@ class PlantedVendor:
 
 
 @pytest.fixture(autouse=True)
-def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+def planted_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_run, "devices_of", lambda vendor: vendor.devices())
-    return tmp_path / "data"
 
 
 @pytest.fixture
@@ -123,32 +121,9 @@ def test_of_two_nodes_both_are_named(of: Of) -> None:
     assert "two nodes do not show which one is at fault" in report.faults[0].sentence
 
 
-def test_all_nodes_slow_are_found_by_their_earlier_preflights(of: Of) -> None:
-    for _ in range(7):
-        assert of(nodes(4)).word == "in line"
-    report = of(nodes(4), products=[0.5] * 4)
-    assert report.word == "out of line"
-    assert named(report) == {("slow", (f"node{k}",)) for k in range(4)}
-    assert "50% below the median of its 7 earlier preflights" in report.faults[0].sentence
-
-
-def test_a_slow_network_is_found_by_earlier_preflights_of_the_same_nodes(of: Of) -> None:
-    """Two good nodes with a slow link: no peer shows it."""
-    pairs = [([0, 1], 2**20, 0.001)]
-    for _ in range(6):
-        assert of(nodes(2), pairs=pairs).word == "in line"
-    report = of(nodes(2), pairs=[([0, 1], 2**20, 0.01)])
-    assert named(report) == {("slow", ("all nodes together",))}
-    assert "messages of 1048576 bytes in pairs is 90% below the median of its 6" in report.faults[0].sentence
-    slower = of(nodes(2), pairs=pairs, slower=10.0)
-    assert {finding.figure.split()[0] for finding in slower.faults} == {
-        "all_reduce", "all_gather", "reduce_scatter", "broadcast",
-    }  # fmt: skip
-
-
-def test_one_node_without_earlier_preflights_is_compared_with_nothing(of: Of) -> None:
-    words = [of(nodes(1), devices=2).word for _ in range(6)]
-    assert words == ["not compared"] * 5 + ["in line"]
+def test_one_node_is_compared_with_nothing_and_its_devices_with_each_other(of: Of) -> None:
+    assert of(nodes(1), devices=2).word == "not compared"
+    assert of(nodes(1), devices=2, products_of_each=True).word == "in line"
 
 
 def test_a_slow_device_is_named_with_its_node(of: Of) -> None:
@@ -262,7 +237,6 @@ def test_a_launch_that_fails_keeps_its_folder_and_says_why(of: Of, tmp_path: Pat
     assert report.word == "failed" and "rank 0 ended with exit code 1" in str(report.evidence)
     [folder] = (tmp_path / "runs" / "preflights").iterdir()
     assert (folder / "preflight.json").is_file() and (folder / "request.json").is_file()
-    assert earlier_rates("node0", "x") == [] and not list((tmp_path / "data").rglob("*.jsonl")), "nothing is learned"
 
 
 def test_a_preflight_that_ended_leaves_no_folder(of: Of, tmp_path: Path) -> None:
@@ -314,21 +288,6 @@ def test_an_environment_that_cannot_be_made_is_a_report(
     monkeypatch.setattr(preflight_run, "means", lambda plan: (Broken(), LocalLauncher()))
     report = preflight(plan_for("tiny:fake:F1:1:2", assume=True), PlantedVendor(), tmp_path, lambda text: None)  # type: ignore[arg-type]
     assert (report.word, report.evidence) == ("failed", "no index was reached")
-
-
-def test_damaged_lines_of_earlier_preflights_count_for_nothing(history: Path) -> None:
-    keep_rates("n", "kind", {"hash": 1.0})
-    path = history_file("n", "kind")
-    path.write_text(path.read_text() + '{"hash": NaN}\n{"hash": -1}\n[]\n{\n{"hash": "x"}\n' + "\0\n")
-    assert earlier_rates("n", "kind") == [{"hash": 1.0}]
-    assert earlier_rates("n", "other") == [] and earlier_rates("m", "kind") == []
-
-
-def test_only_the_newest_preflights_are_kept(history: Path) -> None:
-    for number in range(60):
-        keep_rates("n", "kind", {"hash": number + 1.0})
-    kept = earlier_rates("n", "kind")
-    assert len(kept) == 50 and kept[-1] == {"hash": 60.0}
 
 
 def test_the_sentence_of_a_run(of: Of, tmp_path: Path) -> None:
