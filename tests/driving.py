@@ -95,10 +95,7 @@ def steps(run: Path) -> list[tuple[float, float, str]]:
 
 @contextmanager
 def alone_on_the_engine() -> Iterator[None]:
-    """While no other test of this lock uses the engine.
-
-    Any start there removes what any killed run left, and `image prune` the image of a run that is about to start.
-    """
+    """While no other test of this lock uses the engine: any start there removes what any killed run left."""
     with (ROOT / ".ci" / "engine").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

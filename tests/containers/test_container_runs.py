@@ -93,9 +93,6 @@ def test_an_unchanged_image_is_not_built_again_and_works_offline(benchmark: Benc
     assert benchmark.run("environment", "image", "build", "torch").returncode == 0
     again = benchmark.run("environment", "image", "build", "torch", "--offline")
     assert again.returncode == 0 and "exists" in again.stdout and "building" not in again.stderr
-    (tag,) = [line.split()[0] for line in again.stdout.splitlines()]
-    listed = benchmark.run("environment", "image", "list", "--json")
-    assert tag in [image["tag"] for image in json.loads(listed.stdout)]
 
 
 def test_inside_takes_the_python_that_is_there(benchmark: Benchmark, plain: list) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from docker import DockerClient
-from driving import PRETENDING, Benchmark, alone_on_the_engine, finished
+from driving import PRETENDING, Benchmark, finished
 from levelfield.run.runtimes.engine import RUN_LABEL
 
 pytestmark = pytest.mark.containers
@@ -91,15 +91,3 @@ def test_export_writes_what_docker_loads_and_what_docker_builds(
         assert engine.containers.run(built.id, ["/opt/levelfield/bin/python", "-c", "import numpy"], remove=True) == b""
     finally:
         engine.images.prune(filters={"dangling": True, "label": "levelfield.image=fake-fake"})
-
-
-@alone_on_the_engine()
-def test_prune_keeps_the_newest_of_each_name(benchmark: Benchmark, engine: DockerClient, plugins: Path) -> None:
-    for line in ("import numpy", "import numpy, json"):
-        template(plugins, line)
-        assert benchmark.run(*build(plugins)).returncode == 0
-    made = [tag for tag in tags(engine) if tag.startswith("levelfield/fake-fake:")]
-    done = benchmark.run("environment", "image", "prune")
-    kept = [tag for tag in tags(engine) if tag.startswith("levelfield/fake-fake:")]
-    assert done.returncode == 0 and len(made) >= 2 and len(kept) == 1
-    assert all(f"removed {tag}" in done.stdout for tag in set(made) - set(kept))

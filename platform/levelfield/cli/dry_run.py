@@ -240,7 +240,7 @@ def _place(plan: Plan) -> str:
     environment, packages = plan.environment, _packages(plan.environment)
     if plan.container:
         base = plan.container.image.base.reference
-        return f"{environment.name} on {base} (`environment image show` prints the Dockerfile): {packages}"
+        return f"{environment.name} on {base}: {packages}"
     if not packages:
         return f"{environment.name}: {environment.python}, unchanged; give it with --python or --runtime inside"
     return f"{environment.name} ({'ready' if is_ready(environment) else 'would be made'}): {packages}"

@@ -2,11 +2,8 @@
 `environment make`: make the environments of these frameworks
 `environment wheels`: fetch packages into a folder, for machines without network
 `environment wheels fetch`: download wheels into a folder
-`environment image`: images for --runtime docker: build, list, prune, export
+`environment image`: images for --runtime docker: build, export
 `environment image build`: build the images of these frameworks
-`environment image show`: print the Dockerfile
-`environment image list`: list Levelfield's images on the engine
-`environment image prune`: remove old images and the remains of stopped builds
 `environment image export`: write an image, or its build context, to a tar file
 """
 
@@ -16,20 +13,17 @@ import argparse
 import os
 import shutil
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import BASE_HAS_FRAMEWORK, BASE_IMAGE, json_option, registry_of
+from levelfield.cli.options import BASE_HAS_FRAMEWORK, BASE_IMAGE, registry_of
 from levelfield.cli.terminal import Terminal, shown
 from levelfield.errors import NotHere
 from levelfield.installer import WHEELS
-from levelfield.report.sheets import padded
 from levelfield.report.words import gib
 from levelfield.rundir.directory import replacing
-from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -74,11 +68,12 @@ examples:
   run_benchmarks.py environment wheels fetch DIR torch paddle --vendor nvidia
 """
 IMAGE = """\
-Manage the images of --runtime docker. A run builds a missing image itself.
+Make the images of --runtime docker. A run builds a missing image itself.
+`docker image ls` and `docker image prune --all` list and remove them, with
+--filter label=levelfield.image.
 
 examples:
   run_benchmarks.py environment image build torch megatron --vendor nvidia
-  run_benchmarks.py environment image list
   run_benchmarks.py environment image export torch --output torch.tar
 """
 IMAGE_BUILD = """\
@@ -86,26 +81,6 @@ Build the images of frameworks. An image that exists is not built again.
 
 example:
   run_benchmarks.py environment image build torch megatron --vendor nvidia
-"""
-IMAGE_SHOW = """\
-Print the Dockerfile of a framework's image.
-
-example:
-  run_benchmarks.py environment image show torch --vendor nvidia
-"""
-IMAGE_LIST = """\
-List Levelfield's images on the engine, with size (GiB) and creation time.
-
-example:
-  run_benchmarks.py environment image list --json
-"""
-IMAGE_PRUNE = """\
-Remove old images and the remains of stopped builds. The newest image of each
-framework and vendor stays.
-
-examples:
-  run_benchmarks.py environment image prune
-  run_benchmarks.py environment image prune --all
 """
 IMAGE_EXPORT = """\
 Write an image, or its build context, to a tar file.
@@ -219,39 +194,6 @@ def _build(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(options: argparse.Namespace) -> int:
-    print(_recipe(options, options.framework).dockerfile, end="")
-    return 0
-
-
-def _list(options: argparse.Namespace) -> int:
-    from levelfield.run.runtimes import images
-    from levelfield.run.runtimes.engine import engine_ready
-
-    with engine_ready() as client:
-        found = images.listed(client)
-    if options.json:
-        print(json_text([asdict(image) for image in found]))
-        return 0
-    for image in found:
-        print(padded((image.tag, gib(image.size_bytes), image.created[:19]), (46, -9)))
-    if not found:
-        print("found no image of Levelfield on this engine; build one: `environment image build FRAMEWORK`")
-    return 0
-
-
-def _prune(options: argparse.Namespace) -> int:
-    from levelfield.run.runtimes import images
-    from levelfield.run.runtimes.engine import engine_ready
-
-    with engine_ready() as client:
-        gone, freed = images.prune(client, options.all)
-    for tag in gone:
-        print(f"removed {tag}")
-    print(f"freed up to {gib(freed)}; layers that other images share stay")
-    return 0
-
-
 def _export(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes import images
     from levelfield.run.runtimes.engine import engine_ready
@@ -306,18 +248,10 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
     _recipe_options(parser)
 
 
-def _show_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("framework", metavar="FRAMEWORK", help="such as torch")
-    _recipe_options(parser)
-
-
-def _prune_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="remove every image of Levelfield")
-
-
 def _export_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    _show_options(parser)
+    option("framework", metavar="FRAMEWORK", help="such as torch")
+    _recipe_options(parser)
     option("--output", type=Path, required=True, metavar="FILE", help="the tar file to write")
     option("--context", action="store_true", help="write Dockerfile and wheels, to build elsewhere; needs no engine")
 
@@ -336,8 +270,5 @@ COMMANDS = {
     "environment wheels fetch": Command(FETCH, _fetch_options, _fetch),
     "environment image": Command(IMAGE),
     "environment image build": Command(IMAGE_BUILD, _build_options, _build),
-    "environment image show": Command(IMAGE_SHOW, _show_options, _show),
-    "environment image list": Command(IMAGE_LIST, json_option, _list),
-    "environment image prune": Command(IMAGE_PRUNE, _prune_options, _prune),
     "environment image export": Command(IMAGE_EXPORT, _export_options, _export),
 }

@@ -48,8 +48,9 @@ Measure what the nodes of a case reach before an hour is lost on a bad one:
 matrix products, then the collectives of the very process group that the run
 would have. Settings and load are compared. Nothing is trained.
 
-A node is compared with the other nodes; no limit is a constant of a machine. Exit code 4 when a node is out of line, 3
-when the preflight could not run or a collective gave wrong values.
+A node is compared with the other nodes; no limit is a constant of a machine.
+Exit code 4 when a node is out of line, 3 when the preflight could not run or
+a collective gave wrong values.
 
 examples:
   run_benchmarks.py site preflight --case gpt3_6.7B:torch:cpu:1:2

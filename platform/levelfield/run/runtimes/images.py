@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -166,47 +166,6 @@ def context(image: ImagePlan, wheels: Wheels) -> Iterator[Any]:
                 tar.add(wheels.folder / name, f"wheels/{name}")
         file.seek(0)
         yield file
-
-
-@dataclass(frozen=True)
-class Listed:
-    """An image of Levelfield on the engine. created: ISO 8601, from the engine."""
-
-    tag: str
-    id: str
-    size_bytes: int
-    created: str
-
-
-def listed(client: DockerClient) -> list[Listed]:
-    """Return every tagged image of Levelfield by name, the newest of each name first."""
-    found = [
-        Listed(tag, str(image.id), int(image.attrs["Size"]), str(image.attrs["Created"]))
-        for image in client.images.list(filters={"label": IMAGE_LABEL})
-        for tag in image.tags
-        if tag.startswith("levelfield/")
-    ]
-    newest_first = sorted(found, key=lambda image: image.created, reverse=True)
-    return sorted(newest_first, key=lambda image: image.tag.partition(":")[0])
-
-
-def prune(client: DockerClient, everything: bool) -> tuple[list[str], int]:
-    """Remove all images of Levelfield, or all except the newest of each name, and the rest of stopped builds.
-
-    An image that a container uses stays. Return the removed tags and the bytes that the engine reports as freed.
-    """
-    from docker.errors import APIError
-
-    images = listed(client)
-    names = [image.tag.partition(":")[0] for image in images]
-    gone = []
-    for position, image in enumerate(images):
-        if everything or names[position] in names[:position]:
-            with suppress(APIError):
-                client.images.remove(image.tag)
-                gone.append(image.tag)
-    freed = client.images.prune(filters={"dangling": True, "label": IMAGE_LABEL})["SpaceReclaimed"]
-    return gone, sum(i.size_bytes for i in images if i.tag in gone) + int(freed)
 
 
 def export(client: DockerClient, tag: str, path: Path) -> None:
