@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, chips_option, finished_run, json_option, registry_of
+from levelfield.cli.named_runs import RUN_NAME, finished_run
+from levelfield.cli.options import chips_option, json_option, registry_of
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import reason_without_limits, wrapped

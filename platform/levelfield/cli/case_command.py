@@ -11,8 +11,8 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
+from levelfield.cli.lines import check_values, said_checks, say, say_checked, say_command, shown, this_program
 from levelfield.cli.options import chips_option, json_option, registry_of
-from levelfield.cli.terminal import check_values, said_checks, say, say_checked, say_command, shown, this_program
 from levelfield.errors import GateFailed, UsageError
 from levelfield.specs.readable_json import json_text
 

@@ -10,16 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import (
-    format_options,
-    prices_of,
-    prices_option,
-    registry_of,
-    runs_of,
-    store_option,
-    writing,
-)
-from levelfield.cli.terminal import print_compared
+from levelfield.cli.lines import print_compared
+from levelfield.cli.options import format_options, registry_of, runs_of, writing
+from levelfield.cli.store_options import prices_of, prices_option, store_option
 from levelfield.errors import GateFailed, UsageError
 from levelfield.rundir.directory import write_atomically
 

@@ -7,7 +7,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, chips_option, finished_run, json_option, python_option, registry_of
+from levelfield.cli.named_runs import RUN_NAME, finished_run
+from levelfield.cli.options import chips_option, json_option, python_option, registry_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded

@@ -9,21 +9,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
+from levelfield.cli.lines import print_compared
 from levelfield.cli.options import (
     chips_option,
     format_options,
     free_options,
-    intake,
-    prices_of,
-    prices_option,
     python_option,
     quiet_option,
-    recording_options,
     registry_of,
     runs_of,
     scale_option,
 )
-from levelfield.cli.terminal import Terminal, print_compared
+from levelfield.cli.store_options import intake, prices_of, prices_option, recording_options
+from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 
 if TYPE_CHECKING:

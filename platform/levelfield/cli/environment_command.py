@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import BASE_HAS_FRAMEWORK, BASE_IMAGE, registry_of
-from levelfield.cli.terminal import Terminal, shown
+from levelfield.cli.lines import shown
+from levelfield.cli.options import registry_of
+from levelfield.cli.site_options import BASE_HAS_FRAMEWORK, BASE_IMAGE
+from levelfield.cli.terminal import Terminal
 from levelfield.errors import NotHere
 from levelfield.installer import WHEELS
 from levelfield.report.words import gib

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_NAME, NamedRuns, json_option, registry_of, writing
+from levelfield.cli.named_runs import RUN_NAME, NamedRuns
+from levelfield.cli.options import json_option, registry_of, writing
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.node.regular_files import read_regular_text

@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, opened_store, store_option
+from levelfield.cli.options import json_option
+from levelfield.cli.store_options import opened_store, store_option
 from levelfield.errors import RunFailed, UsageError
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import utc_now

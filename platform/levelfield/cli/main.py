@@ -17,7 +17,7 @@ from types import ModuleType
 
 from levelfield import installer
 from levelfield.cli.command_line import parser_of
-from levelfield.cli.terminal import Streams
+from levelfield.cli.streams import Streams
 from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError
 from levelfield.run.interruption import interrupted_once
 

@@ -17,18 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import (
-    base_image,
-    chips_option,
-    container_options,
-    json_option,
-    opened_store,
-    python_option,
-    quiet_option,
-    registry_of,
-    runs_of,
-    store_option,
-)
+from levelfield.cli.options import chips_option, json_option, python_option, quiet_option, registry_of, runs_of
+from levelfield.cli.site_options import base_image, container_options
+from levelfield.cli.store_options import opened_store, store_option
 from levelfield.cli.terminal import NoteTaker, Terminal
 from levelfield.errors import INTERRUPTED, RunFailed, UsageError
 from levelfield.report.sheets import labelled

@@ -11,19 +11,17 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
+from levelfield.cli.named_runs import RUN_NAME
 from levelfield.cli.options import (
-    RUN_NAME,
     chips_option,
-    intake,
     json_option,
-    prices_option,
     python_option,
     quiet_option,
-    recording_options,
     registry_of,
     runs_of,
     scale_option,
 )
+from levelfield.cli.store_options import intake, prices_option, recording_options
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.report.sheets import padded

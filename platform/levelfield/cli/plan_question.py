@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.cli.options import finished_run, prices_of, registry_of
+from levelfield.cli.named_runs import finished_run
+from levelfield.cli.options import registry_of
+from levelfield.cli.store_options import prices_of
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.predict import machines, questions

@@ -16,18 +16,11 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import (
-    RUN_NAME,
-    chips_option,
-    finished_run,
-    intake,
-    json_option,
-    recording_options,
-    registry_of,
-    runs_of,
-    writing,
-)
-from levelfield.cli.terminal import Terminal, shown
+from levelfield.cli.lines import shown
+from levelfield.cli.named_runs import RUN_NAME, finished_run
+from levelfield.cli.options import chips_option, json_option, registry_of, runs_of, writing
+from levelfield.cli.store_options import intake, recording_options
+from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import find_run, read_plan, write_atomically

@@ -12,18 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import (
-    RUN_NAME,
-    NamedRuns,
-    finished_run,
-    format_options,
-    opened_store,
-    prices_of,
-    prices_option,
-    print_or_write,
-    registry_of,
-    store_option,
-)
+from levelfield.cli.named_runs import RUN_NAME, NamedRuns, finished_run
+from levelfield.cli.options import format_options, print_or_write, registry_of
+from levelfield.cli.store_options import opened_store, prices_of, prices_option, store_option
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable

@@ -7,19 +7,16 @@ from pathlib import Path
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
-    BASE_HAS_FRAMEWORK,
-    BASE_IMAGE,
     chips_option,
     free_options,
     json_option,
     python_option,
     quiet_option,
-    recording_options,
-    runtime_option,
     scale_option,
-    site_options,
     size_in_bytes,
 )
+from levelfield.cli.site_options import BASE_HAS_FRAMEWORK, BASE_IMAGE, runtime_option, site_options
+from levelfield.cli.store_options import recording_options
 
 _EXPLAINED = 3  # steps that are recorded where no number is given
 _HELP = """\

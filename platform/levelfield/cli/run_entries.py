@@ -12,7 +12,9 @@ from pathlib import Path
 from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
 from levelfield.cli import dry_run
-from levelfield.cli.options import base_image, hosts_of, intake, launch_of, node_power_of, registry_of, runs_of
+from levelfield.cli.options import registry_of, runs_of
+from levelfield.cli.site_options import base_image, hosts_of, launch_of, node_power_of
+from levelfield.cli.store_options import intake
 from levelfield.cli.terminal import Terminal, plan_digests
 from levelfield.compare import scaling
 from levelfield.compare.scaling import Scaling, without_batch

@@ -12,20 +12,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import (
-    base_image,
-    chips_option,
-    json_option,
-    launch_of,
-    node_power_of,
-    python_option,
-    quiet_option,
-    registry_of,
-    runs_of,
-    runtime_option,
-    site_of,
-    site_options,
-)
+from levelfield.cli.options import chips_option, json_option, python_option, quiet_option, registry_of, runs_of
+from levelfield.cli.site_options import base_image, launch_of, node_power_of, runtime_option, site_of, site_options
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.report.escapes import one_line, printable

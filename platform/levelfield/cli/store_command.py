@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from zipfile import is_zipfile
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, opened_store, runs_of, store_option, writing
+from levelfield.cli.options import json_option, runs_of, writing
+from levelfield.cli.store_options import opened_store, store_option
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, LevelfieldError, UsageError
 from levelfield.node.regular_files import read_regular

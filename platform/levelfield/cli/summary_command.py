@@ -7,7 +7,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import prices_of, prices_option, print_or_write, registry_of, runs_of, store_option
+from levelfield.cli.options import print_or_write, registry_of, runs_of
+from levelfield.cli.store_options import prices_of, prices_option, store_option
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
 from levelfield.report.sheets import as_markdown

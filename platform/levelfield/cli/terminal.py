@@ -6,39 +6,29 @@ closed stream ends no command. Control characters of a text reach no terminal.
 
 from __future__ import annotations
 
-import errno
-import io
-import os
-import select
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from levelfield.checkout import checkout
+from levelfield.cli.lines import shown
 from levelfield.report import words
-from levelfield.report.escapes import one_line, printable
-from levelfield.report.sheets import as_form, as_text, padded
-from levelfield.specs.readable_json import json_text
+from levelfield.report.escapes import one_line
+from levelfield.report.sheets import as_text
 
 if TYPE_CHECKING:
     from levelfield.compare.scaling import Scaling
     from levelfield.corpus.facts import CorpusFacts
-    from levelfield.report.sheets import Sheet
     from levelfield.run.runner import Listener
     from levelfield.run.scheduler import Job
     from levelfield.rundir.follower import Progress
     from levelfield.specs.paths import RunPaths
     from levelfield.specs.plan import Plan
     from levelfield.specs.result import Result
-    from levelfield.testing.findings import CheckFinding
 
 LOG_SECONDS = 5.0
-BLANK = "\u00a0"  # in a text: a blank where no line may break
-HARMLESS = (errno.EPIPE, errno.EBADF)  # a reader such as `head` has left, or nobody wants the output
 
 
 class Terminal:
@@ -203,136 +193,3 @@ def progress_line(progress: Progress) -> str:
         f"{words.number(progress.tokens_per_second_per_device, 0)} tokens/s/device  "
         f"{words.gib(progress.memory_bytes)}  {left} left"
     )
-
-
-_CONTINUED = " \\\n           "
-
-
-def this_program() -> str:
-    """Return the command of this program, from the current folder."""
-    return f"python {shown(checkout() / 'run_benchmarks.py')}"
-
-
-def say_command(*parts: str) -> None:
-    """Print a command to paste, with the shell's line continuation where it is too long for a line."""
-    line = " ".join(parts)
-    print(f"         {line if len(line) <= 80 - 9 else _CONTINUED.join(parts)}", flush=True)
-
-
-def shown(path: Path) -> str:
-    """Return the path relative to the current folder where it is below it, else the whole path."""
-    try:
-        return str(path.absolute().relative_to(Path.cwd()))
-    except (ValueError, OSError):  # OSError: the current folder was removed
-        return str(path)
-
-
-def print_compared(form: str, sheets: Iterable[Sheet], values: Mapping[str, object]) -> None:
-    """Print tables as text or Markdown, or their values as JSON."""
-    if form == "json":
-        print(json_text(values))
-    else:
-        print(as_form(form, sheets), end="")
-
-
-_STATUS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
-
-
-def say(text: str, indent: int = 9) -> None:
-    """Print a text that goes on below itself."""
-    print(words.wrapped(text, indent).replace(BLANK, " "), flush=True)
-
-
-def say_check(finding: CheckFinding, width: int) -> None:
-    indent = 8 + 1 + width + 1
-    say(padded((_STATUS[finding.status], finding.check, printable(finding.says)), (8, width), " "), indent)
-    if finding.do:
-        say(padded(("", f"> {printable(finding.do)}"), (indent - 3,), " "), indent)
-
-
-def said_checks(findings: Iterable[CheckFinding], width: int, quiet: bool) -> list[CheckFinding]:
-    """Return the findings, and print each as it comes unless `quiet`."""
-    found = []
-    for finding in findings:
-        found.append(finding)
-        if not quiet:
-            say_check(finding, width)
-    return found
-
-
-def check_values(found: Sequence[CheckFinding]) -> dict[str, object]:
-    """Return whether all passed, and each finding without its rows, for JSON."""
-    checks = [{key: value for key, value in asdict(each).items() if key != "rows"} for each in found]
-    return {"passes": all(each.is_good for each in found), "checks": checks}
-
-
-def say_checked(name: str, found: Sequence[CheckFinding]) -> None:
-    if bad := [finding.check for finding in found if not finding.is_good]:
-        say(f"{name}: {len(bad)} of {len(found)} checks did not pass: {', '.join(bad)}")
-    else:
-        say(f"{name}: all {sum(each.status == 'ok' for each in found)} checks that apply passed")
-
-
-class Streams:
-    """The standard streams of this process, protected from here on. Make it once, before anything is printed.
-
-    run_benchmarks.py has put the null device in place of a closed one.
-    """
-
-    def __init__(self) -> None:
-        self._output = _DroppingFile(1)
-        sys.stdout = _text(self._output, line_buffering=os.isatty(1))
-        sys.stderr = _text(_DroppingFile(2), line_buffering=True)
-
-    def lost(self) -> str | None:
-        """Return why standard output was not written, or None. A closed pipe loses nothing that somebody wants."""
-        sys.stdout.flush()
-        failure = self._output.failure
-        if failure is None or failure.errno in HARMLESS:
-            return None
-        return f"standard output could not be written: {failure.strerror}"
-
-
-def _text(file: _DroppingFile, line_buffering: bool) -> io.TextIOWrapper:
-    encoding = getattr(sys.__stdout__ or sys.__stderr__, "encoding", None) or "utf-8"
-    buffered = io.BufferedWriter(file)
-    return _PrintableText(buffered, encoding, errors="backslashreplace", line_buffering=line_buffering)
-
-
-class _DroppingFile(io.RawIOBase):
-    """A descriptor that drops what it cannot write. failure: the first error, None without one."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.failure: OSError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        return os.isatty(self._descriptor)
-
-    def write(self, data: Any) -> int:
-        """Write the bytes and return their number, also when they were dropped."""
-        while self.failure is None:
-            try:
-                return os.write(self._descriptor, data)
-            except BlockingIOError:
-                select.select([], [self._descriptor], [])
-            except OSError as error:
-                self.failure = error
-        return len(data)
-
-
-class _PrintableText(io.TextIOWrapper):
-    """A text stream that writes control characters as `\\u001b`. Only a carriage return that stands alone is sent.
-
-    The line of progress is redrawn by it. A text from elsewhere is always part of a longer one.
-    """
-
-    def write(self, text: str) -> int:
-        super().write(text if text == "\r" else printable(text))
-        return len(text)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
+from levelfield.cli.lines import BLANK, say, say_check, say_command, shown, this_program
 from levelfield.cli.options import json_option
-from levelfield.cli.terminal import BLANK, say, say_check, say_command, shown, this_program
 from levelfield.errors import GateFailed
 from levelfield.specs.readable_json import json_text
 

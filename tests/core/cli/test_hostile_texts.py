@@ -154,7 +154,7 @@ def test_an_error_that_repeats_a_name_is_harmless(spoken: Spoken) -> None:
 def test_a_carriage_return_alone_redraws_and_in_a_text_does_not(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from levelfield.cli.terminal import Streams
+    from levelfield.cli.streams import Streams
 
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, getattr(sys, name))

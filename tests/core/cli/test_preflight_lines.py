@@ -42,7 +42,7 @@ def test_every_line_fits_the_terminal(number: int) -> None:
 
 
 def test_a_text_of_a_node_cannot_begin_a_line_of_its_own() -> None:
-    """Control characters are the streams' part (cli/terminal.py)."""
+    """Control characters are the streams' part (cli/streams.py)."""
     shown = "\n".join(preflight_lines(report(2, name="a\r\nin line"))).splitlines()
     assert not [line for line in shown if line.startswith("in line")]
 

@@ -1,0 +1,119 @@
+"""Options of where a run takes place, and the launcher, hosts and image that they stand for.
+
+Modules that import pydantic are imported where a command runs, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from levelfield.checkout import checkout
+from levelfield.cli.options import Options
+from levelfield.errors import UnknownName, UsageError
+from levelfield.user_folders import config_folder
+
+if TYPE_CHECKING:
+    from levelfield.specs.site import Host, LaunchPlan, NodePowerSite, Site
+
+BASE_IMAGE = "base of the image (default: LEVELFIELD_BASE_IMAGE, else the vendor's image)"
+BASE_HAS_FRAMEWORK = "the base image brings the framework: install nothing into it"
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def runtime_option(parser: Options) -> None:
+    says = "process: a Python environment; docker: a container; inside: this machine is a container"
+    parser.add_argument("--runtime", choices=("process", "docker", "inside"), default="process", help=says)
+
+
+def site_options(parser: Options) -> None:
+    """Add --launcher, --site and --hosts, which launch_of reads."""
+    option = parser.add_argument
+    option("--launcher", metavar="NAME", help="ssh, slurm, kubernetes, or a site's own: runs on other machines")
+    option(
+        "--site",
+        metavar="NAME|FILE",
+        help="how these machines are reached (default: ~/.config/levelfield/site.yaml, if it exists)",
+    )
+    option(
+        "--hosts", type=Path, metavar="FILE", help="hosts.yaml, or FlagPerf's cluster_conf.py: the nodes of the plan"
+    )
+
+
+def container_options(parser: Options) -> None:
+    """Add --runtime and --base-image of commands that run several builds."""
+    says = "process: a Python environment; docker: containers, and each build makes its own image"
+    parser.add_argument("--runtime", choices=("process", "docker"), default="process", help=says)
+    parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
+
+
+def base_image(options: argparse.Namespace) -> str | None:
+    """Return the image of --base-image, else for containers that of LEVELFIELD_BASE_IMAGE; None for the vendor's."""
+    named: str | None = options.base_image
+    return named or (os.environ.get("LEVELFIELD_BASE_IMAGE") if options.runtime == "docker" else None)
+
+
+def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
+    """Return how other machines are reached; None where the run uses this machine alone.
+
+    The command line has priority over the site's file. Raises UsageError for a launcher or a site that does not exist.
+    """
+    from levelfield.run.launchers import LOCAL, launcher_code, launcher_names
+    from levelfield.specs.site import LaunchPlan
+
+    site = site_of(options.site)
+    name = options.launcher or site.launcher or LOCAL
+    if name == LOCAL:
+        return None
+    if name not in launcher_names(options.plugins):
+        raise UnknownName("launcher", name, [LOCAL, *launcher_names(options.plugins)])
+    beside = _site_path(options.site).parent / site.hosts if site.hosts else None
+    hosts = hosts_of(options.hosts or (beside if name == "ssh" else None))
+    if name == "ssh" and not hosts:
+        raise UsageError("--launcher ssh: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
+    public = site.model_copy(update={"node_power": None})  # no record has the command
+    return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=public, hosts=hosts)
+
+
+def node_power_of(options: argparse.Namespace) -> NodePowerSite | None:
+    """Return the site's command for node power; None where it has none, and with LEVELFIELD_NODE_POWER=none."""
+    from levelfield.run.node_power import NO_NODE_POWER
+
+    return None if NO_NODE_POWER.items() <= os.environ.items() else site_of(options.site).node_power
+
+
+def site_of(given: str | None) -> Site:
+    """Return the site of --site: a file, or a name below configs/sites; by default the user's own, or an empty one."""
+    from levelfield.specs.base import load
+    from levelfield.specs.site import Site
+
+    path = _site_path(given)
+    return load(Site, path) if given or path.is_file() else Site()
+
+
+def _site_path(given: str | None) -> Path:
+    if given is None:
+        return config_folder() / "levelfield" / "site.yaml"
+    if Path(given).suffix in SUFFIXES:
+        return Path(given)
+    folder = checkout() / "configs" / "sites"
+    known = {path.stem: path for path in folder.glob("*.yaml")}
+    if given not in known:
+        raise UnknownName("site", given, known, hint="A file is named with its ending, such as ./site.yaml.")
+    return known[given]
+
+
+def hosts_of(path: Path | None) -> tuple[Host, ...]:
+    """Return the hosts of a hosts file, or of FlagPerf's cluster_conf.py; none without a file."""
+    from levelfield.publish.flagperf_files import read_hosts
+    from levelfield.specs.base import load, parse
+    from levelfield.specs.site import HostsFile
+
+    if path is None:
+        return ()
+    if path.suffix in SUFFIXES:
+        return load(HostsFile, path).hosts
+    listed = [{"name": name} for name in read_hosts(path)]
+    return parse(HostsFile, {"schema": HostsFile.schema_name(), "hosts": listed}, str(path)).hosts

@@ -1,0 +1,86 @@
+"""Options of the store and of prices, and what they stand for.
+
+Modules that import pydantic are imported where a command runs, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from levelfield.cli.options import Options, registry_of
+from levelfield.errors import UsageError
+from levelfield.report.words import wrapped
+from levelfield.specs.paths import RunPaths
+
+if TYPE_CHECKING:
+    from levelfield.specs.prices import Prices
+    from levelfield.store.database import Store
+
+
+def store_option(parser: Options, before: str = "") -> None:
+    parser.add_argument(
+        "--store",
+        metavar="FILE|URL",
+        help=f"{before}the store of results: a file, or postgresql://... (default: LEVELFIELD_STORE, else "
+        "results.sqlite in your data folder)",
+    )
+
+
+def prices_option(parser: Options) -> None:
+    says = "your own prices (docs/cost.md): adds the cost of a million tokens"
+    parser.add_argument("--prices", type=Path, metavar="FILE", help=says)
+
+
+def prices_of(options: argparse.Namespace) -> Prices | None:
+    """Return the prices of --prices, by the names of chips; None without it. Raises UsageError for a chip named twice.
+
+    A name that is no chip here stays: a run may have a chip of a folder or a file that is not given.
+    """
+    from levelfield.catalog.lookup import find_chip
+    from levelfield.specs.base import load
+    from levelfield.specs.prices import Prices
+
+    if not options.prices:
+        return None
+    found, registry = load(Prices, options.prices), registry_of(options)
+    chips: dict[str, str] = {}
+    for given in found.chips:
+        name = given
+        with suppress(UsageError):
+            name = find_chip(registry, given)[1].name
+        if name in chips:
+            raise UsageError(
+                f"--prices {options.prices}: found '{chips[name]}' and '{given}', which are both {name}; "
+                "expected one price of a chip"
+            )
+        chips[name] = given
+    return found.model_copy(update={"chips": {name: found.chips[given] for name, given in chips.items()}})
+
+
+def opened_store(options: argparse.Namespace, read_only: bool = False) -> Store:
+    from levelfield.store.database import Store
+
+    return Store.open(options.store, read_only)
+
+
+def recording_options(parser: Options) -> None:
+    store_option(parser)
+    parser.add_argument("--no-store", action="store_true", help="do not record the runs in a store")
+
+
+def intake(options: argparse.Namespace) -> Callable[[RunPaths], None]:
+    """Return what records a finished run, or with --no-store does nothing.
+
+    Its sentences are on stderr also with --quiet: they are about something that the user has to do again.
+    """
+    from levelfield.store.intake import RunIntake
+
+    def say(text: str) -> None:
+        print(wrapped(f"levelfield: {text}", 12), file=sys.stderr, flush=True)
+
+    return (lambda paths: None) if options.no_store else RunIntake(say, options.store)
