@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.errors import UsageError
-from levelfield.rundir.directory import default_runs, room_left, write_atomically
+from levelfield.rundir.directory import default_runs, room_left
 from levelfield.specs.free_fields import FREE_FIELDS, option
 
 if TYPE_CHECKING:
@@ -115,12 +115,3 @@ def writing(path: Path, option: str = "--output ") -> Iterator[None]:
     except OSError as error:
         said = f"{option}{error.filename or path}: cannot be written: {error.strerror}{room_left(error, path)}"
         raise UsageError(said) from None
-
-
-def print_or_write(text: str, output: Path | None) -> None:
-    """Print a text, or write it to the file of --output. Raises UsageError where that cannot be written."""
-    if output is None:
-        print(text, end="")
-        return
-    with writing(output):
-        write_atomically(output, text, through_link=True)

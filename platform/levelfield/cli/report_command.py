@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.named_runs import RUN_NAME, NamedRuns, finished_run
-from levelfield.cli.options import format_options, print_or_write, registry_of
+from levelfield.cli.options import format_options, registry_of, writing
 from levelfield.cli.store_options import opened_store, prices_of, prices_option, store_option
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
 from levelfield.report.sheets import Sheet, as_form, as_markdown, as_text
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import read_plan
+from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
@@ -107,7 +107,11 @@ def _report(options: argparse.Namespace) -> int:
         if not results or hidden:
             named.raise_error()
         text = with_hidden(options.format, results, hidden) if hidden else _text(options, paths, results)
-    print_or_write(printable(text), options.output)
+    if options.output is None:
+        print(printable(text), end="")
+    else:
+        with writing(options.output):
+            write_atomically(options.output, printable(text), through_link=True)
     named.raise_error()
     return 0
 

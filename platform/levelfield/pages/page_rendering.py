@@ -15,7 +15,7 @@ from levelfield.compare.ratios import Ratio
 from levelfield.report.escapes import printable
 from levelfield.report.words import GIB, significant
 from levelfield.series.findings import WORDS
-from levelfield.specs.run_figures import GATED, RUN_FIGURES, STORED
+from levelfield.specs.run_figures import GATED, STORED
 
 # No inline script or style, nothing from elsewhere. `file:` pages load their own folder as 'self'. A script makes the
 # PNG of a chart from a picture of its own, at an address of `blob:`.
@@ -142,11 +142,9 @@ def texts(language: str) -> dict[str, str]:
 
 
 def _figure_texts(language: str) -> Iterator[tuple[str, str]]:
-    for figure in RUN_FIGURES:
+    for figure in STORED.values():
         names = figure.names[language]
-        yield f"column.{figure.name}", names.heading
-        if figure.page:
-            yield from ((f"figure.{figure.page}", names.title), (f"unit.{figure.page}", names.unit))
+        yield from ((f"figure.{figure.page}", names.title), (f"unit.{figure.page}", names.unit))
         if figure.worse:
             yield f"js.gated.{figure.column}", names.title
 
@@ -175,7 +173,7 @@ def script_texts(language: str) -> dict[str, str]:
     return {key.removeprefix(_SCRIPTED): found for key, found in texts(language).items() if key.startswith(shared)}
 
 
-# -- the verdict on two sides, which the first page and the summary share
+# -- the verdict on two sides, as the headline of the first page
 
 
 def verdict(language: str, metric: str, found: Ratio, best: str, other: str) -> str:

@@ -92,7 +92,7 @@ def _column(figure: RunFigure) -> FigureColumn:
         figure.name,
         figure.unit,
         read,
-        figure.names["en"].heading,
+        figure.heading,
         figure.divisor,
         figure.digits,
         figure.most,

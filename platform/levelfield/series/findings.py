@@ -34,7 +34,7 @@ FAILURES = frozenset({"regression", "training differs", "environment step"})
 ABSENCES = frozenset({"missing", "invalid run", "incomparable"})  # what was expected is not compared
 OPEN = frozenset({"bad night", "biased arms", "inconclusive", "stale", "improvement", "new series"})
 COMPARED = frozenset(WORDS) - ABSENCES - {"training differs", "new series"}
-FIGURES: dict[Gated, str] = {name: figure.names["en"].heading.split(",")[0] for name, figure in GATED.items()}
+FIGURES: dict[Gated, str] = {name: figure.heading.split(",")[0] for name, figure in GATED.items()}
 # A figure's logarithm times this is its cost: more is worse, for every figure.
 WORSE: dict[Gated, int] = {name: figure.worse for name, figure in GATED.items() if figure.worse}
 

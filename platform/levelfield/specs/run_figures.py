@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 GIB = 2**30
@@ -17,11 +17,10 @@ PALM = "palm"
 
 @dataclass(frozen=True)
 class FigureNames:
-    """What one language calls a figure: over a table; as the title of a chart, with its unit apart."""
+    """What the pages in one language call a figure, with its unit apart."""
 
-    heading: str
-    title: str = ""
-    unit: str = ""
+    title: str
+    unit: str
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,8 @@ class RunFigure:
     name: str  # in JSON and CSV
     unit: str
     path: tuple[str, ...]  # keys of result.json, to a number or to a value with its reason
-    names: Mapping[str, FigureNames]  # by language
+    heading: str  # over a column of a table
+    names: Mapping[str, FigureNames] = field(default_factory=dict)  # on pages, by language
     table: str = ""  # the name of its column in tables of many runs; empty: it has none
     divisor: float = 1  # from the unit to what a table shows
     digits: int | None = 1  # decimals in a table; None: four significant digits
@@ -87,10 +87,8 @@ RUN_FIGURES = (
         "tokens_per_second_per_device",
         "1/s",
         ("throughput", "tokens_per_second_per_device"),
-        {
-            "en": FigureNames("tokens/s/device", "Throughput", "tokens/s/device"),
-            "zh": FigureNames("词元/秒/设备", "吞吐量", "词元/秒/设备"),
-        },
+        "tokens/s/device",
+        {"en": FigureNames("Throughput", "tokens/s/device"), "zh": FigureNames("吞吐量", "词元/秒/设备")},
         column="tokens_per_second_per_device",
         worse=-1,
         page="tokens",
@@ -101,7 +99,7 @@ RUN_FIGURES = (
         "step_seconds_median",
         "s",
         ("throughput", "step_seconds", "median"),
-        {"en": FigureNames("step, ms"), "zh": FigureNames("步时，毫秒")},
+        "step, ms",
         divisor=1e-3,
         is_compared=False,
     ),
@@ -109,7 +107,8 @@ RUN_FIGURES = (
         "memory_bytes",
         "B",
         ("memory", "device_used_peak"),
-        {"en": FigureNames("memory, GiB", "Peak memory", "GiB"), "zh": FigureNames("内存，GiB", "内存峰值", "GiB")},
+        "memory, GiB",
+        {"en": FigureNames("Peak memory", "GiB"), "zh": FigureNames("内存峰值", "GiB")},
         divisor=GIB,
         digits=3,
         host_path=("memory", "process_peak"),
@@ -123,7 +122,8 @@ RUN_FIGURES = (
         "joules_per_token",
         "J/token",
         ("energy", "joules_per_token"),
-        {"en": FigureNames("J/token", "Energy", "J/token"), "zh": FigureNames("每词元焦耳", "能耗", "J/词元")},
+        "J/token",
+        {"en": FigureNames("Energy", "J/token"), "zh": FigureNames("能耗", "J/词元")},
         digits=4,
         column="joules_per_token",
         worse=1,
@@ -135,7 +135,7 @@ RUN_FIGURES = (
         "node_joules_per_token",
         "J/token",
         ("energy", "nodes", "joules_per_token"),
-        {"en": FigureNames("J/token, nodes"), "zh": FigureNames("每词元焦耳（整机）")},
+        "J/token, nodes",
         digits=4,
         is_optional=True,
     ),
@@ -143,10 +143,8 @@ RUN_FIGURES = (
         "mfu_palm",
         "1",
         ("utilisation", PALM),
-        {
-            "en": FigureNames("MFU (palm), %", "MFU (palm)", "%"),
-            "zh": FigureNames("MFU（palm 公式），%", "MFU（palm 公式）", "%"),
-        },
+        "MFU (palm), %",
+        {"en": FigureNames("MFU (palm)", "%"), "zh": FigureNames("MFU（palm 公式）", "%")},
         divisor=0.01,
         digits=2,
         most=1.0,
@@ -159,7 +157,7 @@ RUN_FIGURES = (
         "seconds_to_loss",
         "s",
         ("to_loss", "seconds"),
-        {"en": FigureNames("s to loss"), "zh": FigureNames("达到损失的秒数")},
+        "s to loss",
         digits=2,
         basis=("to_loss", "level"),
         table="s to loss",
@@ -168,7 +166,8 @@ RUN_FIGURES = (
         "loss_tail_mean",
         "nats/token",
         ("loss", "tail_mean"),
-        {"en": FigureNames("loss", "Loss", "nats/token"), "zh": FigureNames("损失", "损失", "nat/词元")},
+        "loss",
+        {"en": FigureNames("Loss", "nats/token"), "zh": FigureNames("损失", "nat/词元")},
         digits=5,
         is_noisy=False,
         column="loss_tail",

@@ -372,13 +372,6 @@ class RunPlaces:
             for series in source.series():
                 yield from latest_of_series(source, series)
 
-    def newest_builds(self, case: str) -> Iterator[RunRecord]:
-        """Yield the runs of the newest build of each series of a case: of the folder, else of the store."""
-        if source := self._first:
-            for series in source.series():
-                if series.case == case:
-                    yield from _of_newest_build(source, series)
-
     @property
     def _first(self) -> RunSource | None:
         """Return the folder where it has runs, else the store; None where there is neither."""

@@ -44,7 +44,7 @@ COMMANDS = (
     "report EMPTY", "report latest EMPTY", "report one.zip:", "report explain EMPTY", "report pages EMPTY",
     "report pages site EMPTY", "report latest --output EMPTY",
     "compare EMPTY latest", "compare latest EMPTY", "compare latest, latest", "compare one.zip: latest",
-    "compare one.zip, latest", "report summary EMPTY latest --output x.html", "diagnose EMPTY --against fake",
+    "compare one.zip, latest", "compare latest latest --html EMPTY", "diagnose EMPTY --against fake",
     "nightly accept EMPTY --why x", "nightly accept --why x --run EMPTY SERIES", "nightly note EMPTY --why x",
     "nightly history EMPTY", "nightly levels EMPTY", "nightly accept sha256: --why x", "nightly accept : --why x",
     "store import EMPTY", "store prune --run EMPTY", "store prune --case EMPTY", "store info --store EMPTY",

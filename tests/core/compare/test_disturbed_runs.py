@@ -22,7 +22,6 @@ from levelfield.pages.page_building import build_pages
 from levelfield.pages.page_rendering import LANGUAGES, text
 from levelfield.pages.results import GivenRuns
 from levelfield.pages.series_history import summary_of
-from levelfield.pages.summary_page import sides_of_case, summary
 from levelfield.report.sheets import as_text
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
@@ -210,15 +209,6 @@ def test_the_summary_of_a_series_is_of_its_newest_quiet_run() -> None:
     assert (found.tokens, found.disturbed, found.valid, runs.is_disturbed) == (1000, 2, 3, False)
     (alone,) = gathered(GivenRuns([loud(2, 100), loud(3, 90)])).series.values()
     assert (summary_of(alone).tokens, summary_of(alone).disturbed, alone.is_disturbed) == (90, 0, True)
-
-
-def test_report_summary_takes_quiet_runs_and_marks_a_disturbed_side() -> None:
-    records = [quiet(1, 1000), loud(2, 10), loud(3, 500, framework="jax")]
-    sides, _ = sides_of_case(records)
-    assert [[run.tokens_per_second_per_device for run in side.counted] for side in sides] == [[1000], [500]]
-    page = summary(compare(sides), {})
-    assert [", disturbed" in row[0] for row in page.rows] == [False, True]
-    assert [", disturbed" in bar.name for bar in page.bars] == [False, True]
 
 
 # -- where runs come from

@@ -15,13 +15,12 @@ from levelfield.compare.sides import side_of
 from levelfield.judge.collector import collect
 from levelfield.measure.flops import VERSIONS
 from levelfield.pages.page_rendering import LANGUAGES, text
-from levelfield.pages.summary_page import summary
 from levelfield.publish.foreign_columns import as_report
 from levelfield.publish.foreign_tables import runs_of
 from levelfield.publish.published_rows import beside_published
 from levelfield.report import repeats
 from levelfield.report.one_run import result_lines, run_report
-from levelfield.report.sheets import as_markdown, as_text
+from levelfield.report.sheets import as_text
 from levelfield.report.tables import as_markdown as results_markdown
 from levelfield.report.tables import as_text as results_text
 from levelfield.rundir.directory import read_plan
@@ -50,8 +49,6 @@ def outputs(run: RunPaths) -> Iterator[tuple[str, str]]:
         yield f"published, {form}", beside_published(form, [result], Registry())
     found = compare([side_of("A", [record(1)]), side_of("B", [record(2, mfu=0.5)])])
     yield "compare", as_text(compared_sheets(found))
-    for language in LANGUAGES:
-        yield f"summary, {language}", as_markdown(summary(found, {}, language=language).sheets())
 
 
 def test_every_printed_mfu_names_its_formula(run: RunPaths) -> None:
@@ -61,7 +58,7 @@ def test_every_printed_mfu_names_its_formula(run: RunPaths) -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_pages_name_it_in_headings_links_and_sentences(language: str) -> None:
-    for key in ("figure.mfu", "by.mfu", "column.mfu_palm", "how-roof"):
+    for key in ("figure.mfu", "by.mfu", "how-roof"):
         assert "MFU" in text(language, key) and "palm" in text(language, key), key
     said = text(language, "answer.mfu", best="X", other="Y", ratio="1.2")
     assert "palm" in said, "answer.mfu"

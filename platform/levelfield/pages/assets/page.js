@@ -194,12 +194,33 @@ const levelfield = (() => {
   addEventListener("beforeprint", () => print(true, "toPaper"));
   addEventListener("afterprint", () => print(false, "toScreen"));
 
+  /* The pages of bars are one sheet of A4: what does not fit is left out, the last first, and a note says so. */
+  const SHEET = 1015; // pixels between the margins, less what fonts may add
+  function fitSheet(note) {
+    let left = [];
+    const last = (selector) => [...document.querySelectorAll(selector)].reverse();
+    printing(() => {
+      left = [];
+      const rows = [...last(".training tbody tr:nth-child(n + 3)"), ...last("#means tbody tr:nth-child(n + 3)")];
+      for (const part of [...last(".how"), ...last(".training ~ .training"), ...rows, ...last("#means ~ .training")]) {
+        if (document.body.getBoundingClientRect().height <= SHEET) break;
+        part.hidden = true;
+        left.push(part);
+        if (!part.matches(".how")) note.hidden = false;
+      }
+    }, () => {
+      for (const part of [...left, note]) part.hidden = part === note;
+    });
+  }
+
   function ready(start) {
     if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
     else start();
   }
 
   ready(() => {
+    const note = document.getElementById("not-printed");
+    if (note) fitSheet(note);
     // The other language of the same run, and not of an empty page.
     for (const link of document.querySelectorAll("a.language")) {
       const page = link.getAttribute("href");
