@@ -353,7 +353,7 @@ def _checked(options: argparse.Namespace) -> int:
 
 def _shown(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
-    from levelfield.store.schema import REVISION
+    from levelfield.store.schema import VERSION
     from levelfield.store.upkeep import counts, size_bytes
 
     with opened_store(options, read_only=is_missing(options.store)) as store:
@@ -361,7 +361,7 @@ def _shown(options: argparse.Namespace) -> int:
         listed = store.series()
     facts = {
         "store": where,
-        "schema": REVISION,
+        "schema": VERSION,
         "bytes": size,
         "rows": rows,
         "first": min((found.first for found in listed), default=None),
@@ -372,7 +372,7 @@ def _shown(options: argparse.Namespace) -> int:
         print(json_text(facts))
         return 0
     print(f"store    {where}")
-    print(f"schema   {REVISION}, {size / 2**20:,.1f} MiB")
+    print(f"schema   {VERSION}, {size / 2**20:,.1f} MiB")
     print(labelled("rows", ", ".join(f"{count:,} {name}" for name, count in rows.items()), 9))
     print(f"runs     from {facts['first'] or '-'} to {facts['last'] or '-'}, {len(nights)} night(s)")
     return 0

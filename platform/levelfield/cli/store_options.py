@@ -6,6 +6,7 @@ Modules that import pydantic are imported where a command runs, so that `--help`
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.options import Options, registry_of
-from levelfield.errors import UsageError
+from levelfield.errors import LevelfieldError, UsageError
 from levelfield.report.words import wrapped
 from levelfield.specs.paths import RunPaths
 
@@ -74,13 +75,35 @@ def recording_options(parser: Options) -> None:
 
 
 def intake(options: argparse.Namespace) -> Callable[[RunPaths], None]:
-    """Return what records a finished run, or with --no-store does nothing.
+    """Return what records a finished run, or does nothing with --no-store and where the store's address is `none`.
 
-    Its sentences are on stderr also with --quiet: they are about something that the user has to do again.
+    A store that cannot be written changes no run and no exit code. Its sentences are on stderr also with --quiet: they
+    are about something that the user has to do again.
     """
-    from levelfield.store.intake import RunIntake
+    from levelfield.store.address import NOWHERE, VARIABLE
+
+    if options.no_store or (options.store or os.environ.get(VARIABLE)) == NOWHERE:
+        return lambda paths: None
 
     def say(text: str) -> None:
         print(wrapped(f"levelfield: {text}", 12), file=sys.stderr, flush=True)
 
-    return (lambda paths: None) if options.no_store else RunIntake(say, options.store)
+    def record(paths: RunPaths) -> None:
+        try:
+            if _recorded(paths, options.store):
+                say(f"{paths.root.name}: the store has another run of this id; both are kept aside")
+        except Exception as error:  # the run is over, and no fault of the store may take its result
+            what = str(error) if isinstance(error, LevelfieldError) else f"{type(error).__name__}: {error}"
+            say(f"{paths.root.name} was not recorded: {what}. Later: `store import {paths.root}`")
+
+    return record
+
+
+def _recorded(paths: RunPaths, url: str | None) -> bool:
+    """Add a run to the store, and return whether another run of its id was there."""
+    from levelfield.store.database import Store  # with SQLAlchemy: only a command that records imports it
+    from levelfield.store.run_record import record_of, storable
+
+    record = storable(record_of(paths), str(paths.root))
+    with Store.open(url) as store:
+        return bool(store.add([record]).conflicts)

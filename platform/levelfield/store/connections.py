@@ -25,7 +25,7 @@ from levelfield.store.address import StoreAddress, refuse_network, without_passw
 BUSY_SECONDS = 30.0
 PAGE_BYTES = 8192  # a compressed result fits into a page with others; with 4096 bytes much of each page is empty
 WRITER_LOCK = 0x6C6576656C  # of PostgreSQL: any number that nobody else uses
-OWN_TABLES = {"alembic_version", "series", "condition", "subject", "run", "raw"}  # since the first version
+OWN_TABLES = {"series", "condition", "subject", "run", "raw"}
 PSYCOPG = "psycopg[binary]==3.3.9"
 
 

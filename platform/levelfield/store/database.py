@@ -29,13 +29,11 @@ from levelfield.specs.record import (
 )
 from levelfield.specs.short_names import refuse_any
 from levelfield.store import statements
-from levelfield.store.address import StoreAddress, address_of, default_url
+from levelfield.store.address import StoreAddress, address_of
 from levelfield.store.connections import engine_of, explained, reading, writing
-from levelfield.store.insertion import Added, RunInsertion
-from levelfield.store.rows import DOCUMENTS, HERE, RecordReader, point_from
-from levelfield.store.schema import CONDITION, NODE, RUN, SERIES, SUBJECT, upgrade
+from levelfield.store.rows import DOCUMENTS, HERE, Added, RecordReader, RunInsertion, point_from
+from levelfield.store.schema import CONDITION, NODE, RUN, SERIES, SUBJECT, make_tables
 
-__all__ = ["Added", "Store", "StoredSeries", "default_url"]
 _SHOWN = 3  # damaged rows in a message
 BATCH = 200  # records of one transaction: others wait for a fifth of a second; an export holds no more in memory
 _JOINED = RUN.join(SERIES).join(CONDITION).join(SUBJECT).join(NODE)
@@ -66,15 +64,15 @@ class Store:
 
     @classmethod
     def open(cls, url: str | None = None, read_only: bool = False) -> Store:
-        """Return the store of a URL or path, by default of default_url. Its tables are made or upgraded.
+        """Return the store of a URL or path, by default of default_url. The tables of a new one are made.
 
-        Raises UsageError, in words, for a store that is missing, damaged, locked, too new, or not to be written.
+        Raises UsageError, in words, for a store that is missing, damaged, locked, of another version or read-only.
         """
         address = address_of(url)
         store = cls(engine_of(address, read_only), address)
         try:
             with explained(address):
-                upgrade(store.engine, address, read_only)
+                make_tables(store.engine, address, read_only)
         except BaseException:
             store.close()
             raise

@@ -1,5 +1,4 @@
-"""The tables of a store, as this version of the code uses them. migrations/ makes them, in one transaction;
-docs/store.md explains them.
+"""The tables and views of a store, made in one transaction; docs/store.md explains them.
 
 A run's row is narrow, so that a history reads few pages. Its steps, losses and result are in `raw`. Digests are texts
 such as `sha256:...`; rows refer to each other by small numbers.
@@ -7,7 +6,6 @@ such as `sha256:...`; rows refer to each other by small numbers.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
@@ -22,6 +20,8 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    insert,
+    select,
     text,
 )
 from sqlalchemy.types import TypeEngine
@@ -31,7 +31,7 @@ from levelfield.specs.run_figures import STORED
 from levelfield.store.address import StoreAddress
 from levelfield.store.connections import reading, writing
 
-REVISION = "0004"  # of the newest migration
+VERSION = "1.0.0"  # of these tables
 METADATA = MetaData()
 
 
@@ -140,41 +140,78 @@ FINDING = Table(
 )
 
 
-MIGRATIONS = Path(__file__).parent / "migrations"
+STORE_VERSION = Table("store_version", MetaData(), Column("version", Text, primary_key=True))
+
+_SECONDS = {
+    "sqlite": "CAST(strftime('%s', run.began) AS INTEGER)",
+    "postgresql": "CAST(EXTRACT(EPOCH FROM CAST(run.began AS timestamptz)) AS bigint)",
+}
+_RESULT_VIEW = """
+CREATE VIEW v_result AS
+SELECT run.run_id, run.began, {seconds} AS began_seconds, run.purpose, run.night, run.entry,
+       series.label, series.case_name, series.scale, series.framework, series.vendor, series.chip, series.device_is,
+       series.nodes, series.devices, series.precision, series.layout, series.micro_batch, series.recompute,
+       series.runtime, subject.framework_version, subject.commit_hash, subject.platform_version,
+       run.evidence, run.word, run.failure, run.reason, run.verdict,
+       {figures},
+       run.window_first, run.window_last,
+       series.digest AS series, condition.digest AS conditions, subject.digest AS subject, node.digest AS node
+FROM run
+JOIN series ON series.id = run.series_id
+JOIN condition ON condition.id = run.condition_id
+JOIN subject ON subject.id = run.subject_id
+JOIN node ON node.id = run.node_id
+WHERE run.is_aside = 0
+"""
+_FIELDS = """series.label, series.case_name, series.scale, series.framework, series.vendor, series.chip, series.nodes,
+       series.devices, series.precision, series.layout, series.runtime"""
+# Half of the runs of pairs are of an older build: the view counts the runs of the trend alone.
+_SERIES_VIEW = f"""
+CREATE VIEW v_series AS
+SELECT series.digest AS series, {_FIELDS},
+       COUNT(*) AS runs, SUM(CASE WHEN run.word = 'valid' THEN 1 ELSE 0 END) AS valid_runs,
+       MIN(run.began) AS first_began, MAX(run.began) AS last_began,
+       AVG(run.tokens_per_second_per_device) AS mean_tokens_per_second_per_device,
+       MAX(run.tokens_per_second_per_device) AS best_tokens_per_second_per_device,
+       MAX(run.memory_bytes) AS most_memory_bytes
+FROM run
+JOIN series ON series.id = run.series_id
+WHERE run.is_aside = 0 AND run.purpose IN ('manual', 'nightly')
+GROUP BY series.digest, {_FIELDS}
+"""
 
 
-def upgrade(engine: Engine, address: StoreAddress, read_only: bool) -> None:
-    """Make or upgrade the tables. Raises UsageError for a store of newer code, and for an older one opened to read."""
-    found = revision_of(engine, address)
-    if found == REVISION:
-        return
-    if found is not None and not found < REVISION:
-        raise UsageError(
-            f"store {address.text}: has schema {found}, and this version of Levelfield knows {REVISION}; use a newer "
-            "Levelfield, or name another store with --store"
-        )
-    if read_only:
-        has = "no tables" if found is None else f"schema {found}"
-        raise UsageError(
-            f"store {address.text}: has {has}, expected schema {REVISION}; `store info` brings it up to date"
-        )
-    with writing(engine, address) as connection:  # another process may have been first: alembic looks again
-        _run_migrations(connection)
-
-
-def revision_of(engine: Engine, address: StoreAddress) -> str | None:
-    """Return the schema of a store; None for an empty database."""
+def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
+    """Make the tables of a new store. Raises UsageError for another version, and for a new store opened to read."""
     with reading(engine, address) as connection:
-        if not engine.dialect.has_table(connection, "alembic_version"):
-            return None
-        return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+        version = _version(connection)
+    if version is None and not read_only:
+        with writing(engine, address) as connection:
+            version = _version(connection) or _made(connection)  # another process may have been first
+    if version is None:
+        raise UsageError(f"store {address.text}: has no tables; a run makes them, or `store import RUNS`")
+    if version != VERSION:
+        raise UsageError(
+            f"store {address.text}: has the tables of version {version}, expected {VERSION}. Export it by the "
+            "Levelfield that made it (`store export`), and import the export or the run directories into a new store: "
+            "`store import FILE --store NEW`"
+        )
 
 
-def _run_migrations(connection: Connection) -> None:
-    from alembic import command  # half a second to import, and only a new or an old store needs it
-    from alembic.config import Config
+def _version(connection: Connection) -> str | None:
+    """Return the version of the tables; None for a database without them."""
+    has_table = connection.dialect.has_table
+    if has_table(connection, STORE_VERSION.name):
+        return connection.execute(select(STORE_VERSION)).scalar() or "unknown"
+    return "0.1.0" if has_table(connection, "alembic_version") and has_table(connection, RAW.name) else None
 
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+
+def _made(connection: Connection) -> str:
+    """Make all tables and views in the connection's transaction. A table of another program with such a name fails."""
+    STORE_VERSION.create(connection)
+    METADATA.create_all(connection, checkfirst=False)
+    figures = ", ".join(f"run.{name}" for name in STORED)
+    connection.execute(text(_RESULT_VIEW.format(seconds=_SECONDS[connection.dialect.name], figures=figures)))
+    connection.execute(text(_SERIES_VIEW))
+    connection.execute(insert(STORE_VERSION).values(version=VERSION))
+    return VERSION

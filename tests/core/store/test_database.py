@@ -10,7 +10,8 @@ from levelfield.nights.stored_nights import chosen_night
 from levelfield.pages.content import gathered
 from levelfield.specs.record import Point, RunRecord, StoreEvent
 from levelfield.store import database
-from levelfield.store.database import Added, Store
+from levelfield.store.database import Store
+from levelfield.store.rows import Added
 from stored_records import changed
 
 
@@ -148,7 +149,7 @@ def test_a_failed_batch_leaves_nothing_and_the_store_goes_on(
 ) -> None:
     """What the failed transaction had added is not remembered as being there."""
     with Store.open(url) as store:
-        monkeypatch.setattr("levelfield.store.insertion.raw_row", lambda *given: {}["broken"])
+        monkeypatch.setattr("levelfield.store.rows.raw_row", lambda *given: {}["broken"])
         with pytest.raises(KeyError):
             store.add([record])
         monkeypatch.undo()

@@ -6,19 +6,20 @@ import csv
 import json
 import shutil
 import sys
+from argparse import Namespace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
 from levelfield.cli.store_command import _OF_AN_EXPORT
+from levelfield.cli.store_options import intake
 from levelfield.nights.nightly import NightEntry, NightState, state_path, write_state
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import PAIRS, write_status
 from levelfield.specs.record import StoreEvent
 from levelfield.store.database import Store
-from levelfield.store.intake import RunIntake
-from levelfield.store.schema import REVISION
+from levelfield.store.schema import VERSION
 from levelfield.store.upkeep import prune
 from plans import PLUGINS
 from recorded_runs import change_steps, seal_again
@@ -335,28 +336,31 @@ def test_a_store_that_cannot_be_written_changes_nothing(command, store, tmp_path
     assert command("store", "import", tmp_path / "runs")[1] == "1 new, 0 known already\n"
 
 
-def test_no_fault_of_the_store_takes_a_result(run, store, monkeypatch):
+RECORDING = Namespace(no_store=False, store=None)
+
+
+def test_no_fault_of_the_store_takes_a_result(run, store, capsys, monkeypatch):
     finish(run)
-    said = []
     monkeypatch.setattr("levelfield.store.run_record.record_of", lambda *given: {}["a fault"])
-    RunIntake(said.append)(run)
-    (sentence,) = said
-    assert sentence.startswith(f"{run.root.name} was not recorded: KeyError: 'a fault'. Later: `store import ")
+    intake(RECORDING)(run)
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{run.root.name} was not recorded: KeyError: 'a fault'. Later: `store import " in said
 
 
-def test_a_second_run_of_the_same_id_is_told(run, store):
+def test_a_second_run_of_the_same_id_is_told(run, store, capsys):
     finish(run)
-    said = []
-    RunIntake(said.append, purpose="nightly", night="2026-01-02")(run)
+    intake(RECORDING)(run)
+    assert capsys.readouterr().err == ""
     change_steps(run, lambda event: event.update(end_ns=event["end_ns"] + 1))
-    RunIntake(said.append)(run)
-    assert said == [f"{run.root.name}: the store has another run of this id; both are kept aside"]
+    intake(RECORDING)(run)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == f"levelfield: {run.root.name}: the store has another run of this id; both are kept aside"
 
 
 def test_none_records_nothing(command, run, store, monkeypatch):
     finish(run)
     monkeypatch.setenv("LEVELFIELD_STORE", "none")
-    RunIntake(pytest.fail)(run)
+    intake(RECORDING)(run)
     assert not store.exists() and command("store", "info")[0] == 2
 
 
@@ -365,7 +369,7 @@ def test_every_action_works_on_both_databases(command, url, record, tmp_path):
         opened.add(changed(record, number) for number in range(3))
     at = ("--store", url)
     facts = json.loads(command("store", "info", *at, "--json")[1])
-    assert facts["rows"]["run"] == 3 and facts["bytes"] > 10_000 and facts["schema"] == REVISION
+    assert facts["rows"]["run"] == 3 and facts["bytes"] > 10_000 and facts["schema"] == VERSION
     assert command("store", "check", *at)[0] == 0
     file = tmp_path / "all.jsonl"
     assert command("store", "export", *at, "--output", file)[0] == 0 and len(file.read_text().splitlines()) == 3

@@ -13,12 +13,9 @@ import traceback
 from itertools import count
 from pathlib import Path
 
-import alembic.command  # of a store that has to be made
 import levelfield.store.run_record  # noqa: F401 - what it imports is there before the forks
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
-
-assert alembic.command
 
 
 def main(url: str, file: str, folder: str) -> None:

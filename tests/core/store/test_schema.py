@@ -1,0 +1,68 @@
+"""A new store has the tables and views of docs/store.md; a store of another version is refused with what to do."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from levelfield.errors import UsageError
+from levelfield.specs.record import RunRecord
+from levelfield.store import schema
+from levelfield.store.database import Store
+from levelfield.store.schema import METADATA, VERSION
+from plans import ROOT
+from sqlalchemy import inspect
+
+FORMER = ("DROP TABLE store_version", "CREATE TABLE alembic_version (version_num TEXT)")
+NEWER = ("UPDATE store_version SET version = '2.0.0'",)
+
+
+def execute(store: Store, *lines: str) -> None:
+    def run(connection):
+        for line in lines:
+            connection.exec_driver_sql(line)
+
+    store.written(run)
+
+
+def test_a_new_store_has_the_tables_and_the_views_that_the_documentation_names(url: str) -> None:
+    text = (ROOT / "docs/store.md").read_text()
+    with Store.open(url) as store, store.engine.connect() as connection:
+        found = inspect(connection)
+        assert {*found.get_table_names()} == {*METADATA.tables, "store_version"}
+        for view in ("v_result", "v_series"):
+            (said,) = re.findall(rf"`{view}` has a row.*?\n\n", text, re.DOTALL)
+            columns = {column["name"] for column in found.get_columns(view)}
+            missing = [name for name in columns if f"`{name}`" not in said]
+            assert missing == ([] if view == "v_result" else [name for name in missing if name in schema.SERIES.c])
+
+
+@pytest.mark.parametrize(("lines", "version"), [(FORMER, "0.1.0"), (NEWER, "2.0.0")])
+def test_a_store_of_another_version_is_refused_and_left_alone(
+    url: str, record: RunRecord, lines: tuple[str, ...], version: str
+) -> None:
+    with Store.open(url) as store:
+        store.add([record])
+        execute(store, *lines)
+    for read_only in (True, False):
+        with pytest.raises(UsageError, match=rf"version {version}, expected {VERSION}\. Export it by .*--store NEW`"):
+            Store.open(url, read_only)
+    with store.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT run_id FROM run").scalars().all() == [record.run_id]
+
+
+def test_a_store_without_tables_is_not_made_by_reading(new_database: str) -> None:
+    with pytest.raises(UsageError, match="has no tables; a run makes them, or `store import RUNS`"):
+        Store.open(new_database, read_only=True)
+
+
+def test_where_a_table_cannot_be_made_none_is(new_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of another program has the name of one of ours."""
+    monkeypatch.setattr(schema, "_version", lambda connection: schema.VERSION)
+    with Store.open(new_database) as store:
+        execute(store, "CREATE TABLE finding (lost TEXT)")
+        monkeypatch.undo()
+        with pytest.raises(UsageError, match='"finding" already exists'):
+            Store.open(new_database)
+        with store.engine.connect() as connection:
+            assert inspect(connection).get_table_names() == ["finding"]
