@@ -7,23 +7,18 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice, product
-from typing import TypeVar, overload
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar, overload
 
-from levelfield.predict.activations import LayerBytes, layer_bytes
+from levelfield.predict.activations import layer_bytes
 from levelfield.predict.footprint import Footprint, expected_memory, fullest_bytes, gaps, held_bytes, passing_bytes
 from levelfield.predict.layout_rules import broken_beside_batches, divisors, interleaves
 from levelfield.predict.machines import MachineRates
 from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, work_of
 from levelfield.predict.setup import TrainingSetup, setup_of
-from levelfield.predict.timing import (
-    PredictedStep,
-    StepPasses,
-    WeightExchange,
-    exchange_of,
-    step_passes,
-    step_time,
-)
+from levelfield.predict.timing import PredictedStep, StepPasses, WeightExchange, exchange_of, step_passes, step_time
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
 from levelfield.specs.implementation import FIRST_LAYERS, Refusable, refused
@@ -31,11 +26,7 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Recompute, Tuning
 
 T = TypeVar("T")
-Pass = tuple[int, int, int, bool, int, Recompute]
-# Micro-batch, recomputation, model chunks, and the layers of each chunk that full recomputation repeats (None: all).
-Fields = tuple[int, Recompute, int, int | None]
-# A row before anybody reads it: tokens/s, negative, and bytes, which give its order; its number, layout and fields.
-Found = tuple[float, int, int, Layout, Fields]
+Sizes = list[tuple[int, list[int]]]  # micro-batches, smallest first, for each number of model chunks
 BEYOND = 20  # rows that do not fit to remember
 # Recomputation repeats a forward pass beside one and a backward pass; of messages, two calls beside four.
 MOST_GAIN = 1.5
@@ -94,6 +85,20 @@ class LayoutQuestion:
     capacity_bytes: int | None
     wanted: Wanted = Wanted()
 
+    @property
+    def may_be_uneven(self) -> bool:
+        """Whether stages may differ by a layer: where the framework runs them, and in a wanted layout."""
+        return self.wanted.layout is not None or "uneven" in self.offer.parallelism
+
+    def fits(self, total_bytes: int) -> bool:
+        return self.capacity_bytes is None or total_bytes <= self.capacity_bytes
+
+
+def is_tight(question: LayoutQuestion, total_bytes: int) -> bool:
+    """Return whether a row leaves less of a device free than the memory of a run may be from the estimate."""
+    most = (1 - question.constants.keeping.uncertainty) * (question.capacity_bytes or math.inf)
+    return total_bytes > most
+
 
 @dataclass(frozen=True)
 class LayoutEstimate:
@@ -110,20 +115,72 @@ class LayoutEstimate:
         return self.tuning.layout
 
 
+def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
+    """Predict one row, whether it fits or not. Raises UnknownLink."""
+    setup = setup_of(question.work, tuning, question.on_host, question.constants.keeping)
+    memory = expected_memory(setup)
+    time = step_time(setup, question.machine, question.constants.pace_on(question.on_host))
+    speed = question.work.training.tokens_per_step / time.total / tuning.layout.world_size
+    return LayoutEstimate(tuning, memory, question.fits(memory.total), time, speed)
+
+
+class RowChoices(NamedTuple):
+    """What a row chooses beside its layout. chunks: of a pipeline stage. recompute_layers: the first layers of each
+    chunk, which alone full recomputation repeats; None: all."""
+
+    micro_batch: int
+    recompute: Recompute
+    chunks: int
+    recompute_layers: int | None = None
+
+    def without_recomputation(self) -> RowChoices:
+        return RowChoices(self.micro_batch, "none", self.chunks)
+
+    def tuning(self, layout: Layout) -> Tuning:
+        return Tuning(
+            layout=layout,
+            micro_batch=self.micro_batch,
+            recompute=self.recompute,
+            recompute_layers=self.recompute_layers,
+            virtual_pipeline=self.chunks,
+        )
+
+
+class RankedRow(NamedTuple):
+    """A row of a search, without its parts. tokens_per_second: of one device."""
+
+    layout: Layout
+    choices: RowChoices
+    total_bytes: int
+    tokens_per_second: float
+
+
+class OverfullRow(NamedTuple):
+    """A row that does not fit. No search computes its speed."""
+
+    layout: Layout
+    choices: RowChoices
+    total_bytes: int
+
+
+def fastest_first(rows: Iterable[RankedRow]) -> list[RankedRow]:
+    """Return the rows by falling speed. Of equally fast rows that with the least memory is first, then the earlier."""
+    return sorted(sorted(rows, key=attrgetter("total_bytes")), key=attrgetter("tokens_per_second"), reverse=True)
+
+
 @dataclass(frozen=True)
 class RankedRows(Sequence[LayoutEstimate]):
-    """The rows of a search, fastest first. A row gets all its parts when it is read: a search finds many thousands, of
-    which few are."""
+    """The rows of a search, fastest first. A row gets its parts when it is read: few of many thousands are."""
 
     question: LayoutQuestion
-    found: Sequence[Found]
+    ranked: Sequence[RankedRow]
 
     def roomy_first(self) -> RankedRows:
         """Return the rows with those first that leave the planner's margin free."""
-        return RankedRows(self.question, sorted(self.found, key=lambda row: is_tight(self.question, row[1])))
+        return RankedRows(self.question, sorted(self.ranked, key=lambda row: is_tight(self.question, row.total_bytes)))
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.ranked)
 
     @overload
     def __getitem__(self, at: int) -> LayoutEstimate: ...
@@ -131,29 +188,31 @@ class RankedRows(Sequence[LayoutEstimate]):
     def __getitem__(self, at: slice) -> RankedRows: ...
     def __getitem__(self, at: int | slice) -> LayoutEstimate | RankedRows:
         if isinstance(at, slice):
-            return RankedRows(self.question, self.found[at])
-        *_, layout, fields = self.found[at]
-        return predict(self.question, _tuning(layout, fields))
+            return RankedRows(self.question, self.ranked[at])
+        row = self.ranked[at]
+        return predict(self.question, row.choices.tuning(row.layout))
 
 
 @dataclass(frozen=True)
 class LayoutRanking:
-    """The rows that fit, fastest first. nearest: the row with the least memory, when no row fits. considered: the
-    number of computed layouts. beyond: the rows that need least beyond the memory, of those where branches were left,
-    least first."""
+    """The rows that fit, fastest first. considered: the number of computed layouts. beyond: the rows that need least
+    beyond the memory, of those where branches were left, least first."""
 
     rows: RankedRows
-    nearest: LayoutEstimate | None
     considered: int
-    beyond: tuple[LayoutEstimate, ...] = ()
+    beyond: tuple[LayoutEstimate, ...]
+
+    @property
+    def nearest(self) -> LayoutEstimate | None:
+        """The row with the least memory, where none fits."""
+        return None if self.rows or not self.beyond else self.beyond[0]
 
 
 def answer(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
-    rows = search.with_first_layers(search.fastest(_layouts(question)))
-    beyond = search.beyond()
-    return LayoutRanking(rows, None if rows or not beyond else beyond[0], search.considered, beyond)
+    rows = RankedRows(question, search.with_first_layers(search.fastest(_layouts(question))))
+    return LayoutRanking(rows, search.considered, search.beyond())
 
 
 def not_offered(question: LayoutQuestion) -> RankedRows:
@@ -163,280 +222,220 @@ def not_offered(question: LayoutQuestion) -> RankedRows:
     refuses = tuple(name for name in offer.refuses if name != PARTIAL)
     uneven = {"uneven"} if "pipeline" in offer.parallelism else set()
     wider = replace(offer, parallelism=offer.parallelism | {"context", "expert"} | uneven, refuses=refuses)
-    asked = replace(question, offer=wider)
-    rows = _Search(asked).fastest(_layouts(asked))
-    return RankedRows(asked, [row for row in rows.found if offer.lacks(_tuning(*row[3:]), layers)])
+    widened = replace(question, offer=wider)
+    rows = _Search(widened).fastest(_layouts(widened))
+    return RankedRows(widened, [row for row in rows if offer.lacks(row.choices.tuning(row.layout), layers)])
 
 
-def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
-    """Predict one row, whether it fits or not. Raises UnknownLink."""
-    setup = setup_of(question.work, tuning, question.on_host, question.constants.keeping)
-    memory = expected_memory(setup)
-    time = step_time(setup, question.machine, question.constants.pace_on(question.on_host))
-    speed = question.work.training.tokens_per_step / time.total / tuning.layout.world_size
-    return LayoutEstimate(tuning, memory, _fits(question, memory.total), time, speed)
+class _LayoutFigures:
+    """The memory and the speed of the rows of one layout: sums of figures that many rows of a search share."""
+
+    def __init__(self, search: _Search, layout: Layout) -> None:
+        self._search, self.layout = search, layout
+        stages = layout.data, layout.context, layout.tensor, layout.pipeline
+        self._weights = (*stages, layout.expert, layout.sharding_stage, layout.sharding_degree)
+        self._passing: dict[RowChoices, tuple[int, ...]]
+        self._passes: dict[tuple[object, ...], StepPasses]
+        self._passing = search.once(("passing", *stages, layout.sequence_parallel), dict)
+        self._passes = search.once(("passes", *stages, layout.sequence_parallel, layout.expert), dict)
+        self._held = search.once(("held", *self._weights), lambda: held_bytes(self._plain_setup))
+
+    def total_bytes(self, choices: RowChoices) -> int:
+        """Return the bytes of the fullest stage."""
+        passing = self._passing.get(choices)
+        if passing is None:
+            passing = self._passing[choices] = self._passing_bytes(self._setup(choices))
+        return fullest_bytes(self._held, passing, self._search.gaps)
+
+    def tokens_per_second(self, choices: RowChoices) -> float:
+        """Return the speed of one device. Raises UnknownLink."""
+        key = choices if choices.recompute_layers else choices[:2]  # where all layers are alike, so are chunks of them
+        passes = self._passes.get(key)
+        if passes is None:
+            passes = self._passes[key] = self._step_passes(choices)
+        step = self._exchange.added_to(passes, choices.chunks)
+        return self._search.tokens_per_step / step.total / self._search.question.devices
+
+    @cached_property
+    def _exchange(self) -> WeightExchange:
+        return self._search.once(("exchange", *self._weights), lambda: exchange_of(self._work(self._plain_setup)))
+
+    @cached_property
+    def _plain_setup(self) -> TrainingSetup:
+        """A setup for what the choices of a row do not change."""
+        return self._setup(RowChoices(1, "none", 1))
+
+    def _passing_bytes(self, setup: TrainingSetup) -> tuple[int, ...]:
+        layer = self._search.once(("layer bytes", *_layer_key(setup)), lambda: layer_bytes(setup))
+        return passing_bytes(setup, layer)
+
+    def _step_passes(self, choices: RowChoices) -> StepPasses:
+        work = self._work(self._setup(choices))
+        if choices.recompute_layers is None:
+            return step_passes(work, self._pass_seconds(work))
+        plain = self._work(self._setup(choices.without_recomputation()))
+        return step_passes(work, self._pass_seconds(work), self._pass_seconds(plain))
+
+    def _pass_seconds(self, work: RankWork) -> PassSeconds:
+        return self._search.once(("layer seconds", *_layer_key(work.setup)), lambda: pass_seconds(work))
+
+    def _work(self, setup: TrainingSetup) -> RankWork:
+        question = self._search.question
+        return work_of(setup, question.machine, question.constants.pace_on(question.on_host))
+
+    def _setup(self, choices: RowChoices) -> TrainingSetup:
+        question = self._search.question
+        return setup_of(question.work, choices.tuning(self.layout), question.on_host, question.constants.keeping)
 
 
-Sizes = list[tuple[int, list[int]]]  # micro-batches, for each number of model chunks
-
-
-@dataclass
-class _Shared:
-    """The figures that the rows of a layout are sums of, and share with those of others: the bytes that come and go on
-    its stages by fields, and the passes of a step by the fields that change them."""
-
-    layout: Layout
-    passing: dict[Fields, tuple[int, ...]]
-    steps: dict[Fields, StepPasses]
-    states: _States
-
-
-@dataclass
-class _States:
-    """What a rank holds, and how weights are exchanged; None: not yet computed."""
-
-    held: tuple[tuple[int, int], ...] | None = None
-    exchange: WeightExchange | None = None
+def _layer_key(setup: TrainingSetup) -> tuple[object, ...]:
+    """Return all that the figures of one micro-batch in a layer depend on."""
+    layout, tuning = setup.layout, setup.tuning
+    ranks = layout.tensor, layout.context, layout.expert, layout.sequence_parallel
+    return (*ranks, tuning.micro_batch, tuning.recompute)
 
 
 class _Search:
-    """A search. A row is a sum of figures, each of which many rows share: of a layer, of the stages' activations and
-    passes, of a rank's states, and of the exchange of weights. Each figure is computed once."""
+    """A search over layouts. It counts the rows that it computes, and remembers those that end a branch."""
 
     def __init__(self, question: LayoutQuestion) -> None:
         self.question = question
         self.considered = 0
-        self._left: list[tuple[int, int, Layout, Fields]] = []
-        self._recomputations = _recomputations(question)
-        self._gaps = gaps(question.constants.keeping, question.on_host)
-        self._pace = question.constants.pace_on(question.on_host)
-        self._tokens = question.work.training.tokens_per_step
-        self._sizes: dict[tuple[int, ...], Sizes] = {}  # whatever is sharded
-        self._bytes: dict[Pass, LayerBytes] = {}
-        self._seconds: dict[Pass, PassSeconds] = {}
-        self._passing: dict[tuple[int, ...], dict[Fields, tuple[int, ...]]] = {}
-        self._steps: dict[tuple[int, ...], dict[Fields, StepPasses]] = {}
-        self._states: dict[tuple[int, ...], _States] = {}
+        self.gaps = gaps(question.constants.keeping, question.on_host)
+        self.tokens_per_step = question.work.training.tokens_per_step
+        self._overfull: list[OverfullRow] = []
+        self._figures: dict[tuple[object, ...], Any] = {}
+        wanted = question.wanted.recompute
+        self._recomputations = (wanted,) if wanted else question.offer.recompute[::-1]  # what keeps least is first
 
-    def fastest(self, layouts: Iterable[Layout]) -> RankedRows:
+    def once(self, key: tuple[object, ...], compute: Callable[[], T]) -> T:
+        """Return a figure, which is computed once. key: its name, and all that it depends on."""
+        if key not in self._figures:
+            self._figures[key] = compute()
+        return self._figures[key]  # type: ignore[no-any-return]
+
+    def fastest(self, layouts: Iterable[Layout]) -> list[RankedRow]:
         """Return the rows of all layouts that fit, fastest first."""
-        return RankedRows(self.question, sorted(found for layout in layouts for found in self.rows_of(layout)))
+        return fastest_first(row for layout in layouts for row in self._rows(layout))
 
-    def rows_of(self, layout: Layout) -> Iterator[Found]:
-        """Return the rows of a layout that fit.
+    def beyond(self) -> tuple[LayoutEstimate, ...]:
+        """Return the rows that ended a branch and need least memory."""
+        least = heapq.nsmallest(BEYOND, self._overfull, key=attrgetter("total_bytes"))
+        return tuple(predict(self.question, row.choices.tuning(row.layout)) for row in least)
+
+    def _rows(self, layout: Layout) -> Iterator[RankedRow]:
+        """Yield the rows of a layout that fit.
 
         Memory grows with the micro-batch and with model chunks, and shrinks with recomputation. So the first
         micro-batch that does not fit ends its branch, and where none fits, less recomputation and more chunks end, but
         for programs whose plain stages have buffers that chunks do without (receives_all).
         """
-        sizes = self._allowed(layout)
-        if not sizes:
+        grows = not self.question.constants.keeping.receives_all
+        allowed = self._allowed_sizes(layout)
+        if not allowed:
             return
-        shared = self._shared(layout)
-        for chunks, micro_batches in sizes:
-            rows = self._rows_of_chunks(shared, chunks, micro_batches)
+        figures = _LayoutFigures(self, layout)
+        for chunks, sizes in allowed:
+            rows = list(self._rows_with_chunks(figures, chunks, sizes))
             yield from rows
-            grows = not self.question.constants.keeping.receives_all
-            if grows and chunks == 1 and micro_batches and not rows and self._has_enough_left():
+            if grows and chunks == 1 and sizes and not rows and self._has_enough_overfull():
                 return
 
-    def _rows_of_chunks(self, shared: _Shared, chunks: int, micro_batches: list[int]) -> list[Found]:
-        layout = shared.layout
-        rows: list[Found] = []
+    def _rows_with_chunks(self, figures: _LayoutFigures, chunks: int, sizes: list[int]) -> Iterator[RankedRow]:
         for recompute in self._recomputations:
-            for n, micro_batch in enumerate(micro_batches):
-                fields = micro_batch, recompute, chunks, self.question.wanted.recompute_layers
+            for micro_batch in sizes:
+                choices = RowChoices(micro_batch, recompute, chunks, self.question.wanted.recompute_layers)
                 self.considered += 1
-                total = self._total_bytes(shared, fields)
-                if not _fits(self.question, total):
-                    self._left.append((total, self.considered, layout, fields))
-                    if n == 0 and self._has_enough_left():
-                        return rows
+                total = figures.total_bytes(choices)
+                if not self.question.fits(total):
+                    self._overfull.append(OverfullRow(figures.layout, choices, total))
+                    if micro_batch == sizes[0] and self._has_enough_overfull():
+                        return
                     break
-                rows.append((-self._speed(shared, fields), total, self.considered, layout, fields))
-        return rows
+                yield RankedRow(figures.layout, choices, total, figures.tokens_per_second(choices))
 
-    def with_first_layers(self, rows: RankedRows) -> RankedRows:
+    def _has_enough_overfull(self) -> bool:
+        """Return whether there are rows enough for `beyond`. Until then rows that cannot fit are computed as well."""
+        return len(self._overfull) >= BEYOND
+
+    def with_first_layers(self, rows: list[RankedRow]) -> list[RankedRow]:
         """Return the rows with further ones, in which the first layers only are computed again.
 
         A row whose layers are all computed again may have room to keep some of them. Its further row has the least
         layers that leave the planner's margin free. It is no faster than without recomputation, so that bound ends
         the search.
         """
-        asked, offer = self.question.wanted.recompute, self.question.offer
-        if asked is not None or not offer.repeats_some or self.question.capacity_bytes is None:
+        question, further = self.question, list[RankedRow]()
+        if question.wanted.recompute or not question.offer.repeats_some or question.capacity_bytes is None:
             return rows
-        found: list[Found] = []
-        roomy = (-row[0] for row in rows.found if not is_tight(self.question, row[1]))
+        roomy = (row.tokens_per_second for row in rows if not is_tight(question, row.total_bytes))
         fastest = list(islice(roomy, FIRST_ROWS))
-        for speed, total, _, layout, fields in rows.found:
+        for row in rows:
             least = fastest[-1] if len(fastest) == FIRST_ROWS else 0.0
-            if -speed * MOST_GAIN < least:
+            if row.tokens_per_second * MOST_GAIN < least:
                 break
-            if fields[1] != "full" or is_tight(self.question, total):
+            if row.choices.recompute != "full" or is_tight(question, row.total_bytes):
                 continue
-            shared = self._shared(layout)
-            may_be_faster = self._speed(shared, _without(fields)) > least
-            if may_be_faster and (more := self._with_least_layers(shared, fields)):
-                found.append(more)
-                fastest = sorted((*fastest, -more[0]), reverse=True)[:FIRST_ROWS]
-        return RankedRows(self.question, sorted((*rows.found, *found))) if found else rows
+            figures = _LayoutFigures(self, row.layout)
+            may_be_faster = figures.tokens_per_second(row.choices.without_recomputation()) > least
+            if may_be_faster and (more := self._with_least_layers(row, figures)):
+                further.append(more)
+                fastest = sorted((*fastest, more.tokens_per_second), reverse=True)[:FIRST_ROWS]
+        return fastest_first((*rows, *further)) if further else rows
 
-    def _with_least_layers(self, shared: _Shared, fields: Fields) -> Found | None:
+    def _with_least_layers(self, row: RankedRow, figures: _LayoutFigures) -> RankedRow | None:
         """Return the row with the least layers that leaves the margin free; None where that is none, or all."""
-        micro_batch, recompute, chunks, _ = fields
-        parts = shared.layout.pipeline * chunks
-        longest = math.ceil(self.question.work.model.layers / parts)
+        longest = math.ceil(self.question.work.model.layers / (row.layout.pipeline * row.choices.chunks))
+
+        def choices(layers: int) -> RowChoices:
+            return row.choices._replace(recompute_layers=layers) if layers else row.choices.without_recomputation()
 
         def is_roomy(layers: int) -> bool:
-            tried = (micro_batch, recompute, chunks, layers) if layers else _without(fields)
-            return not is_tight(self.question, self._total_bytes(shared, tried))
+            return not is_tight(self.question, figures.total_bytes(choices(layers)))
 
         layers = bisect_left(range(longest), True, key=is_roomy)
         if layers in (0, longest):
             return None
         self.considered += 1
-        more: Fields = micro_batch, recompute, chunks, layers
-        total = self._total_bytes(shared, more)
-        return -self._speed(shared, more), total, self.considered, shared.layout, more
+        more = choices(layers)
+        return RankedRow(row.layout, more, figures.total_bytes(more), figures.tokens_per_second(more))
 
-    def _speed(self, shared: _Shared, fields: Fields) -> float:
-        return self._tokens / self._time(shared, fields).total / self.question.devices
-
-    def _has_enough_left(self) -> bool:
-        """Return whether there are rows enough for `beyond`. Until then rows that cannot fit are computed as well."""
-        return len(self._left) >= BEYOND
-
-    def _allowed(self, layout: Layout) -> Sizes:
+    def _allowed_sizes(self, layout: Layout) -> Sizes:
         """Return the micro-batches that the rules and the framework allow. A wanted layout is predicted for any
         program. What a framework refuses of a micro-batch, it refuses of each larger one, and what of two chunks, of
         more."""
         work, refuses = self.question.work, self.question.offer.refuses
-        key = (layout.data, layout.context, layout.expert, layout.tensor, layout.pipeline, layout.sequence_parallel)
-        sizes = self._sizes.get(key)
-        if sizes is None:
-            sizes = self._sizes[key] = _sizes(self.question, layout)
+        ranks = layout.data, layout.context, layout.expert, layout.tensor, layout.pipeline, layout.sequence_parallel
+        sizes = self.once(("sizes", *ranks), lambda: _valid_sizes(self.question, layout))
         if not (refuses and sizes) or self.question.wanted.layout is not None:
             return sizes
-        every = sorted({n for _, micro_batches in sizes for n in micro_batches})
 
         def is_refused(micro_batch: int, chunks: int = 1) -> bool:
             return bool(refused(refuses, work, Tuning(layout=layout, micro_batch=micro_batch, virtual_pipeline=chunks)))
 
-        runs = every[: bisect_left(every, True, key=is_refused)]
-        if not runs:
+        every = sorted({n for _, batches in sizes for n in batches})
+        allowed = every[: bisect_left(every, True, key=is_refused)]
+        if not allowed:
             return []
-        most = 1 if layout.pipeline > 1 and is_refused(runs[0], chunks=2) else max(chunks for chunks, _ in sizes)
-        return [(chunks, [n for n in batches if n in runs]) for chunks, batches in sizes if chunks <= most]
-
-    def beyond(self) -> tuple[LayoutEstimate, ...]:
-        """Return the rows that ended a branch and need least memory."""
-        least = heapq.nsmallest(BEYOND, self._left)
-        return tuple(predict(self.question, _tuning(layout, fields)) for _, _, layout, fields in least)
-
-    def _shared(self, layout: Layout) -> _Shared:
-        stages = layout.data, layout.context, layout.tensor, layout.pipeline
-        divided, sharded = layout.sequence_parallel, (layout.sharding_stage, layout.sharding_degree)
-        return _Shared(
-            layout,
-            self._passing.setdefault((*stages, divided), {}),
-            self._steps.setdefault((*stages, divided, layout.expert), {}),
-            self._states.setdefault((*stages, layout.expert, *sharded), _States()),
-        )
-
-    def _total_bytes(self, shared: _Shared, fields: Fields) -> int:
-        """Return the bytes of the fullest stage."""
-        passing = shared.passing.get(fields)
-        if passing is None:
-            setup = _setup(self.question, shared.layout, fields)
-            passing = shared.passing[fields] = passing_bytes(setup, _once(self._bytes, setup, layer_bytes))
-        if shared.states.held is None:
-            shared.states.held = held_bytes(_setup(self.question, shared.layout, fields))
-        return fullest_bytes(shared.states.held, passing, self._gaps)
-
-    def _time(self, shared: _Shared, fields: Fields) -> PredictedStep:
-        micro_batch, recompute, chunks, layers = fields
-        key = fields if layers else (micro_batch, recompute, 1, None)  # where all layers are alike, chunks are too
-        passes, exchange = shared.steps.get(key), shared.states.exchange
-        if passes is None or exchange is None:
-            work = self._work(shared, fields)
-            each = self._pass_seconds(work)
-            plain = self._pass_seconds(self._work(shared, _without(fields))) if layers else None
-            passes = shared.steps[key] = passes or step_passes(work, each, plain)
-            exchange = shared.states.exchange = exchange or exchange_of(work)
-        return exchange.added_to(passes, chunks)
-
-    def _work(self, shared: _Shared, fields: Fields) -> RankWork:
-        return work_of(_setup(self.question, shared.layout, fields), self.question.machine, self._pace)
-
-    def _pass_seconds(self, work: RankWork) -> PassSeconds:
-        return _once(self._seconds, work.setup, lambda _: pass_seconds(work))
-
-
-def _once(known: dict[Pass, T], setup: TrainingSetup, figure: Callable[[TrainingSetup], T]) -> T:
-    """Return the figure of one micro-batch in a layer, computed once for all setups in which it is the same."""
-    key = _pass(setup)
-    if key not in known:
-        known[key] = figure(setup)
-    return known[key]
-
-
-def _setup(question: LayoutQuestion, layout: Layout, fields: Fields) -> TrainingSetup:
-    return setup_of(question.work, _tuning(layout, fields), question.on_host, question.constants.keeping)
-
-
-def _tuning(layout: Layout, fields: Fields) -> Tuning:
-    micro_batch, recompute, chunks, layers = fields
-    return Tuning(
-        layout=layout,
-        micro_batch=micro_batch,
-        recompute=recompute,
-        recompute_layers=layers,
-        virtual_pipeline=chunks,
-    )
-
-
-def _without(fields: Fields) -> Fields:
-    """Return the same fields without recomputation."""
-    micro_batch, _, chunks, _ = fields
-    return micro_batch, "none", chunks, None
-
-
-def _pass(setup: TrainingSetup) -> Pass:
-    """Return all that the figures of one micro-batch in a layer depend on."""
-    layout, tuning = setup.layout, setup.tuning
-    return (
-        layout.tensor,
-        layout.context,
-        layout.expert,
-        layout.sequence_parallel,
-        tuning.micro_batch,
-        tuning.recompute,
-    )
-
-
-def _fits(question: LayoutQuestion, total_bytes: int) -> bool:
-    return question.capacity_bytes is None or total_bytes <= question.capacity_bytes
-
-
-def is_tight(question: LayoutQuestion, total_bytes: int) -> bool:
-    """Return whether a row leaves less of a device free than the memory of a run may be from the estimate."""
-    most = (1 - question.constants.keeping.uncertainty) * (question.capacity_bytes or math.inf)
-    return total_bytes > most
+        interleaved = layout.pipeline == 1 or not is_refused(allowed[0], chunks=2)
+        return [
+            (chunks, [n for n in batches if n in allowed]) for chunks, batches in sizes if interleaved or chunks == 1
+        ]
 
 
 def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
-    """Return every division of the devices that the framework supports. _micro_batches applies the case's rules."""
+    """Yield every division of the devices that the framework supports. _valid_sizes applies the case's other rules."""
     if question.wanted.layout is not None:
         yield question.wanted.layout
         return
-    has = question.offer.parallelism
+    has, batch = question.offer.parallelism, question.work.training.global_batch
     for tensor in divisors(question.devices) if "tensor" in has else (1,):
         for pipeline in divisors(question.devices // tensor) if "pipeline" in has else (1,):
             ranks = question.devices // tensor // pipeline
             for context in _contexts(question, ranks):
-                if context == ranks or "data" in has:
-                    yield from _variants(question, tensor, pipeline, context, ranks // context)
+                data = ranks // context
+                if (data == 1 or "data" in has) and batch % data == 0:
+                    yield from _variants(question, tensor, pipeline, context, data)
 
 
 def _contexts(question: LayoutQuestion, ranks: int) -> list[int]:
@@ -446,18 +445,13 @@ def _contexts(question: LayoutQuestion, ranks: int) -> list[int]:
 
 
 def _variants(question: LayoutQuestion, tensor: int, pipeline: int, context: int, data: int) -> Iterator[Layout]:
-    has = question.offer.parallelism
-    if question.work.training.global_batch % data:
-        return  # _micro_batches would refuse each of them
-    sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
+    ranks = {"data": data, "context": context, "tensor": tensor, "pipeline": pipeline}
+    sequences = [False, True] if tensor > 1 and "sequence" in question.offer.parallelism else [False]
     for stage, degree in _shardings(question, tensor, data * context):
         for sequence_parallel, expert in product(sequences, _expert_ranks(question, data * context)):
             yield Layout(
-                data=data,
-                context=context,
+                **ranks,
                 expert=expert,
-                tensor=tensor,
-                pipeline=pipeline,
                 sequence_parallel=sequence_parallel,
                 sharding_stage=stage,
                 sharding_degree=degree,
@@ -473,8 +467,8 @@ def _expert_ranks(question: LayoutQuestion, ranks: int) -> list[int]:
 
 
 def _shardings(question: LayoutQuestion, tensor: int, ranks: int) -> Iterator[tuple[int, int]]:
-    """Return ZeRO stages with their degrees: all ranks, or with hybrid sharding those of a node, whose links are fast.
-    An asked layout may have any other degree."""
+    """Yield ZeRO stages with their degrees: all ranks, or with hybrid sharding those of a node, whose links are fast.
+    A wanted layout may have any other degree."""
     has, inside = question.offer.parallelism, question.machine.devices_per_node // tensor
     hybrid = PARTIAL not in question.offer.refuses and 1 < inside < ranks and ranks % inside == 0
     yield 0, 1
@@ -491,43 +485,27 @@ def _chunks(question: LayoutQuestion, layout: Layout) -> list[int]:
     if layout.pipeline == 1 or "interleaved" not in question.offer.parallelism:
         return [1]
     layers, stages = question.work.model.layers, layout.pipeline
-    longest = math.ceil(layers / stages) if _may_be_uneven(question) else max(1, layers // stages)
+    longest = math.ceil(layers / stages) if question.may_be_uneven else max(1, layers // stages)
     return [chunks for chunks in divisors(longest) if chunks == 1 or chunks * stages <= layers]
 
 
-def _may_be_uneven(question: LayoutQuestion) -> bool:
-    """Return whether stages may differ by a layer: where the framework runs them, and in a wanted layout."""
-    return question.wanted.layout is not None or "uneven" in question.offer.parallelism
-
-
-def _recomputations(question: LayoutQuestion) -> tuple[Recompute, ...]:
-    """Return the kinds of recomputation, the one that keeps least first."""
-    asked = question.wanted.recompute
-    return tuple(reversed(question.offer.recompute)) if asked is None else (asked,)
-
-
-def _sizes(question: LayoutQuestion, layout: Layout) -> Sizes:
-    """Return the micro-batches that satisfy every rule, by model chunks."""
-    sizes, uneven = _micro_batches(question, layout), _may_be_uneven(question)
-    return [
-        (chunks, [n for n in sizes if interleaves(question.work, layout, n, chunks, uneven)])
-        for chunks in (_chunks(question, layout) if sizes else ())
-    ]
-
-
-def _micro_batches(question: LayoutQuestion, layout: Layout) -> list[int]:
-    """Return the micro-batches that satisfy every rule but that of chunks: divisors of a rank's sequences, smallest
-    first.
+def _valid_sizes(question: LayoutQuestion, layout: Layout) -> Sizes:
+    """Return the divisors of a rank's sequences that satisfy every rule, smallest first, by model chunks.
 
     A micro-batch that shares a factor with the context is left out: with both divided by it the rank has the same
     tokens and passes, and exchanges less.
     """
-    work, asked = question.work, question.wanted
+    work, wanted, uneven = question.work, question.wanted, question.may_be_uneven
     if work.training.global_batch % layout.data:
         return []
-    if broken_beside_batches(work, layout, 1, question.devices, uneven_stages=_may_be_uneven(question)):
+    if broken_beside_batches(work, layout, 1, question.devices, uneven_stages=uneven):
         return []
     sizes = divisors(work.training.global_batch // layout.data)
-    if asked.layout is None:
+    if wanted.layout is None:
         sizes = [n for n in sizes if math.gcd(n, layout.context) == 1]
-    return sizes if asked.micro_batch is None else [n for n in sizes if n == asked.micro_batch]
+    if wanted.micro_batch is not None:
+        sizes = [n for n in sizes if n == wanted.micro_batch]
+    return [
+        (chunks, [n for n in sizes if interleaves(work, layout, n, chunks, uneven)])
+        for chunks in _chunks(question, layout)
+    ]

@@ -16,9 +16,12 @@ from levelfield.predict.layout_search import (
     LEAST_TOKENS,
     LayoutQuestion,
     LayoutRanking,
+    RankedRow,
+    RowChoices,
     SupportedParallelism,
     Wanted,
     answer,
+    fastest_first,
     is_tight,
     predict,
 )
@@ -37,7 +40,7 @@ from levelfield.predict.pass_timing import slice_of
 from levelfield.predict.setup import setup_of
 from levelfield.specs.constants import MemoryModel, Pace
 from levelfield.specs.implementation import FIRST_LAYERS
-from levelfield.specs.layout import parse_layout
+from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 
 GIB = 2**30
@@ -263,11 +266,20 @@ def test_a_search_by_shared_figures_finds_what_whole_rows_have(case: str, framew
     asked = question(case, 16, capacity, constants=copying, offer=offer, on_host=on_host)
     rows = answer(asked).rows
     assert len(rows) > 300
-    for (speed, total, *_), row in zip(rows.found[::23], rows[::23], strict=True):
-        assert (-speed, total) == (row.tokens_per_second, row.memory.total) and row.fits, row.tuning
-    roomy = rows.roomy_first().found
-    tight = [is_tight(asked, total) for _, total, *_ in roomy]
-    assert tight == sorted(tight) and sorted(roomy) == rows.found and any(tight) == (case == "mixtral_8x7b")
+    for ranked, row in zip(rows.ranked[::23], rows[::23], strict=True):
+        assert (ranked.tokens_per_second, ranked.total_bytes) == (row.tokens_per_second, row.memory.total), row.tuning
+        assert row.fits
+    roomy = rows.roomy_first().ranked
+    tight = [is_tight(asked, row.total_bytes) for row in roomy]
+    assert tight == sorted(tight) and fastest_first(roomy) == rows.ranked and any(tight) == (case == "mixtral_8x7b")
+
+
+def test_of_equally_fast_rows_that_with_less_memory_is_first_and_then_the_earlier() -> None:
+    def row(number: int, total_bytes: int, tokens_per_second: float) -> RankedRow:
+        return RankedRow(Layout(data=number), RowChoices(1, "none", 1), total_bytes, tokens_per_second)
+
+    rows = [row(1, 5, 2.0), row(2, 9, 3.0), row(3, 4, 2.0), row(4, 5, 2.0), row(5, 1, 1.0)]
+    assert [ranked.layout.data for ranked in fastest_first(rows)] == [2, 3, 1, 4, 5]
 
 
 # ---- recomputation of the first layers only
@@ -307,7 +319,8 @@ def test_rows_with_first_layers_have_the_least_that_fit(case: str, devices: int,
     asked = question(case, devices, capacity, offer=replace(ALL, parallelism=ALL.parallelism | {"expert"}))
     found = answer(asked)
     some = [row for row in found.rows if row.tuning.recompute_layers is not None]
-    assert some and found.rows.found == sorted(found.rows.found)
+    order = [(-row.tokens_per_second, row.total_bytes) for row in found.rows.ranked]
+    assert some and order == sorted(order)
     for row in some:
         chosen, layers = row.tuning, row.tuning.recompute_layers or 0
         full, less = (
