@@ -21,6 +21,7 @@ from levelfield.errors import RunFailed, UsageError
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import utc_now
 from levelfield.specs.readable_json import json_text
+from levelfield.specs.short_names import short_digest
 from levelfield.user_folders import user_name
 
 if TYPE_CHECKING:
@@ -297,7 +298,7 @@ def _history(options: argparse.Namespace) -> int:
                     "events": [event.model_dump(mode="json") for event in events],
                 }
             )
-            lines += [wrapped(f"{stored.series.label}  ({stored.digest.removeprefix('sha256:')[:10]})", 2)]
+            lines += [wrapped(f"{stored.series.label}  ({short_digest(stored.digest)})", 2)]
             lines += [line for history in histories for line in history_lines(history, options.chart)]
             lines += (["events", *event_lines(events)] if events else []) + [""]
     print(json_text(rows) if options.json else "\n".join(lines[:-1]))

@@ -16,6 +16,7 @@ from levelfield.errors import UnknownName, UsageError
 from levelfield.report.sheets import aligned, padded, widths_of
 from levelfield.report.words import WIDTH, wrapped
 from levelfield.specs.readable_json import json_text
+from levelfield.specs.short_names import clipped
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -128,8 +129,7 @@ def _vendor_lines(rows: list[Row]) -> list[str]:
     """Return name, devices here, and what the vendor was verified on, wrapped where it is long."""
     table = [("  name", "here", "verified on")]
     for row in rows:
-        here = row["here"] if len(row["here"]) <= HERE_WIDTH else f"{row['here'][: HERE_WIDTH - 3]}..."
-        table.append((f"  {row['name']}", here, row["verified"]))
+        table.append((f"  {row['name']}", clipped(row["here"], HERE_WIDTH), row["verified"]))
     name, here_width, _ = widths_of(table)
     problems = [f"    {r['name']}: {r['problem']}" for r in rows if r["problem"]]
     lines = [wrapped(padded(row, (name, here_width)), name + here_width + 4) for row in table]

@@ -18,6 +18,7 @@ from typing import Any
 import regex
 
 from levelfield.contracts.readings import number
+from levelfield.specs.short_names import clipped
 from levelfield.specs.tool import FieldName, Tool, units_of
 
 BYTE_ORDER_MARK = "\ufeff"  # some tools begin a text with it; it belongs to no column and to no JSON
@@ -76,8 +77,7 @@ def _no_header(names: Sequence[str], rows: Sequence[list[str]]) -> str:
 
 
 def _shown(row: list[str]) -> str:
-    text = ", ".join(row)
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return clipped(", ".join(row), 200)
 
 
 def _row(row: list[str], places: dict[str, int], width: int | None) -> Texts:
@@ -321,5 +321,4 @@ def _in_time(pattern: str) -> Iterator[None]:
     try:
         yield
     except TimeoutError:
-        shown = pattern if len(pattern) <= 60 else f"{pattern[:57]}..."
-        raise ValueError(f"the pattern '{shown}' took more than {LIMIT_SECONDS:g} s") from None
+        raise ValueError(f"the pattern '{clipped(pattern, 60)}' took more than {LIMIT_SECONDS:g} s") from None

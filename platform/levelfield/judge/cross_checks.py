@@ -20,6 +20,7 @@ from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.short_names import clipped
 from levelfield.worker.choices import digest_of
 
 NANOSECONDS = 1e9
@@ -211,5 +212,4 @@ def _seconds(time_ns: int) -> str:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return clipped(str(value), 80)

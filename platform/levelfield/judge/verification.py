@@ -33,6 +33,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment, Result, SealFinding
+from levelfield.specs.short_names import clipped
 from levelfield.specs.step_parts import StepParts
 from levelfield.store.run_record import record_of
 
@@ -230,8 +231,7 @@ def _equal(stated: Any, found: Any) -> bool:
 
 
 def _said(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return clipped(value if isinstance(value, str) else repr(value), 120)
 
 
 def _reference_checked(

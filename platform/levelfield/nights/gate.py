@@ -23,7 +23,7 @@ from levelfield.nights.gate_input import (
 )
 from levelfield.series.causes import families, is_under_change, moved, still_due, suspiciousness
 from levelfield.series.examination import Examination
-from levelfield.series.findings import COMPARED, FIGURES, Finding, in_order, short
+from levelfield.series.findings import COMPARED, FIGURES, Finding, in_order
 from levelfield.series.judgement import (
     Judged,
     NodeGroup,
@@ -41,6 +41,7 @@ from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, ArmBias, PairedTest, 
 from levelfield.series.segments import change_of, shown_change
 from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
 from levelfield.specs.record import Gated, RunRecord
+from levelfield.specs.short_names import short_digest
 
 ConfirmingPairs = Callable[[str, Gated], "Pairs | str | None"]
 NullPairs = Callable[[str, Gated], Iterable[Pair]]
@@ -252,7 +253,7 @@ def _of_arms(node: str, figure: Gated, bias: ArmBias) -> Finding:
         "so pairs show changes that no build has, or hide some"
     )
     return Finding(
-        series="", label=f"pairs on node {short(node)}", figure=figure, word="biased arms",
+        series="", label=f"pairs on node {short_digest(node)}", figure=figure, word="biased arms",
         change=change, low=low, high=high, detail=detail, node=node,
     )  # fmt: skip
 
@@ -275,9 +276,9 @@ def _of_group(group: NodeGroup, spending: _Spending) -> Finding | None:
         if not group.is_alone:
             return None
         reason = "series on other nodes did not move"
-    detail = f"{len(group.members)} of {group.of} series on node {short(group.node)} moved alike; {reason}"
+    detail = f"{len(group.members)} of {group.of} series on node {short_digest(group.node)} moved alike; {reason}"
     return Finding(
-        series="", label=f"node {short(group.node)}", figure=group.figure, word="bad night",
+        series="", label=f"node {short_digest(group.node)}", figure=group.figure, word="bad night",
         change=change_of(group.excess, group.figure), detail=detail, node=group.node,
         runs=tuple(member.tonight.run_id for _, member in group.members),
     )  # fmt: skip

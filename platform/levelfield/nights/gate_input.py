@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from itertools import takewhile
 
 from levelfield.series.examination import Era, Examination, era_of, examined, held, nights_before
-from levelfield.series.findings import FIGURES, Finding, FindingWord, short
+from levelfield.series.findings import FIGURES, Finding, FindingWord
 from levelfield.series.judgement import Judged, Pair, Pairs, Surroundings
 from levelfield.series.open_regressions import OpenRegression, open_regressions
 from levelfield.series.segments import (
@@ -25,6 +25,7 @@ from levelfield.series.segments import (
     segments_of,
 )
 from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, Series, StoreEvent
+from levelfield.specs.short_names import short_digest
 
 _STILL_THERE = 14  # days: without a list of the night, a series that ran within them is expected
 _OFTEN = 7  # nights that had a figure before it counts as missing
@@ -135,7 +136,7 @@ class GateInput:
         return found
 
     def label(self, series: str) -> str:
-        return self.series[series].label if series in self.series else short(series)
+        return self.series[series].label if series in self.series else short_digest(series)
 
 
 def examinations(given: GateInput) -> Iterator[Judged]:

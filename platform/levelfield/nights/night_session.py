@@ -64,7 +64,7 @@ from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
-from levelfield.series.findings import Finding, short
+from levelfield.series.findings import Finding
 from levelfield.series.level import level_of
 from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
 from levelfield.series.segments import in_history, night_of, observations
@@ -73,6 +73,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Gated, Point, Purpose, RunRecord, Subject
 from levelfield.specs.result import Result
+from levelfield.specs.short_names import short_digest
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of, series_of
 
@@ -354,7 +355,7 @@ def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
 
 def _of_machine(node: str, night: str, why: str) -> dict[str, Any]:
     """Return the finding about a machine that the control found slow."""
-    label = f"node {short(node)}"
+    label = f"node {short_digest(node)}"
     found = Finding(series="", label=label, figure=None, word="bad night", detail=why, night=night, node=node)
     return found.model_dump(mode="json")
 

@@ -10,7 +10,7 @@ from levelfield.nights.gate_input import GateInput, place_of
 from levelfield.report.escapes import one_line
 from levelfield.report.words import wrapped
 from levelfield.series.examination import era_of
-from levelfield.series.findings import FIGURES, figure_value, percent_change, short
+from levelfield.series.findings import FIGURES, figure_value, percent_change
 from levelfield.series.level import FEWEST, AcceptedLevel, Level, accepted_level, level_of
 from levelfield.series.segments import (
     Observation,
@@ -24,6 +24,7 @@ from levelfield.series.segments import (
 )
 from levelfield.series.trigger import detectable, detectable_in_three
 from levelfield.specs.record import Gated, Point, StoreEvent
+from levelfield.specs.short_names import short_digest
 
 _END = "~"  # after every time
 _ROWS, _COLUMNS = 9, 60
@@ -153,7 +154,8 @@ def _segment(segment: SegmentSummary, history: FigureHistory) -> str:
     step = f", step {percent_change(segment.step)}" if segment.step is not None else ""
     fields = f": {', '.join(segment.fields)}" if segment.fields else ""
     nights = f"{segment.nights} night{'s' * (segment.nights > 1)}"
-    return f"{segment.first} to {segment.last}  {nights}, median {median}{step}{fields} ({short(segment.conditions)})"
+    conditions = short_digest(segment.conditions)
+    return f"{segment.first} to {segment.last}  {nights}, median {median}{step}{fields} ({conditions})"
 
 
 def _chart(values: Sequence[float], history: FigureHistory) -> list[str]:

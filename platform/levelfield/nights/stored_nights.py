@@ -11,11 +11,11 @@ from levelfield.errors import UnknownName, UsageError
 from levelfield.nights.baselines import LevelEvidence
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.examination import held, holds
-from levelfield.series.findings import Finding, short
+from levelfield.series.findings import Finding
 from levelfield.series.segments import night_of
 from levelfield.specs.base import parse
 from levelfield.specs.record import Conditions, Point, StoreEvent
-from levelfield.specs.short_names import refuse_any
+from levelfield.specs.short_names import refuse_any, short_digest
 from levelfield.store.database import Store, StoredSeries
 
 # A gate reads the nights of so many days. A series is read as a whole where the first nights are its level, because
@@ -124,7 +124,7 @@ def one_series(store: Store, name: str) -> StoredSeries:
     """Return the only series of this name. Raises UsageError where several match."""
     found = named_series(store, name)
     if len(found) > 1:
-        listed = "; ".join(f"{short(s.digest)} {s.series.label}" for s in found[:6])
+        listed = "; ".join(f"{short_digest(s.digest)} {s.series.label}" for s in found[:6])
         raise UsageError(f"series '{name}': found {len(found)}, expected one; give its digest: {listed}")
     return found[0]
 

@@ -36,6 +36,7 @@ from levelfield.predict.pass_timing import moved_bytes
 from levelfield.predict.setup import setup_of
 from levelfield.specs.case import Work
 from levelfield.specs.record import Point, RunRecord, Series
+from levelfield.specs.short_names import short_digest
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_SHARE
 
@@ -310,14 +311,12 @@ def _ranked(
             word = cell.state if cell else "not run"
             absent.append(AbsentRuns(chip_of(runs.series), runs.series.framework_label, word, runs))
     first, ran = series[0], {(each.chip, each.framework) for each in contenders}
-    digest = "/".join(_short(text) for text in (first.series.work, first.series.corpus)) if is_ambiguous else ""
+    digest = (
+        "/".join(short_digest(text, 6) for text in (first.series.work, first.series.corpus)) if is_ambiguous else ""
+    )
     fastest = sorted(contenders, key=lambda each: -(each.side.first.tokens_per_second_per_device or 0.0))
     missing = tuple(each for each in absent if (each.chip, each.framework) not in ran)
     return RankedTraining(first, digest, tuple(fastest), missing, slugs)
-
-
-def _short(digest: str) -> str:
-    return digest.removeprefix("sha256:")[:6]
 
 
 # -- the roofline, as far as it is known

@@ -16,6 +16,7 @@ from levelfield.report.escapes import printable
 from levelfield.report.words import GIB, significant
 from levelfield.series.findings import WORDS
 from levelfield.specs.run_figures import GATED, STORED
+from levelfield.specs.short_names import short_digest
 
 # No inline script or style, nothing from elsewhere. `file:` pages load their own folder as 'self'. A script makes the
 # PNG of a chart from a picture of its own, at an address of `blob:`.
@@ -130,7 +131,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "significant": significant,
     "gib": lambda value: number(None if value is None else value / GIB, 2),
     "fragment": partial(quote, safe=""),  # a text as a part of what follows # in a link
-    "short": lambda digest: digest.removeprefix("sha256:")[:12],
+    "short": short_digest,
 }
 
 

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import Sheet, padded, widths_of
 from levelfield.report.words import NONE, wrapped
+from levelfield.specs.short_names import clipped
 from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, of_all_layers
 
 _LARGE = 0.05  # of the step: an unexplained part of this size is shown first
@@ -56,8 +57,7 @@ def step_sheets(parts: StepParts) -> Iterator[Sheet]:
 
 def short_kernel(name: str, most: int = _MOST_NAME) -> str:
     """Return the name of a kernel without namespaces and without the end of its C++ types."""
-    plain = _NAMESPACES.sub("", name.removeprefix("void "))
-    return plain if len(plain) <= most else plain[: most - 3] + "..."
+    return clipped(_NAMESPACES.sub("", name.removeprefix("void ")), most)
 
 
 def _alone_sheet(alone: StepAlone) -> Sheet:

@@ -28,6 +28,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.result import Result
 from levelfield.specs.run_figures import RUN_FIGURES
+from levelfield.specs.short_names import short_digest
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.vendor import HOST_SHARE
 
@@ -160,7 +161,7 @@ def _heading(result: Result) -> str:
 
 def _work(result: Result) -> str:
     """Return what tells two trainings of one name apart: the beginnings of their digests."""
-    work, corpus = (digest.removeprefix("sha256:")[:8] for digest in (result.identity.work, result.identity.corpus))
+    work, corpus = (short_digest(digest, 8) for digest in (result.identity.work, result.identity.corpus))
     return f"work {work}, corpus {corpus}"
 
 

@@ -20,6 +20,7 @@ from levelfield.rundir.seal import OUTCOME, raw_paths
 from levelfield.specs.base import dump, load
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
+from levelfield.specs.short_names import short_digest
 from levelfield.user_folders import own_cache
 
 
@@ -78,7 +79,7 @@ def runs_place(subject: CertificateSubject) -> Path:
 
 
 def _key(subject: CertificateSubject) -> str:
-    return subject.fingerprint().removeprefix("sha256:")[:24]
+    return short_digest(subject.fingerprint(), 24)
 
 
 def _why_not(found: Certificate) -> str | None:

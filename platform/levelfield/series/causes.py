@@ -20,12 +20,13 @@ from statistics import median
 
 from levelfield.measure.student import normal_tail, tail_probability
 from levelfield.series.examination import EnvironmentStep, Examination
-from levelfield.series.findings import Finding, FindingWord, percent_change, short
+from levelfield.series.findings import Finding, FindingWord, percent_change
 from levelfield.series.judgement import FEWEST_ALIKE, Judged
 from levelfield.series.level import FEWEST, LONGEST, node_medians
 from levelfield.series.segments import change_of
 from levelfield.series.trigger import Z, kept_of_many
 from levelfield.specs.record import Gated
+from levelfield.specs.short_names import short_digest
 
 MARGIN = 1.5  # a step counts where it is that much above others: weeks of nights have not seen the largest
 FALSE_STEPS = 0.03  # of the series that are said to be moved; all of them where the change has no effect
@@ -53,7 +54,7 @@ class MovedSeries:
         detail = (
             f"moved {len(self.members)} of {self.of} series on {len(nodes)} node{'s' * (len(nodes) > 1)}, from "
             f"{percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; "
-            f"the most: {around.label}; `nightly accept-step {short(around.series)} --everywhere` accepts it"
+            f"the most: {around.label}; `nightly accept-step {short_digest(around.series)} --everywhere` accepts it"
         )
         return Finding(
             series="", label=around.change, figure=self.figure, word=self.word, change=median(steps), detail=detail,

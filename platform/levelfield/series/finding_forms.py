@@ -24,6 +24,7 @@ from levelfield.series.findings import (
 )
 from levelfield.series.ticket import Ticket, commit_text, ticket_lines, ticket_markdown
 from levelfield.specs.readable_json import json_text
+from levelfield.specs.short_names import clipped
 
 FORMATS = ("text", "markdown", "junit", "json", "webhook")
 MOST_SENT = 20  # findings of a webhook; its text has the first lines of five
@@ -253,5 +254,4 @@ def _outcome(finding: Finding, page: FindingPage) -> str:
 
 
 def _short(text: str) -> str:
-    line = one_line(text)
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
+    return clipped(one_line(text), _LONGEST)

@@ -102,11 +102,6 @@ def exit_code(findings: Iterable[Finding], strict: bool = False, advisory: bool 
     return RunFailed.exit_code if words & ABSENCES else 0
 
 
-def short(digest: str) -> str:
-    """Return enough of a digest to tell one from another."""
-    return digest.removeprefix("sha256:")[:10]
-
-
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings with the worst word first, then by label and figure."""
     return sorted(findings, key=lambda f: (WORDS.index(f.word), f.label, f.figure or ""))

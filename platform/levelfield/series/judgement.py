@@ -9,12 +9,13 @@ from statistics import median
 
 from levelfield.measure.student import t_quantile
 from levelfield.series.examination import Examination
-from levelfield.series.findings import Finding, FindingWord, percent_change, short
+from levelfield.series.findings import Finding, FindingWord, percent_change
 from levelfield.series.level import FEWEST, MEDIAN_VARIANCE, Level
 from levelfield.series.pairs import ArmBias, PairRuling, PairWord, checked_by_nulls, judged_pairs
 from levelfield.series.segments import change_of, days_between, shown_change, value_of
 from levelfield.series.trigger import DRIFT_NIGHTS, Rule, Suspicion, detectable
 from levelfield.specs.record import Gated
+from levelfield.specs.short_names import short_digest
 
 STALE_DAYS = 14
 MOST_NAMED = 100  # pairs: a larger number only says that the noise is large
@@ -252,7 +253,7 @@ def _pairs_detail(found: Examination, around: Surroundings, ruling: PairRuling) 
     if ruling.word == "bad night" and ruling.first is not None and found.expected_first is not None:
         off = change_of(ruling.first - found.expected_first.cost, found.figure)
         build = f"the {first} is {off:+.1%} off its level too"
-        return f"node {short(found.tonight.node)}: {build}, by {ruling.pairs} pairs"
+        return f"node {short_digest(found.tonight.node)}: {build}, by {ruling.pairs} pairs"
     return text
 
 

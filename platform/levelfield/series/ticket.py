@@ -9,6 +9,7 @@ from levelfield.report.escapes import markdown, one_line
 from levelfield.report.words import wrapped
 from levelfield.specs.base import Value
 from levelfield.specs.record import Gated
+from levelfield.specs.short_names import clipped
 
 SHOWN_COMMITS, SHOWN_PACKAGES = 5, 5  # in a terminal
 LONGEST_SUBJECT = 120
@@ -78,8 +79,7 @@ class Ticket(Value):
 def commit_text(commit: TicketCommit) -> str:
     """Return a commit in a line: its short digest, author and subject."""
     said = one_line(f"{commit.author}: {commit.subject}") if commit.author or commit.subject else ""
-    said = said if len(said) <= LONGEST_SUBJECT else said[: LONGEST_SUBJECT - 3] + "..."
-    return f"{commit.commit[:12]} {said}".strip()
+    return f"{commit.commit[:12]} {clipped(said, LONGEST_SUBJECT)}".strip()
 
 
 def found_text(found: Bisection, first_bad: TicketCommit | None) -> str:

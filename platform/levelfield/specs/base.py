@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from levelfield.errors import DocumentError
 from levelfield.specs.bounded_reading import bounded_text, mapping_of, read_mapping
 from levelfield.specs.readable_json import json_text
+from levelfield.specs.short_names import clipped
 
 T = TypeVar("T", bound="Value")
 # json_schema_extra of a field that came after digests of its document had been stored: they stay as they were.
@@ -151,17 +152,18 @@ def description(detail: Any, cls: type[Value]) -> str:
     """Return what was found and expected, by a fault of pydantic in a document of type `cls`."""
     if detail["type"] == "missing":
         return "missing; it is required"
+    found = f"found {clipped(repr(detail['input']), 60)}"
     if detail["type"] == "extra_forbidden":
         known = sorted(_fields_at(cls, detail["loc"][:-1]))
         near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=3)
         offer = f"nearest: {', '.join(near)}; all: {', '.join(known)}" if near else f"known: {', '.join(known)}"
-        return f"unknown key (found {_short(detail['input'])}); {offer if known else 'remove it or correct its name'}"
+        return f"unknown key ({found}); {offer if known else 'remove it or correct its name'}"
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     if detail["type"] in _EXPECTED:
         expected = _EXPECTED[detail["type"]].format_map(detail.get("ctx", {}))
-        return f"found {_short(detail['input'])}, expected {expected}"
-    return f"found {_short(detail['input'])}, expected: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+        return f"{found}, expected {expected}"
+    return f"{found}, expected: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
 def _fields_at(cls: type[BaseModel], location: tuple[int | str, ...]) -> Iterable[str]:
@@ -179,11 +181,6 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from models_of(argument)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def changed_types(content: Any, value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:

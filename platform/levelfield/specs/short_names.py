@@ -1,4 +1,4 @@
-"""Parts of names and ids, by which users name runs and series."""
+"""Short forms of names, digests and texts: those that users give, and those that tables and messages have."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def refuse_any(kind: str, name: str) -> None:
             f"{kind} '{name}': found no letter and no digit, expected an id, a name or a part of one. If a variable of "
             "the shell holds it, check that the variable is set"
         )
+
+
+def clipped(text: str, most: int) -> str:
+    """Return the text in at most so many characters, with `...` in place of an end that is left out."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def short_digest(digest: str, digits: int = 10) -> str:
+    """Return enough of a digest to tell one from another."""
+    return digest.removeprefix("sha256:")[:digits]

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from levelfield.specs.short_names import clipped
+
 MASK = "(masked)"
 _PLACE = "the platform sets the place of each process"
 _LOADER = "the loader would take other libraries than those that the plan names"
@@ -165,11 +167,7 @@ def is_known(name: str) -> bool:
 def shown(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a reader is shown: those that are known to change trainings. Long values are cut."""
     found = {k: text for k, text in inherited.items() if is_known(k) and not k.startswith("LEVELFIELD_")}
-    return {
-        k: text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
-        for k, text in found.items()
-        if not _OF_IMAGE.fullmatch(k)
-    }
+    return {k: clipped(text, _MOST_SHOWN) for k, text in found.items() if not _OF_IMAGE.fullmatch(k)}
 
 
 def _secret(name: str, text: str) -> str:

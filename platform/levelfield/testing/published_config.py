@@ -15,6 +15,7 @@ from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.architecture import Model
 from levelfield.specs.base import MOST_SIZE, description
 from levelfield.specs.bounded_reading import read_mapping
+from levelfield.specs.short_names import clipped
 
 Fields = dict[str, Any]
 NUMBER = (int, float)
@@ -535,5 +536,4 @@ _READERS: dict[str, tuple[_Reader, dict[str, Any]]] = {
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return clipped(json.dumps(value, default=str), 60)

@@ -82,7 +82,7 @@
   }
 
   function short(digest) {
-    return digest.replace(/^sha256:/, "").slice(0, 12);
+    return digest.replace(/^sha256:/, "").slice(0, 10);
   }
 
   function chart(place, slug, history, stated, name) {

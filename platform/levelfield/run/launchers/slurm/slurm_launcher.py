@@ -53,6 +53,7 @@ from levelfield.run.runtimes.process_runtime import (
 from levelfield.rundir.directory import write_atomically, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.short_names import short_digest
 from levelfield.user_folders import user_name
 
 SCHEMA = "levelfield.engine/1"
@@ -167,16 +168,12 @@ def staged_folder(plan: Plan) -> Path | None:
     if site.slurm.local_folder is None or site.python or not plan.environment.folder or plan.runtime == "docker":
         return None
     folder = Path(site.slurm.local_folder.replace("{user}", user_name()))
-    return folder / f"{plan.environment.name}-{_short(plan)}"
+    return folder / f"{plan.environment.name}-{short_digest(plan.environment.digest, 16)}"
 
 
 def _archive(plan: Plan) -> Path:
     """Return the file that every node unpacks, within the environment: it ends with it."""
-    return Path(str(plan.environment.folder)).absolute() / f"staged-{_short(plan)}.tar"
-
-
-def _short(plan: Plan) -> str:
-    return plan.environment.digest.removeprefix("sha256:")[:16]
+    return Path(str(plan.environment.folder)).absolute() / f"staged-{short_digest(plan.environment.digest, 16)}.tar"
 
 
 def _pack(archive: Path) -> None:

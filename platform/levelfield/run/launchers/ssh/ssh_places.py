@@ -9,6 +9,7 @@ from pathlib import Path
 from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.short_names import short_digest
 from levelfield.specs.site import Host, LaunchPlan
 from levelfield.user_folders import user_name
 
@@ -57,12 +58,12 @@ def places_of(plan: Plan, node_rank: int) -> NodePlaces:
     host = launch.hosts[node_rank]
     folder = Path(launch.site.ssh.folder.replace("{user}", host.user or user_name()))
     is_made = plan.environment.folder and not launch.site.python
-    made = folder / "environments" / f"{plan.environment.name}-{_short(plan.environment.digest)}"
+    made = folder / "environments" / f"{plan.environment.name}-{short_digest(plan.environment.digest, 16)}"
     given = plan.environment.python if plan.runtime == "docker" else launch.site.python or plan.environment.python
     return NodePlaces(
         host=host,
         folder=folder,
-        code=folder / "code" / _short(plan.implementation.rests_on or plan.implementation.digest),
+        code=folder / "code" / short_digest(plan.implementation.rests_on or plan.implementation.digest, 16),
         environment=made if is_made else None,
         python=str(made / "bin" / "python") if is_made else given,
         run=RunPaths(folder / "runs" / plan.run_id),
@@ -100,7 +101,3 @@ def with_modules(launch: LaunchPlan, command: list[str]) -> list[str]:
     if not modules:
         return command
     return ["bash", "-lc", f"module load {shlex.join(modules)} && exec {shlex.join(command)}"]
-
-
-def _short(digest: str) -> str:
-    return digest.removeprefix("sha256:")[:16]

@@ -1,0 +1,15 @@
+"""Texts that are clipped, and digests that are shortened."""
+
+from __future__ import annotations
+
+from levelfield.specs.short_names import clipped, short_digest
+
+
+def test_a_text_is_clipped_only_where_it_is_too_long() -> None:
+    assert [clipped("a" * n, 6) for n in (0, 6, 7, 99)] == ["", "aaaaaa", "aaa...", "aaa..."]
+
+
+def test_a_digest_is_shown_without_its_algorithm() -> None:
+    digest = "sha256:" + "0123456789abcdef" * 4
+    assert short_digest(digest) == "0123456789" and short_digest(digest, 16) == "0123456789abcdef"
+    assert short_digest("0123456789abcdef", 6) == "012345"
