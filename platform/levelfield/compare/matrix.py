@@ -21,7 +21,7 @@ from levelfield.compare.comparison import (
     side_ratio,
     side_values,
 )
-from levelfield.compare.ratios import Ratio, SideValues, mean_ratio
+from levelfield.compare.ratios import Pair, Ratio, SideValues, mean_ratio
 from levelfield.compare.sides import (
     DIFFERS,
     RATE,
@@ -89,15 +89,15 @@ class MatrixCell:
 
 @dataclass(frozen=True)
 class ColumnRatio:
-    """The geometric mean of column over base, over the `rows` that have both.
+    """The geometric mean of column over base, over the trainings that both have: of a matrix, its rows.
 
-    disturbed_left_out: rows with both in which a cell is disturbed. Where all are so, none is left out: is_disturbed.
+    disturbed_left_out: trainings in which a side is disturbed. Where all are so, none is left out: is_disturbed.
     """
 
     column: str
     base: str
     ratio: Ratio
-    rows: int
+    trainings: int
     disturbed_left_out: int = 0
     is_disturbed: bool = False
 
@@ -243,10 +243,16 @@ def _ratio(
     base = columns[0]
     found = [(cells[row, column], cells[row, base]) for row in rows]
     both = [(own, other) for own, other in found if own.ratio and own.ratio.value is not None]
-    quiet = [pair for pair in both if not any(cell.is_disturbed for cell in pair)]
-    pairs = [(own.values, other.values) for own, other in quiet or both if own.values and other.values]
-    left_out, is_disturbed = (len(both) - len(quiet), False) if quiet else (0, bool(both))
-    return ColumnRatio(column, base, mean_ratio(pairs), len(pairs), left_out, is_disturbed)
+    pairs = [(own.values, other.values) for own, other in both if own.values and other.values]
+    return column_ratio(column, base, pairs, [own.is_disturbed or other.is_disturbed for own, other in both])
+
+
+def column_ratio(column: str, base: str, pairs: Sequence[Pair], disturbed: Sequence[bool]) -> ColumnRatio:
+    """Return the geometric mean over pairs of one training each. disturbed: of each pair, whether a side of it is."""
+    quiet = [pair for pair, is_disturbed in zip(pairs, disturbed, strict=True) if not is_disturbed]
+    left_out, all_disturbed = (len(pairs) - len(quiet), False) if quiet else (0, bool(pairs))
+    used = quiet or pairs
+    return ColumnRatio(column, base, mean_ratio(used), len(used), left_out, all_disturbed)
 
 
 def sheets(found: ResultMatrix) -> Iterator[Sheet]:
@@ -277,7 +283,12 @@ def as_values(found: ResultMatrix) -> dict[str, Any]:
         "not_run": list(found.not_run),
         "ratios": [
             {
-                **{"column": each.column, "against": each.base, "geometric_mean": each.ratio.value, "rows": each.rows},
+                **{
+                    "column": each.column,
+                    "against": each.base,
+                    "geometric_mean": each.ratio.value,
+                    "rows": each.trainings,
+                },
                 **{"disturbed_left_out": each.disturbed_left_out, "disturbed": each.is_disturbed},
             }
             | {name: getattr(each.ratio, name) for name in ("low", "high", "standing", "reason")}
@@ -306,9 +317,9 @@ def _ratios(found: ResultMatrix) -> Sheet:
         (
             each.column,
             each.base,
-            each.ratio.shown if each.rows else NOTHING,
+            each.ratio.shown if each.trainings else NOTHING,
             each.ratio.ends,
-            f"{each.rows} of {len(found.rows)}",
+            f"{each.trainings} of {len(found.rows)}",
         )
         for each in found.ratios
     )

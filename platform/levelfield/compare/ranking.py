@@ -12,8 +12,8 @@ from typing import Literal, get_args
 
 from levelfield.compare.comparability import HARMLESS, NOTHING, WHY, cautions, chip_of, covering
 from levelfield.compare.comparison import Histories, side_figure, side_ratio, side_values
-from levelfield.compare.matrix import MatrixCell, difference
-from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, mean_ratio, own_interval, own_mean
+from levelfield.compare.matrix import ColumnRatio, MatrixCell, column_ratio, difference
+from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, own_interval, own_mean
 from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, busy, cost_quantity, tuning_of
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
@@ -155,21 +155,6 @@ def caution_fields(best: Contender, each: Contender, metric: Metric) -> tuple[li
 
 
 @dataclass(frozen=True)
-class MeanRatio:
-    """One column against another, over the trainings that both have.
-
-    disturbed_left_out: trainings of both in which a bar is disturbed. Where all are so, none is left out: is_disturbed.
-    """
-
-    column: str
-    base: str
-    ratio: Ratio
-    trainings: int
-    disturbed_left_out: int = 0
-    is_disturbed: bool = False
-
-
-@dataclass(frozen=True)
 class Overall:
     """Columns over all trainings, the best first. The first row is against itself.
 
@@ -177,7 +162,7 @@ class Overall:
     has a bar. left_out: columns that share no training with the first.
     """
 
-    rows: tuple[MeanRatio, ...]
+    rows: tuple[ColumnRatio, ...]
     is_by_chip: bool
     trainings: int
     left_out: tuple[str, ...] = ()
@@ -215,12 +200,10 @@ def _by_results(tables: Sequence[dict[str, RankedBar]]) -> list[str]:
     return sorted(counts, key=lambda column: (-counts[column], column))
 
 
-def _mean(tables: Sequence[dict[str, RankedBar]], column: str, base: str) -> MeanRatio:
+def _mean(tables: Sequence[dict[str, RankedBar]], column: str, base: str) -> ColumnRatio:
     both = [(table[column], table[base]) for table in tables if column in table and base in table]
-    quiet = [pair for pair in both if not any(bar.contender.side.is_disturbed for bar in pair)]
-    used = [(own.values, other.values) for own, other in quiet or both]
-    left_out, is_disturbed = (len(both) - len(quiet), False) if quiet else (0, bool(both))
-    return MeanRatio(column, base, mean_ratio(used), len(used), left_out, is_disturbed)
+    disturbed = [any(bar.contender.side.is_disturbed for bar in pair) for pair in both]
+    return column_ratio(column, base, [(own.values, other.values) for own, other in both], disturbed)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparability import chip_of
 from levelfield.compare.comparison import Histories
-from levelfield.compare.matrix import newest_cell
+from levelfield.compare.matrix import ColumnRatio, newest_cell
 from levelfield.compare.ranking import (
     PARTS,
     Contender,
-    MeanRatio,
     Metric,
     Overall,
     RankedBar,
@@ -144,7 +143,7 @@ class DrawnTraining:
 class DrawnMean:
     """A column over all trainings, as a bar."""
 
-    mean: MeanRatio
+    mean: ColumnRatio
     length: float
     low: float | None
     high: float | None
@@ -490,7 +489,7 @@ def _within(found: Iterable[DrawnTraining]) -> tuple[list[DrawnTraining], int]:
     return drawn, left_out
 
 
-def _drawn_means(rows: Sequence[MeanRatio]) -> Iterator[DrawnMean]:
+def _drawn_means(rows: Sequence[ColumnRatio]) -> Iterator[DrawnMean]:
     """Yield the columns as bars. The best has no interval: it is what the others are measured by."""
     axis = _axis([(row.ratio.value or 0.0, row.ratio.high if number else None) for number, row in enumerate(rows)])
     for number, row in enumerate(rows):

@@ -124,16 +124,16 @@ def two_cases(of_second: Callable[..., RunRecord], of_first: Callable[..., RunRe
 def test_the_geometric_mean_leaves_rows_of_disturbed_runs_out() -> None:
     (found,) = matrix(two_cases(loud), "framework").ratios
     expected = {"jax": 2.0, "torch": 0.5}[found.column]
-    assert found.ratio.value == pytest.approx(expected) and (found.rows, found.disturbed_left_out) == (1, 1)
+    assert found.ratio.value == pytest.approx(expected) and (found.trainings, found.disturbed_left_out) == (1, 1)
     said = in_one_line(as_text(matrix_sheets(matrix(two_cases(loud), "framework"))))
     assert f"{found.column}: 1 row(s) of disturbed runs are in no mean, as quiet ones are there" in said
     (every,) = matrix(two_cases(quiet), "framework").ratios
-    assert (every.rows, every.disturbed_left_out, every.is_disturbed) == (2, 0, False)
+    assert (every.trainings, every.disturbed_left_out, every.is_disturbed) == (2, 0, False)
 
 
 def test_a_mean_of_disturbed_rows_alone_is_one_and_says_so() -> None:
     found = matrix(two_cases(loud, loud), "framework")
-    assert found.ratios[0].rows == 2 and found.ratios[0].is_disturbed
+    assert found.ratios[0].trainings == 2 and found.ratios[0].is_disturbed
     assert "disturbed: other programs used the machine during runs of every row" in in_one_line(
         as_text(matrix_sheets(found))
     )

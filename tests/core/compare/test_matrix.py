@@ -120,7 +120,7 @@ def test_a_cell_of_other_work_is_not_comparable_and_in_no_mean(field: str, chang
     assert {found.cells[found.rows[0], name].state for name in found.columns} == {"measured", "not comparable"}
     assert any(field in cell.detail for cell in found.cells.values())
     (ratio,) = found.ratios
-    assert ratio.rows == 1 and ratio.ratio.value == pytest.approx(0.8 if ratio.column == "paddle" else 1.25)
+    assert ratio.trainings == 1 and ratio.ratio.value == pytest.approx(0.8 if ratio.column == "paddle" else 1.25)
 
 
 def test_the_geometric_mean_is_over_rows_that_both_columns_have() -> None:
@@ -128,10 +128,14 @@ def test_the_geometric_mean_is_over_rows_that_both_columns_have() -> None:
     runs += [record(4, 200, case="a", framework="paddle"), record(5, 50, case="b", framework="paddle")]
     found = matrix(runs, "framework")
     (ratio,) = found.ratios
-    assert found.columns == ("torch", "paddle") and (ratio.column, ratio.base, ratio.rows) == ("paddle", "torch", 2)
+    assert found.columns == ("torch", "paddle") and (ratio.column, ratio.base, ratio.trainings) == (
+        "paddle",
+        "torch",
+        2,
+    )
     assert ratio.ratio.value is not None and math.isclose(ratio.ratio.value, 1.0)
     failed = [*runs[:-1], record(6, 50, case="b", framework="paddle", word="failed")]
-    assert matrix(failed, "framework").ratios[0].rows == 1  # a failure is no speed-up: the count falls
+    assert matrix(failed, "framework").ratios[0].trainings == 1  # a failure is no speed-up: the count falls
 
 
 def test_vendors_are_columns_by_chip_and_frameworks_are_rows() -> None:
