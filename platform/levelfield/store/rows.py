@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, Table, delete, func, insert, select, upd
 from levelfield.specs.base import Value
 from levelfield.specs.record import Conditions, Point, RunRecord, Series, Subject
 from levelfield.specs.run_figures import STORED
+from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.compression import inflated, packed_json, packed_numbers, unpacked_json, unpacked_numbers
 from levelfield.store.schema import ASIDE, CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
 
@@ -60,8 +61,11 @@ def raw_row(record: RunRecord, number: int, sample: bytes) -> dict[str, Any]:
 
 
 def row_digest(run: Mapping[str, Any], raw: Mapping[str, Any]) -> bytes:
-    """Return the digest of both rows of a run, by which `store check` finds one that was changed."""
-    values = [run[name] for name in (*_PLAIN, *_NUMBERS)]
+    """Return the digest of both rows of a run, by which `store check` finds one that was changed.
+
+    A null counts as no value, so a figure that the list gets later leaves the digests as they are.
+    """
+    values = {name: run[name] for name in (*_PLAIN, *_NUMBERS) if run[name] is not None}
     digest = hashlib.blake2b(json.dumps(values).encode(), digest_size=16)
     for name in ("steps", "losses", "documents"):
         digest.update(hashlib.blake2b(raw[name], digest_size=16).digest())
@@ -226,6 +230,15 @@ def _put_aside(connection: Connection, record: RunRecord) -> None:
         connection.execute(insert(ASIDE).values(run_id=record.run_id, content=record.content, document=document))
 
 
+def _later_figures(record: RunRecord, result: Any) -> dict[str, float]:
+    """Return figures that the result has and the row lacks: it is older than their columns."""
+    is_host = record.series.device_is == HOST_SHARE
+    values = {
+        column: figure.of(result, is_host)[0] for column, figure in STORED.items() if getattr(record, column) is None
+    }
+    return {column: value for column, value in values.items() if isinstance(value, (int, float))}
+
+
 class RecordReader:
     """Reads whole records. It remembers the series, conditions and subjects that come again."""
 
@@ -262,7 +275,7 @@ class RecordReader:
             traces=traces[0] if traces else None,
             result={} if isinstance(result, dict) else result,
         )
-        return record.model_copy(update={"result": result})
+        return record.model_copy(update={"result": result, **_later_figures(record, result)})
 
     def _value(self, connection: Connection, cls: type[Value], number: int) -> Value:
         key = (cls.__name__, number)

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Table,
     Text,
     insert,
+    inspect,
     select,
     text,
 )
@@ -190,12 +191,43 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
             version = _version(connection) or _made(connection)  # another process may have been first
     if version is None:
         raise UsageError(f"store {address.text}: has no tables; a run makes them, or `store import RUNS`")
-    if version != VERSION:
+    if version == VERSION:
+        _add_figures(engine, address, read_only)
+    else:
         raise UsageError(
             f"store {address.text}: has the tables of version {version}, expected {VERSION}. Export it by the "
             "Levelfield that made it (`store export`), and import the export or the run directories into a new store: "
             "`store import FILE --store NEW`"
         )
+
+
+def _add_figures(engine: Engine, address: StoreAddress, read_only: bool) -> None:
+    """Add the columns of figures that the list got after the store was made. Raises UsageError where it is read only.
+
+    The figures of runs from before are read from their results.
+    """
+    with reading(engine, address) as connection:
+        missing = _missing_figures(connection)
+    if missing and read_only:
+        raise UsageError(f"store {address.text}: has no column {missing[0]}; open it for writing: `store info`")
+    if missing:
+        with writing(engine, address) as connection:
+            for name in _missing_figures(connection):  # another process may have been first
+                connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} DOUBLE PRECISION"))
+            connection.execute(text("DROP VIEW IF EXISTS v_result"))
+            _make_result_view(connection)
+
+
+def _missing_figures(connection: Connection) -> list[str]:
+    if not connection.dialect.has_table(connection, RUN.name):
+        return []  # what reads the runs says that they are gone
+    present = {column["name"] for column in inspect(connection).get_columns(RUN.name)}
+    return [name for name in STORED if name not in present]
+
+
+def _make_result_view(connection: Connection) -> None:
+    figures = ", ".join(f"run.{name}" for name in STORED)
+    connection.execute(text(_RESULT_VIEW.format(seconds=_SECONDS[connection.dialect.name], figures=figures)))
 
 
 def _version(connection: Connection) -> str | None:
@@ -210,8 +242,7 @@ def _made(connection: Connection) -> str:
     """Make all tables and views in the connection's transaction. A table of another program with such a name fails."""
     STORE_VERSION.create(connection)
     METADATA.create_all(connection, checkfirst=False)
-    figures = ", ".join(f"run.{name}" for name in STORED)
-    connection.execute(text(_RESULT_VIEW.format(seconds=_SECONDS[connection.dialect.name], figures=figures)))
+    _make_result_view(connection)
     connection.execute(text(_SERIES_VIEW))
     connection.execute(insert(STORE_VERSION).values(version=VERSION))
     return VERSION

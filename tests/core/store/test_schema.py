@@ -7,9 +7,11 @@ import re
 import pytest
 from levelfield.errors import UsageError
 from levelfield.specs.record import RunRecord
+from levelfield.specs.run_figures import at
 from levelfield.store import schema
 from levelfield.store.database import Store
 from levelfield.store.schema import METADATA, VERSION
+from levelfield.store.upkeep import faults
 from plans import ROOT
 from sqlalchemy import inspect
 
@@ -66,3 +68,25 @@ def test_where_a_table_cannot_be_made_none_is(new_database: str, monkeypatch: py
             Store.open(new_database)
         with store.engine.connect() as connection:
             assert inspect(connection).get_table_names() == ["finding"]
+
+
+def test_a_store_from_before_a_figure_gets_its_column_and_reads_it_from_results(url: str, record: RunRecord) -> None:
+    value = at(record.result, "utilisation", "palm", "value")
+    assert isinstance(value, float)
+    with Store.open(url) as store:
+        store.add([record.model_copy(update={"mfu": None})])  # a row that was written when no column had it
+        execute(store, "DROP VIEW v_result", "ALTER TABLE run DROP COLUMN mfu")
+    with pytest.raises(UsageError, match="has no column mfu; open it for writing"):
+        Store.open(url, read_only=True)
+    with Store.open(url) as store, store.engine.connect() as connection:
+        assert store.record(record.run_id).mfu == value and faults(store) == []
+        assert connection.exec_driver_sql("SELECT mfu FROM v_result").scalars().all() == [None]
+    with Store.open(url, read_only=True) as store:
+        assert [point.mfu for point in store.points()[record.series.fingerprint()]] == [None]
+
+
+def test_a_changed_figure_of_a_row_is_damage(url: str, record: RunRecord) -> None:
+    with Store.open(url) as store:
+        store.add([record])
+        execute(store, "UPDATE run SET mfu = NULL")
+        assert "its row was changed or is damaged" in faults(store)[0]
