@@ -11,7 +11,6 @@ list has no more are left out. Exit code 4 where one failed or had findings.
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 import time
 from pathlib import Path
@@ -19,11 +18,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from levelfield.catalog.code_basis import CodeBasis
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.support import rehearsed_code
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout
-from levelfield.specs.recorded_runs import FileDigests, RehearsedRow, RehearsedRuns, basis_of, key_of
+from levelfield.specs.recorded_runs import RehearsedRow, RehearsedRuns
+from levelfield.testing.framework_kit.layout_checks import edited, row_head
 from rehearsal.judgement import findings
 from rehearsal.needs import default_python
 from rehearsal.plans import CHECKOUT, RehearsalError, make_plan, planned_bytes, telling_ranks, world_size
@@ -60,13 +60,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Evidence:
-    """The recorded rows, and the files that each rests on; written after each row."""
+    """The recorded rows, written after each one."""
 
     def __init__(self, python: Path, standin: Standin) -> None:
         self.python, self.standin, self.registry = python, standin, Registry()
         old = load(RehearsedRuns, EVIDENCE) if EVIDENCE.exists() else None
         self.rows = {plan_key(row): row for row in old.rows} if old else {}
-        self.sets: dict[str, FileDigests] = {key: old.basis.of(key) for key in old.basis.sets} if old else {}
         self.seen: set[tuple[Any, ...]] = set()
 
     def rehearse_all(self, rows: list[Row], again: bool) -> int:
@@ -90,7 +89,9 @@ class Evidence:
         entry = make_plan(row.case, list(row.options))
         self.seen.add(plan_key(facts_of(entry)))
         known = self.rows.get(plan_key(facts_of(entry)))
-        if known is not None and not again and self.is_current(known):
+        code = self.code(entry)
+        failed = known is not None and (known.failed_allocations or known.flushes)
+        if known is not None and not again and not failed and known.code == code:
             self.rows[plan_key(known)] = known.model_copy(update={"planned_bytes": planned_bytes(entry)})
             self.write()
             return self.rows[plan_key(known)]
@@ -102,9 +103,9 @@ class Evidence:
         wrong = findings(entry, reports)
         if wrong:
             raise RehearsalError(f"not recorded: {'; '.join(wrong)}")
-        digests = self.code(entry).of_training({path for each in reports for path in each["imported"]}, "nvidia")
-        found = RehearsedRow.model_validate({**facts_of(entry), **figures(reports), "rests_on": key_of(digests)})
-        self.sets[key_of(digests)] = digests
+        if fault := edited(code, self.code(entry)):
+            raise RehearsalError(f"not recorded: {fault}")
+        found = RehearsedRow.model_validate({**facts_of(entry), **figures(reports), **row_head(code)})
         self.rows[plan_key(found)] = found
         self.write()
         return found
@@ -114,18 +115,13 @@ class Evidence:
         self.rows = {key: row for key, row in self.rows.items() if key in self.seen}
         self.write()
 
-    def is_current(self, row: RehearsedRow) -> bool:
-        code = CodeBasis(*self.registry.implementation(row.framework))
-        return not code.changed(dict(self.sets[row.rests_on])) and not (row.failed_allocations or row.flushes)
-
-    def code(self, entry: dict[str, Any]) -> CodeBasis:
-        return CodeBasis(*self.registry.implementation(entry["plan"]["implementation"]["framework"]))
+    def code(self, entry: dict[str, Any]) -> str:
+        plan = entry["plan"]
+        return rehearsed_code(self.registry, plan["implementation"]["framework"], plan["hardware"]["device_kind"])
 
     def write(self) -> None:
-        used = {row.rests_on for row in self.rows.values()}
         rows = tuple(self.rows[key] for key in sorted(self.rows))
-        basis = basis_of(digests for key, digests in self.sets.items() if key in used)
-        EVIDENCE.write_text(dump(RehearsedRuns(basis=basis, rows=rows)))
+        EVIDENCE.write_text(dump(RehearsedRuns(rows=rows)))
 
 
 def facts_of(entry: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +175,6 @@ def figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
         "kernels_a_layer": most(lambda step: step["kernels_a_layer"] or 0),
         "attention": ", ".join(sorted({name for report in reports for name in attention_names(report)})) or None,
         "layers": reports[0].get("layers"),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
 
 

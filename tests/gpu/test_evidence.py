@@ -32,7 +32,6 @@ PYTHON = os.environ.get("LEVELFIELD_CUDA_PYTHON")
 DEFAULTS = ("gpt3_6.7B", "llama3_8b", "qwen3_8b")  # by torch on 8 H100: what most users get first
 REPEATED = ("gpt2_small:torch:H100:1:1", "gpt2_medium:torch:H100:1:8")
 ATTEMPTS = 3  # on a busy machine a thread of torch holds DDP's old buckets a little longer, which is a higher peak
-NOT_REPEATED = {"date", "rests_on", "planned_bytes"}
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +75,10 @@ def test_a_rehearsal_repeats_its_row_to_the_byte(case, rows):
     ranks = list(range(world_size(entry["job"]))) if planned.delivered else telling_ranks(entry["job"])
     for _ in range(ATTEMPTS):
         found = rehearse_all.figures(rehearse(entry, python, build(python), ranks, 2, rehearse_all.SMALLEST_TIMEOUT))
-        compared = {name: value for name, value in found.items() if name not in NOT_REPEATED}
-        expected = {name: getattr(recorded, name) for name in compared}
-        if compared == expected:
+        expected = {name: getattr(recorded, name) for name in found}
+        if found == expected:
             return
-    assert compared == expected
+    assert found == expected
 
 
 def test_the_page_of_the_chip_is_of_the_results_beside_it():

@@ -19,7 +19,7 @@ from rehearsal.plans import (
     telling_ranks,
     world_size,
 )
-from rehearsal.start import FURTHER, PARENT, parent_of
+from rehearsal.start import INSIDE, parent_of
 from rehearsal.text import attention_names, finding_lines, lines_of
 from standin.build import BuildError, build_delivery, engine, is_cuda
 
@@ -145,9 +145,9 @@ def test_a_chip_or_framework_without_a_stand_in_is_refused(capsys):
         assert f"rehearse: {says}" in capsys.readouterr().err
 
 
-def test_compiling_has_a_parent_of_its_own():
-    parents = {parent_of({"tuning": {"compile": compiled}}): compiled for compiled in (False, True)}
-    assert parents == {PARENT: False, FURTHER: True} and all(each.is_file() for each in parents)
+def test_compiling_and_a_recorded_step_have_parents_of_their_own():
+    parents = [parent_of({"tuning": {"compile": each}}, part) for each in (False, True) for part in (False, True)]
+    assert len(set(parents)) == 3 and all((INSIDE / name).is_file() for name in parents)
 
 
 def test_findings_are_told_in_lines_and_end_with_code_4(monkeypatch, capsys):

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FURTHER = ROOT / "tests" / "gpu" / "rehearsal" / "further"
+INSIDE = ROOT / "tests" / "gpu" / "rehearsal" / "inside"
 PYTHON = os.environ.get("LEVELFIELD_CUDA_PYTHON")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="no CUDA build of torch: LEVELFIELD_CUDA_PYTHON names none")
 BREAKS = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import torch
-from parent import since
+from compiled import since
 
 def broken(x):
     torch._dynamo.graph_break()
@@ -81,5 +81,5 @@ def ranks_of(folder):
 
 
 def test_graph_breaks_are_counted_once():
-    done = subprocess.run([PYTHON, "-c", BREAKS, str(FURTHER)], capture_output=True, text=True)
+    done = subprocess.run([PYTHON, "-c", BREAKS, str(INSIDE)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from layouts import ROOT
 from levelfield.catalog.code_basis import runs_path
@@ -19,13 +18,12 @@ from levelfield.catalog.support import (
     STATES,
     WORDS,
     ReferenceState,
-    RunCurrency,
     State,
     SupportRow,
     rows,
+    run_faults,
 )
 from levelfield.specs.base import load
-from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun
 
 PAGE = ROOT / "docs" / "frameworks.md"
@@ -92,12 +90,8 @@ def _recorded(registry: Registry, label: str) -> RecordedRuns | None:
     path = runs_path(implementation, folder)
     if implementation.is_further and not path.exists():
         return None
-    return _judged(load(LayoutRuns, path), implementation, folder, ReferenceState(registry))
-
-
-def _judged(tested: LayoutRuns, file: ImplementationFile, folder: Path, references: ReferenceState) -> RecordedRuns:
-    currency = RunCurrency(tested, file, folder, references)
-    return RecordedRuns(tested, tuple(currency.fault(run) for run in tested.runs))
+    tested = load(LayoutRuns, path)
+    return RecordedRuns(tested, run_faults(tested, implementation, folder, ReferenceState(registry)))
 
 
 # ---- its tables
@@ -148,9 +142,9 @@ def _worst(recorded: list[RecordedRuns]) -> Iterator[str]:
         for precision in PRECISIONS:
             own = [(r, fault) for r, fault in zip(tested.runs, runs.faults, strict=True) if r.precision == precision]
             if own:
-                passed, count = sum(run.passed for run, _ in own), counting(tested, [fault for _, fault in own])
+                passed, count = sum(run.passed for run, _ in own), counting([fault for _, fault in own])
                 head = (f"{tested.framework} {tested.version}", precision, str(len(own)), str(passed), count)
-                yield _line([*head, *_largest([run for run, _ in own]), tested.date])
+                yield _line([*head, *_largest([run for run, _ in own]), max(run.date for run, _ in own)])
     machines = dict.fromkeys(f"{runs.tested.device_kind} ({runs.tested.machine})" for runs in recorded)
     yield from ("", f"Trained on: {'; '.join(machines)}.")
 
@@ -162,10 +156,8 @@ def _largest(own: list[MatrixRun]) -> Iterator[str]:
         yield f"{max(known):.1e}" if known else "-"
 
 
-def counting(tested: LayoutRuns, faults: list[str | None]) -> str:
+def counting(faults: list[str | None]) -> str:
     """How many of these runs count for the code beside this page. faults: of each run."""
-    if tested.basis is None and tested.rests_on is None:
-        return "not recorded"
     good = sum(fault is None for fault in faults)
     return {len(faults): "all", 0: "none"}.get(good, f"{good} of {len(faults)}")
 

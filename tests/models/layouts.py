@@ -19,7 +19,6 @@ from typing import Any
 
 from levelfield.run.launchers.launched_ranks import free_port
 from levelfield.testing.framework_kit.small_jobs import EVERYWHERE, LONG_STEPS, MODELS, SINGLE, Variant, job_of
-from levelfield.testing.framework_kit.small_runs import imported_by, imported_by_all
 from levelfield.testing.framework_kit.training_curves import (
     Curve,
     compare,
@@ -51,7 +50,6 @@ __all__ = [
     "shallow",
     "torch_curve",
     "train",
-    "trained",
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +102,6 @@ def launch(job: dict[str, Any], folder: Path, script: Path | None = None, python
     path.write_text(json.dumps({**job, "events_dir": str(folder)}))
     common = {
         **os.environ, "LEVELFIELD_JOB": str(path), "PYTHONPATH": str(ROOT / "platform"), "OMP_NUM_THREADS": "1",
-        "LEVELFIELD_IMPORTED": str(folder),  # for tested.json: what the training rests on
         "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "NODE_RANK": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # not the kernels that others left on the machine
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
@@ -127,22 +124,13 @@ def launch_explained(
 
 def train(job: dict[str, Any], script: Path | None = None, python: Path | None = None) -> Curve:
     """The curve of `job`. Raises RuntimeError, with what the ranks said, when one of them fails."""
-    return trained(job, script, python)[0]
-
-
-def trained(
-    job: dict[str, Any], script: Path | None = None, python: Path | None = None
-) -> tuple[Curve, frozenset[str]]:
-    """The curve of `job`, and the files that its ranks imported. Raises RuntimeError as `train`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ends = launch(job, folder, script, python)
         failed = [f"rank {rank}: {end.output[-3000:]}" for rank, end in enumerate(ends) if end.returncode]
         if failed:
             raise RuntimeError("\n".join(failed))
-        ranks = range(len(ends))
-        imported = imported_by_all([imported_by(folder, rank) for rank in ranks])
-        return read_curve([events(folder, rank) for rank in ranks]), imported
+        return read_curve([events(folder, rank) for rank in range(len(ends))])
 
 
 def torch_curve(job: dict[str, Any], folder: Path) -> Curve:

@@ -12,20 +12,18 @@ only this. `--docs` only writes the page, and `--rows` prints every recorded run
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import itertools
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from frameworks_page import PAGE, all_runs, page
-from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, compare, job_of, script_of, train, trained
-from levelfield.catalog.code_basis import CodeBasis, runs_path
+from layouts import EVERYWHERE, MODELS, SINGLE, Curve, Variant, compare, job_of, script_of, train
+from levelfield.catalog.code_basis import runs_path, training_code
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import ReferenceState, RunCurrency
+from levelfield.catalog.support import ReferenceState, run_faults
 from levelfield.plan.environment import environment_of
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.architecture import Model
@@ -33,8 +31,8 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
-from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve, basis_of, key_of
-from levelfield.testing.framework_kit.layout_checks import edited_since
+from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve
+from levelfield.testing.framework_kit.layout_checks import edited, row_head
 from levelfield.testing.framework_kit.small_jobs import SEQUENCE, TRIED, offered, zero
 from references import HONEST, curve_of, honest_noise, machine, train_references
 from rehearsed_page import REHEARSED, rehearsed_page
@@ -196,18 +194,19 @@ def measure(registry: Registry, label: str, precision: Precision | None = None, 
         reference_of(family)  # before: what it says of the recorded runs
     current = record.current(ReferenceState(registry))
     done = set() if again else current
+    code = functools.partial(training_code, implementation, folder, "cpu")
     environment = environment_of(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
     with environment_in_use(environment, print):
         for asked in listed:
             if str(asked) in done or precision not in (None, asked.precision):
                 continue
-            run = record.add(asked, *_run(asked, Path(environment.python), reference_of(asked.family)))
+            run = record.runs[str(asked)] = _run(asked, Path(environment.python), reference_of(asked.family), code)
             print(f"{asked}: {'passed' if run.passed else run}", flush=True)
             record.write([str(each) for each in listed])
 
 
 class RunRecord:
-    """The runs of one file, by what was asked, with the files that each rests on."""
+    """The runs of one file, by what was asked."""
 
     def __init__(self, path: Path, implementation: ImplementationFile, folder: Path) -> None:
         self.path, self.implementation, self.folder = path, implementation, folder
@@ -218,32 +217,21 @@ class RunRecord:
             "machine": machine(),
         }
         self.runs: dict[str, MatrixRun] = {}
-        self.sets: dict[str, dict[str, str]] = {}
 
     def current(self, references: ReferenceState) -> set[str]:
         """Read the file. What it has of another version or machine is dropped. Return the passed runs that count."""
         old = load(LayoutRuns, self.path) if self.path.exists() else None
-        if old is None or old.basis is None or any(getattr(old, key) != value for key, value in self.head.items()):
+        if old is None or any(getattr(old, key) != value for key, value in self.head.items()):
             return set()
         self.runs = {f"{old.framework} {run.family} {run.precision} {run.name}": run for run in old.runs}
-        self.sets = {key: old.basis.of(key) for key in old.basis.sets}
-        currency = RunCurrency(old, self.implementation, self.folder, references)
-        return {name for name, run in self.runs.items() if run.passed and currency.fault(run) is None}
-
-    def add(self, asked: Asked, run: MatrixRun, imported: frozenset[str]) -> MatrixRun:
-        """Add a run that rests on the files that its ranks imported; none: unknown, so all that it may import."""
-        code = CodeBasis(self.implementation, self.folder)
-        digests = code.of_training(imported, "cpu") if imported else code.of_all("cpu")
-        self.sets[key_of(digests)] = digests
-        self.runs[str(asked)] = run.model_copy(update={"rests_on": key_of(digests)})
-        return self.runs[str(asked)]
+        faults = run_faults(old, self.implementation, self.folder, references)
+        found = zip(self.runs.items(), faults, strict=True)
+        return {name for (name, run), fault in found if run.passed and fault is None}
 
     def write(self, listed: Iterable[str]) -> None:
-        """Write the runs of these names, in their order, and the sets that they rest on."""
+        """Write the runs of these names, in their order."""
         runs = tuple(self.runs[name] for name in listed if name in self.runs)
-        basis = basis_of(self.sets[key] for key in dict.fromkeys(run.rests_on for run in runs) if key)
-        date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-        self.path.write_text(dump(LayoutRuns(**self.head, date=date, basis=basis, runs=runs)))
+        self.path.write_text(dump(LayoutRuns(**self.head, runs=runs)))
 
 
 @functools.cache
@@ -252,16 +240,17 @@ def reference_of(family: str) -> ReferenceCurve:
     return train_references(Registry(), [family])[family]
 
 
-def _run(asked: Asked, python: Path, reference: ReferenceCurve) -> tuple[MatrixRun, frozenset[str]]:
-    """A run, and the files that its ranks imported; none where it failed."""
-    found, failure, imported, began = None, None, frozenset(), time.time()
+def _run(asked: Asked, python: Path, reference: ReferenceCurve, code: Callable[[], str]) -> MatrixRun:
+    """Train once. code: gives the digest of the code at hand."""
+    found, failure, before = None, None, code()
     try:
-        curve, imported = trained(*training_of_run(asked, python, STEPS))
-        failure = edited_since(imported, began)
+        curve = train(*training_of_run(asked, python, STEPS))
+        failure = edited(before, code())
         found = None if failure else compare(curve, curve_of(reference.figures))
     except RuntimeError as error:
         failure = str(error).strip().splitlines()[-1][:200]
-    run = MatrixRun(
+    return MatrixRun(
+        **row_head(before),
         name=asked.variant.name,
         family=asked.family,
         precision=asked.precision,
@@ -270,9 +259,8 @@ def _run(asked: Asked, python: Path, reference: ReferenceCurve) -> tuple[MatrixR
         difference=found,
         failure=failure,
         noise=reference.noise,
-        reference=reference.key,
+        reference=reference.figures.key,
     )
-    return run, imported
 
 
 def main() -> None:

@@ -7,32 +7,23 @@ key stays, and so the runs of other frameworks count. Another curve replaces it,
 
 from __future__ import annotations
 
-import datetime
 import fcntl
 import os
 import platform
 import tempfile
-import time
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from layouts import MODELS, SINGLE, Curve, Variant, compare, job_of, train, trained
-from levelfield.catalog.code_basis import CodeBasis
+from layouts import MODELS, SINGLE, Curve, Variant, compare, job_of, train
+from levelfield.catalog.code_basis import training_code
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import REFERENCE, REFERENCES, ReferenceState
 from levelfield.specs.base import dump
-from levelfield.specs.recorded_runs import (
-    CurveFigures,
-    Difference,
-    OwnNoise,
-    ReferenceCurve,
-    ReferenceCurves,
-    basis_of,
-    key_of,
-)
-from levelfield.testing.framework_kit.layout_checks import edited_since
+from levelfield.specs.recorded_runs import CurveFigures, Difference, OwnNoise, ReferenceCurve, ReferenceCurves
+from levelfield.specs.vendor import HOST_KIND
+from levelfield.testing.framework_kit.layout_checks import edited, row_head
 from levelfield.testing.framework_kit.small_jobs import TRIED
 
 STEPS = 40
@@ -54,19 +45,18 @@ def _train_references(registry: Registry, families: Iterable[str]) -> dict[str, 
     implementation, folder = registry.implementation(REFERENCE)
     old = state.recorded
     curves = {} if old is None else {curve.family: curve for curve in old.curves}
-    sets = {} if old is None else {key: old.basis.of(key) for key in old.basis.sets}
     for family in families:
         known = curves.get(family)
-        if known is not None and known.machine == machine() and state.fault(family, known.key) is None:
+        if known is not None and known.machine == machine() and state.fault(family, known.figures.key) is None:
             continue
-        curve, digests = _trained(family, CodeBasis(implementation, folder))
-        curves[family] = _confirmed(known, curve, key_of(digests)) or _new(family, curve, key_of(digests))
-        sets[key_of(digests)] = digests
+        code = training_code(implementation, folder, HOST_KIND)
+        curve = train(job_of(MODELS[family], SINGLE, STEPS))
+        if fault := edited(code, training_code(implementation, folder, HOST_KIND)):
+            raise SystemExit(f"reference {family}: {fault}")
+        curves[family] = _confirmed(known, curve, code) or _new(family, curve, code)
         print(f"reference {family}: {_said(known, curves[family])}", flush=True)
-        used = {each.rests_on for each in curves.values()}
-        basis = basis_of(digests for key, digests in sets.items() if key in used)
         part = _path(registry).with_suffix(".part")
-        part.write_text(dump(ReferenceCurves(basis=basis, curves=tuple(curves.values()))))
+        part.write_text(dump(ReferenceCurves(curves=tuple(curves.values()))))
         part.replace(_path(registry))
     return curves
 
@@ -75,24 +65,14 @@ def _path(registry: Registry) -> Path:
     return registry.implementation(REFERENCE)[1] / REFERENCES
 
 
-def _trained(family: str, code: CodeBasis) -> tuple[Curve, dict[str, str]]:
-    began = time.time()
-    curve, imported = trained(job_of(MODELS[family], SINGLE, STEPS))
-    if said := edited_since(imported, began):
-        raise SystemExit(f"reference {family}: {said}")
-    return curve, code.of_training(imported, "cpu") if imported else code.of_all("cpu")
-
-
-def _confirmed(known: ReferenceCurve | None, curve: Curve, rests_on: str) -> ReferenceCurve | None:
+def _confirmed(known: ReferenceCurve | None, curve: Curve, code: str) -> ReferenceCurve | None:
     """The recorded reference where the new curve is within its noise; else None."""
     if known is None:
         return None
     difference = compare(curve, curve_of(known.figures))
     if not confirms(difference, known.noise):
         return None
-    return known.model_copy(
-        update={"difference": difference, "rests_on": rests_on, "date": _today(), "machine": machine()}
-    )
+    return known.model_copy(update={**row_head(code), "difference": difference, "machine": machine()})
 
 
 def confirms(difference: Difference, noise: OwnNoise) -> bool:
@@ -102,22 +82,19 @@ def confirms(difference: Difference, noise: OwnNoise) -> bool:
     return within and difference.same_weights and difference.same_tokens
 
 
-def _new(family: str, curve: Curve, rests_on: str) -> ReferenceCurve:
-    figures = figures_of(curve)
+def _new(family: str, curve: Curve, code: str) -> ReferenceCurve:
     return ReferenceCurve(
+        **row_head(code),
         family=family,
-        key=figures.key,
-        figures=figures,
+        figures=figures_of(curve),
         noise=honest_noise(MODELS[family], curve, [each for each in TRIED if each.name in HONEST]),
         difference=compare(curve, curve),
-        date=_today(),
         machine=machine(),
-        rests_on=rests_on,
     )
 
 
 def _said(known: ReferenceCurve | None, now: ReferenceCurve) -> str:
-    if known is None or known.key != now.key:
+    if known is None or known.figures.key != now.figures.key:
         return "another curve; all runs of the family are trained again" if known else "recorded"
     return "the same curve" if now.difference.loss == 0 else "within its noise"
 
@@ -145,7 +122,3 @@ def machine() -> str:
 def processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def _today() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()

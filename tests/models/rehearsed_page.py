@@ -20,8 +20,8 @@ what the code asks of a device, and nothing about speed or about numbers. No row
 
 GiB of the fullest device: planned without the planner's margin, then the allocator's two peaks. Failed: allocations
 that failed, and flushes of its cache. Waits: how often the host waited for the device in the last step. Counts: the
-files that the row's ranks imported have not changed since. `show frameworks` and `show vendors` take only such rows,
-and only where no allocation failed.
+code that the row rests on has not changed since. `show frameworks` and `show vendors` take only such rows, and only
+where no allocation failed.
 """
 
 EMPTY = "No rehearsal is recorded yet."
@@ -30,7 +30,7 @@ HEAD = (
 )
 HEAD += "| failed | waits | counts |"
 END = """Made by `make rehearse`, which repeats all of it; do not edit. `rehearsed.json` (schema
-`levelfield.rehearsed/1`) is the evidence. It also has the date of each row, its ranks (all of them with their messages
+`levelfield.rehearsed/2`) is the evidence. It also has the date of each row, its ranks (all of them with their messages
 delivered, or each alone), the layers' library, the kernels and the attention. tests/gpu/standin/README.md says what the
 stand-in is and is not."""
 

@@ -1,89 +1,41 @@
-"""What recorded runs rest on: which runs a change makes stale, in a real matrix of a small framework and by hand."""
+"""Recorded runs: which changes make a run stale, which references a change of torch's code trains again."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import sys
-import time
 from pathlib import Path
 
 import layouts
+import matrix
 import pytest
 import references
-from layouts import MODELS, SINGLE, Curve, compare, job_of, script_of, trained
-from levelfield.catalog.code_basis import CodeBasis, rests_on
+from layouts import SINGLE, Curve, compare
+from levelfield.catalog.code_basis import training_code
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.support import REFERENCES, ReferenceState, RunCurrency
+from levelfield.catalog.support import REFERENCES, ReferenceState, run_faults
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump, load
-from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurves
-from levelfield.testing.framework_kit.layout_checks import edited_since
+from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve, ReferenceCurves
+from levelfield.testing.framework_kit.layout_checks import row_head
 from matrix import VARIANTS, Asked, RunRecord
 from references import confirms, curve_of, figures_of, train_references
 
-pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 RIGHT = Difference(
     first_loss=0.0, loss=0.0, grad_norm=0.0, parameter_norm=0.0, total_norm=0.0, same_weights=True, same_tokens=True
 )
 NOISE = OwnNoise(first_loss=1e-9, loss=1e-7, grad_norm=1e-7, parameter_norm=1e-6)
-
-
-# ---- what a rank reports
-
-
-LAYOUTS = [
-    (SINGLE.name, (), ("tensor_parallel", "pipeline")),
-    ("TP2", ("tensor_parallel",), ("pipeline",)),
-    ("PP2", ("pipeline",), ("tensor_parallel",)),
-]
-
-
-@pytest.mark.parametrize(("name", "has", "lacks"), LAYOUTS)
-def test_a_training_reports_the_modules_of_its_own_layout(name, has, lacks):
-    """Those that another layout, precision or model needs are imported by it alone."""
-    _curve, imported = trained(job_of(layouts.shallow(MODELS["gpt"]), VARIANTS[name], 1))
-    here = {Path(path).stem for path in imported if script_of("torch").parent in Path(path).parents}
-    assert here >= {"train", "training", "decoder", "attention", *has}
-    assert not here & {*lacks, "context_parallel", "expert_parallel", "mixture", "experts", "routing", "latent", "fp8"}
-    worker = layouts.ROOT / "platform" / "levelfield" / "worker"
-    assert {worker / "loop.py", worker / "process.py"} <= set(map(Path, imported))
-    implementation, folder = Registry().implementation("torch")
-    rests_on_those = CodeBasis(implementation, folder).of_training(imported, "cpu")
-    assert {path.rsplit("/", 1)[0] for path in rests_on_those} == {
-        "models/torch", "models/torch/model", "models/torch/parallelism", "models/torch/step",
-        "platform/levelfield", "platform/levelfield/worker",
-    }  # fmt: skip
-    assert not [path for path in imported if "site-packages" in path or path.startswith(sys.base_prefix)]
-
-
-def test_a_mixture_reports_its_own_modules():
-    _curve, imported = trained(job_of(layouts.shallow(MODELS["mixture"]), SINGLE, 1))
-    here = {Path(path).stem for path in imported if script_of("torch").parent in Path(path).parents}
-    assert here >= {"mixture", "experts", "routing"} and "tensor_parallel" not in here
-
-
-def test_a_file_that_was_written_while_it_trained_is_said(tmp_path):
-    path = tmp_path / "module.py"
-    path.write_text("")
-    assert edited_since([str(path)], time.time() + 5) is None
-    os.utime(path, (time.time() + 10, time.time() + 10))
-    assert f"{path} was changed while it trained" in str(edited_since([str(path)], time.time()))
-
-
-# ---- which runs a change makes stale
+CHANGED = "its code has changed since "
+IGNORED = shutil.ignore_patterns("__pycache__", "tested*.json", ".*")
 
 
 @pytest.fixture
-def models(tmp_path, monkeypatch):
-    """The folders of torch and paddle as plugins, with runs that rest on some of their files."""
-    ignored = shutil.ignore_patterns("__pycache__", "tested*.json")
-    for name in ("torch", "paddle"):
-        shutil.copytree(layouts.ROOT / "models" / name, tmp_path / "models" / name, ignore=ignored)
-    recorded = ReferenceCurves(**_references(only(tmp_path), _curve()))
-    (tmp_path / "models" / "torch" / REFERENCES).write_text(dump(recorded))
+def models(tmp_path):
+    """The folders of torch, deepspeed and paddle as plugins, with a recorded curve of torch."""
+    for name in ("torch", "deepspeed", "paddle"):
+        shutil.copytree(layouts.ROOT / "models" / name, tmp_path / "models" / name, ignore=IGNORED)
+    record_reference(tmp_path, _curve())
     return tmp_path
 
 
@@ -94,61 +46,93 @@ def only(models: Path) -> Registry:
     return registry
 
 
+def code_of(models: Path, framework: str, kind: str = "cpu") -> str:
+    return training_code(*only(models).implementation(framework), kind)
+
+
 def _curve(loss: float = 5.0) -> Curve:
     return Curve((loss, 4.0), (1.0, 1.0), (8, 8), (1, 2), {"a": 3}, {1: {"a": 1.0}})
 
 
-def _references(registry: Registry, curve: Curve) -> dict:
-    implementation, folder = registry.implementation("torch")
-    digests = CodeBasis(implementation, folder).of_training([str(folder / "model" / "decoder.py")], "cpu")
-    figures = figures_of(curve)
-    own = {"family": "gpt", "key": figures.key, "figures": figures, "noise": NOISE, "difference": RIGHT}
-    own |= {"date": "2026-01-01", "machine": references.machine(), "rests_on": references.key_of(digests)}
-    return {"basis": references.basis_of([digests]), "curves": (own,)}
-
-
-def _recorded(models: Path, *imported: str) -> Path:
-    """paddle's tested.json of one run that imported these files of its folder."""
-    registry = only(models)
-    implementation, folder = registry.implementation("paddle")
-    path = folder / "tested.json"
-    record = RunRecord(path, implementation, folder)
-    asked = Asked("paddle", "gpt", "fp32", SINGLE)
-    key = figures_of(_curve()).key
-    run = MatrixRun(
-        name=SINGLE.name, family="gpt", precision="fp32", layout={}, steps=2, difference=RIGHT, reference=key
+def record_reference(models: Path, curve: Curve) -> None:
+    row = ReferenceCurve(
+        **row_head(code_of(models, "torch")),
+        family="gpt",
+        figures=figures_of(curve),
+        noise=NOISE,
+        difference=RIGHT,
+        machine=references.machine(),
     )
-    record.add(asked, run, frozenset(str(folder / name) for name in imported))
-    record.write([str(asked)])
-    return path
+    (models / "models" / "torch" / REFERENCES).write_text(dump(ReferenceCurves(curves=(row,))))
 
 
-def _fault(models: Path) -> str | None:
+def record(models: Path, framework: str = "paddle") -> Path:
+    """The framework's tested.json of one run by its code as it is."""
+    implementation, folder = only(models).implementation(framework)
+    written = RunRecord(folder / "tested.json", implementation, folder)
+    run = MatrixRun(
+        **row_head(code_of(models, framework)),
+        **{"name": SINGLE.name, "family": "gpt", "precision": "fp32", "layout": {}, "steps": 2},
+        difference=RIGHT,
+        reference=figures_of(_curve()).key,
+    )
+    written.runs = {f"{framework} gpt fp32 {SINGLE.name}": run}
+    written.write(written.runs)
+    return written.path
+
+
+def fault(models: Path, framework: str = "paddle") -> str | None:
     registry = only(models)
-    implementation, folder = registry.implementation("paddle")
+    implementation, folder = registry.implementation(framework)
     tested = load(LayoutRuns, folder / "tested.json")
-    return RunCurrency(tested, implementation, folder, ReferenceState(registry)).fault(tested.runs[0])
+    return run_faults(tested, implementation, folder, ReferenceState(registry))[0]
 
 
-def _edit(path: Path, old: str, new: str) -> None:
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
+def change(path: Path) -> None:
+    path.open("a").write("# changed\n")
 
 
-def test_a_changed_byte_of_an_imported_module_makes_a_run_stale_and_of_another_does_not(models):
-    folder = _recorded(models, "train.py", "decoder.py").parent
-    assert _fault(models) is None
-    (folder / "sharding.py").open("a").write("# changed\n")
-    (folder / "another.py").write_text("")
-    assert _fault(models) is None
-    (folder / "decoder.py").open("a").write("# changed\n")
-    assert _fault(models) == "its code has changed (models/paddle/decoder.py)"
+# ---- which runs a change makes stale
 
 
-def test_a_deleted_file_makes_a_run_stale(models):
-    folder = _recorded(models, "train.py", "decoder.py").parent
-    (folder / "decoder.py").unlink()
-    assert "models/paddle/decoder.py" in str(_fault(models))
+@pytest.mark.parametrize("name", ["decoder.py", "another.py", "table.json", "parts/deep.py"])
+def test_a_changed_or_new_file_of_the_framework_makes_its_runs_stale(name, models):
+    folder = record(models).parent
+    assert fault(models) is None
+    (folder / name).parent.mkdir(exist_ok=True)
+    change(folder / name)
+    run = load(LayoutRuns, folder / "tested.json").runs[0]
+    assert fault(models) == f"{CHANGED}{run.commit[:12]} of {run.date}"
+
+
+def test_a_deleted_and_a_renamed_file_make_a_run_stale(models):
+    folder = record(models).parent
+    (folder / "decoder.py").rename(folder / "decoders.py")
+    assert CHANGED in fault(models)
+    (folder / "decoders.py").unlink()
+    assert CHANGED in fault(models)
+
+
+def test_torch_s_code_counts_for_the_frameworks_that_import_it_and_what_was_measured_for_none(models):
+    before = {name: code_of(models, name) for name in ("torch", "deepspeed", "paddle")}
+    assert len(set(before.values())) == 3
+    for path in (models / "models").glob("*/implementation.yaml"):
+        path.with_name("tested-9.json").write_text("{}")
+    assert {name: code_of(models, name) for name in before} == before
+    change(models / "models" / "torch" / "model" / "decoder.py")
+    assert [name for name in before if code_of(models, name) != before[name]] == ["torch", "deepspeed"]
+
+
+def test_the_worker_s_code_counts_and_that_of_a_rehearsal_where_it_is_named(models, monkeypatch):
+    implementation, folder = only(models).implementation("paddle")
+    before = training_code(implementation, folder, "cpu")
+    assert training_code(implementation, folder, "cpu", folder) != before
+    worker = models / "platform" / "levelfield" / "worker"
+    shutil.copytree(layouts.ROOT / "platform" / "levelfield" / "worker", worker, ignore=IGNORED)
+    monkeypatch.setattr("levelfield.catalog.code_basis.checkout", lambda: models)
+    assert training_code(implementation, folder, "cpu") == before
+    change(worker / "loop.py")
+    assert training_code(implementation, folder, "cpu") != before
 
 
 @pytest.mark.parametrize(
@@ -166,115 +150,118 @@ def test_a_deleted_file_makes_a_run_stale(models):
     ],
 )
 def test_a_manifest_counts_by_what_a_training_on_a_processor_follows_from(old, new, stale, models):
-    path = _recorded(models, "train.py").with_name("implementation.yaml")
+    path = record(models).with_name("implementation.yaml")
     text = path.read_text()
     assert old in text
     where = text.index("requirements:") if old.startswith("numpy") else 0
     path.write_text(text[:where] + text[where:].replace(old, new, 1))
-    assert (_fault(models) is not None) == stale
-    assert not stale or "implementation.yaml#cpu" in str(_fault(models))
+    assert (fault(models) is not None) == stale
 
 
-def test_a_forged_digest_is_refused(models):
-    path = _recorded(models, "train.py", "decoder.py")
-    (path.parent / "decoder.py").open("a").write("# changed\n")
-    implementation, folder = only(models).implementation("paddle")
-    now = CodeBasis(implementation, folder).digest("models/paddle/decoder.py")
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("code", "sha256:12", "expected"),
+        ("code", 12, "found 12"),
+        ("commit", "main", "expected"),
+        ("date", "yesterday", "expected"),
+        *((key, ..., f"{key}': missing; it is required") for key in ("code", "commit", "date")),
+    ],
+)
+def test_a_damaged_or_missing_value_is_named(key, value, says, models):
+    path = record(models)
     content = json.loads(path.read_text())
-    key = next(key for key, line in content["basis"]["files"].items() if line.endswith("  models/paddle/decoder.py"))
-    content["basis"]["files"][key] = f"{now}  models/paddle/decoder.py"
+    content["runs"][0].pop(key)
+    content["runs"][0] |= {} if value is ... else {key: value}
     path.write_text(json.dumps(content))
-    with pytest.raises(DocumentError, match=f"{key}: its content has another key; it was edited"):
-        _fault(models)
+    with pytest.raises(DocumentError, match=rf"tested\.json: key 'runs\.0\.{key}") as error:
+        fault(models)
+    assert says in str(error.value)
 
 
-@pytest.mark.parametrize("fault", ["set", "lost file", "lost set", "no set"])
-def test_a_damaged_basis_is_refused(fault, models):
-    path = _recorded(models, "train.py", "decoder.py")
+def test_a_run_of_unknown_code_does_not_count_and_one_from_outside_of_git_does(models):
+    path = record(models)
     content = json.loads(path.read_text())
-    (key, names), *_ = content["basis"]["sets"].items()
-    if fault == "set":
-        content["basis"]["sets"][key] = names.split(" ", 1)[1]
-    elif fault == "lost file":
-        content["basis"]["files"].pop(names.split()[0])
-    else:
-        content["runs"][0]["rests_on"] = "0" * 12 if fault == "lost set" else None
+    content["runs"][0]["commit"] = None
     path.write_text(json.dumps(content))
-    with pytest.raises(DocumentError, match="Train the runs again"):
-        _fault(models)
+    assert fault(models) is None
+    content["runs"][0]["code"] = None
+    path.write_text(json.dumps(content))
+    assert fault(models) == CHANGED + content["runs"][0]["date"]
 
 
-def test_a_file_from_before_the_basis_rests_on_the_whole_folder(models):
-    path = _recorded(models, "train.py")
-    implementation, folder = only(models).implementation("paddle")
-    content = json.loads(path.read_text())
-    content.pop("basis")
-    content["runs"][0] |= {"rests_on": None, "reference": None}
-    path.write_text(json.dumps({**content, "rests_on": rests_on(implementation, folder)}))
-    assert _fault(models) is None
-    (folder / "sharding.py").open("a").write("# changed\n")
-    assert _fault(models) == "its code has changed"
+# ---- code that changes while it trains
+
+
+def test_a_run_whose_code_was_edited_while_it_trained_is_not_recorded_as_passed(models, monkeypatch):
+    asked, python = Asked("paddle", "gpt", "fp32", SINGLE), Path("python")
+    reference = load(ReferenceCurves, models / "models" / "torch" / REFERENCES).curves[0]
+    monkeypatch.setattr(matrix, "train", lambda *_: _curve())
+    assert matrix._run(asked, python, reference, lambda: code_of(models, "paddle")).passed
+
+    def edit(*_):
+        change(models / "models" / "paddle" / "decoder.py")
+        return _curve()
+
+    monkeypatch.setattr(matrix, "train", edit)
+    run = matrix._run(asked, python, reference, lambda: code_of(models, "paddle"))
+    assert not run.passed and run.difference is None and "changed while it trained" in run.failure
+
+
+def test_a_reference_whose_code_was_edited_while_it_trained_is_not_recorded(models, monkeypatch):
+    path = models / "models" / "torch" / REFERENCES
+    change(models / "models" / "torch" / "model" / "decoder.py")
+    before = path.read_text()
+
+    def edit(job):
+        change(models / "models" / "torch" / "model" / "decoder.py")
+        return _curve()
+
+    monkeypatch.setattr(references, "train", edit)
+    with pytest.raises(SystemExit, match="reference gpt: its code was changed while it trained"):
+        train_references(only(models), ["gpt"])
+    assert path.read_text() == before
 
 
 # ---- torch's curve
 
 
 def test_another_curve_of_the_reference_makes_a_run_stale(models):
-    _recorded(models, "train.py")
-    path = models / "models" / "torch" / REFERENCES
-    path.write_text(dump(ReferenceCurves(**_references(only(models), _curve(5.01)))))
-    assert _fault(models) == "torch's reference of gpt is another curve now"
-    path.unlink()
-    assert _fault(models) == "torch's reference of gpt is not recorded"
-
-
-def test_figures_edited_by_hand_are_refused(models):
-    _recorded(models, "train.py")
-    path = models / "models" / "torch" / REFERENCES
-    content = json.loads(path.read_text())
-    content["curves"][0]["figures"]["losses"][0] = 5.01
-    path.write_text(json.dumps(content))
-    with pytest.raises(DocumentError, match="of its figures"):
-        _fault(models)
+    record(models)
+    record_reference(models, _curve(5.01))
+    assert fault(models) == "torch's reference of gpt is another curve now"
+    (models / "models" / "torch" / REFERENCES).unlink()
+    assert fault(models) == "torch's reference of gpt is not recorded"
 
 
 @pytest.mark.parametrize(("loss", "counts"), [(5.0, True), (5.0 * (1 + 5e-10), True), (5.001, False)])
 def test_only_the_reference_is_trained_again_where_torch_s_code_changed(loss, counts, models, monkeypatch):
     """The same curve, or one within its noise, leaves the runs of others; another one makes them stale."""
-    _recorded(models, "train.py")
-    asked = []
-    monkeypatch.setattr(references, "trained", lambda job: (asked.append(job) or _curve(loss), _imports(models)))
+    record(models)
+    trained = []
+    monkeypatch.setattr(references, "train", lambda job: trained.append(job) or _curve(loss))
     monkeypatch.setattr(references, "honest_noise", lambda *_: NOISE)
     registry = only(models)  # one for all, as in a matrix: no document of it may be an old one
     train_references(registry, ["gpt"])
-    assert asked == [] and _fault(models) is None
-    (models / "models" / "torch" / "parallelism" / "pipeline.py").open("a").write("# changed\n")
-    assert _fault(models) is None
-    (models / "models" / "torch" / "model" / "decoder.py").open("a").write("# changed\n")
-    assert _fault(models) == "torch's reference of gpt rests on changed code (models/torch/model/decoder.py)"
+    assert trained == [] and fault(models) is None
+    change(models / "models" / "torch" / "model" / "decoder.py")
+    assert str(fault(models)).startswith(f"torch's reference of gpt: {CHANGED}")
     train_references(registry, ["gpt"])
-    assert len(asked) == 1 and (_fault(models) is None) == counts
+    assert len(trained) == 1 and (fault(models) is None) == counts
     key = load(LayoutRuns, models / "models" / "paddle" / "tested.json").runs[0].reference
     assert (ReferenceState(registry).fault("gpt", str(key)) is None) == counts
 
 
-def _imports(models: Path) -> frozenset[str]:
-    past = time.time() - 60
-    path = models / "models" / "torch" / "model" / "decoder.py"
-    os.utime(path, (past, past))
-    return frozenset([str(path)])
-
-
 def test_small_changes_of_the_reference_do_not_add_up(models, monkeypatch):
     """Each new curve is compared with the recorded figures, not with the last one that confirmed them."""
-    _recorded(models, "train.py")
+    record(models)
     monkeypatch.setattr(references, "honest_noise", lambda *_: NOISE)
     for turn in (1, 2, 3):
         curve = dataclasses.replace(_curve(), losses=(5.0, 4.0 * (1 + turn * 6e-8)))
-        monkeypatch.setattr(references, "trained", lambda job, curve=curve: (curve, _imports(models)))
-        (models / "models" / "torch" / "model" / "decoder.py").open("a").write("# changed\n")
+        monkeypatch.setattr(references, "train", lambda job, curve=curve: curve)
+        change(models / "models" / "torch" / "model" / "decoder.py")
         train_references(only(models), ["gpt"])
-        assert (_fault(models) is None) == (turn == 1)
+        assert (fault(models) is None) == (turn == 1)
 
 
 @pytest.mark.parametrize("name", [*OwnNoise.model_fields, "same_weights", "same_tokens"])
@@ -295,43 +282,35 @@ def test_figures_make_the_same_curve_again():
 
 
 @pytest.mark.parametrize("other", ["", "version", "machine", "code", "failed"])
-def test_a_matrix_goes_on_with_what_is_recorded_of_the_same_code(other, models, monkeypatch):
+def test_a_matrix_goes_on_with_what_is_recorded_of_the_same_code(other, models):
     """A run that failed, and each run of other code, of another version or processor, is trained again."""
-    path = _recorded(models, "train.py")
+    path = record(models)
     content = json.loads(path.read_text())
     if other == "failed":
         content["runs"][0] |= {"difference": None, "failure": "killed"}
     elif other == "code":
-        (path.parent / "train.py").open("a").write("# changed\n")
+        change(path.parent / "train.py")
     elif other:
         content[other] = "another"
     path.write_text(json.dumps(content))
     registry = only(models)
-    record = RunRecord(path, *registry.implementation("paddle"))
-    current = record.current(ReferenceState(registry))
+    written = RunRecord(path, *registry.implementation("paddle"))
+    current = written.current(ReferenceState(registry))
     name = f"paddle gpt fp32 {SINGLE.name}"
     assert current == (set() if other else {name})
-    assert (name in record.runs) == (other not in ("version", "machine"))  # a stale run stays until it is trained
+    assert (name in written.runs) == (other not in ("version", "machine"))  # a stale run stays until it is trained
 
 
 def test_runs_of_two_states_of_the_code_stand_in_one_file(models):
-    """A run that was trained again has the new digest of a file, the other one keeps the old."""
-    path = _recorded(models, "train.py")
-    (path.parent / "train.py").open("a").write("# changed\n")
+    path = record(models)
+    change(path.parent / "train.py")
     registry = only(models)
-    record = RunRecord(path, *registry.implementation("paddle"))
-    record.current(ReferenceState(registry))
-    (old,) = record.runs.values()
-    asked = Asked("paddle", "gpt", "fp32", VARIANTS["DP2"])
-    record.add(asked, old.model_copy(update={"name": "DP2"}), frozenset([str(path.parent / "train.py")]))
-    record.write([*record.runs])
-    tested = load(LayoutRuns, path)
-    currency = RunCurrency(tested, *registry.implementation("paddle"), ReferenceState(registry))
-    assert [currency.fault(run) is None for run in tested.runs] == [False, True]
-
-
-def test_a_run_whose_imports_are_unknown_rests_on_all_code(models):
-    path = _recorded(models)
-    for change in ("sharding.py", "peak.py"):
-        digests = load(LayoutRuns, path).basis.of(load(LayoutRuns, path).runs[0].rests_on)
-        assert f"models/paddle/{change}" in digests and "platform/levelfield/worker/loop.py" in digests
+    implementation, folder = registry.implementation("paddle")
+    written = RunRecord(path, implementation, folder)
+    written.current(ReferenceState(registry))
+    (old,) = written.runs.values()
+    name = str(Asked("paddle", "gpt", "fp32", VARIANTS["DP2"]))
+    written.runs[name] = old.model_copy(update={"name": "DP2", **row_head(code_of(models, "paddle"))})
+    written.write([*written.runs])
+    faults = run_faults(load(LayoutRuns, path), implementation, folder, ReferenceState(registry))
+    assert [each is None for each in faults] == [False, True]

@@ -1,5 +1,4 @@
-"""The further steps of `--explain-step`: they change nothing that the training recorded, and an ordinary training does
-not rest on their code."""
+"""The further steps of `--explain-step`: they change nothing that the training recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 from layouts import MODELS, SINGLE, Variant, events, job_of, launch, launch_explained, shallow
-from levelfield.testing.framework_kit.small_runs import imported_by
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
 STEPS = 3
@@ -56,9 +54,6 @@ def test_the_further_steps_change_nothing_that_was_recorded(model, variant, tmp_
         assert hashlib.sha256(content).hexdigest() == digest
         trace = json.loads(gzip.decompress(content))
         assert trace["host_name"] == "0" and str(tmp_path) not in str(trace), "it names the place where it was made"
-    of_profiles = {path for path in imported_by(tmp_path / "explained", 0) if "step_profile" in path}
-    assert len(of_profiles) == 2
-    assert not [path for path in imported_by(tmp_path / "ordinary", 0) if "step_profile" in path]
 
 
 def test_a_mixture_that_follows_choices_ends_them_with_the_training(tmp_path: Path) -> None:

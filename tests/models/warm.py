@@ -39,7 +39,6 @@ MODULES = (
 # Of a framework that joins the other ranks and starts threads when it is imported: most of its import is this library.
 LIBRARIES = ("oneflow/_oneflow_internal*.so",)
 PLATFORM = Path(__file__).parents[2] / "platform"
-REPORT = PLATFORM / "levelfield/testing/framework_kit/imports/sitecustomize.py"
 LIMIT_SECONDS = 420
 SETTLE_SECONDS = 60  # for the other ranks, once one has failed
 POLL_SECONDS = 0.02
@@ -151,7 +150,6 @@ def start(script, environment, output):
     os.environ.update(environment)
     sys.argv, sys.path[0] = [script], str(Path(script).parent)
     try:
-        runpy.run_path(str(REPORT))  # a forked process has no start at which Python would import it
         runpy.run_path(script, run_name="__main__")
     except BaseException:
         traceback.print_exc()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from levelfield.catalog.code_basis import CodeBasis, rests_on, runs_path
+from levelfield.catalog.code_basis import runs_path, training_code
 from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
@@ -51,6 +51,7 @@ REFERENCE = "torch"
 REFERENCES = "tested-references.json"  # beside torch's manifest
 
 EVIDENCE = "docs/verified/rehearsed.json"
+PRETENDED = ("standin", "rehearsal/inside")  # below tests/gpu: what takes the place of a device, and of a rank's start
 
 
 @dataclass(frozen=True)
@@ -97,26 +98,28 @@ def current_runs(
     """Return the recorded runs that count for the code at hand, and a sentence about the others."""
     name = implementation.label
     if tested.framework != implementation.framework:
-        return (), f"{name}: its runs of {tested.date} were of {tested.framework}; `framework check {name}`"
+        return (), f"{name}: its recorded runs were of {tested.framework}; `framework check {name}`"
     if tested.version != implementation.version:
-        return (), f"{name}: the runs of {tested.date} were of version {tested.version}; `framework check {name}`"
-    if tested.rests_on is None and tested.basis is None:
-        return tested.runs, f"{name}: the code of its runs of {tested.date} was not recorded"
-    currency = RunCurrency(tested, implementation, folder, references)
-    faults = [currency.fault(run) for run in tested.runs]
+        return (), f"{name}: its recorded runs were of version {tested.version}; `framework check {name}`"
+    faults = run_faults(tested, implementation, folder, references)
     runs = tuple(run for run, fault in zip(tested.runs, faults, strict=True) if fault is None)
-    return runs, _note(name, tested, [fault for fault in faults if fault is not None])
+    reasons = Counter(fault for fault in faults if fault is not None)
+    if not reasons:
+        return runs, None
+    reason, _ = reasons.most_common(1)[0]
+    which = f"{reasons.total()} of its {len(faults)} runs do not count"
+    return runs, f"{name}: {which}: {reason}; `framework check {name}`"
 
 
-def _note(name: str, tested: LayoutRuns, faults: list[str]) -> str | None:
-    """Return a sentence about the runs that do not count, with the most frequent reason."""
-    if not faults:
-        return None
-    if tested.basis is None:
-        return f"{name}: the code has changed since its runs of {tested.date}; `framework check {name}`"
-    reason, _ = Counter(faults).most_common(1)[0]
-    which = f"{len(faults)} of its {len(tested.runs)} runs of {tested.date} do not count"
-    return f"{name}: {which}: {reason}; `framework check {name}`"
+def run_faults(
+    tested: LayoutRuns, implementation: ImplementationFile, folder: Path, references: ReferenceState
+) -> tuple[str | None, ...]:
+    """Return of each recorded run why it does not count for the code at hand; None where it does."""
+    code = training_code(implementation, folder, tested.device_kind)
+    return tuple(
+        run.stale(code) or (None if run.reference is None else references.fault(run.family, run.reference))
+        for run in tested.runs
+    )
 
 
 def _state(
@@ -194,47 +197,26 @@ class ReferenceState:
         implementation, folder = registry.implementation(REFERENCE)
         path = folder / REFERENCES
         self.recorded = load(ReferenceCurves, path) if path.exists() else None  # not cached: the matrix writes it
-        self._code = CodeBasis(implementation, folder)
+        self._code = training_code(implementation, folder, HOST_KIND)
 
     def fault(self, family: str, key: str) -> str | None:
         """Return why a run that was compared with the curve `key` does not count; None where it does."""
         curve = None if self.recorded is None else self.recorded.of(family)
-        if curve is None or self.recorded is None:
+        if curve is None:
             return f"torch's reference of {family} is not recorded"
-        if curve.key != key:
+        if curve.figures.key != key:
             return f"torch's reference of {family} is another curve now"
-        if changed := self._code.changed(self.recorded.basis.of(curve.rests_on)):
-            return f"torch's reference of {family} rests on changed code ({_names(changed)})"
-        return None
+        stale = curve.stale(self._code)
+        return stale and f"torch's reference of {family}: {stale}"
 
 
-class RunCurrency:
-    """Judges the recorded runs of one version of a framework against the code at hand."""
+def rehearsed_code(registry: Registry, framework: str, kind: str) -> str:
+    """Return the digest of what the figures of a rehearsal follow from. framework: also with a further version.
 
-    def __init__(
-        self, tested: LayoutRuns, implementation: ImplementationFile, folder: Path, references: ReferenceState
-    ) -> None:
-        self._tested, self._references = tested, references
-        self._code = CodeBasis(implementation, folder)
-        is_old = tested.basis is None and tested.rests_on is not None
-        self._all = "its code has changed" if is_old and tested.rests_on != rests_on(implementation, folder) else None
-        self._sets: dict[str, str | None] = {}
-
-    def fault(self, run: MatrixRun) -> str | None:
-        """Return why the run does not count for the code at hand; None where it does."""
-        if self._tested.basis is None or run.rests_on is None:
-            return self._all
-        if run.rests_on not in self._sets:
-            changed = self._code.changed(self._tested.basis.of(run.rests_on))
-            self._sets[run.rests_on] = f"its code has changed ({_names(changed)})" if changed else None
-        own = self._sets[run.rests_on]
-        return own or (None if run.reference is None else self._references.fault(run.family, run.reference))
-
-
-def _names(paths: list[str]) -> str:
-    """Return the first two of the paths, and how many more there are."""
-    more = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
-    return ", ".join(paths[:2]) + more
+    Raises UsageError for an unknown framework.
+    """
+    folders = (checkout() / "tests" / "gpu" / name for name in PRETENDED)
+    return training_code(*registry.labelled(framework), kind, *(folder for folder in folders if folder.is_dir()))
 
 
 class Rehearsals:
@@ -246,7 +228,7 @@ class Rehearsals:
         self.recorded = registry.files.document(RehearsedRuns, path) if path.exists() else None
         rows = () if self.recorded is None else self.recorded.rows
         self._vendors: dict[str, VendorFile] = {}  # by chip
-        self._code: dict[str, CodeBasis] = {}
+        self._code: dict[tuple[str, str], str] = {}  # by framework and kind of device
         self.faults: dict[RehearsedRow, str | None] = {row: self._fault(row) for row in rows}
 
     def said(self, *, framework: str | None = None, kind: str | None = None, vendor: str | None = None) -> str | None:
@@ -263,15 +245,13 @@ class Rehearsals:
 
     def _fault(self, row: RehearsedRow) -> str | None:
         """Return why a row does not count; None where it does."""
-        assert self.recorded is not None
         try:
             if row.chip not in self._vendors:
                 self._vendors[row.chip] = find_chip(self._registry, row.chip)[0]
-            if row.framework not in self._code:
-                self._code[row.framework] = CodeBasis(*self._registry.labelled(row.framework))
+            key = row.framework, self._vendors[row.chip].device_kind
+            if key not in self._code:
+                self._code[key] = rehearsed_code(self._registry, *key)
         except UsageError as error:
             raise DocumentError(f"{EVIDENCE}: {row.case} {row.layout}: {error}") from None
-        changed = self._code[row.framework].changed(self.recorded.basis.of(row.rests_on))
-        if changed:
-            return f"its code has changed ({', '.join(changed[:2])}{', ...' if len(changed) > 2 else ''})"
-        return f"{row.failed_allocations} allocations failed" if row.failed_allocations else None
+        failed = f"{row.failed_allocations} allocations failed" if row.failed_allocations else None
+        return row.stale(self._code[key]) or failed

@@ -40,15 +40,6 @@ def code_digest(folder: Path, platform_code: str | None = None) -> str:
     return "sha256:" + hashlib.sha256("\n".join([*parts, platform_code or platform_digest()]).encode()).hexdigest()
 
 
-def training_digest(folder: Path) -> str:
-    """Return the digest of all code that the figures of a training follow from: what tested.json rests on.
-
-    It is `code_digest` without a node's own part, which starts and watches a training and changes no figure of it.
-    """
-    worker = Path(__file__).resolve().parents[1] / "worker"
-    return code_digest(folder, f"worker {folder_digest(worker)}")
-
-
 def platform_digest() -> str:
     """Return the digests of the platform's code within a training: the worker's and the node's."""
     node = Path(__file__).resolve().parent

@@ -51,7 +51,7 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
 
 def source(folder: Path) -> dict[str, Any]:
     """Return the commit and the files that differ from it; null and the reason outside git and where it is slow."""
-    commit = _git(folder, "rev-parse", "HEAD")
+    commit = commit_of(folder)
     if commit is None:
         return {"commit": None, "reason": "not a git checkout, or git is missing"}
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
@@ -59,6 +59,11 @@ def source(folder: Path) -> dict[str, Any]:
         reason = f"git status failed, or took over {GIT_SECONDS:.0f} s"
         return {"commit": commit, "changed_files": None, "reason": reason}
     return {"commit": commit, "changed_files": [line[3:] for line in changed.splitlines()]}
+
+
+def commit_of(folder: Path) -> str | None:
+    """Return the commit of a checkout; None outside of git, and without git."""
+    return _git(folder, "rev-parse", "HEAD")
 
 
 def _git(folder: Path, *words: str) -> str | None:

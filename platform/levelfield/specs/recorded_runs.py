@@ -1,4 +1,4 @@
-"""Runs whose records the repository keeps, and the files with their digests that each rests on.
+"""Runs whose records the repository keeps, each with the digest of the code that its figures follow from.
 
 tested.json beside implementation.yaml: the difference of an implementation from torch in each tested layout.
 tested-references.json of torch: the curves that these runs are compared with. tests/models/matrix.py writes both.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -20,78 +19,28 @@ from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 
-KEY_LENGTH = 12
-FileDigests = Mapping[str, str]  # path to sha256
 # A shape may be noisier than those of the matrix: then its limits are so many times its own noise, but no more than
 # LOOSEST times the fixed ones. A shape beyond that is chaotic, and no run of it shows anything.
 OVER_NOISE = 4
 LOOSEST = 100
 
 
-class Basis(Value):
-    """The files and the sets of files that runs rest on.
+class RecordedRow(Value):
+    """When a row was measured, and by which code.
 
-    files: by key, "DIGEST  PATH" as sha256sum prints it. A path begins with models/, platform/ or tests/gpu/. That of a
-    manifest ends with #KIND, and its digest is of the parts that a training on this kind of device follows from.
-    sets: by key, the keys of files, with a space between. Each key is the begin of a digest of what it stands for, so
-    that a digest edited by hand is an error.
+    commit: of the checkout; None outside of git. code: the digest of what its figures follow from
+    (`training_code` of catalog/code_basis.py); None where that is unknown, and then the row does not count.
     """
 
-    files: dict[str, str]
-    sets: dict[str, str]
+    date: str = Field(pattern=r"^20\d\d-\d\d-\d\d$")
+    commit: str | None = Field(pattern="^[0-9a-f]{40}([0-9a-f]{24})?$")
+    code: str | None = Field(pattern="^sha256:[0-9a-f]{64}$")
 
-    @model_validator(mode="after")
-    def _keys_are_those_of_their_content(self) -> Basis:
-        for key, line in self.files.items():
-            digest, separator, path = line.partition("  ")
-            if not separator or key != file_key(path, digest):
-                raise ValueError(f"files.{key}: its content has another key; it was edited. Train the runs again")
-        for key, names in self.sets.items():
-            lost = [name for name in names.split() if name not in self.files]
-            if lost or key != set_key(names.split()):
-                why = f"found no file {lost[0]}" if lost else "its content has another key; it was edited"
-                raise ValueError(f"sets.{key}: {why}. Train the runs again")
-        return self
-
-    def of(self, key: str) -> dict[str, str]:
-        """Return the digests of a set, by path."""
-        pairs = (self.files[name].split("  ", 1) for name in self.sets[key].split())
-        return {path: digest for digest, path in pairs}
-
-
-def file_key(path: str, digest: str) -> str:
-    return _short(f"{digest}  {path}")
-
-
-def set_key(files: Iterable[str]) -> str:
-    return _short(" ".join(files))
-
-
-def key_of(digests: FileDigests) -> str:
-    """Return the key of the set of these files."""
-    return set_key(file_key(path, digests[path]) for path in sorted(digests))
-
-
-def basis_of(sets: Iterable[FileDigests]) -> Basis:
-    """Return the basis that has these sets."""
-    files: dict[str, str] = {}
-    found: dict[str, str] = {}
-    for digests in sets:
-        own = {file_key(path, digests[path]): f"{digests[path]}  {path}" for path in sorted(digests)}
-        files |= own
-        found[set_key(own)] = " ".join(own)
-    return Basis(files=dict(sorted(files.items(), key=lambda item: item[1].split("  ", 1)[1])), sets=found)
-
-
-def _refuse_lost(sets: Mapping[str, str], keys: Iterable[tuple[str | None, str]], again: str) -> None:
-    """Raises ValueError for the first key that no set has. keys: each with what rests on it."""
-    for key, what in keys:
-        if key not in sets:
-            raise ValueError(f"basis.sets: found no '{key}', which {what} rests on. {again}")
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
+    def stale(self, code: str) -> str | None:
+        """Return why the row does not count for the code of this digest; None where it does."""
+        if self.code == code:
+            return None
+        return f"its code has changed since {f'{self.commit[:12]} of ' if self.commit else ''}{self.date}"
 
 
 class DifferenceLimits(Value):
@@ -162,12 +111,11 @@ class Difference(Value):
         return not self.beyond(precision, noise) and self.same_weights and self.same_tokens
 
 
-class MatrixRun(Value):
+class MatrixRun(RecordedRow):
     """One run of a family's small model. failure: the error message of a failed run; its difference is None.
 
     noise: of torch's honest runs of this model, in float32; None in files from before it was recorded.
-    rests_on: the key of the files that its ranks imported. reference: the key of torch's curve that it was compared
-    with; None for a curve that was recorded for all checkouts. Both are None in files without `basis`.
+    reference: the key of torch's curve that it was compared with; None for a curve that was recorded for all checkouts.
     """
 
     name: str
@@ -178,7 +126,6 @@ class MatrixRun(Value):
     difference: Difference | None
     failure: str | None = None
     noise: OwnNoise | None = None
-    rests_on: str | None = None
     reference: str | None = None
 
     @property
@@ -187,30 +134,16 @@ class MatrixRun(Value):
 
 
 class LayoutRuns(Document):
-    """The runs of one version on one kind of device, compared with torch in one process.
-
-    basis: what each run rests on. A file from before it has None, and all of its runs rest on one digest: rests_on, of
-    all code that the framework's own runs follow from (node/code_digest.py). sources: the same with torch's code.
-    """
+    """The runs of one version on one kind of device, compared with torch in one process."""
 
     KIND: ClassVar[str] = "tested"
+    VERSION: ClassVar[int] = 2
 
     framework: str
     version: str
     device_kind: str
-    date: str
     machine: str
-    sources: str | None = None
-    rests_on: str | None = None
-    basis: Basis | None = None
     runs: tuple[MatrixRun, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _sets_are_there(self) -> LayoutRuns:
-        runs = [run for run in self.runs if self.basis or run.rests_on]
-        keys = ((run.rests_on, f"{run.family} {run.name}") for run in runs)
-        _refuse_lost(self.basis.sets if self.basis else {}, keys, "Train the runs again")
-        return self
 
 
 class CurveFigures(Value):
@@ -227,57 +160,41 @@ class CurveFigures(Value):
     def key(self) -> str:
         """The begin of the digest of all figures. A run records it as that of its reference."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return _short(text)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-class ReferenceCurve(Value):
+class ReferenceCurve(RecordedRow):
     """torch's curve of one family in one process in float32.
 
-    key: of `figures`. difference: of the last training, by the code that `rests_on` names, from `figures`: zero, or
-    within `noise`. noise: of torch's honest runs of the family. date, machine: of the last training.
+    difference: of the last training, by the code of this digest, from `figures`: zero, or within `noise`. noise: of
+    torch's honest runs of the family. date, machine: of the last training.
     """
 
     family: str
-    key: str
     figures: CurveFigures
     noise: OwnNoise
     difference: Difference
-    date: str
     machine: str
-    rests_on: str
-
-    @model_validator(mode="after")
-    def _key_is_that_of_the_figures(self) -> ReferenceCurve:
-        if self.key != self.figures.key:
-            raise ValueError(f"{self.family}: found key {self.key}, expected {self.figures.key} of its figures")
-        return self
 
 
 class ReferenceCurves(Document):
-    """torch's curves by family. The pins of torch are among what each rests on."""
+    """torch's curves by family."""
 
     KIND: ClassVar[str] = "references"
+    VERSION: ClassVar[int] = 2
 
-    basis: Basis
     curves: tuple[ReferenceCurve, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _sets_are_there(self) -> ReferenceCurves:
-        keys = ((curve.rests_on, "a curve") for curve in self.curves)
-        _refuse_lost(self.basis.sets, keys, "Train the references again")
-        return self
 
     def of(self, family: str) -> ReferenceCurve | None:
         return next((curve for curve in self.curves if curve.family == family), None)
 
 
-class RehearsedRow(Value):
+class RehearsedRow(RecordedRow):
     """One plan that ran without its devices. No figure of it is one of speed.
 
     layout: in the plan's words, such as `DP8 SH3`. devices: on each of `nodes`. planned_bytes: by the planner, of the
     fullest device, without its margin; None where it has none. allocated_bytes, reserved_bytes: the peaks of the
-    framework's allocator on the fullest device. failed_allocations: of all ranks that were run. rests_on: the key of
-    the files that they imported.
+    framework's allocator on the fullest device. failed_allocations: of all ranks that were run.
 
     ranks: that were run; delivered: whether they were all, with their messages. Of the last step, of the rank with the
     most: flushes of the allocator, FLOPs of matrix products, bytes by kind of collective, waits for the device and
@@ -312,8 +229,6 @@ class RehearsedRow(Value):
     kernels_a_layer: float = Field(default=0, ge=0)
     attention: str | None = None
     layers: str | None = None
-    date: str = Field(pattern=r"^20\d\d-\d\d-\d\d$")
-    rests_on: str
 
     @model_validator(mode="after")
     def _reserved_holds_allocated(self) -> RehearsedRow:
@@ -333,16 +248,9 @@ class RehearsedRow(Value):
 
 
 class RehearsedRuns(Document):
-    """All rehearsed plans, and the files that each rests on."""
+    """All rehearsed plans."""
 
     KIND: ClassVar[str] = "rehearsed"
+    VERSION: ClassVar[int] = 2
 
-    basis: Basis
     rows: tuple[RehearsedRow, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _sets_are_there(self) -> RehearsedRuns:
-        _refuse_lost(
-            self.basis.sets, ((row.rests_on, f"{row.case} {row.layout}") for row in self.rows), "Rehearse it again"
-        )
-        return self

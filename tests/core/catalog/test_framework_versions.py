@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from levelfield.catalog.code_basis import rests_on, runs_path
+from levelfield.catalog.code_basis import runs_path, training_code
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import SupportRow, rows, table
 from levelfield.errors import DocumentError, NotHere, UsageError
-from levelfield.node.code_digest import folder_digest, training_digest
+from levelfield.node.code_digest import folder_digest
 from levelfield.pages.run_details import command
 from levelfield.plan.certificate_need import certifying_entry
 from levelfield.plan.image_recipe import image_plan
@@ -151,7 +151,7 @@ def test_a_further_version_changes_no_digest_of_the_default(folder: Path) -> Non
     before, after = folder.parent / "before/models/fake", folder / "models/fake"
     shutil.copytree(after, before)
     (before / "implementation.yaml").write_text((after / "implementation.yaml").read_text().replace(NEWER, ""))
-    assert training_digest(after) == training_digest(before) and folder_digest(after) == folder_digest(before)
+    assert folder_digest(after) == folder_digest(before)
     plain = load(ImplementationFile, before / "implementation.yaml")
     content = {**plain.model_dump(), "versions": {}}
     assert plain.fingerprint() == ImplementationFile.model_validate(content).fingerprint()
@@ -197,12 +197,15 @@ def test_the_versions_that_ship_leave_the_recorded_runs_of_the_default_alone(tmp
 # -- recorded runs by version
 
 
-def record(folder: Path, name: str, **change: str) -> None:
-    registry = Registry([folder])
-    file, home = registry.labelled("fake_2.0.0")
-    run = MatrixRun(name="one", family="gpt", precision="fp32", layout=Layout(), steps=40, difference=RIGHT)
-    said = {"framework": "fake", "version": file.version, "rests_on": rests_on(file, home), **change}
-    (home / name).write_text(dump(LayoutRuns(device_kind="cpu", date="2026-01-01", machine="m", runs=(run,), **said)))
+def record(folder: Path, name: str, label: str, code: str | None = None, **change: str) -> None:
+    """Write the passed run of a version, by its code where `code` gives no other."""
+    file, home = Registry([folder]).labelled(label)
+    run = MatrixRun(
+        **{"date": "2026-01-01", "commit": None, "code": code or training_code(file, home, "cpu")},
+        **{"name": "one", "family": "gpt", "precision": "fp32", "layout": Layout(), "steps": 40, "difference": RIGHT},
+    )
+    head = {"framework": "fake", "version": file.version, "device_kind": "cpu", "machine": "m", **change}
+    (home / name).write_text(dump(LayoutRuns(runs=(run,), **head)))
 
 
 def row(folder: Path, label: str) -> SupportRow:
@@ -215,11 +218,10 @@ def test_a_version_without_recorded_runs_is_new(folder: Path) -> None:
 
 
 def test_recorded_runs_count_for_their_own_version_alone(folder: Path) -> None:
-    record(folder, "tested-2.0.0.json")
+    record(folder, "tested-2.0.0.json", "fake_2.0.0")
     assert row(folder, "fake_2.0.0").cells["one"] == "tested" and row(folder, "fake").cells["one"] == "written"
-    file, home = Registry([folder]).labelled("fake")
-    record(folder, "tested.json", version="1.2.3", rests_on=rests_on(file, home))
-    (home / "tested-2.0.0.json").unlink()
+    record(folder, "tested.json", "fake")
+    (folder / "models/fake/tested-2.0.0.json").unlink()
     assert row(folder, "fake").cells["one"] == "tested" and row(folder, "fake_2.0.0").cells["one"] == "written"
 
 
@@ -228,26 +230,26 @@ def test_recorded_runs_count_for_their_own_version_alone(folder: Path) -> None:
     [
         ({"version": "1.2.3"}, "were of version 1.2.3"),
         ({"framework": "torch"}, "were of torch"),
-        ({"rests_on": "sha256:" + "0" * 64}, "the code has changed"),
+        ({"code": f"sha256:{0:064}"}, "1 of its 1 runs do not count: its code has changed since 2026-01-01"),
     ],
 )
 def test_a_swapped_or_old_file_counts_for_nothing(folder: Path, change: dict[str, str], said: str) -> None:
-    record(folder, "tested-2.0.0.json", **change)
+    record(folder, "tested-2.0.0.json", "fake_2.0.0", **change)
     found = row(folder, "fake_2.0.0")
     assert found.cells["one"] == "written" and found.note and said in found.note and "check fake_2.0.0" in found.note
 
 
-def test_the_default_s_file_under_a_version_s_name_counts_for_nothing(folder: Path) -> None:
-    file, home = Registry([folder]).labelled("fake")
-    record(folder, "tested-2.0.0.json", version="1.2.3", rests_on=rests_on(file, home))
+def test_the_default_s_runs_under_a_version_s_name_count_for_nothing(folder: Path) -> None:
+    record(folder, "tested-2.0.0.json", "fake")
+    assert row(folder, "fake_2.0.0").cells["one"] == "written"
+    record(folder, "tested-2.0.0.json", "fake", version="2.0.0")
     assert row(folder, "fake_2.0.0").cells["one"] == "written"
 
 
 def test_other_pins_of_the_version_make_its_runs_old_and_not_the_default_s(folder: Path) -> None:
-    record(folder, "tested-2.0.0.json")
-    file, home = Registry([folder]).labelled("fake")
-    record(folder, "tested.json", version="1.2.3", rests_on=rests_on(file, home))
-    manifest = home / "implementation.yaml"
+    record(folder, "tested-2.0.0.json", "fake_2.0.0")
+    record(folder, "tested.json", "fake")
+    manifest = folder / "models/fake/implementation.yaml"
     manifest.write_text(manifest.read_text().replace("fake-tensors==2.0.0, numpy==2.4.6", "fake-tensors==2.0.0"))
     assert row(folder, "fake_2.0.0").cells["one"] == "written" and row(folder, "fake").cells["one"] == "tested"
 

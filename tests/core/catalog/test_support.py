@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from levelfield.catalog.code_basis import training_code
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import HEADINGS, LAYOUTS, kind_of, rows, table
 from levelfield.errors import DocumentError
@@ -22,7 +23,13 @@ RIGHT = Difference(
 
 def run_of(layout: str = "DP2", difference: Difference | None = RIGHT, precision: str = "fp32") -> MatrixRun:
     place = {"DP2": Layout(data=2), "TP2": Layout(tensor=2)}[layout]
-    return MatrixRun(name=layout, family="gpt", precision=precision, layout=place, steps=40, difference=difference)
+    row = {
+        "date": "2026-01-01",
+        "commit": None,
+        "code": training_code(*Registry([FAKE.parents[1]]).labelled("fake"), "cpu"),
+    }
+    row |= {"name": layout, "family": "gpt", "precision": precision, "layout": place, "steps": 40}
+    return MatrixRun(**row, difference=difference)
 
 
 def cells(folder: Path, *runs: MatrixRun, precision: str = "fp32") -> dict[str, str]:
@@ -30,9 +37,7 @@ def cells(folder: Path, *runs: MatrixRun, precision: str = "fp32") -> dict[str, 
     home = folder / "models" / "fake"
     shutil.copytree(FAKE, home)
     if runs:
-        tested = LayoutRuns(
-            framework="fake", version="1.2.3", device_kind="cpu", date="2026-01-01", machine="a machine", runs=runs
-        )
+        tested = LayoutRuns(framework="fake", version="1.2.3", device_kind="cpu", machine="a machine", runs=runs)
         (home / "tested.json").write_text(dump(tested))
     found = [row for row in rows(Registry([folder])) if row.framework == "fake"]
     return next(row.cells for row in found if (row.family, row.precision) == ("gpt", precision))
@@ -121,7 +126,7 @@ def test_a_noise_that_is_no_number_is_no_record(noise: float) -> None:
 def test_a_damaged_record_is_named(tmp_path):
     home = tmp_path / "models" / "fake"
     shutil.copytree(FAKE, home)
-    (home / "tested.json").write_text(json.dumps({"schema": "levelfield.tested/1", "runs": []}))
+    (home / "tested.json").write_text(json.dumps({"schema": "levelfield.tested/2", "runs": []}))
     with pytest.raises(DocumentError, match=r"tested\.json"):
         list(rows(Registry([tmp_path])))
 

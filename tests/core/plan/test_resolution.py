@@ -17,7 +17,6 @@ from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DocumentError, DoesNotFit, LayoutError, UsageError
-from levelfield.node.code_digest import training_digest
 from levelfield.plan import resolution
 from levelfield.plan.peak import MeasuredPeaks
 from levelfield.plan.resolution import code_digest, folder_digest, shared_folders
@@ -429,18 +428,6 @@ def test_a_change_of_shared_code_changes_what_a_result_rests_on(tmp_path: Path) 
     (models / "torch" / "another.py").write_text("# another model")
     changed = {name for name, digest in before.items() if code_digest(models / name) != digest}
     assert changed == {"torch", "megatron", "deepspeed"} and folder_digest(models / "megatron") == own
-
-
-def test_tested_json_rests_on_shared_code_and_the_worker_but_on_no_code_of_the_node(tmp_path: Path) -> None:
-    """DeepSpeed trains torch's model: a change of it is a change of what was tested."""
-    models = Path(shutil.copytree(ROOT / "models", tmp_path / "models", ignore=shutil.ignore_patterns("__pycache__")))
-    before = {name: training_digest(models / name) for name in ("torch", "megatron", "deepspeed", "paddle")}
-    assert len({*before.values(), code_digest(models / "torch")}) == 5
-    (models / "torch" / "model" / "decoder.py").open("a").write("# changed\n")
-    changed = {name for name, digest in before.items() if training_digest(models / name) != digest}
-    assert changed == {"torch", "megatron", "deepspeed"}
-    (models / "paddle" / "tested.json").write_text("{}")
-    assert training_digest(models / "paddle") == before["paddle"]
 
 
 def test_a_change_of_the_worker_changes_what_every_result_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,7 @@ from rehearsal.plans import CHECKOUT, RehearsalError, chip_of, world_size
 from standin.build import Standin
 
 REMOVED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-PARENT = Path(__file__).resolve().parent / "inside" / "parent.py"
-# with torch.compile or masks; a file beside, so that no record of a rehearsal without them rests on it
-FURTHER = Path(__file__).resolve().parent / "further" / "parent.py"
-PARTS = Path(__file__).resolve().parent / "further" / "parts.py"
+INSIDE = Path(__file__).resolve().parent / "inside"
 SHARED_MEMORY = Path("/dev/shm")
 # Of the numbers of a mixture, which are real (inside/counts.py). What moves takes memory of the host: a mixture's
 # weights are small and many, and should not.
@@ -50,10 +47,10 @@ def rehearse(
         try:
             spec = specification(entry, Path(folder), ranks, steps, whole)
             if older is not None:
-                spec["checkout"] = str(with_own_record(older, Path(folder)))
+                spec["checkout"] = str(older)
                 (Path(folder) / "spec.json").write_text(json.dumps(spec))
             given = variables(entry, standin, space, timeout) | compiler_folders(Path(folder))
-            run_parent(PARTS if by_part else parent_of(entry["job"]), spec, python, given)
+            run_parent(INSIDE / parent_of(entry["job"], by_part), spec, python, given)
         finally:
             if space:
                 shutil.rmtree(space, ignore_errors=True)
@@ -87,17 +84,6 @@ def specification(entry: dict[str, Any], folder: Path, ranks: list[int], steps: 
     return spec
 
 
-def with_own_record(older: Path, folder: Path) -> Path:
-    """A checkout of the older code, with the record of imports of this one, which the ranks make."""
-    mixed = folder / "checkout"
-    levelfield = mixed / "platform" / "levelfield"
-    levelfield.mkdir(parents=True)
-    (mixed / "models").symlink_to(older / "models")
-    for path in (older / "platform" / "levelfield").iterdir():
-        (levelfield / path.name).symlink_to(CHECKOUT / path.relative_to(older) if path.name == "testing" else path)
-    return mixed
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -116,9 +102,9 @@ def variables(entry: dict[str, Any], standin: Standin, space: str | None, timeou
     return {**kept, **own, **tuned, **standin.environment(chip_of(entry), devices), **more, **limit}
 
 
-def parent_of(job: dict[str, Any]) -> Path:
-    """The program that starts the ranks."""
-    return FURTHER if job["tuning"]["compile"] else PARENT
+def parent_of(job: dict[str, Any], by_part: bool) -> str:
+    """The program of INSIDE that starts the ranks."""
+    return "parts.py" if by_part else "compiled.py" if job["tuning"]["compile"] else "parent.py"
 
 
 def compiler_folders(folder: Path) -> dict[str, str]:

@@ -23,7 +23,7 @@ from levelfield.specs.selector import split_label
 from levelfield.specs.vendor import HOST_KIND, FrameworkAccess, VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, has_parts, job_of
-from levelfield.testing.framework_kit.small_runs import RankProgram, SmallRun, Watch, imported_by_all, run_small
+from levelfield.testing.framework_kit.small_runs import RankProgram, SmallRun, Watch, run_small
 from levelfield.testing.framework_kit.training_curves import Curve, read_curve
 
 Say = Callable[[str], None]
@@ -138,18 +138,11 @@ class FrameworkSubject:
 
     def train(self, job: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]] | None = None) -> Curve:
         """Return the curve of a job. Raises Fails when a rank fails or leaves a process behind."""
-        return self.trained(job, others)[0]
-
-    def trained(
-        self, job: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]] | None = None
-    ) -> tuple[Curve, frozenset[str]]:
-        """Return the curve of a job and the files that its ranks imported. Raises Fails as `train`."""
         ranks = {rank: self.on_device(own) for rank, own in (others or {}).items()}
         with self.scratch() as folder:
             run = self.finished(job, folder, ranks)
         try:
-            curve = read_curve([list(rank.events) for rank in run.ranks])
-            return curve, imported_by_all([rank.imported for rank in run.ranks])
+            return read_curve([list(rank.events) for rank in run.ranks])
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
             why = f"the events make no curve: {type(error).__name__}: {error}"
             raise Fails(why, "compare them with section 3 of docs/writing-a-framework.md") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from levelfield.catalog.code_basis import runs_path
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import dump
-from levelfield.specs.recorded_runs import LayoutRuns, basis_of
+from levelfield.specs.recorded_runs import LayoutRuns
 from levelfield.testing.findings import Check, CheckFinding, found
 from levelfield.testing.framework_kit import evidence_checks, fault_checks, layout_checks, manifest_checks
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
@@ -70,9 +69,7 @@ def write_tested(subject: FrameworkSubject) -> Path | None:
         framework=subject.name,
         version=subject.manifest.version,
         device_kind=subject.kind,
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         machine=f"{platform.system()} {platform.machine()}, {devices[0].description if devices else 'unknown'}",
-        basis=basis_of(subject.kept["sets"].values()),
         runs=runs,
     )
     path = runs_path(subject.manifest, subject.folder)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from levelfield.catalog.code_basis import CodeBasis
+from levelfield.catalog.code_basis import training_code
+from levelfield.checkout import checkout
+from levelfield.run.provenance import commit_of
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
-from levelfield.specs.recorded_runs import Difference, DifferenceLimits, MatrixRun, key_of
+from levelfield.specs.recorded_runs import Difference, DifferenceLimits, MatrixRun
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, curve_by_torch, known_curve
 from levelfield.testing.framework_kit.small_jobs import (
@@ -92,10 +93,9 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
     """Train once and return the difference from torch's curve, or the failure."""
     difference, failure = None, None
     model = subject.models[each.family]
-    imported: frozenset[str] = frozenset()
-    began = time.time()
+    row = row_head(_code(subject))
     try:
-        curve, imported = subject.trained(small_job(model, each.variant, each.precision))
+        curve = subject.train(small_job(model, each.variant, each.precision))
         known = known_curve(subject, each.family)
         if len(curve.losses) != len(known.curve.losses):
             raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(known.curve.losses)}")
@@ -103,7 +103,7 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
         failure = (
             precision_fault(subject, each, curve)
             or routing_fault(model, each.precision, curve, known.curve)
-            or edited_since(imported, began)
+            or edited(row["code"], _code(subject))
         )
     except Fails as found:
         failure = found.says[-200:]
@@ -116,22 +116,23 @@ def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
         steps=LONG_STEPS,
         difference=difference,
         failure=failure,
-        rests_on=_basis_key(subject, imported),
+        **row,
     )
 
 
-def _basis_key(subject: FrameworkSubject, imported: frozenset[str]) -> str:
-    """Return the key of what a training rests on, and keep its files for tested.json."""
-    code = CodeBasis(subject.manifest, subject.folder)
-    digests = code.of_training(imported, subject.kind) if imported else code.of_all(subject.kind)
-    subject.kept.setdefault("sets", {})[key_of(digests)] = digests
-    return key_of(digests)
+def _code(subject: FrameworkSubject) -> str:
+    return training_code(subject.manifest, subject.folder, subject.kind)
 
 
-def edited_since(imported: Iterable[str], began: float) -> str | None:
-    """Return a sentence about a file that was written while the training ran: no digest says which text it ran."""
-    edited = [path for path in sorted(imported) if Path(path).stat().st_mtime > began]
-    return f"{edited[0]} was changed while it trained; train again" if edited else None
+def row_head(code: str) -> dict[str, Any]:
+    """Return what a row that is measured now, by the code of this digest, says of itself."""
+    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return {"date": date, "commit": commit_of(checkout()), "code": code}
+
+
+def edited(before: str, after: str) -> str | None:
+    """Return a sentence where the code's digest changed while it trained: nothing says which text the ranks ran."""
+    return None if before == after else "its code was changed while it trained; train again"
 
 
 def precision_fault(subject: FrameworkSubject, each: OfferedRun, curve: Curve) -> str | None:

@@ -35,15 +35,11 @@ class RankProgram:
 
 @dataclass(frozen=True)
 class SmallRank:
-    """How a rank ended. code: negative for a signal. events: what it recorded. output: the end of what it printed.
-
-    imported: the files of the modules that it had at its end; none where it failed.
-    """
+    """How a rank ended. code: negative for a signal. events: what it recorded. output: the end of what it printed."""
 
     code: int
     events: tuple[dict[str, Any], ...]
     output: str
-    imported: tuple[str, ...] = ()
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -119,9 +115,7 @@ def _start(
     own = {key: text.format_map(values) for key, text in program.environment.items()}
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "NODE_RANK": 0}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **own, **given}
-    environment["LEVELFIELD_IMPORTED"] = str(folder)
-    paths = (str(checkout() / "platform"), str(Path(__file__).with_name("imports")))
-    environment |= {"PYTHONPATH": os.pathsep.join(paths)} | {key: str(value) for key, value in place.items()}
+    environment |= {"PYTHONPATH": str(checkout() / "platform")} | {key: str(value) for key, value in place.items()}
     argv = [text.format_map(values) for text in program.argv]
     with (folder / f"rank{rank}.log").open("wb") as log:
         return subprocess.Popen(
@@ -161,18 +155,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> int:
 def _rank(folder: Path, rank: int, process: subprocess.Popen[bytes]) -> SmallRank:
     output = (folder / f"rank{rank}.log").read_bytes()[-MOST_OUTPUT:].decode(errors="replace")
     events = tuple(read_events(folder / f"rank{rank}.jsonl"))
-    return SmallRank(process.returncode, events, output, imported_by(folder, rank))
-
-
-def imported_by_all(ranks: Sequence[Sequence[str]]) -> frozenset[str]:
-    """Return the files that the ranks imported between them; none where one of them did not report its own."""
-    return frozenset(path for rank in ranks for path in rank) if all(ranks) else frozenset()
-
-
-def imported_by(folder: Path, rank: int) -> tuple[str, ...]:
-    """Return the files that a rank imported, as imports/sitecustomize.py wrote them; none where it did not."""
-    path = folder / f"rank{rank}.imported"
-    return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()
+    return SmallRank(process.returncode, events, output)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

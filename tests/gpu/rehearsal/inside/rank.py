@@ -3,12 +3,19 @@
 Replaced are the initial weights, which are zeros and not generated, the recorder, and for a rank alone the rendezvous.
 """
 
+import contextlib
 import json
 import os
 import sys
 import time
 import traceback
 from pathlib import Path
+
+import attention_choices
+import torch
+from alone import stand_alone
+from books import Books
+from counts import HostCounts, exchange_on_host
 
 
 def run_rank(spec, rank):
@@ -22,17 +29,8 @@ def run_rank(spec, rank):
         traceback.print_exc()
         report["error"] = f"{type(error).__name__}: {error}"
         report["where"] = traceback.format_exc()[-1500:]
-    report["imported"] = imported_files(spec)
     write(spec, report)
     return 1 if report["error"] else 0
-
-
-def imported_files(spec):
-    """What the evidence of this rehearsal rests on."""
-    import runpy
-
-    folder = Path(spec["checkout"], "platform", "levelfield", "testing", "framework_kit", "imports")
-    return runpy.run_path(str(folder / "sitecustomize.py"))["imported_files"]()
 
 
 def write(spec, report):
@@ -62,10 +60,6 @@ def enter(spec, rank):
 
 
 def train_rank(spec, report):
-    from attention_choices import observe_choices
-    from books import Books
-    from counts import exchange_on_host
-
     books = Books()
     job = prepared_job(spec)
     if spec["framework"] == "deepspeed":
@@ -74,11 +68,9 @@ def train_rank(spec, report):
         prepare(job)
     exchange_on_host(books.library)
     if not spec["whole"] and spec["world"] > 1:
-        from alone import stand_alone
-
         stand_alone(spec["world"])
     weights_are_zeros()
-    observe_choices(report["attention_choices"])
+    attention_choices.observe_choices(report["attention_choices"])
     train, recorder = trainer_of(spec["framework"]), StepBooks(spec, job, books, report)
     finish_each_step()
     with counts_mode(job, books):
@@ -103,13 +95,9 @@ def trainer_of(framework):
 
 
 def counts_mode(job, books):
-    import contextlib
-
     experts = getattr(job.model, "experts", None)
     if experts is None:
         return contextlib.nullcontext()
-    from counts import HostCounts
-
     return HostCounts(books.library, experts.count, experts.chosen)
 
 
@@ -151,8 +139,6 @@ class StepBooks:
 
     def weights(self, parameters):
         """The weights stay as they are: nothing of them is read."""
-        import torch
-
         torch.cuda.synchronize()
         self.report["built_seconds"] = round(time.monotonic() - self.began, 1)
         self.report["built_allocated_bytes"] = torch.cuda.memory_allocated()

@@ -1,14 +1,8 @@
-"""The parent of rehearsals that record one step more: inside/parent.py, and for each rank the record and its launches.
-
-A file of its own: the records of other rehearsals rest on the files of inside/, and on no other.
-"""
+"""The parent of rehearsals that record one step more: parent.py, and for each rank the record and its launches."""
 
 import ctypes
 import importlib
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "inside"))
 
 import parent
 import rank

@@ -1,12 +1,4 @@
-"""The parent of rehearsals with torch.compile: inside/parent.py, and what these need.
-
-A file of its own: the records of other rehearsals rest on the files of inside/, and on no other.
-"""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "inside"))
+"""The parent of rehearsals with torch.compile: parent.py, and what these need."""
 
 import attention_choices
 import parent
