@@ -76,7 +76,7 @@ class GateInput:
     def events_by_series(self) -> dict[str, list[StoreEvent]]:
         found: dict[str, list[StoreEvent]] = defaultdict(list)
         for event in self.events:
-            found[event.series or ""].append(event)
+            found[event.series].append(event)
         return found
 
     @cached_property

@@ -137,7 +137,7 @@ def gathered(results: StoredResults, judged: Sequence[Mapping[str, Any]] = ()) -
     series = _with_disturbed(series, results)
     return PagesContent(
         series={each.digest: each for each in series if each.points},
-        events=tuple(event for event in results.events() if event.series and _is_time(event.at)),
+        events=tuple(event for event in results.events() if _is_time(event.at)),
         night=nights[-1] if nights else None,
         expected=results.expected(nights[-1]) if nights else {},
         findings=tuple(_findings(results, nights[-NIGHTS_SHOWN:], judged)),

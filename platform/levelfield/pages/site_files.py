@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from pydantic import Field
 from pydantic_core import to_json
 
 from levelfield.errors import DocumentError, UsageError
@@ -49,7 +48,7 @@ class PagesManifest(Document):
 
     files: dict[str, str]
     private: bool = False
-    contents: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    contents: dict[str, tuple[str, ...]]
 
 
 def _manifest(root: FolderDescriptor) -> PagesManifest:
@@ -183,7 +182,7 @@ def _opened_manifest(root: FolderDescriptor, private: bool) -> PagesManifest:
         if private:
             os.fchmod(root.descriptor, 0o700)
             root.write_new(".gitignore", b"*\n")
-        empty = PagesManifest(files={}, private=private)
+        empty = PagesManifest(files={}, private=private, contents={})
         root.write_new(NAME, dump(empty).encode())
         return empty
     if root.kind(NAME) is None:
@@ -192,11 +191,6 @@ def _opened_manifest(root: FolderDescriptor, private: bool) -> PagesManifest:
     if found.private != private:
         kinds = ("private", "public") if found.private else ("public", "private")
         raise UsageError(f"{root.path}: has {kinds[0]} pages, expected a folder for {kinds[1]} ones; name another")
-    if found.files and not found.contents:
-        raise UsageError(
-            f"{root.path}: found pages of an earlier version, which did not record the contents of its files; expected "
-            f"pages with them. Nothing was changed: name a new folder, or remove {root.path} first"
-        )
     return found
 
 

@@ -31,7 +31,6 @@ _WRITABLE = "Mount it for writing (`dmesg` says why it is not)"
 OVER = ("done", "ended")  # phases in which nobody writes to the run any more
 LOOK_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
 _MOST_STATUS = 2**20  # bytes
-_MOST_STATE = 2**25  # of a night
 NEWEST = 50  # runs of a folder whose status is checked when a new one starts
 
 
@@ -83,7 +82,7 @@ def find_run(runs: Path, name: str) -> RunPaths:
             )
     refuse_any("run", name)
     plans = sorted(runs.glob("*/plan.json"))
-    if name == "latest" and (latest := _latest(runs, plans)):
+    if name == "latest" and (latest := _latest(plans)):
         return latest
     matching = [
         plan.parent for plan in (*plans, *sorted(runs.glob(f"{PAIRS}/*/plan.json"))) if name in plan.parent.name
@@ -97,22 +96,13 @@ def find_run(runs: Path, name: str) -> RunPaths:
     return RunPaths(matching[0].resolve())
 
 
-def _latest(runs: Path, plans: Sequence[Path]) -> RunPaths | None:
+def _latest(plans: Sequence[Path]) -> RunPaths | None:
     from levelfield.specs.record import first_future_date
 
-    now, paired = first_future_date().timestamp() * 1e9, runs_of_pairs(runs)
-    written = {plan: plan.stat().st_mtime_ns for plan in plans if plan.parent.name not in paired}
+    now = first_future_date().timestamp() * 1e9
+    written = {plan: plan.stat().st_mtime_ns for plan in plans}
     newest = max(written, key=lambda plan: (written[plan] < now, written[plan], plan), default=None)
     return RunPaths(newest.parent.resolve()) if newest else None
-
-
-def runs_of_pairs(runs: Path) -> set[str]:
-    """Return the ids that the nights of a folder name as runs of pairs. Earlier versions kept them among other runs."""
-    found = set()
-    for path in runs.glob("nightly_*.json"):
-        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-            found |= {str(each["run_id"]) for each in json.loads(read_regular(path, _MOST_STATE))["confirmations"]}
-    return found
 
 
 def read_plan(paths: RunPaths) -> Plan:

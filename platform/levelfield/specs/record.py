@@ -319,16 +319,14 @@ class StoreEvent(Document):
 
     kind: `baseline` accepts a level; `environment-step` accepts the step at a change of conditions. at, until: UTC,
     ISO 8601. level: the accepted median by figure. runs: the evidence. data: what else the kind needs, such as the
-    conditions before and after. Stores of earlier versions have a `quarantine` and a `release` of a node, which change
-    nothing.
+    conditions before and after.
     """
 
     KIND: ClassVar[str] = "event"
 
     id: str
-    kind: EventKind | Literal["quarantine", "release"]
-    series: str | None = None
-    node: str | None = None
+    kind: EventKind
+    series: str
     at: str
     who: str
     why: str

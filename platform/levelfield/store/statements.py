@@ -28,7 +28,7 @@ def add_event(connection: Connection, event: StoreEvent) -> None:
     if stored is not None and StoreEvent.model_validate_json(stored) != event:
         raise UsageError(f"event '{event.id}': found another event of this id; events are never changed, add a new one")
     if stored is None:
-        names = ("id", "kind", "series", "node", "at", "who", "why", "until")
+        names = ("id", "kind", "series", "at", "who", "why", "until")
         row = {name: getattr(event, name) for name in names}
         connection.execute(insert(EVENT).values(**row, document=event.model_dump_json()))
 

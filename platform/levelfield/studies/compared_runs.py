@@ -27,7 +27,7 @@ from levelfield.compare.sides import (
 )
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.verification import record_of_files
-from levelfield.rundir.directory import finished_run, read_plan, refuse_running, runs_of_pairs
+from levelfield.rundir.directory import finished_run, read_plan, refuse_running
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series, first_future_date
 from levelfield.specs.short_names import refuse_any
@@ -89,10 +89,7 @@ class FolderRuns:
         All repeats of a command have the time of its start in their ids, so their numbers give their order.
         """
         found: dict[str, tuple[Series, list[_Placed]]] = {}
-        paired = runs_of_pairs(self._folder)
         for root in self._roots():
-            if root.name in paired:
-                continue
             try:
                 refuse_running(RunPaths(root))
                 plan = read_plan(RunPaths(root))

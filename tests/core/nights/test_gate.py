@@ -544,11 +544,6 @@ def test_no_level_rests_on_the_runs_of_a_slow_machine() -> None:
     assert f"run{NIGHT - 1:03d}" not in histories(given(shifted(0.0), past=named))["S"]
 
 
-def test_a_quarantine_of_an_earlier_version_changes_nothing() -> None:
-    out = event("quarantine", NIGHT - 1, series=None, node="n1", why="fan")
-    assert compared(given(shifted(-0.10), events=[out])) == compared(given(shifted(-0.10)))
-
-
 # -- many series
 
 

@@ -84,10 +84,10 @@ class Machine:
         self.keep(tonight, "nightly", NIGHT)
         return tonight.root.name
 
-    def pairs(self, into: str, count: int = 4) -> None:
-        """The pairs of tonight: A is the older, faster build, and runs last. into: their folder."""
+    def pairs(self, count: int = 4) -> None:
+        """The pairs of tonight: A is the older, faster build, and runs last."""
         for arm in ABBA[: 2 * count]:
-            paths = self.run(QUIET, self.slow if arm == "b" else self.fast, into)
+            paths = self.run(QUIET, self.slow if arm == "b" else self.fast, PAIRS)
             self.keep(paths, "confirm-a" if arm == "a" else "confirm-b", NIGHT)
             run = PairRun.model_validate({"series": "s", "arm": arm, "run_id": paths.root.name})
             self.confirmations.append(run)
@@ -98,14 +98,7 @@ class Machine:
 
 def after_pairs(machine: Machine) -> str:
     tonight = machine.nights()
-    machine.pairs(PAIRS)
-    return tonight
-
-
-def after_pairs_of_an_earlier_version(machine: Machine) -> str:
-    """Their runs lie among the others, and the night's state names them."""
-    tonight = machine.nights()
-    machine.pairs("")
+    machine.pairs()
     return tonight
 
 
@@ -123,7 +116,7 @@ def after_a_killed_night(machine: Machine) -> str:
     machine.run(QUIET, machine.fast, is_killed=True)
     tonight = machine.run(QUIET, machine.slow)
     machine.keep(tonight, "nightly", NIGHT)
-    machine.pairs(PAIRS, count=1)
+    machine.pairs(count=1)
     machine.run(QUIET, machine.fast, PAIRS, is_killed=True)
     return tonight.root.name
 
@@ -183,9 +176,7 @@ def places(
     return Places(machine, command)
 
 
-@pytest.mark.parametrize(
-    "what", [after_pairs, after_pairs_of_an_earlier_version, after_a_bisection, after_a_killed_night]
-)
+@pytest.mark.parametrize("what", [after_pairs, after_a_bisection, after_a_killed_night])
 def test_the_latest_is_tonights_run_in_each_place(what: Callable[[Machine], str], places: Places) -> None:
     tonight = what(places.machine)
     with places.machine.stored() as store:

@@ -80,8 +80,8 @@ def test_a_new_site_follows_no_link_of_a_prepared_folder(tmp_path: Path, foreign
     site.mkdir()
     (site / "data").symlink_to(foreign)
     (site / "site.json").write_text('{"schema": "levelfield.site/1", "files": {"data/thesis.tex": ""}}')
-    refused(site, "earlier version")
-    (site / "site.json").write_text('{"schema": "levelfield.site/1", "files": {}}')
+    refused(site, "key 'contents': missing")
+    (site / "site.json").write_text('{"schema": "levelfield.site/1", "files": {}, "contents": {}}')
     refused(site, "found a link")
 
 

@@ -9,7 +9,6 @@ from levelfield.pages.content import finding_of, gathered, in_order
 from levelfield.pages.night_view import ROWS, NightView, night_view
 from levelfield.pages.results import GivenRuns
 from levelfield.series.findings import WORDS
-from levelfield.specs.record import StoreEvent
 from seeded_nights import SeededNights
 
 
@@ -53,15 +52,6 @@ def test_the_table_of_changes_is_bounded_and_says_so() -> None:
     findings = {"2026-11-01": [{"series": f"s{i}", "label": f"s{i}", "word": "regression"} for i in range(ROWS + 7)]}
     seen = view(GivenRuns([], findings=findings))
     assert (len(seen.changes), seen.left_out, seen.counts["regression"]) == (ROWS, 7, ROWS + 7)
-
-
-def test_a_statement_about_a_machine_of_an_earlier_version_is_left_out() -> None:
-    given = {"at": "2026-11-01T00:00:00Z", "who": "w", "why": "y"}
-    events = [
-        StoreEvent(id="1", kind="quarantine", node="n", **given),
-        StoreEvent(id="2", kind="note", series="s", **given),
-    ]
-    assert [event.id for event in gathered(GivenRuns([], events=events)).events] == ["2"]
 
 
 def finding(series: str, word: str, **more: Any) -> dict[str, Any]:

@@ -110,9 +110,8 @@ def test_a_run_is_found_by_its_id_by_a_part_and_as_the_latest(url: str, record: 
 
 
 def test_events_are_added_once_and_never_changed(url: str) -> None:
-    """A quarantine is of an earlier version, and is still read."""
     event = StoreEvent(id="e1", kind="note", series="sha256:a", at="2026-01-03T00:00:00+00:00", who="ann", why="fan")
-    later = StoreEvent(id="e0", kind="quarantine", node="n", at="2026-01-04T00:00:00+00:00", who="bob", why="hot")
+    later = StoreEvent(id="e0", kind="note", series="sha256:b", at="2026-01-04T00:00:00+00:00", who="bob", why="hot")
     with Store.open(url) as store:
         for each in (later, event, event):
             store.add_event(each)

@@ -9,7 +9,7 @@ from levelfield.errors import DocumentError
 from levelfield.specs.record import StoreEvent
 from levelfield.store.record_lines import document_of, line_of, read_lines
 
-EVENT = StoreEvent(id="e", kind="note", at="2026-01-02T03:04:05+00:00", who="ann", why="fan ü\n")
+EVENT = StoreEvent(id="e", kind="note", series="s", at="2026-01-02T03:04:05+00:00", who="ann", why="fan ü\n")
 
 
 def test_documents_come_back(record):

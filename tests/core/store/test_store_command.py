@@ -168,7 +168,9 @@ def test_an_export_is_a_whole_copy(command, run, tmp_path, store):
     list(copies(run, 2))
     command("store", "import", run.root.parent)
     with Store.open(str(store)) as opened:
-        opened.add_event(StoreEvent(id="e", kind="note", at="2026-01-02T03:04:05+00:00", who="ann", why="x"))
+        opened.add_event(
+            StoreEvent(id="e", kind="note", series="s", at="2026-01-02T03:04:05+00:00", who="ann", why="x")
+        )
         opened.expect("2026-01-02", "nightly", {"a": None, "b": "sha256:b"})
         opened.add_finding("2026-01-02", {"word": "no change", "change": 0.01})
         before = contents(opened)
@@ -250,7 +252,7 @@ def test_a_table_has_raw_numbers_and_no_formula(command, record, store):
 def test_prune_removes_old_runs_but_never_evidence(command, record, store):
     old = [changed(record, number) for number in range(5)]
     baseline = StoreEvent(
-        id="b", kind="baseline", at="2026-01-09T00:00:00+00:00", who="ann", why="x", runs=(old[1].run_id,)
+        id="b", kind="baseline", series="s", at="2026-01-09T00:00:00+00:00", who="a", why="x", runs=(old[1].run_id,)
     )
     now = datetime(2026, 2, 4, tzinfo=timezone.utc)
     with Store.open(str(store)) as opened:
