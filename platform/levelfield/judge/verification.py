@@ -26,7 +26,7 @@ from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, event_or_none
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import OUTCOME, names_something
-from levelfield.specs.base import load
+from levelfield.specs.base import LATER, load
 from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -38,8 +38,9 @@ from levelfield.specs.step_parts import StepParts
 from levelfield.store.run_record import record_of
 
 SCHEMA = "levelfield.verification/1"
-# What results until 2026-11-23 lack. A field that is added later, and that such a run has a value of, belongs here.
-UNSTATED, UNSTATED_LAYER = ("tuning", "to_loss"), "norms"
+# What a stated result may lack, as it may be older: the fields with the mark LATER, and a layer of the alignment.
+UNSTATED = tuple(name for name, field in Result.model_fields.items() if field.json_schema_extra == LATER)
+UNSTATED_LAYER = "norms"
 TOLERANCE = 1e-9  # of a number: another machine's library may round the last digit otherwise
 _ABSENT = "(absent)"
 # What a promoted run left. An older reference may lack the last ones.

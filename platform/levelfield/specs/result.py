@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field
 
-from levelfield.specs.base import Document, Value
+from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
 from levelfield.specs.suite import EntryUsed
@@ -557,6 +557,7 @@ class Result(Document):
     tuning: TuningFound | None = Field(
         default=None,
         description="Whether the free fields are the defaults; null for results of an earlier version.",
+        json_schema_extra=LATER,
     )
     attention_kernel: AttentionKernelFound | None = Field(
         default=None,
@@ -589,6 +590,7 @@ class Result(Document):
     to_loss: TimeToLoss | None = Field(
         default=None,
         description="Time and tokens to a level of the loss; null for results of an earlier version.",
+        json_schema_extra=LATER,
     )
     throughput: Throughput | None = Field(description="Speed over the window; null unless the run is valid.")
     utilisation: tuple[Utilisation, ...] = Field(
