@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from levelfield.catalog.registry import Registry
-from levelfield.cli.plan_question import AnsweredPlan, planned
+from levelfield.cli.plan_question import AnsweredPlan, ChipPlanner
 from levelfield.cli.plan_tables import (
     bill_cells,
     bills_at_ends,
@@ -17,7 +17,6 @@ from levelfield.cli.plan_tables import (
     nothing_fits,
     plan_content,
     planned_bill,
-    row_content,
     training_notes,
 )
 from levelfield.cli.terminal import Terminal
@@ -88,11 +87,11 @@ def print_chips(options: argparse.Namespace, registry: Registry, chips: Sequence
         if time.monotonic() - begin > _SILENT_SECONDS:
             terminal.say(f"planning {chip.name}, {number} of {len(chips)} chips")
         try:
-            plan = planned(options, registry, vendor, chip)
+            plan = ChipPlanner(options, registry, vendor, chip).plan()
         except UsageError as error:
             refused[chip.name] = error
         else:
-            found.append(ChipPlan(plan, next(iter(plan.found.rows.roomy_first()), None)))
+            found.append(ChipPlan(plan, next(iter(plan.ranking.rows.roomy_first()), None)))
     if not found:
         raise next(iter(refused.values()))
     first = next((each for each in found if each.speed or each.not_calibrated), found[0])
@@ -110,8 +109,7 @@ def _content(
 ) -> dict[str, object]:
     chips = [
         {
-            **plan_content(each.plan, options),
-            "rows": [row_content(each.plan, each.row)] if each.row else [],
+            **plan_content(each.plan, [each.row] if each.row else []),
             "speed_over_base": base.ratio(each),
             "no_ratio": base.why_none(each),
         }
@@ -151,7 +149,7 @@ def _sheets(
 
 
 def _place(each: ChipPlan) -> str:
-    return f"{each.plan.nodes} x {each.plan.devices_per_node}"
+    return f"{each.plan.devices.nodes} x {each.plan.devices.per_node}"
 
 
 def _cells(each: ChipPlan, base: RatioBase) -> tuple[str, ...]:
@@ -207,7 +205,7 @@ def _grouped(said: Iterable[tuple[str, str]], rows: list[str]) -> Iterator[str]:
 
 def _training(found: Sequence[ChipPlan], tokens: float) -> Sheet:
     """Return what a training on so many tokens takes on each chip that has a speed."""
-    known = [(each, planned_bill(each.plan, each.row, tokens)) for each in found if each.row and each.speed]
+    known = [(each, planned_bill(each.plan, each.row)) for each in found if each.row and each.speed]
     prices = found[0].plan.prices
     header = ("chip", "days", "in 90 of 100 runs", "device-hours", "MWh", *([prices.currency] if prices else []))
     rows = tuple(_bill_row(each, bill)[: len(header)] for each, bill in known)

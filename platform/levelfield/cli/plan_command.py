@@ -123,10 +123,10 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> int:
     """Print the ranking, one row's arithmetic, or the best row of each chip. Return 0, also when no layout fits."""
-    from levelfield.cli.plan_question import asked_chips, planned
+    from levelfield.cli.plan_question import ChipPlanner, named_chips
     from levelfield.cli.plan_tables import print_explained, print_plan
 
-    registry, chips = asked_chips(options)
+    registry, chips = named_chips(options)
     gc.disable()  # a search leaves no garbage: looking for it takes a tenth of the search's processor time
     try:
         if len(chips) > 1:
@@ -134,7 +134,7 @@ def _plan(options: argparse.Namespace) -> int:
 
             print_chips(options, registry, chips)
             return 0
-        plan = planned(options, registry, *chips[0])
+        plan = ChipPlanner(options, registry, *chips[0]).plan()
     finally:
         gc.enable()
     if options.explain is None:

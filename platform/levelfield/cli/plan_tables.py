@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from levelfield.cli.plan_question import AnsweredPlan
@@ -19,65 +19,94 @@ from levelfield.report.sheets import padded
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS, speed_interval
 from levelfield.specs.readable_json import json_text
-from levelfield.specs.vendor import HOST_SHARE, PeakDtype
+from levelfield.specs.vendor import HOST_SHARE
 
-_COLUMNS = ("row", "layout", "micro", "chunks", "again", "GiB", "tokens/s")
-_WIDTHS = (-3, 26, -5, -6, 9, -5, -8)
+_WIDTHS = (-3, 26, -5, -6, 9, -5, -8)  # of a row's number and of what every table of rows shows
+_MOST_NUMBERS = 12  # of a list in a sentence
 
 
 def print_plan(plan: AnsweredPlan, options: argparse.Namespace) -> None:
     if options.json:
-        print(json_text(plan_content(plan, options)))
+        print(json_text(plan_content(plan, plan.ranking.rows[: options.top])))
     else:
         print("\n".join(_lines(plan, options)))
 
 
 def _lines(plan: AnsweredPlan, options: argparse.Namespace) -> Iterator[str]:
-    question, found, chip = plan.question, plan.found, plan.chip
+    question, ranking, beyond = plan.question, plan.ranking, options.beyond
     capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
-    yield f"{options.case} ({options.scale}) by {options.framework} on {plan.nodes} x {plan.devices_per_node}"
-    yield f"{chip.name}, {capacity}; predicted, not measured"
+    yield f"{options.case} ({options.scale}) by {options.framework} on {plan.devices.nodes} x {plan.devices.per_node}"
+    yield f"{plan.chip.name}, {capacity}; predicted, not measured"
     count = parameters(question.work.model, question.work.training.sequence_length)
     yield parameters_in_words(count.total, count.active)
     yield from (wrapped(f"assumed: {remark}", 2) for remark in plan.remarks)
     yield ""
-    if not found.rows:
-        yield wrapped(nothing_fits(plan), 2)
-        yield ""
+    if ranking.rows:
+        rows = ranking.rows[: options.top]
+        numbered = [(number, row, _speed_cells(plan, row)) for number, row in enumerate(rows, 1)]
+        yield from (*_table(plan, "row", numbered, (" MFU,", "palm"), (-5, 5)), "")
+        yield from _training(plan, rows)
+        yield from _breakdown(plan, ranking.rows[0]) if options.layout else ()
+    else:
+        yield from (wrapped(nothing_fits(plan), 2), "")
         if plan.tokens is not None:
             cost = " and no cost" if plan.prices else ""
-            yield f"a training on {plan.tokens:,.0f} tokens has no time{cost} here, as no layout runs it"
-            yield ""
-        yield from _beyond(plan, max(options.beyond, 1 if options.layout else 0))
-        yield from _not_offered(plan)
-        return
-    dtype: PeakDtype = options.precision or question.work.training.precision
-    widths = (*_WIDTHS, -5, 5)
-    yield padded((*_columns(plan), " MFU,", "palm"), widths, " ")
-    for number, row in enumerate(found.rows[: options.top], 1):
-        tight = "tight" if is_tight(question, row.memory.total) else ""
-        yield padded((number, *_cells(plan, row), _utilisation(plan, row, dtype), tight), widths, " ").rstrip()
-    yield ""
-    yield from _training(plan, found.rows[: options.top])
-    if options.layout:
-        yield from _breakdown(plan, found.rows[0])
-    yield from _beyond(plan, options.beyond)
+            yield from (f"a training on {plan.tokens:,.0f} tokens has no time{cost} here, as no layout runs it", "")
+        beyond = max(beyond, 1 if options.layout else 0)
+    yield from _beyond(plan, beyond)
     yield from _not_offered(plan)
-    yield wrapped(
-        f"{len(found.rows):,} of {found.considered:,} layouts fit. GiB of the fullest device; again: what is "
-        f"recomputed, with a number only of so many first layers of each chunk; chunks: per pipeline stage. "
-        f"{_legend(plan, dtype)}. --explain ROW shows the arithmetic",
-        0,
-    )
+    if ranking.rows:
+        yield wrapped(
+            f"{len(ranking.rows):,} of {ranking.considered:,} layouts fit. GiB of the fullest device; again: what is "
+            f"recomputed, with a number only of so many first layers of each chunk; chunks: per pipeline stage. "
+            f"{_legend(plan)}. --explain ROW shows the arithmetic",
+            0,
+        )
 
 
-def _legend(plan: AnsweredPlan, dtype: PeakDtype) -> str:
+def _table(
+    plan: AnsweredPlan,
+    numbers: str,
+    rows: Iterable[tuple[object, LayoutEstimate, tuple[str, ...]]],
+    further: tuple[str, ...],
+    widths: tuple[int, ...],
+) -> Iterator[str]:
+    """Yield a table of rows with their numbers and cells of their own, below the headings `numbers` and `further`."""
+    speed = "assumed" if plan.assumes_rates else "tokens/s"
+    widths = (*_WIDTHS, *widths)
+    yield padded((numbers, "layout", "micro", "chunks", "again", "GiB", speed, *further), widths, " ")
+    for number, row, cells in rows:
+        tuning, rate = row.tuning, _speed(plan, row)
+        choices = row.layout, tuning.micro_batch, tuning.virtual_pipeline, tuning.recomputation
+        figures = f"{row.memory.total / GIB:.1f}", f"{rate:.0%}" if plan.assumes_rates else f"{rate:,.0f}"
+        yield padded((number, *choices, *figures, *cells), widths, " ")
+
+
+def _speed(plan: AnsweredPlan, row: LayoutEstimate) -> float:
+    """Return the tokens/s of a device; with assumed rates the share of the first row's, and no speed."""
+    if not plan.assumes_rates:
+        return row.tokens_per_second
+    first = next(iter(plan.ranking.rows or plan.ranking.beyond), row)
+    return row.tokens_per_second / first.tokens_per_second
+
+
+def _speed_cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[str, str]:
+    """Return the MFU, and whether little memory is left free."""
+    work, peak = plan.question.work, plan.chip.peaks.get(plan.precision)
+    tight = "tight" if is_tight(plan.question, row.memory.total) else ""
+    if peak is None or plan.assumes_rates:
+        return NONE, tight
+    flops = flops_per_token("palm", work.model, work.training.sequence_length)
+    return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):.1%}", tight
+
+
+def _legend(plan: AnsweredPlan) -> str:
     free = plan.question.constants.keeping.uncertainty
     tight = f"tight: leaves less than {free:.0%} of the memory free, so a default run takes another row"
     if plan.assumes_rates:
         return f"assumed: speed over row 1's, by the assumed rates; no speed and no MFU follow from them; {tight}"
-    said = "; ".join(["tokens/s is per device", *expected(plan)])
-    return f"{said}. MFU is by formula palm, of the {dtype} peak; {tight}"
+    speed = "; ".join(["tokens/s is per device", *expected(plan)])
+    return f"{speed}. MFU is by formula palm, of the {plan.precision} peak; {tight}"
 
 
 def expected(plan: AnsweredPlan) -> Iterator[str]:
@@ -93,45 +122,8 @@ def expected(plan: AnsweredPlan) -> Iterator[str]:
         yield f"90 of 100 published runs by other programs have {low:.0%} to {high:.0%} of what is planned for them"
 
 
-def _cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[object, ...]:
-    tuning, speed = row.tuning, _speed(plan, row)
-    rate = f"{speed:.0%}" if plan.assumes_rates else f"{speed:,.0f}"
-    memory = f"{row.memory.total / GIB:.1f}"
-    return row.layout, tuning.micro_batch, tuning.virtual_pipeline, tuning.recomputation, memory, rate
-
-
-def _speed(plan: AnsweredPlan, row: LayoutEstimate) -> float:
-    """Return the tokens/s of a device; with assumed rates the share of the first row's, and no speed."""
-    first = next(iter(plan.found.rows or plan.found.beyond), row)
-    return row.tokens_per_second / first.tokens_per_second if plan.assumes_rates else row.tokens_per_second
-
-
-def _columns(plan: AnsweredPlan) -> tuple[str, ...]:
-    return (*_COLUMNS[:-1], "assumed" if plan.assumes_rates else _COLUMNS[-1])
-
-
-def _utilisation(plan: AnsweredPlan, row: LayoutEstimate, dtype: PeakDtype) -> str:
-    peak, work = plan.chip.peaks.get(dtype), plan.question.work
-    if peak is None or plan.assumes_rates:
-        return NONE
-    flops = flops_per_token("palm", work.model, work.training.sequence_length)
-    return f"{row.tokens_per_second * flops / (peak.tflops * 1e12):.1%}"
-
-
-def planned_bill(plan: AnsweredPlan, row: LayoutEstimate, tokens: float, share: float = 1.0) -> TrainingBill:
-    """Return what a training takes. share: its speed, over the row's."""
-    chip, devices = plan.chip, plan.question.devices
-    rate = share * row.tokens_per_second * devices
-    use = PaidUse(
-        chip.name,
-        is_host_share=chip.device_is == HOST_SHARE,
-        nodes=plan.nodes,
-        devices=devices,
-        tokens_per_second=rate,
-        joules_per_token=chip.power_watts * devices / rate if chip.power_watts else None,
-        no_energy=f"no source gives the power of {chip.name}; --chips FILE adds it",
-    )
-    return training_bill(use, tokens, plan.prices)
+def _no_run_on(plan: AnsweredPlan) -> str:
+    return f"no published run on a chip of {plan.vendor} set the rates"
 
 
 def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
@@ -141,45 +133,38 @@ def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[st
     yield f"a training on {plan.tokens:,.0f} tokens"
     if plan.assumes_rates:
         yield wrapped(f"  has no time and no cost here: the speed of {plan.chip.name} is not known", 2)
-        yield ""
-        return
-    currency = plan.prices.currency if plan.prices else ""
-    widths = (-3, -12, -16, -14, -16)
-    yield padded(("row", "days", "device-hours", "MWh", currency), widths, " ")
-    bills = [planned_bill(plan, row, plan.tokens) for row in rows]
-    for number, bill in enumerate(bills, 1):
-        yield padded((number, *bill_cells(bill)[: 4 if plan.prices else 3]), widths, " ")
-    yield from (wrapped(said, 2) for said in (*_bill_interval(plan, rows), *training_notes(plan, bills[0])))
+    else:
+        columns = ("row", "days", "device-hours", "MWh", *([plan.prices.currency] if plan.prices else []))
+        bills = [planned_bill(plan, row) for row in rows]
+        cells = ((number, *bill_cells(bill)) for number, bill in enumerate(bills, 1))
+        for row in (columns, *cells):
+            yield padded(row[: len(columns)], (-3, -12, -16, -14, -16), " ")
+        yield wrapped(_bill_interval(plan, rows), 2)
+        yield from (wrapped(note, 2) for note in training_notes(plan, bills[0]))
     yield ""
+
+
+def planned_bill(plan: AnsweredPlan, row: LayoutEstimate, share: float = 1.0) -> TrainingBill:
+    """Return what the training on --tokens takes. share: its speed, over the row's."""
+    assert plan.tokens is not None
+    chip, devices = plan.chip, plan.question.devices
+    rate = share * row.tokens_per_second * devices
+    use = PaidUse(
+        chip.name,
+        is_host_share=chip.device_is == HOST_SHARE,
+        nodes=plan.devices.nodes,
+        devices=devices,
+        tokens_per_second=rate,
+        joules_per_token=chip.power_watts * devices / rate if chip.power_watts else None,
+        no_energy=f"no source gives the power of {chip.name}; --chips FILE adds it",
+    )
+    return training_bill(use, plan.tokens, plan.prices)
 
 
 def bill_cells(bill: TrainingBill) -> tuple[str, str, str, str]:
     """Return days, device-hours, MWh and cost."""
-    energy = bill.kilowatt_hours / 1000 if bill.kilowatt_hours else None
-    return significant(bill.seconds / 86400), f"{bill.device_hours:,.0f}", significant(energy), significant(bill.cost)
-
-
-def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
-    """Yield between what the figures of a row lie, by the interval of its speed: the row that a default run takes."""
-    row = plan.found.rows.roomy_first()[0]
-    if (ends := bills_at_ends(plan, row)) is None:
-        why = "no published run near to this one says how far it may be off"
-        yield f"no interval: {why if plan.vendor in SPEED_VENDORS else _no_run_on(plan)}"
-        return
-    currency = plan.prices.currency if plan.prices else ""
-    columns: dict[str, list[float | None]] = {
-        "days": [end.seconds / 86400 for end in ends],
-        "MWh": [end.kilowatt_hours / 1000 if end.kilowatt_hours else None for end in ends],
-        currency: [end.cost for end in ends],
-    }
-    found = ", ".join(f"{' to '.join(map(significant, both))} {unit}" for unit, both in columns.items() if all(both))
-    low, high = SPEED_INTERVAL
-    number = next((f"row {n}" for n, each in enumerate(rows, 1) if each == row), f"{row.layout}, not shown here,")
-    yield f"{number} in 90 of 100 runs: {found}, as its speed is within {low:.0%} to {high:.0%}"
-
-
-def _no_run_on(plan: AnsweredPlan) -> str:
-    return f"no published run on a chip of {plan.vendor} set the rates"
+    hours = f"{bill.device_hours:,.0f}"
+    return significant(bill.days), hours, significant(bill.megawatt_hours), significant(bill.cost)
 
 
 def bills_at_ends(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:
@@ -187,7 +172,31 @@ def bills_at_ends(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[TrainingBill
     if plan.tokens is None or _interval(plan, row) is None:
         return None
     low, high = SPEED_INTERVAL
-    return planned_bill(plan, row, plan.tokens, high), planned_bill(plan, row, plan.tokens, low)
+    return planned_bill(plan, row, high), planned_bill(plan, row, low)
+
+
+def _interval(plan: AnsweredPlan, row: LayoutEstimate) -> list[float] | None:
+    """Return between which speeds 90 of 100 runs lie; None where no published run is near: mixtures, hosts, unknown
+    rates, other makers' chips."""
+    shares = speed_interval(plan.vendor, plan.question.on_host, plan.question.work.model.experts is not None)
+    return [share * row.tokens_per_second for share in shares] if shares and not plan.assumes_rates else None
+
+
+def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
+    """Return between what the figures of a row lie, by the interval of its speed: the row that a default run takes."""
+    row = plan.ranking.rows.roomy_first()[0]
+    if (ends := bills_at_ends(plan, row)) is None:
+        near = "no published run near to this one says how far it may be off"
+        return f"no interval: {near if plan.vendor in SPEED_VENDORS else _no_run_on(plan)}"
+    figures: dict[str, list[float | None]] = {
+        "days": [end.days for end in ends],
+        "MWh": [end.megawatt_hours for end in ends],
+        plan.prices.currency if plan.prices else "": [end.cost for end in ends],
+    }
+    between = ", ".join(f"{' to '.join(map(significant, both))} {unit}" for unit, both in figures.items() if all(both))
+    low, high = SPEED_INTERVAL
+    number = next((f"row {n}" for n, other in enumerate(rows, 1) if other == row), f"{row.layout}, not shown here,")
+    return f"{number} in 90 of 100 runs: {between}, as its speed is within {low:.0%} to {high:.0%}"
 
 
 def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
@@ -208,27 +217,22 @@ def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
 
 def _beyond(plan: AnsweredPlan, count: int) -> Iterator[str]:
     """Yield the rows that do not fit and need least, with what they need beyond the memory."""
-    rows, capacity = plan.found.beyond[:count], plan.question.capacity_bytes
+    rows, capacity = plan.ranking.beyond[:count], plan.question.capacity_bytes
     if not rows or capacity is None:
         return
-    widths = (*_WIDTHS, -6)
-    yield padded(("", *_columns(plan)[1:], "over"), widths, " ")
-    for row in rows:
-        yield padded(("", *_cells(plan, row), f"{(row.memory.total - capacity) / GIB:+.1f}"), widths, " ")
-    yield ""
+    over = [("", row, (f"{(row.memory.total - capacity) / GIB:+.1f}",)) for row in rows]
+    yield from (*_table(plan, "", over, ("over",), (-6,)), "")
     if count == 1:
         yield from _breakdown(plan, rows[0])
 
 
 def _not_offered(plan: AnsweredPlan) -> Iterator[str]:
     """Yield the rows that need what the framework does not offer, with what that is."""
-    if not plan.others:
+    if not plan.not_offered:
         return
-    widths = (*_WIDTHS, -7)
-    yield padded(("", *_columns(plan)[1:], "needs"), widths, " ")
-    for row in plan.others:
-        lacks = plan.question.offer.lacks(row.tuning, plan.question.work.model.layers)
-        yield padded(("", *_cells(plan, row), lacks[0] if len(lacks) == 1 else "several"), widths, " ")
+    needs = [(row, _lacks(plan, row)) for row in plan.not_offered]
+    rows = [("", row, (lacks[0] if len(lacks) == 1 else "several",)) for row, lacks in needs]
+    yield from _table(plan, "", rows, ("needs",), (-7,))
     yield wrapped(
         f"{plan.question.constants.framework} does not offer context or expert parallelism, stages of unequal layers "
         "(uneven) or hybrid sharding (sharded states over a part of the data-parallel ranks) where `needs` names it: "
@@ -236,6 +240,10 @@ def _not_offered(plan: AnsweredPlan) -> Iterator[str]:
         0,
     )
     yield ""
+
+
+def _lacks(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[str, ...]:
+    return plan.question.offer.lacks(row.tuning, plan.question.work.model.layers)
 
 
 def _breakdown(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
@@ -250,7 +258,7 @@ def _breakdown(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
 
 def nothing_fits(plan: AnsweredPlan) -> str:
     """Return why no row fits: the least that one needs, or the numbers that do not divide."""
-    nearest = plan.found.nearest
+    nearest = plan.ranking.nearest
     if nearest is None:
         return _what_divides(plan.question)
     need, have = nearest.memory.total / GIB, (plan.question.capacity_bytes or 0) / GIB
@@ -259,14 +267,13 @@ def nothing_fits(plan: AnsweredPlan) -> str:
 
 
 def _what_divides(question: LayoutQuestion) -> str:
-    model, batch = question.work.model, question.work.training.global_batch
+    model, batch, wanted = question.work.model, question.work.training.global_batch, question.wanted
     tensor = [n for n in divisors(model.kv_heads) if not (model.heads % n or model.vocab_size % n)]
-    asked = question.wanted
     stages = f"pipeline divides {model.layers} layers ({_listed(divisors(model.layers))})"
     if "uneven" in question.offer.parallelism:
         stages = f"pipeline is at most {model.layers} layers"
-    rows = f" with micro-batch {asked.micro_batch}" if asked.micro_batch else ""
-    rows += f" and {asked.virtual_pipeline} model chunks" if asked.virtual_pipeline else ""
+    rows = f" with micro-batch {wanted.micro_batch}" if wanted.micro_batch else ""
+    rows += f" and {wanted.virtual_pipeline} model chunks" if wanted.virtual_pipeline else ""
     return (
         f"no layout of {question.devices} devices{rows}: data x tensor x pipeline has to be {question.devices}, where "
         f"tensor divides {model.heads} heads, {model.kv_heads} key-value heads and the vocabulary of "
@@ -277,20 +284,20 @@ def _what_divides(question: LayoutQuestion) -> str:
 
 
 def _listed(numbers: list[int]) -> str:
-    shown = ", ".join(str(n) for n in numbers[:12])
-    return shown if len(numbers) <= 12 else f"{shown}, ..."
+    return ", ".join([*map(str, numbers[:_MOST_NUMBERS]), *(["..."] if len(numbers) > _MOST_NUMBERS else [])])
 
 
-def plan_content(plan: AnsweredPlan, options: argparse.Namespace) -> dict[str, object]:
-    work, found = plan.question.work, plan.found
+def plan_content(plan: AnsweredPlan, rows: Iterable[LayoutEstimate]) -> dict[str, object]:
+    """Return the plan as JSON has it, with these of its rows."""
+    work, ranking = plan.question.work, plan.ranking
     count = parameters(work.model, work.training.sequence_length)
     return {
         "schema": "levelfield.planned/1",
         "chip": plan.chip.name,
-        "nodes": plan.nodes,
-        "devices_per_node": plan.devices_per_node,
-        "network_bytes_per_second": plan.network_bytes_per_second,
-        "precision": options.precision or work.training.precision,
+        "nodes": plan.devices.nodes,
+        "devices_per_node": plan.devices.per_node,
+        "network_bytes_per_second": plan.devices.network_bytes_per_second,
+        "precision": plan.precision,
         "assumed": list(plan.remarks),
         "rates": ASSUMED if plan.assumes_rates else "of the chip",
         "tokens": plan.tokens,
@@ -300,68 +307,51 @@ def plan_content(plan: AnsweredPlan, options: argparse.Namespace) -> dict[str, o
         "capacity_bytes": plan.question.capacity_bytes,
         "parameters": count.total,
         "active_parameters": count.active,
-        "fitting": len(found.rows),
-        "considered": found.considered,
-        "nearest": row_content(plan, found.nearest) if found.nearest else None,
-        "rows": [row_content(plan, row) for row in found.rows[: options.top]],
-        "beyond": [row_content(plan, row) for row in found.beyond],
-        "not_offered": [row_content(plan, row) for row in plan.others],
+        "fitting": len(ranking.rows),
+        "considered": ranking.considered,
+        "nearest": _row_content(plan, ranking.nearest) if ranking.nearest else None,
+        "rows": [_row_content(plan, row) for row in rows],
+        "beyond": [_row_content(plan, row) for row in ranking.beyond],
+        "not_offered": [_row_content(plan, row) for row in plan.not_offered],
     }
 
 
-def row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
-    return {
-        **_choices(row),
-        "needs_what_is_not_offered": list(plan.question.offer.lacks(row.tuning, plan.question.work.model.layers)),
+def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
+    tuning, assumes_rates = row.tuning, plan.assumes_rates
+    content = {
+        "layout": str(row.layout),
+        "micro_batch": tuning.micro_batch,
+        "virtual_pipeline": tuning.virtual_pipeline,
+        "recompute": tuning.recompute,
+        "recompute_layers": tuning.recompute_layers,
+        "needs_what_is_not_offered": list(_lacks(plan, row)),
         "memory_bytes": row.memory.total,
         "memory_parts_bytes": row.memory.parts(),
-        "step_seconds": None if plan.assumes_rates else row.time.total,
-        "step_parts_seconds": None if plan.assumes_rates else row.time.parts(),
-        "tokens_per_second_per_device": None if plan.assumes_rates else row.tokens_per_second,
+        "step_seconds": None if assumes_rates else row.time.total,
+        "step_parts_seconds": None if assumes_rates else row.time.parts(),
+        "tokens_per_second_per_device": None if assumes_rates else row.tokens_per_second,
         "tokens_per_second_interval": _interval(plan, row),
         "is_tight": is_tight(plan.question, row.memory.total),
-        **({"speed_over_first_row": _speed(plan, row)} if plan.assumes_rates else {}),
-        **_training_content(plan, row),
     }
-
-
-def _interval(plan: AnsweredPlan, row: LayoutEstimate) -> list[float] | None:
-    """Return between which speeds 90 of 100 runs lie; None where no published run is near: mixtures, hosts, unknown
-    rates, other makers' chips."""
-    known = speed_interval(plan.vendor, plan.question.on_host, plan.question.work.model.experts is not None)
-    return [share * row.tokens_per_second for share in known] if known and not plan.assumes_rates else None
-
-
-def _training_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
-    if plan.tokens is None:
-        return {}
-    ends = bills_at_ends(plan, row)
-    return {
-        "training": None if plan.assumes_rates else asdict(planned_bill(plan, row, plan.tokens)),
-        "training_interval": None if ends is None else [asdict(end) for end in ends],
-    }
-
-
-def _choices(row: LayoutEstimate) -> dict[str, object]:
-    return {
-        "layout": str(row.layout),
-        "micro_batch": row.tuning.micro_batch,
-        "virtual_pipeline": row.tuning.virtual_pipeline,
-        "recompute": row.tuning.recompute,
-        "recompute_layers": row.tuning.recompute_layers,
-    }
+    if assumes_rates:
+        content["speed_over_first_row"] = _speed(plan, row)
+    if plan.tokens is not None:
+        ends = bills_at_ends(plan, row)
+        content["training"] = None if assumes_rates else asdict(planned_bill(plan, row))
+        content["training_interval"] = None if ends is None else [asdict(end) for end in ends]
+    return content
 
 
 def print_explained(plan: AnsweredPlan, options: argparse.Namespace) -> None:
-    rows = plan.found.rows or plan.found.beyond
+    rows = plan.ranking.rows or plan.ranking.beyond
     if not 1 <= options.explain <= len(rows):
-        which = "the rows that fit" if plan.found.rows else "the rows that do not fit"
+        which = "the rows that fit" if plan.ranking.rows else "the rows that do not fit"
         raise UsageError(f"--explain {options.explain}: expected 1 to {len(rows)}, {which}")
     question, row = plan.question, rows[options.explain - 1]
     assumed = plan.assumed if plan.assumes_rates else ()
     if options.json:
         terms = {"memory": memory_terms(question, row), "time": time_terms(question, row)}
-        content: dict[str, object] = {name: [asdict(term) for term in found] for name, found in terms.items()}
+        content: dict[str, object] = {name: [asdict(term) for term in part] for name, part in terms.items()}
         print(json_text({**content, **({"assumed": assumed} if assumed else {})}))
     else:
         lines = explained(question, row, assumed=bool(assumed))

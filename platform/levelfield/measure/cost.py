@@ -102,6 +102,14 @@ class TrainingBill:
     cost: float | None = None
     reason: str | None = None
 
+    @property
+    def days(self) -> float:
+        return self.seconds / 86400
+
+    @property
+    def megawatt_hours(self) -> float | None:
+        return None if self.kilowatt_hours is None else self.kilowatt_hours / 1000
+
 
 def training_bill(use: PaidUse, tokens: float, prices: Prices | None = None) -> TrainingBill:
     """Return time, energy and cost of a training on so many tokens. Raises ValueError for a use without a speed."""
