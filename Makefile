@@ -67,15 +67,15 @@ framework-free: $(STAMP)
 	$(IN_MEMORY) -n 4 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models --ignore=tests/e2e --ignore=tests/machines tests/vendors tests
 
 environments: $(STAMP)
-	PYTHONPATH=platform $(PY) tests/environments.py
-	PYTHONPATH=platform $(PY) tests/first_starts.py
+	PYTHONPATH=platform $(PY) tools/environments.py
+	PYTHONPATH=platform $(PY) tools/first_starts.py
 
 # What make test leaves out: further runs of the same kinds.
 thorough: $(STAMP)
 	$(PYTEST) -n 2 -m "thorough and not containers and not machines"
 	$(PYTEST) -m "thorough and containers" tests/containers
 	$(PYTEST) -m "thorough and machines" tests/machines
-	PYTHONPATH=platform $(PY) tests/first_starts.py --all
+	PYTHONPATH=platform $(PY) tools/first_starts.py --all
 	LEVELFIELD_FUZZ=60 $(PYTEST) -n 2 tests/core/fuzz tests/core/store/test_damaged_rows.py
 
 quick: $(STAMP)
@@ -92,7 +92,7 @@ lint: $(STAMP)
 
 # The ends that users meet on a bad day, ten times in a row while every core is busy: about twenty minutes.
 drills: $(STAMP)
-	PYTHONPATH=platform $(PY) tests/drills.py
+	PYTHONPATH=platform $(PY) tools/drills.py
 
 # Every benchmark, one after another; each prints ratios from one run.
 bench: $(STAMP)
@@ -100,21 +100,21 @@ bench: $(STAMP)
 
 # Every framework in every layout, to models/*/tested.json and docs/frameworks.md: about half an hour on two cores.
 matrix: $(STAMP)
-	PYTHONPATH=platform $(PY) tests/models/matrix.py
+	PYTHONPATH=platform $(PY) tools/matrix.py
 
 # What predictions of runs on a processor are held to: a quarter of an hour on a machine that does nothing else.
 host-runs: $(STAMP)
-	PYTHONPATH=platform $(PY) tests/models/host_runs.py
+	PYTHONPATH=platform $(PY) tools/host_runs.py
 
 # The code of accelerators at full scale on pretended devices, into docs/verified/rehearsed.json: a minute or two for each
-# plan. It needs gcc, and a Python with the CUDA build of torch: LEVELFIELD_CUDA_PYTHON (tests/gpu/standin/README.md).
+# plan. It needs gcc, and a Python with the CUDA build of torch: LEVELFIELD_CUDA_PYTHON (tools/rehearsal/README.md).
 rehearse: $(STAMP)
-	PYTHONPATH=platform $(PY) tests/gpu/rehearse_all.py $(ARGS)
+	PYTHONPATH=platform $(PY) tools/rehearse_all.py $(ARGS)
 
 # On a machine with accelerators: what only a chip can show, within 40 minutes, written to gpu-check/. docs/first-hour.md
 # explains it. Options go into ARGS, such as ARGS=--list. The caller's PYTHONPATH holds packages that were carried there.
 gpu-check:
-	$(PYTHON) tests/gpu/check.py $(ARGS)
+	$(PYTHON) tools/gpu_check.py $(ARGS)
 
 $(STAMP): requirements.lock requirements-dev.lock
 	$(PYTHON) -m venv --clear $(DEV)

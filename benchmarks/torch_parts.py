@@ -7,7 +7,7 @@ and gradient on 64 rows, against float64. pieces: casts, a layer's weight gradie
 models/torch/fused beside torch's operations, forward and backward.
 
 Each time is the least of a few. bf16 on devices, fp32 on a processor. What cannot run has the reason in its row. On the
-stand-in for CUDA (tests/gpu/standin/run.py) times are the host's and say nothing.
+stand-in for CUDA (tools/run_on_standin.py) times are the host's and say nothing.
 """
 
 from __future__ import annotations

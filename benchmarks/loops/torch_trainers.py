@@ -81,7 +81,7 @@ def timed(step: Step) -> dict[str, float]:
 
 
 def pretended() -> str | None:
-    """Return the chip of the stand-in for CUDA where it is loaded (tests/gpu/standin), else None."""
+    """Return the chip of the stand-in for CUDA where it is loaded (tools/standin), else None."""
     key = getattr(ctypes.CDLL(None), "levelfield_pretended", None)
     if key is None:
         return None

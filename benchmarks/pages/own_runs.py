@@ -22,7 +22,7 @@ from levelfield.specs.tuning import Tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "verified"
-CASES = ROOT / "tests" / "gpu" / "cases"
+CASES = ROOT / "tools" / "chip_check" / "cases"
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,20 @@ def test_the_platform_never_imports_a_framework() -> None:
         assert names & (FRAMEWORKS | {"transformers", "pandas"}) == set(), path
 
 
+def modules_in(*folders: str) -> set[str]:
+    """The names by which programs of these folders import files and folders of theirs."""
+    found = [path for name in folders for path in (ROOT / name).iterdir()]
+    return {path.stem for path in found if path.suffix == ".py" or (path.is_dir() and list(path.glob("*.py")))}
+
+
+def test_the_product_imports_nothing_of_tools_or_tests_and_tools_nothing_of_tests() -> None:
+    tools, tests = modules_in("tools"), modules_in("tests", "tests/core", "tests/models", "tests/gpu")
+    assert {"matrix", "rehearsal", "standin"} <= tools and {"driving", "plans"} <= tests
+    for folder, forbidden in {"platform": tools | tests, "vendors": tools | tests, "tools": tests}.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            assert not forbidden & {name.partition(".")[0] for name in imported(path)}, path
+
+
 def test_the_worker_imports_numpy_and_the_standard_library_only() -> None:
     for path in (ROOT / "platform/levelfield/worker").rglob("*.py"):
         names = {name.partition(".")[0] for name in imported(path) if not name.startswith(".")}

@@ -13,18 +13,19 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from check import cannot_run
-from check_plan import PLAN, Entry, read_plan
-from check_python import found_in, given_python
-from check_record import code_digest, read_records
-from check_runs import Machine, judged, run_entry
-from check_speed import read_expected, speed_tables
-from check_summary import energies, layout_text, read_rehearsed, rehearsed_of, summarise
+from chip_check.plan import PLAN, Entry, read_plan
+from chip_check.python import found_in, given_python
+from chip_check.record import code_digest, read_records
+from chip_check.runs import Machine, judged, run_entry
+from chip_check.speed import read_expected, speed_tables
+from chip_check.summary import energies, layout_text, read_rehearsed, rehearsed_of, summarise
+from gpu_check import cannot_run
 from levelfield.cli.main import main as levelfield
 
-HERE = Path(__file__).resolve().parent
-PLUGINS = HERE.parent / "core" / "plugins"
-LONG = HERE.parent / "containers" / "plugins"
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tools" / "gpu_check.py"
+PLUGINS = ROOT / "tests" / "core" / "plugins"
+LONG = ROOT / "tests" / "containers" / "plugins"
 
 
 def tiny(name, *options, case="tiny", **fields):
@@ -48,7 +49,14 @@ class Checked:
 
     def start(self, entries, *options):
         self.plan.write_text(json.dumps(entries))
-        argv = [sys.executable, str(HERE / "check.py"), "--plan", str(self.plan), "--output", str(self.output)]
+        argv = [
+            sys.executable,
+            str(PROGRAM),
+            "--plan",
+            str(self.plan),
+            "--output",
+            str(self.output),
+        ]
         argv += ["--plugins", str(PLUGINS), "--plugins", str(LONG), *options]
         return subprocess.Popen(argv, env=self.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -136,7 +144,7 @@ def test_the_rows_of_a_program_are_recorded(tmp_path):
     """It runs without the caller's PYTHONPATH, as a training does."""
     path = tmp_path / "program.py"
     path.write_text("import json, os; print(json.dumps([{'path': os.environ.get('PYTHONPATH')}]))")
-    arguments = (f"benchmarks/{os.path.relpath(path, HERE.parents[1] / 'benchmarks')}",)
+    arguments = (f"benchmarks/{os.path.relpath(path, ROOT / 'benchmarks')}",)
     entry = Entry("program", 0.1, arguments, "shows", expects=("exit 0",))
     machine = Machine("fake", 1, "one", sys.executable, (), tmp_path)
     record = run_entry(entry, machine)
@@ -183,7 +191,7 @@ STEP_RECORD = {"word": "exit 0", "as_expected": True, "minutes": 1.0}
 
 
 def test_each_step_of_the_plan_is_one_shape_and_each_expectation_one_of_the_plan(monkeypatch):
-    monkeypatch.syspath_prepend(str(HERE.parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import torch_step
 
     chosen = {}
@@ -267,9 +275,9 @@ def test_carried_packages_are_seen_by_the_training_python(tmp_path, monkeypatch)
     (tmp_path / "carried").mkdir()
     (tmp_path / "carried" / "carried_framework.py").write_text("")
     monkeypatch.setenv("LEVELFIELD_NO_BOOTSTRAP", "1")
-    monkeypatch.setenv("PYTHONPATH", f"{HERE.parents[1] / 'platform'}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'platform'}")
     assert given_python(tmp_path) == sys.executable
-    monkeypatch.setenv("PYTHONPATH", f"{HERE.parents[1] / 'platform'}{os.pathsep}{tmp_path / 'carried'}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'platform'}{os.pathsep}{tmp_path / 'carried'}")
     python = given_python(tmp_path)
     has, releases = found_in(python, {"carried_framework", "numpy", "no.such.framework"})
     assert has == {"carried_framework": True, "numpy": True, "no.such.framework": False} and releases["numpy"]

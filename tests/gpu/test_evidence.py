@@ -42,7 +42,7 @@ def rows():
 
 def row_of(rows, case, options=()):
     key = rehearse_all.plan_key(rehearse_all.facts_of(make_plan(case, list(options))))
-    again = f"rehearse it: python tests/gpu/rehearse_all.py {case}"
+    again = f"rehearse it: python tools/rehearse_all.py {case}"
     assert key in rows, f"found no row of {case} with {key[5:]}; {again}"
     return (*rows[key], again)
 
@@ -62,7 +62,7 @@ def test_the_page_marks_each_row_that_does_not_count(rows):
     assert len(lines) == len(rows) > 0
     for line, (row, fault) in zip(lines, rows.values(), strict=True):
         assert line.startswith(f"| {row.case} | {row.framework}") and f" {row.layout} " in line
-        assert line.endswith(f" | {fault or 'yes'} |"), "run `python tests/models/matrix.py --docs`"
+        assert line.endswith(f" | {fault or 'yes'} |"), "run `python tools/matrix.py --docs`"
 
 
 @pytest.mark.skipif(not PYTHON, reason="LEVELFIELD_CUDA_PYTHON is not set")
@@ -84,7 +84,7 @@ def test_a_rehearsal_repeats_its_row_to_the_byte(case, rows):
 def test_the_page_of_the_chip_is_of_the_results_beside_it():
     found = chip_page.results()
     text = chip_page.PAGE.read_text()
-    assert chip_page.page(text, found) == text, "run `python tests/gpu/chip_page.py`"
+    assert chip_page.page(text, found) == text, "run `python tools/chip_page.py`"
     changed = {**found["H100 gpt2-small"], "micro_batch": 31}
     assert chip_page.page(text, {**found, "H100 gpt2-small": changed}) != text
 

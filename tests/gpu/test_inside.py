@@ -6,20 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
+CHECKOUT = Path(__file__).parents[2]
+
 
 @pytest.fixture(autouse=True)
 def inside(monkeypatch):
     """torch is imported here, and not by each process that only reads the tests."""
     pytest.importorskip("torch.distributed")
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parent / "rehearsal" / "inside"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(CHECKOUT / "tools" / "rehearsal" / "inside"), *sys.path])
 
 
 def test_no_module_of_a_training_has_the_name_of_one_inside():
     """Both folders are on a rank's path, and the training's comes first."""
-    checkout = Path(__file__).parents[2]
-    inside = {path.name for path in Path(__file__).parent.glob("rehearsal/inside/*.py")}
+    inside = {path.name for path in CHECKOUT.glob("tools/rehearsal/inside/*.py")}
     trainings = {
-        path.name for name in ("torch", "deepspeed", "megatron") for path in checkout.glob(f"models/{name}/*.py")
+        path.name for name in ("torch", "deepspeed", "megatron") for path in CHECKOUT.glob(f"models/{name}/*.py")
     }
     assert len(inside) > 4 and len(trainings) > 20
     assert inside & trainings == set()

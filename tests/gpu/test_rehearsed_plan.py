@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-INSIDE = ROOT / "tests" / "gpu" / "rehearsal" / "inside"
+INSIDE = ROOT / "tools" / "rehearsal" / "inside"
 PYTHON = os.environ.get("LEVELFIELD_CUDA_PYTHON")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="no CUDA build of torch: LEVELFIELD_CUDA_PYTHON names none")
 BREAKS = """
@@ -36,7 +36,7 @@ assert second == {"graphs": 0, "graph_breaks": {}}, second
 
 
 def rehearsed(*options, folder):
-    argv = [sys.executable, str(ROOT / "tests" / "gpu" / "rehearse.py"), "gpt2_small:torch:H100:1:1", *options]
+    argv = [sys.executable, str(ROOT / "tools" / "rehearse.py"), "gpt2_small:torch:H100:1:1", *options]
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "platform"), "TMPDIR": str(folder)}
     return subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

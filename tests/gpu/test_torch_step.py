@@ -13,7 +13,7 @@ import pytest
 
 PYTHON = os.environ.get("LEVELFIELD_CUDA_PYTHON")
 ROOT = Path(__file__).resolve().parents[2]
-RUN = ROOT / "tests" / "gpu" / "standin" / "run.py"
+RUN = ROOT / "tools" / "run_on_standin.py"
 
 
 @pytest.mark.skipif(not PYTHON, reason="LEVELFIELD_CUDA_PYTHON is not set")

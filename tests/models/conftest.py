@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreters import interpreters
 from layouts import MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, torch_curve, train
 from levelfield.specs.recorded_runs import Difference
+from trainings.interpreters import interpreters
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # each rank of jax compiles: a third less time for it

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import layouts
 import pytest
-from frameworks_page import PAGE, all_runs, counting, page
 from layouts import LONG_STEPS, MODELS, SINGLE, compare, first_steps, job_of, planted, script_of, shallow, train
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
@@ -23,7 +22,8 @@ from matrix import (
     noise_of,
     reduced,
 )
-from rehearsed_page import REHEARSED, rehearsed_page
+from trainings.frameworks_page import PAGE, all_runs, counting, page
+from trainings.rehearsed_page import REHEARSED, rehearsed_page
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
@@ -196,11 +196,11 @@ def test_the_recorded_runs_are_those_of_the_matrix_for_the_version_in_use_and_pa
 
 
 def test_the_page_is_made_from_the_files():
-    assert PAGE.read_text() == page(Registry()), "run `python tests/models/matrix.py --docs`"
+    assert PAGE.read_text() == page(Registry()), "run `python tools/matrix.py --docs`"
 
 
 def test_the_page_of_rehearsals_is_made_from_its_file():
-    assert REHEARSED.read_text() == rehearsed_page(Registry()), "run `python tests/models/matrix.py --docs`"
+    assert REHEARSED.read_text() == rehearsed_page(Registry()), "run `python tools/matrix.py --docs`"
 
 
 def test_the_page_says_how_many_runs_count():

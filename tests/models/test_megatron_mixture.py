@@ -26,7 +26,7 @@ from layouts import (
     shallow,
     train,
 )
-from warm import run_ranks
+from trainings.warm import run_ranks
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 

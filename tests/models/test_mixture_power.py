@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from faults_in_mixtures import FAULTS
+from faults.in_mixtures import FAULTS
 from mixture_power import BEGIN, DATA, HONEST, JUDGED, judged_rows, section
 from power import END, PAGE
 

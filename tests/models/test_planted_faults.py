@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fault import Fault
-from faults import FAULTS
-from faults_elsewhere import ELSEWHERE
-from judging import STEPS, Trainings, Yardstick, judge, training_of, yardstick
+from faults.elsewhere import ELSEWHERE
+from faults.fault import Fault
+from faults.in_torch import FAULTS
+from faults.judging import STEPS, Trainings, Yardstick, judge, training_of, yardstick
 from layouts import MODELS, ROOT, SINGLE, Variant, job_of, planted, script_of
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd, Request, Watch
@@ -26,7 +26,7 @@ from levelfield.run.runner import Listener
 from levelfield.run.runtimes.process_runtime import inherited
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.diagnosis import ComparedTraining, Diagnosis, first_difference
-from warm import run_ranks
+from trainings.warm import run_ranks
 
 pytestmark = pytest.mark.torch
 

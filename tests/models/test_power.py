@@ -6,9 +6,9 @@ import functools
 import json
 
 import pytest
-from faults import FAULTS
-from faults_elsewhere import ELSEWHERE
-from judging import (
+from faults.elsewhere import ELSEWHERE
+from faults.in_torch import FAULTS
+from faults.judging import (
     HONEST,
     PRECISIONS,
     STEPS,

@@ -10,7 +10,6 @@ from pathlib import Path
 import layouts
 import matrix
 import pytest
-import references
 from layouts import SINGLE, Curve, compare
 from levelfield.catalog.code_basis import training_code
 from levelfield.catalog.registry import Registry
@@ -20,7 +19,8 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve, ReferenceCurves
 from levelfield.testing.framework_kit.layout_checks import row_head
 from matrix import VARIANTS, Asked, RunRecord
-from references import confirms, curve_of, figures_of, train_references
+from trainings import references
+from trainings.references import confirms, curve_of, figures_of, train_references
 
 RIGHT = Difference(
     first_loss=0.0, loss=0.0, grad_norm=0.0, parameter_norm=0.0, total_norm=0.0, same_weights=True, same_tokens=True

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from interpreters import interpreters
+from faults.slow_links import Interval, missing, transfer_ms
 from power import documented_between
-from slow_links import Interval, missing, transfer_ms
 from told_plants import (
     BEGIN,
     DATA,
@@ -23,6 +22,7 @@ from told_plants import (
     rows_of,
     section,
 )
+from trainings.interpreters import interpreters
 
 A_ROW = {"framework": "torch", "fault": "a norm", "seed": 0, "named": True, "planted": 200.0, "told": 219.0}
 

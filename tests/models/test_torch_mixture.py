@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from faults_in_mixtures import KINDS, LATENT, SHOWN, SWITCH, mixture
+from faults.in_mixtures import KINDS, LATENT, SHOWN, SWITCH, mixture
 from layouts import (
     MODELS,
     NOBODY_JOINS,

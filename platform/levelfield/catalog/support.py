@@ -51,7 +51,7 @@ REFERENCE = "torch"
 REFERENCES = "tested-references.json"  # beside torch's manifest
 
 EVIDENCE = "docs/verified/rehearsed.json"
-PRETENDED = ("standin", "rehearsal/inside")  # below tests/gpu: what takes the place of a device, and of a rank's start
+PRETENDED = ("tools/standin", "tools/rehearsal/inside")  # what takes the place of a device, and of a rank's start
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def rehearsed_code(registry: Registry, framework: str, kind: str) -> str:
 
     Raises UsageError for an unknown framework.
     """
-    folders = (checkout() / "tests" / "gpu" / name for name in PRETENDED)
+    folders = (checkout() / name for name in PRETENDED)
     return training_code(*registry.labelled(framework), kind, *(folder for folder in folders if folder.is_dir()))
 
 

@@ -66,7 +66,7 @@ def _in_16_bits(unit: float) -> LeastLimits:
 
     There frameworks differ by 5e-6 in the first loss, 2.4e-4 in later ones and 1e-2 in gradients at smoke scale: a loss
     is a mean over many tokens. Weights keep the least limit of float32, which they are kept in; a larger one lets eight
-    more of 56 planted faults pass (tests/models/power.py).
+    more of 56 planted faults pass (tools/power.py).
     """
     return LeastLimits(unit / 128, 4 * unit, unit / 8, _IN_FP32.weights, 4 * unit, unit)
 

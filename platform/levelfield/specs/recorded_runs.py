@@ -1,9 +1,9 @@
 """Runs whose records the repository keeps, each with the digest of the code that its figures follow from.
 
 tested.json beside implementation.yaml: the difference of an implementation from torch in each tested layout.
-tested-references.json of torch: the curves that these runs are compared with. tests/models/matrix.py writes both.
+tested-references.json of torch: the curves that these runs are compared with. tools/matrix.py writes both.
 docs/verified/rehearsed.json: the real code at full scale on devices that only keep books of their memory.
-tests/gpu/rehearse_all.py writes it. Nobody edits any of them by hand.
+tools/rehearse_all.py writes it. Nobody edits any of them by hand.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(module, "checkout", lambda: tmp_path)
     (tmp_path / EVIDENCE).parent.mkdir(parents=True)
     for name in PRETENDED:
-        shutil.copytree(ROOT / "tests" / "gpu" / name, tmp_path / "tests" / "gpu" / name)
+        shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path
 
 
@@ -75,8 +75,8 @@ def test_a_rehearsal_of_other_code_or_with_failures_counts_for_nothing(
 
 def test_a_rehearsal_counts_until_what_takes_the_place_of_the_device_changes(folder: Path) -> None:
     record(folder)
-    for name in ("standin/memory.c", "rehearsal/inside/rank.py"):
-        path = folder / "tests" / "gpu" / name
+    for name in ("tools/standin/memory.c", "tools/rehearsal/inside/rank.py"):
+        path = folder / name
         before = path.read_text()
         path.write_text(before + "// changed")
         assert said() is None, name

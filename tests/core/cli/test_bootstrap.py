@@ -1,6 +1,6 @@
 """run_benchmarks.py: a suitable Python runs at once, an unsuitable one makes .venv or says what is wrong.
 
-tests/first_starts.py has the table of surroundings and outcomes.
+tools/first_starts.py has the table of surroundings and outcomes.
 """
 
 from __future__ import annotations

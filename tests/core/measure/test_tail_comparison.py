@@ -19,7 +19,7 @@ from levelfield.measure.curves import (
 )
 
 STEPS = 400
-SEEDS = json.loads((Path(__file__).parents[1] / "data" / "loss_curves" / "seeds.json").read_text())
+SEEDS = json.loads((Path(__file__).parents[3] / "tools" / "data" / "loss_curves" / "seeds.json").read_text())
 
 
 def curve(offset=0.0, wave=0.0, steps=STEPS, fast=20.0):

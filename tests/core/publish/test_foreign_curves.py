@@ -13,7 +13,7 @@ from levelfield.errors import DocumentError
 from levelfield.publish.foreign_curves import read_curve
 
 CURVE = {1: 10.5, 2: 9.25, 3: 8.125}
-RECORDED = Path(__file__).parents[1] / "data" / "loss_curves"
+RECORDED = Path(__file__).parents[3] / "tools" / "data" / "loss_curves"
 
 MEGATRON = "".join(
     f"[2025-01-01 00:00:0{step}]  iteration  {step:7d}/     100 | consumed samples: {64 * step:12d} | elapsed time per "

@@ -19,8 +19,8 @@ from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.specs.plan import EnvironmentPlan
 from plans import ROOT
-from planted_wheels import wheel
 from read_only_disk import read_only
+from starts.planted_wheels import wheel
 
 
 def plan(folder: Path, *requirements: str) -> EnvironmentPlan:

@@ -16,7 +16,7 @@ from levelfield.errors import RunFailed, UsageError
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.specs.plan import EnvironmentPlan
 from plans import ROOT
-from planted_wheels import wheel
+from starts.planted_wheels import wheel
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 STARTED = """

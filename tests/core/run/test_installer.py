@@ -21,7 +21,7 @@ from levelfield.run.runtimes.wheels import fetch_into, wheels_of
 from levelfield.specs.plan import EnvironmentPlan
 from levelfield.specs.requirements import Stages
 from plans import ROOT
-from planted_wheels import wheel
+from starts.planted_wheels import wheel
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 NOBODY = "http://me:secret@127.0.0.1:9/simple"  # no server listens there

@@ -30,7 +30,7 @@ from levelfield.run.launchers.ssh.ssh_setup import prepare
 from levelfield.specs.site import Host, LaunchPlan, Site
 from levelfield.testing.rehearsal import DRILL
 from plans import make_plan
-from planted_wheels import wheel
+from starts.planted_wheels import wheel
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -15,7 +15,7 @@ from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.runtimes.wheels import fetch_into
 from levelfield.specs.plan import EnvironmentPlan
 from levelfield.specs.requirements import BuildStep
-from planted_wheels import built_against, wheel, write
+from starts.planted_wheels import built_against, wheel, write
 
 STEP = BuildStep(packages=("engine==1.0",), home={"ENGINE_HOME": "acme"}, headers="acme*")
 READ = "import engine, json; print(json.dumps([engine.AGAINST, engine.SEEN]))"

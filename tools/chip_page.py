@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Write the tables of docs/verified/chip.md from the results that lie beside it as they came."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from chip_check.summary import gib, markdown, rate
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "verified"
+PAGE = FOLDER / "chip.md"
+BEGIN, END = "<!-- begin: {} -->\n", "<!-- end: {} -->\n"
+CHIPS = ("H100", "H200")
+LAYERS = ("first step", "gradients", "curve", "norms", "final weights")
+
+
+def results() -> dict[str, Any]:
+    """Return the results by chip and entry, such as `H100 gpt-fp32`."""
+    return {f"{chip} {path.stem}": json.loads(path.read_text(encoding="utf-8"))
+            for chip in CHIPS for path in sorted((FOLDER / chip.lower()).glob("*.json"))}  # fmt: skip
+
+
+def aligned(found: dict[str, Any]) -> Iterator[str]:
+    """Every run at smoke scale that ended valid, with the largest difference in each layer of its verdict."""
+    rows = []
+    for name, run in found.items():
+        layers = {each["name"]: each for each in (run["alignment"] or {}).get("layers", ())}
+        if run["status"]["word"] == "valid" and layers:
+            shown = (f"{layers[each]['value']:.1e}" if each in layers else "-" for each in LAYERS)
+            rows.append((*name.split(), f"{run['framework']} {run['framework_version']}", run["precision"], *shown,
+                         run["alignment"]["verdict"]))  # fmt: skip
+    yield from markdown(("chip", "entry", "framework", "precision", *LAYERS, "verdict of the day"), rows)
+
+
+def full(found: dict[str, Any]) -> Iterator[str]:
+    """Every run at full scale that ended valid."""
+    rows = []
+    for name, run in found.items():
+        if run["status"]["word"] == "valid" and run["scale"] == "full":
+            memory, energy = run["memory"], run["energy"]
+            mfu = next(each for each in run["utilisation"] if each["formula"] == "megatron/1")
+            peaks = (gib(memory[f"{each}_peak"]["value"]) for each in ("allocated", "reserved", "device_used"))
+            rows.append((*name.split(), run["precision"], str(run["micro_batch"]),
+                         rate(run["throughput"]["tokens_per_second_per_device"]), f"{mfu['value']:.1%}",
+                         gib(memory["expected_bytes"]), *peaks, f"{energy['mean_watts']['value']:.0f}"))  # fmt: skip
+    head = (
+        "chip",
+        "entry",
+        "precision",
+        "micro-batch",
+        "tokens/s",
+        "MFU, megatron/1",
+        "planned GiB",
+        "allocated",
+        "reserved",
+    )
+    yield from markdown((*head, "device used", "W"), rows)
+
+
+def ended(found: dict[str, Any]) -> Iterator[str]:
+    """Every run that was made to end otherwise."""
+    rows = [(*name.split(), each["status"]["word"], str(each["status"]["evidence"]).replace("|", "\\|")[:100])
+            for name, each in found.items() if each["status"]["evidence"]]  # fmt: skip
+    yield from markdown(("chip", "entry", "word", "evidence"), rows)
+
+
+def page(text: str, found: dict[str, Any]) -> str:
+    for name, table in (("aligned", aligned), ("full", full), ("ended", ended)):
+        before, rest = text.split(BEGIN.format(name))
+        after = rest.split(END.format(name))[1]
+        body = "\n".join(table(found))
+        text = f"{before}{BEGIN.format(name)}\n{body}\n\n{END.format(name)}{after}"
+    return text
+
+
+if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), results()), encoding="utf-8")

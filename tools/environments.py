@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Makes every framework's environment for the processor, as a run would; `make test` does so beside its first tests.
+
+PYTHONPATH=platform .venvs/dev/bin/python tools/environments.py
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+
+from levelfield.catalog.registry import Registry
+from levelfield.errors import NotHere
+from levelfield.plan.environment import environment_of
+from levelfield.run.runtimes.environments import environment_in_use
+
+KIND = "cpu"
+
+
+def main() -> None:
+    registry = Registry()
+    for framework in registry.frameworks:
+        try:
+            make(registry, framework)
+        except NotHere as error:  # the tests that need it fail and name it
+            print(error, flush=True)
+
+
+def make(registry: Registry, framework: str) -> None:
+    implementation, _folder = registry.implementation(framework)
+    plan = environment_of(implementation, KIND, implementation.requirements[KIND].stages(), None, "process")
+    with environment_in_use(plan, say):
+        pass
+
+
+def say(text: str) -> None:
+    """Passes on what the platform says, without pip's list of packages."""
+    if not text.startswith(("Collecting", "Installing", "Building")):
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
+    main()

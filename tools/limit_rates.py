@@ -1,0 +1,110 @@
+"""False alarms and power of the limits, on recorded differences of a small GPT and a small Llama from torch's.
+
+    PYTHONPATH=platform python tools/limit_rates.py
+
+Limits are learned on random rows, and every other row is a run to be judged: a false alarm where it exceeds them. The
+rows are honest: other layouts, micro-batches, recomputation and frameworks. The faults are those of
+tools/faults/in_torch.py in torch. `tools/record_noise.py` recorded both.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from levelfield.measure.alignment import AlignmentLimits, limit_at
+from levelfield.measure.calibration import Noise, limits_of, merged
+
+DATA = Path(__file__).parent / "data" / "noise_rows.json"
+ROWS, DRAWS = (2, 4, 6, 9), 200
+
+
+class Rates(NamedTuple):
+    """(false alarms, runs) of kinds that the rows have, of other kinds, and by the former rule; (seen, faults)."""
+
+    known: tuple[int, int]
+    other: tuple[int, int]
+    former: tuple[int, int]
+    faults: tuple[int, int]
+
+
+def recorded(family: str) -> tuple[list[Noise], dict[str, Noise]]:
+    """Return the honest rows that count, and the faults by name."""
+    found = [row for row in json.loads(DATA.read_text()) if row["family"] == family]
+    honest = merged(_noise(row) for row in found if not row["fault"])
+    return [row for row in honest if any(row.curve.values())], {r["name"]: _noise(r) for r in found if r["fault"]}
+
+
+def rates(family: str, rows: int, draws: int = DRAWS) -> Rates:
+    honest, faults = recorded(family)
+    draw = random.Random(rows)
+    known, other, former, seen = ([0, 0] for _ in range(4))
+    for _ in range(draws):
+        learned = draw.sample(honest, rows)
+        limits, maxima = limits_of(learned, ""), four_times_the_largest(learned)
+        for run in honest:
+            if run in learned:
+                continue
+            place = known if run.kind in {row.kind for row in learned} else other
+            _count(place, exceeds(run, limits))
+            _count(former, exceeds(run._replace(weights=None), maxima))
+        for fault in faults.values():
+            _count(seen, exceeds(fault, limits))
+    return Rates(*((hits, runs) for hits, runs in (known, other, former, seen)))
+
+
+def exceeds(run: Noise, limits: AlignmentLimits) -> bool:
+    """Whether a difference of the run is beyond its limit."""
+    parts = (
+        ({None: run.first_step}, limits.first_step),
+        (run.gradient, limits.gradient),
+        (run.curve, limits.curve),
+        (run.weights, limits.weights),
+    )
+    return any(not value <= limit_at(limit, place) for part, limit in parts for place, value in (part or {}).items())
+
+
+def four_times_the_largest(rows: list[Noise]) -> AlignmentLimits:
+    """The rule that was used before: one number for each layer."""
+    largest = [
+        max(row.first_step for row in rows),
+        max(max((row.gradient or {}).values()) for row in rows),
+        max(max(row.curve.values()) for row in rows),
+    ]
+    return AlignmentLimits(*(max(4 * value, 4 * 2**-23) for value in largest), "four times the largest")
+
+
+def _count(counter: list[int], hit: bool) -> None:
+    counter[0] += hit
+    counter[1] += 1
+
+
+def _noise(row: Mapping[str, Any]) -> Noise:
+    gradient = {(int(step), group): v for step, groups in row["gradients"].items() for group, v in groups.items()}
+    weights = {(group, figure): v for group, figures in row["weights"].items() for figure, v in figures.items()}
+    curve = dict(enumerate(row["losses"], start=1))
+    return Noise(row["first_step"], gradient, curve, weights, kind=row["kind"], setting=row["name"])
+
+
+def _share(pair: tuple[int, int]) -> str:
+    return f"{pair[0] / pair[1]:.1%} of {pair[1]:,}" if pair[1] else "none"
+
+
+def main() -> None:
+    for family in ("gpt", "llama"):
+        honest, faults = recorded(family)
+        print(f"\n{family}: {len(honest)} different rows, {len(faults)} faults\n")
+        print(
+            "| rows | false alarms, kinds with rows | other kinds | former rule | faults seen |\n|---|---|---|---|---|"
+        )
+        for rows in ROWS:
+            print(f"| {rows} | " + " | ".join(map(_share, rates(family, rows))) + " |")
+
+
+if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
+    main()

@@ -1,0 +1,169 @@
+"""docs/result.md: every field of result.json with its type, unit and meaning, from the model that writes the file.
+
+    PYTHONPATH=platform python tools/result_page.py
+
+writes the page again. tests/core/test_result_page.py fails when the page is not what the model says.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from levelfield.specs.base import Value
+from levelfield.specs.result import Figure, Result
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "result.md"
+NUMBERS = (int, float)
+_WORDS = {
+    dict[str, str]: "texts by name",
+    str: "text",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+}
+
+# Values that other documents hold too are described here, by model and field: (unit, meaning).
+SHARED: dict[str, dict[str, tuple[str, str]]] = {
+    "Layout": {
+        "data": ("count", "Data-parallel size: replicas of the model, each with its own sequences."),
+        "tensor": ("count", "Tensor-parallel size: devices that share each matrix."),
+        "pipeline": ("count", "Pipeline stages: devices that share the layers."),
+        "sequence_parallel": ("", "Whether the tensor-parallel devices also divide the sequence."),
+        "sharding_stage": ("ZeRO stage", "From 0 (nothing is sharded) to 3."),
+        "sharding_degree": ("count", "Ranks that share one set of sharded states, of data x context."),
+        "context": ("count", "Context-parallel size: devices that share each sequence. Left out where it is 1."),
+        "expert": ("count", "Ranks of data x context that divide the experts of a mixture. Left out where it is 1."),
+    },
+    "EntryUsed": {
+        "suite": ("", "Name of the suite."),
+        "name": ("", "Name of the entry; the published row where it is one."),
+        "group": ("", "Heading that the entry stands under."),
+        "note": ("", "What a reader of the row has to know."),
+    },
+}
+
+INTRODUCTION = """# result.json, field by field
+
+Made by `PYTHONPATH=platform python tools/result_page.py` from the model that writes the file; do not edit.
+
+Each run directory holds a `result.json`, computed from its raw files alone. `evidence collect RUN` writes the same
+bytes again; `--check` only compares. `report RUN... --format json` prints a list of such documents. Formulas and
+sources are in [measurement.md](measurement.md), words in [glossary.md](glossary.md).
+
+- The first key is `schema`: `{schema}`. A reader that finds another one has to refuse the file.
+- A figure that is not known is null, and a sentence beside it says why. Zero is never used for unknown.
+- The unit follows the type: SI without prefixes, except where a field's name says otherwise; `1` is a ratio (0.5 is
+  50 %); B is a single byte, so a GiB is 2^30.
+- A type with `?` may be null. A field that came later is null, or has its default, in results of an earlier version.
+- Keys are in the order of this page. Unknown keys are an error."""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION.format(schema=Result.schema_name()), *_section("Top level", "", Result)]
+    for path, model in _nested(Result, ""):
+        parts += _section(f"`{path}`", f"{_first_line(model)}\n\n", model)
+    parts += _section("A figure", f"{_first_line(Figure)} The type of every field that is called a figure.\n\n", Figure)
+    return "\n".join(parts)
+
+
+def fields(model: type[BaseModel], before: str = "") -> Iterator[tuple[str, type[BaseModel], str, FieldInfo]]:
+    """Every field below the model, once: its path, the model that holds it, its name, and what pydantic knows of it."""
+    for name, field in model.model_fields.items():
+        yield f"{before}{name}", model, name, field
+        if inner := model_of(field.annotation):
+            yield from fields(inner, f"{before}{name}{'[]' if _is_list(field.annotation) else ''}.")
+
+
+def meaning(model: type[BaseModel], name: str) -> str:
+    """What the field says; empty when nobody described it."""
+    shared = SHARED.get(model.__name__, {})
+    return shared[name][1] if name in shared else model.model_fields[name].description or ""
+
+
+def unit(model: type[BaseModel], name: str) -> str:
+    """The unit of a number; empty for what is none."""
+    shared = SHARED.get(model.__name__, {})
+    extra = model.model_fields[name].json_schema_extra
+    return shared[name][0] if name in shared else str(extra.get("unit", "")) if isinstance(extra, dict) else ""
+
+
+def is_number(annotation: Any) -> bool:
+    """Whether the type holds int or float, alone, beside null or in a list."""
+    return annotation in NUMBERS or any(is_number(part) for part in get_args(annotation))
+
+
+def model_of(annotation: Any) -> type[Value] | None:
+    """The model within a type; None where there is none."""
+    if isinstance(annotation, type) and issubclass(annotation, Value):
+        return annotation
+    return next(filter(None, map(model_of, get_args(annotation))), None)
+
+
+def _nested(model: type[BaseModel], before: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The models below, each with its path; figures have a section of their own."""
+    for name, field in model.model_fields.items():
+        inner = model_of(field.annotation)
+        if inner is None or inner is Figure:
+            continue
+        path = f"{before}{name}{'[]' if _is_list(field.annotation) else ''}"
+        yield path, inner
+        yield from _nested(inner, f"{path}.")
+
+
+def _section(title: str, opening: str, model: type[BaseModel]) -> list[str]:
+    rows = [_row(model, name, field) for name, field in model.model_fields.items()]
+    return [f"\n## {title}\n\n{opening}| field | type | unit | meaning |\n|---|---|---|---|", *rows]
+
+
+def _row(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    plain = field.is_required() or field.default is None
+    said = meaning(model, name) + ("" if plain else f" Default: {_json(field.default)}.")
+    kind = _type(field.annotation)
+    kind = f"{kind.removesuffix(' or null')}?" if kind.endswith(" or null") else kind
+    return f"| `{name}` | {', '.join(filter(None, (kind, unit(model, name))))} | {said} |"
+
+
+def _json(value: Any) -> str:
+    return "`[]`" if value == () else f"`{json.dumps(value)}`"
+
+
+def _type(annotation: Any) -> str:
+    """The type in words."""
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(f"`{word}`" for word in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(_type(part) for part in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return _list(get_args(annotation))
+    if annotation is Figure:
+        return "[figure](#a-figure)"
+    return "object" if model_of(annotation) else _WORDS[annotation]
+
+
+def _list(parts: tuple[Any, ...]) -> str:
+    if len(parts) == 2 and parts[1] is Ellipsis:
+        return f"list of {'objects' if model_of(parts[0]) else 'texts'}"
+    return f"list of {len(parts)} {_type(parts[0])}s"
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple
+
+
+def _first_line(model: type[BaseModel]) -> str:
+    texts = {"Layout": "The parallel layout.", "EntryUsed": "Which entry of which suite the run is."}
+    return texts.get(model.__name__) or (model.__doc__ or "").strip().splitlines()[0]
+
+
+if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,262 @@
+"""docs/frameworks.md, and every recorded run as CSV, from models/*/tested.json and the code at hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from layouts import ROOT
+from levelfield.catalog.code_basis import runs_path
+from levelfield.catalog.registry import Registry
+from levelfield.catalog.support import (
+    HEADINGS,
+    LAYOUTS,
+    PRECISIONS,
+    STATES,
+    WORDS,
+    ReferenceState,
+    State,
+    SupportRow,
+    rows,
+    run_faults,
+)
+from levelfield.specs.base import load
+from levelfield.specs.recorded_runs import LayoutRuns, MatrixRun
+
+PAGE = ROOT / "docs" / "frameworks.md"
+DEFAULT_PLANS = ROOT / "tools" / "data" / "default_plans.json"
+FIGURES = ("first_loss", "loss", "grad_norm", "parameter_norm")
+# Of a framework's cells in one kind of layout, the one that is shown: the first of these that is among them.
+WORST_FIRST: tuple[State, ...] = ("fails", "written", "tested", "some", "chip", "-")
+
+
+@dataclass(frozen=True)
+class RecordedRuns:
+    """The runs of one version's file. faults: of each run, why it does not count; None where it does."""
+
+    tested: LayoutRuns
+    faults: tuple[str | None, ...]
+
+
+def page(registry: Registry) -> str:
+    """docs/frameworks.md, whole."""
+    found = {label: _recorded(registry, label) for label in registry.labels()}
+    recorded = [runs for runs in found.values() if runs]
+    return (
+        "\n".join(
+            [
+                *INTRODUCTION.splitlines(),
+                *("", *_kinds(registry)),
+                *("", *(f"- `{WORDS[state]}`: {STATES[state]}" for state in WORST_FIRST), "", *MEANING.splitlines()),
+                *("", *DIFFERENCES.splitlines(), "", *_worst(recorded)),
+                *("", *REFUSED.splitlines(), "", *_refused(registry)),
+                *("", *DEFAULTS.splitlines(), "", *_default_plans()),
+                *("", *PROCESSORS.splitlines()),
+            ]
+        )
+        + "\n"
+    )
+
+
+def all_runs(registry: Registry) -> str:
+    """Every recorded run as CSV, a row each."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("framework", "version", "family", "precision", "run", *FIGURES, "same work", "passed", "counts"))
+    for runs in filter(None, (_recorded(registry, label) for label in registry.labels())):
+        for run, fault in zip(runs.tested.runs, runs.faults, strict=True):
+            head = (runs.tested.framework, runs.tested.version, run.family, run.precision, run.name)
+            writer.writerow((*head, *_cells(run), _yes(run.passed), fault or "yes"))
+    return text.getvalue()
+
+
+def _cells(run: MatrixRun) -> Iterator[str]:
+    """The differences of a run, and whether weights and tokens were the same; for a failed run its message."""
+    if run.difference is None:
+        yield from (run.failure or "failed", "", "", "", "")
+        return
+    for figure in FIGURES:
+        value = getattr(run.difference, figure)
+        yield "" if value is None else f"{value:.1e}"
+    yield _yes(run.difference.same_weights and run.difference.same_tokens)
+
+
+def _recorded(registry: Registry, label: str) -> RecordedRuns | None:
+    """The runs of a version; None for a further version of which none is recorded."""
+    implementation, folder = registry.labelled(label)
+    path = runs_path(implementation, folder)
+    if implementation.is_further and not path.exists():
+        return None
+    tested = load(LayoutRuns, path)
+    return RecordedRuns(tested, run_faults(tested, implementation, folder, ReferenceState(registry)))
+
+
+# ---- its tables
+
+
+def _kinds(registry: Registry) -> Iterator[str]:
+    """Framework x kind of layout: over its families and precisions, the worst that there is to say."""
+    heads = ["framework", *(HEADINGS.get(key, key) for key in LAYOUTS), "on a processor", "accelerators only"]
+    yield from _head(heads)
+    found = list(rows(registry))
+    for label in registry.labels():
+        own = [row for row in found if row.framework == label]
+        cells = (WORDS[_worst_state(row.cells[key] for row in own)] for key in LAYOUTS)
+        yield _line([label, *cells, _on_processors(own), _in_precisions(own, ("chip",))])
+
+
+def _worst_state(states: Iterable[State]) -> State:
+    there = set(states)
+    return next(state for state in WORST_FIRST if state in there)
+
+
+def _in_precisions(own: list[SupportRow], states: tuple[State, ...]) -> str:
+    """The precisions in which one process has one of these states."""
+    return ", ".join(p for p in PRECISIONS if any(r.precision == p and r.cells["one"] in states for r in own)) or "-"
+
+
+def _on_processors(own: list[SupportRow]) -> str:
+    some = _in_precisions(own, ("some",))
+    return _in_precisions(own, ("tested", "fails", "written")) + ("" if some == "-" else f"; {some} on some")
+
+
+def _worst(recorded: list[RecordedRuns]) -> Iterator[str]:
+    """Framework x precision: how many runs passed and count, and the largest differences among them."""
+    heads = (
+        "framework",
+        "precision",
+        "runs",
+        "passed",
+        "count",
+        "step 1",
+        "all steps",
+        "gradient norm",
+        "by parameter",
+    )
+    yield from _head([*heads, "trained"])
+    for runs in recorded:
+        tested = runs.tested
+        for precision in PRECISIONS:
+            own = [(r, fault) for r, fault in zip(tested.runs, runs.faults, strict=True) if r.precision == precision]
+            if own:
+                passed, count = sum(run.passed for run, _ in own), counting([fault for _, fault in own])
+                head = (f"{tested.framework} {tested.version}", precision, str(len(own)), str(passed), count)
+                yield _line([*head, *_largest([run for run, _ in own]), max(run.date for run, _ in own)])
+    machines = dict.fromkeys(f"{runs.tested.device_kind} ({runs.tested.machine})" for runs in recorded)
+    yield from ("", f"Trained on: {'; '.join(machines)}.")
+
+
+def _largest(own: list[MatrixRun]) -> Iterator[str]:
+    for figure in FIGURES:
+        values = [getattr(run.difference, figure) for run in own if run.difference]
+        known = [value for value in values if value is not None]
+        yield f"{max(known):.1e}" if known else "-"
+
+
+def counting(faults: list[str | None]) -> str:
+    """How many of these runs count for the code beside this page. faults: of each run."""
+    good = sum(fault is None for fault in faults)
+    return {len(faults): "all", 0: "none"}.get(good, f"{good} of {len(faults)}")
+
+
+def _refused(registry: Registry) -> Iterator[str]:
+    """What each manifest refuses by name, and what it takes on a condition."""
+    for framework in registry.frameworks:
+        file = registry.implementation(framework)[0]
+        said = list(file.refuses.get("any", {}))
+        for kind in (kind for kind in file.refuses if kind != "any"):
+            said += [f"on {kind} {name}" for name in file.refuses[kind]]
+        for kind, conditions in file.conditions.items():
+            said += [f"{precision} on a {kind} without its instructions" for precision in conditions]
+        yield f"- **{framework}**: {'; '.join(said)}."
+
+
+def _default_plans() -> Iterator[str]:
+    """The counts of tools/data/default_plans.json."""
+    counts = json.loads(DEFAULT_PLANS.read_text())
+    kinds = sorted({kind for of_framework in counts.values() for kind in of_framework})
+    yield from _head(["framework", *kinds])
+    for framework, found in sorted(counts.items()):
+        yield _line([framework, *(f"{found.get(kind, 0):,}" for kind in kinds)])
+
+
+def _head(names: list[str]) -> list[str]:
+    return [_line(names), "|---" * len(names) + "|"]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "NO"
+
+
+# ---- its words
+
+INTRODUCTION = """# Frameworks: what works where
+
+Made by `make matrix`; do not edit. It trains four small models (GPT, Llama, Qwen and a mixture of experts) for 40 steps
+by every framework that has their parts, in every layout that the framework offers. It compares each run with torch in
+one process. This prints each family and precision:
+
+    python run_benchmarks.py show frameworks
+
+And this prints every run with its differences as CSV, from `models/<framework>/tested.json`:
+
+    PYTHONPATH=platform .venvs/dev/bin/python tools/matrix.py --rows
+
+## What runs
+
+A cell covers every family and precision that the framework has on a processor. A name with a version is a further
+one, such as a build for CUDA 12.
+"""
+
+MEANING = """Z1 to Z3: ZeRO stages. SP: tensor with sequence parallel. CP: context. EP: experts, in the mixture only.
+DxT, DxP, TxP: data, tensor and pipeline, two at a time."""
+
+DIFFERENCES = """## How far the runs differ
+
+The largest relative differences from torch's run in fp32 in one process: of the loss at step 1 and at any step, of the
+global gradient norm, and of each parameter's (steps 1, 2 and 10). Initial weights and all tokens have the same
+checksums in every run that passes.
+
+A run passes in fp32 within 1e-6, 1e-5, 1e-4 and 1e-4. A shape that is noisier than that has limits of 4 times its own
+noise, up to 100 times the fixed ones. Its noise is that of torch's honest runs (another micro-batch, two processes).
+16 bits are compared with the same fp32 curve, within 1e-3, 5e-3 and 0.1. That shows the layout, not the last digit:
+rounding sends some tokens of a mixture to other experts, in every layout and in one process.
+
+*count*: of how many runs the code has not changed since ([how this is decided](decisions/recorded-runs.md)).
+`make matrix` repeats the others."""
+
+REFUSED = """## What is refused
+
+A kind of layout with `-` above, and what each framework refuses by name. The message of a plan has the reason, and so
+has the manifest (`refuses` in `models/<framework>/implementation.yaml`)."""
+
+DEFAULTS = """## The first command on a box
+
+Every shipped case by every framework on every chip of known memory, on 1, 2 and 4 nodes of 1, 2, 4 and 8
+devices, without any option. `full` plans the full case. `smoke` says in numbers why not, and from how many
+devices on. A refusal names its reason. No combination may end in an error that the defaults
+caused. `tools/default_plans.py` plans all of them and writes the counts; the tests plan a part."""
+
+PROCESSORS = """## Processors
+
+Libraries choose kernels by the processor's instructions. So a test may hold on one processor only. Every run of the
+tests names its processor and its instructions. They have run on:
+
+- AMD EPYC with avx512_bf16, without avx512_fp16 and amx: all tests.
+- The same processor with oneDNN and torch held to AVX2, by `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2`: the
+  tests of tests/models. In that run the compiled Llama of torch gave a loss of nan; two repeats with the same
+  variables trained what torch trains, and the cause is not known. The tests have since kept compiled kernels in a
+  folder of their own. MKL and OpenBLAS choose by the processor's maker; no variable holds them here.
+- The same processor with oneDNN held to AVX-512 without bf16, by `ONEDNN_MAX_CPU_ISA=AVX512_CORE`: the tests in 16
+  bits.
+
+No run was on a processor with avx512_fp16 or amx. What differs there by choice is planted: DeepSpeed is told that the
+processor computes in fp16, and trains in fp16 by the kernels that this processor has, and ZeRO 3 trains in fp32 and
+bf16 under the same answer. On each processor one more test expects of DeepSpeed's fp16 what oneDNN reports there."""
