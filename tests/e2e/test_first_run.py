@@ -34,7 +34,7 @@ def start(clone: Path, cache: Path, *arguments: str) -> subprocess.CompletedProc
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LEVELFIELD_") and k != "PYTHONPATH"}
     base = Path(sys.base_prefix) / "bin" / "python3"
     argv = [str(base), "run_benchmarks.py", *arguments]
-    environment["XDG_CACHE_HOME"] = str(cache)
+    environment |= {"XDG_CACHE_HOME": str(cache), "XDG_DATA_HOME": str(cache / "data")}  # not the developer's own store
     return subprocess.run(argv, cwd=clone, env=environment, capture_output=True, text=True, timeout=900)
 
 
