@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = [str(ROOT / folder) for folder in ("models/torch", "platform", "tests", "benchmarks/loops")]
+FOLDERS = [str(ROOT / folder) for folder in ("models/torch", "platform", "tools", "benchmarks/loops")]
 LAUNCHES = ("kernel", "product", "graph")  # the stand-in's words for what a device would run
 NEEDS = {"liger": ("triton", "liger_kernel", "transformers"), "transformers": ("transformers",)}
 

@@ -175,3 +175,20 @@ def test_no_two_test_files_share_a_name() -> None:
     """Outside packages pytest imports the second of one name as the first, and refuses."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if "packages" not in path.parts]
     assert sorted(names) == sorted(set(names))
+
+
+def test_the_trainers_of_a_benchmark_find_the_modules_of_this_project() -> None:
+    """They import them where they need them, in another Python: nothing else sees a folder that has moved."""
+    path = ROOT / "benchmarks" / "loops" / "torch_trainers.py"
+    tree = ast.parse(path.read_text())
+    folders = next(
+        node.value.generators[0].iter.elts  # type: ignore[attr-defined]
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "FOLDERS"
+    )
+    visible = [ROOT / ast.literal_eval(folder) for folder in folders]
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    modules = {path.stem for folder in ("tools", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")}
+    ours = {name for name in imported if name in modules}
+    assert "huggingface_classes" in ours
+    assert [name for name in ours if not any((folder / f"{name}.py").is_file() for folder in visible)] == []
