@@ -6,10 +6,8 @@ compared: what is missing is a finding of its own, and the first line counts it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
 
 from levelfield.errors import RunFailed
 from levelfield.nights.gate_input import (
@@ -17,13 +15,14 @@ from levelfield.nights.gate_input import (
     awaited_series,
     examinations,
     expected_series,
+    findings_about_arms,
     findings_about_machines,
     findings_about_runs,
     missing_findings,
 )
 from levelfield.series.causes import families, is_under_change, moved, still_due, suspiciousness
 from levelfield.series.examination import Examination
-from levelfield.series.findings import COMPARED, FIGURES, Finding, in_order
+from levelfield.series.findings import COMPARED, Finding, in_order
 from levelfield.series.judgement import (
     Judged,
     NodeGroup,
@@ -37,18 +36,16 @@ from levelfield.series.judgement import (
     wants_pairs,
 )
 from levelfield.series.open_regressions import OpenRegression
-from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, ArmBias, PairedTest, PairRuling, arm_bias
-from levelfield.series.segments import change_of, shown_change
+from levelfield.series.pairs import PairedTest, PairRuling
+from levelfield.series.segments import change_of
 from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
 from levelfield.specs.record import Gated, RunRecord
 from levelfield.specs.short_names import short_digest
 
 ConfirmingPairs = Callable[[str, Gated], "Pairs | str | None"]
-NullPairs = Callable[[str, Gated], Iterable[Pair]]
 
 MOST_PAIRS_OF_A_NIGHT = 100
 LEAST_CHANCE = 1e-9  # below it the larger excess is the likelier cause
-MOST_NULLS = 21  # of a series in the last weeks: more are not run
 # The figures of a series share its pairs: a run has all of them.
 RecordPair = tuple[RunRecord, RunRecord]  # of the accepted build and of tonight's
 
@@ -84,15 +81,13 @@ class Suspect:
 def compared(
     given: GateInput,
     pairs: ConfirmingPairs = lambda series, figure: None,
-    nulls: NullPairs = lambda series, figure: (),
     most_pairs: int | None = None,
 ) -> GateReport:
     """Return the findings of the night. pairs: of a series' figure, or why there are none; `suspects` says of which.
 
-    nulls: runs further null pairs of a series, one after another. most_pairs: of the night; after as many no
-    confirmation begins.
+    most_pairs: of the night; after as many no confirmation begins.
     """
-    spending = _Spending(given, pairs, nulls, most_pairs)
+    spending = _Spending(given, pairs, most_pairs)
     judged = _judged(given)
     found, grouped = _of_groups([member for member in judged if not is_under_change(member)], spending)
     for member, _ in _in_order(judged):
@@ -106,7 +101,7 @@ def compared(
             found.append(judged_night(each, around, ruling))
     done = {f.series for f in found if f.series and f.word in COMPARED}
     done |= {series for series, _ in grouped} | {around.series for around, _ in judged if around.is_of_group}
-    found = [*_with_open(given, judged, found), *of_causes, *spending.findings_about_arms()]
+    found = [*_with_open(given, judged, found), *of_causes, *findings_about_arms(given)]
     found += [*findings_about_machines(given), *findings_about_runs(given), *missing_findings(given)]
     named = tuple(f.model_copy(update={"night": given.night}) for f in in_order(found))
     return GateReport(given.night, named, len(done), len(expected_series(given) | done))
@@ -188,10 +183,8 @@ class _Spending:
 
     given: GateInput
     pairs: ConfirmingPairs
-    nulls: NullPairs
     most: int | None
     rulings: dict[tuple[str, Gated], PairRuling | NoPairs | None] = field(default_factory=dict)
-    _nulls_run: dict[tuple[str, Gated], list[Pair]] = field(default_factory=dict)
 
     def ruling(self, member: Judged) -> PairRuling | NoPairs | None:
         """Return what pairs show about a figure, or why none were run. The first call runs them."""
@@ -207,55 +200,15 @@ class _Spending:
         pairs = self.pairs(*_name(member))
         if pairs is None or isinstance(pairs, str):
             return NoPairs(pairs) if pairs else None
-        stored = self.given.null_pairs(around.series, found.tonight.node, found.figure)
-        return ruling_of(found, pairs, stored, self._more_nulls(member, MOST_NULLS - len(stored)))
+        return ruling_of(found, pairs, self.given.arm_bias(found.tonight.node, found.figure))
 
-    def _spent(self) -> Counter[str]:
+    def _spent(self) -> dict[str, int]:
         """Return the pairs by series. Its figures share them: a run has all figures."""
-        spent: Counter[str] = Counter()
-        for (series, figure), ruling in self.rulings.items():
+        spent: dict[str, int] = {}
+        for (series, _), ruling in self.rulings.items():
             if isinstance(ruling, PairRuling):
-                run = ruling.pairs + len(self._nulls_run.get((series, figure), ()))
-                spent[series] = max(spent[series], run)
+                spent[series] = max(spent.get(series, 0), ruling.pairs)
         return spent
-
-    def _more_nulls(self, member: Judged, most: int) -> Iterator[Pair]:
-        """Run null pairs beside those of the last weeks."""
-        run = self._nulls_run.setdefault(_name(member), [])
-        for pair in islice(self.nulls(*_name(member)), max(0, min(MOST_NULLS_OF_A_NIGHT, most))):
-            run.append(pair)
-            yield pair
-
-    def findings_about_arms(self) -> Iterator[Finding]:
-        """Return one finding for each node and figure whose arms differ with one build in both: of a series or all."""
-        ran = {series for (series, _), pairs in self._nulls_run.items() if pairs}
-        nodes = self.given.null_nodes & {point.node for points in self.given.tonights.values() for point in points}
-        nodes |= {point.node for series in ran for point in self.given.tonight(series)}
-        for node, figure in product(sorted(nodes), FIGURES):
-            by_series = {series: self._nulls_on(node, series, figure) for series in self.given.points}
-            of_all = [pair for pairs in by_series.values() for pair in pairs]
-            found = [arm_bias(pairs, figure) for pairs in (of_all, *by_series.values())]
-            faults = [bias for bias in found if bias is not None and bias.is_a_fault]
-            if faults:
-                yield _of_arms(node, figure, max(faults, key=lambda bias: abs(bias.excess)))
-
-    def _nulls_on(self, node: str, series: str, figure: Gated) -> list[Pair]:
-        """Return the series' null pairs on the node, those of the last weeks first."""
-        is_here = any(point.node == node for point in self.given.tonight(series))
-        tonight = self._nulls_run.get((series, figure), []) if is_here else []
-        return [*self.given.null_pairs(series, node, figure), *tonight]
-
-
-def _of_arms(node: str, figure: Gated, bias: ArmBias) -> Finding:
-    change, low, high = shown_change(bias.excess, bias.reach, figure)
-    detail = (
-        f"{bias.pairs} null pairs have the same build on both sides: the checkouts or their caches differ, "
-        "so pairs show changes that no build has, or hide some"
-    )
-    return Finding(
-        series="", label=f"pairs on node {short_digest(node)}", figure=figure, word="biased arms",
-        change=change, low=low, high=high, detail=detail, node=node,
-    )  # fmt: skip
 
 
 def _of_groups(judged: Sequence[Judged], spending: _Spending) -> tuple[list[Finding], set[tuple[str, Gated]]]:
@@ -323,13 +276,12 @@ def _not_compared(judged: Sequence[Judged], spending: _Spending) -> Iterator[Fin
 class PairRuns:
     """Pairs of runs, series by series; each runs once. start: returns the pairs of a series, or why there are none.
 
-    left: whether the budget holds another pair of the series. name: of such pairs.
+    left: whether the budget holds another pair of the series.
     """
 
     start: Callable[[str], Iterator[RecordPair] | str]
     left: Callable[[str], bool]
     say: Callable[[str], None]
-    name: str = "pairs"
     _known: dict[str, list[RecordPair]] = field(default_factory=dict)
     _running: dict[str, Iterator[RecordPair] | str] = field(default_factory=dict)
 
@@ -363,7 +315,7 @@ class PairRuns:
     def _set(self, series: str, running: Iterator[RecordPair] | str) -> None:
         self._running[series] = running
         if isinstance(running, str):
-            self.say(f"no {'further ' if self._known.get(series) else ''}{self.name}: {running}")
+            self.say(f"no {'further ' if self._known.get(series) else ''}pairs: {running}")
 
 
 @dataclass

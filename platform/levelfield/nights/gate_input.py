@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import takewhile
+from itertools import product, takewhile
 
 from levelfield.series.examination import Era, Examination, era_of, examined, held, nights_before
 from levelfield.series.findings import FIGURES, Finding, FindingWord
-from levelfield.series.judgement import Judged, Pair, Pairs, Surroundings
+from levelfield.series.judgement import Judged, Pairs, Surroundings
 from levelfield.series.open_regressions import OpenRegression, open_regressions
+from levelfield.series.pairs import ArmBias, arm_bias
 from levelfield.series.segments import (
     Segment,
     condition_changes,
@@ -23,6 +24,7 @@ from levelfield.series.segments import (
     night_of,
     observations,
     segments_of,
+    shown_change,
 )
 from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, Series, StoreEvent
 from levelfield.specs.short_names import short_digest
@@ -100,40 +102,28 @@ class GateInput:
     def tonight(self, series: str) -> list[Point]:
         return self.tonights.get(series, [])
 
-    def null_pairs(self, series: str, node: str, figure: Gated) -> list[Pair]:
-        """Return the figures of the series' null pairs on the node in the last weeks, in order of time."""
-        found: list[Pair] = []
-        waiting: Point | None = None
-        for point in self._null_runs.get((series, node), ()):
-            if waiting is None or waiting.purpose == point.purpose:  # its other run failed
-                waiting = point
-            else:
-                a, b = sorted((waiting, point), key=lambda each: each.purpose)
-                found.append((getattr(a, figure), getattr(b, figure)))
-                waiting = None
-        return found
-
-    @property
-    def null_nodes(self) -> set[str]:
-        """The nodes that ran null pairs in the last weeks."""
-        return {node for _, node in self._null_runs}
-
-    def has_null_pairs(self, nodes: Collection[str], days: int) -> bool:
-        """Whether a run of a null pair is younger than so many days on one of the nodes."""
-        runs = (point for (_, node), points in self._null_runs.items() if node in nodes for point in points)
-        ages = (days_between(night_of(point), self.night) for point in runs)
-        return any(age is not None and age < days for age in ages)
-
     @cached_property
-    def _null_runs(self) -> dict[tuple[str, str], list[Point]]:
-        """The runs of null pairs that are not too old, by series and node, in order of time."""
-        found: dict[tuple[str, str], list[Point]] = defaultdict(list)
-        for series, points in self.points.items():
-            for point in sorted(points, key=lambda each: each.began):
-                age = days_between(night_of(point), self.night)
-                if point.purpose in OF_NULLS and point.is_comparable and age is not None and 0 <= age <= NULL_DAYS:
-                    found[series, point.node].append(point)
+    def null_pairs(self) -> dict[str, list[tuple[Point, Point]]]:
+        """The null pairs of the last weeks by node: the runs of the first side, and of the second."""
+        found: dict[str, list[tuple[Point, Point]]] = defaultdict(list)
+        for points in self.points.values():
+            waiting: dict[str, Point] = {}
+            for point in sorted(filter(self._is_null, points), key=lambda each: each.began):
+                other = waiting.pop(point.node, None)
+                if other is None or other.purpose == point.purpose:  # its other run failed
+                    waiting[point.node] = point
+                else:
+                    a, b = sorted((other, point), key=lambda each: each.purpose)
+                    found[point.node].append((a, b))
         return found
+
+    def _is_null(self, point: Point) -> bool:
+        age = days_between(night_of(point), self.night)
+        return point.purpose in OF_NULLS and point.is_comparable and age is not None and 0 <= age <= NULL_DAYS
+
+    def arm_bias(self, node: str, figure: Gated) -> ArmBias | None:
+        """Return how far the arms of pairs on a node differ with one build on both sides; None where it is unknown."""
+        return arm_bias([(getattr(a, figure), getattr(b, figure)) for a, b in self.null_pairs.get(node, ())], figure)
 
     def label(self, series: str) -> str:
         return self.series[series].label if series in self.series else short_digest(series)
@@ -276,6 +266,19 @@ def awaited_series(given: GateInput) -> set[str]:
         return expected_series(given)
     known = ((entry, series) for entry, series in given.expected.items() if series)
     return {series for entry, series in known if _series_of(given, entry, series) in (series, None)}
+
+
+def findings_about_arms(given: GateInput) -> Iterator[Finding]:
+    """Return one finding for each node and figure whose pairs differ with one build on both sides."""
+    nodes = {point.node for points in given.tonights.values() for point in points}
+    for node, figure in product(sorted(nodes.intersection(given.null_pairs)), FIGURES):
+        bias = given.arm_bias(node, figure)
+        if bias is not None and bias.is_a_fault:
+            change, low, high = shown_change(bias.excess, bias.reach, figure)
+            yield Finding(
+                series="", label=f"pairs on node {short_digest(node)}", figure=figure, word="biased arms",
+                change=change, low=low, high=high, detail=f"{bias.pairs} pairs with one build on both sides", node=node,
+            )  # fmt: skip
 
 
 def findings_about_runs(given: GateInput) -> Iterator[Finding]:

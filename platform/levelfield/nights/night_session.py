@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -66,7 +65,7 @@ from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
 from levelfield.series.findings import Finding
 from levelfield.series.level import level_of
-from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
+from levelfield.series.pairs import MOST_PAIRS
 from levelfield.series.segments import in_history, night_of, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
@@ -175,21 +174,14 @@ class NightSession:
     def _confirmed(self, given: GateInput) -> GateReport:
         """Return the findings after pairs, and the null pairs of the week, within the budgets."""
         seconds = {entry.series: entry.seconds for entry in self.state.entries if entry.series and entry.seconds}
-        series = weekly_series(given, seconds)
-        if series and not isinstance(self._build_here(series), str):
-            deque(self._null_runs(WEEKLY_PAIRS, WEEKLY_PAIRS).of(series), 0)
+        if series := weekly_series(given, seconds):
+            self._run_null_pairs(series)
             given = gate_input(self.store, self.asked.night, self.suite)  # with these pairs
         wanted = suspects(given)
         first = {found.series: found for found in reversed(wanted)}  # of a series' figures the likeliest
         pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
-        nulls = self._null_runs(FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT)
         by_name = {(found.series, found.figure): found for found in wanted}
-        return compared(
-            given,
-            Confirmation(by_name, pairs),
-            lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series)),
-            self.asked.most_pairs,
-        )
+        return compared(given, Confirmation(by_name, pairs), self.asked.most_pairs)
 
     def _explained(self, finding: Finding) -> Finding:
         """Return a slower series' finding with the reason, by one pair more of the builds that confirmed it."""
@@ -256,25 +248,26 @@ class NightSession:
         keep = PairProgress(suspect.figure, self.output.say).keeping(kept, done)
         return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
 
-    def _null_runs(self, fewest: int, most: int) -> PairRuns:
-        start = partial(self._null_pairs, fewest, most)
-        return PairRuns(start, self._holds_pair, self.output.note, "null pairs")
-
-    def _null_pairs(self, fewest: int, most: int, series: str) -> Iterator[RecordPair] | str:
-        """Return pairs of tonight's build and itself, one after another, or why there are none."""
+    def _run_null_pairs(self, series: str) -> None:
+        """Run this week's null pairs of a series: tonight's build on both sides."""
         run = next(run for run in self.work if run.series == series)
         subject = self._build_here(series)
         if isinstance(subject, str):
-            return subject
-        plan = run.job.plan
-        arms = null_arms(plan, subject, self.asked.plugins, self.output.say)
+            return
+        arms = null_arms(run.job.plan, subject, self.asked.plugins, self.output.say)
         if isinstance(arms, str):
-            return arms
+            self.output.note(f"no null pairs: {arms}")
+            return
         self.output.say(f"null pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
-        progress = PairProgress(SPEED, self.output.say, fewest, most, sides)
+        progress = PairProgress(SPEED, self.output.say, WEEKLY_PAIRS, WEEKLY_PAIRS, sides)
         keep = progress.keeping(partial(self._keep_arm, series, "null"))
-        return paired_records(arms, most, self.asked.runs, series_of(plan), keep)
+        pairs = paired_records(arms, WEEKLY_PAIRS, self.asked.runs, series_of(run.job.plan), keep)
+        try:
+            while self._holds_pair(series) and next(pairs, None):
+                pass
+        except RunFailed as error:
+            self.output.note(f"no further null pairs: {error}")
 
     def _build_here(self, series: str) -> Subject | str:
         """Return the build that ran a series in this night, or why this checkout is not that build."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -11,7 +11,7 @@ from levelfield.measure.student import t_quantile
 from levelfield.series.examination import Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
 from levelfield.series.level import FEWEST, MEDIAN_VARIANCE, Level
-from levelfield.series.pairs import ArmBias, PairRuling, PairWord, checked_by_nulls, judged_pairs
+from levelfield.series.pairs import ArmBias, PairRuling, PairWord, judged_pairs, less_bias
 from levelfield.series.segments import change_of, days_between, shown_change, value_of
 from levelfield.series.trigger import DRIFT_NIGHTS, Rule, Suspicion, detectable
 from levelfield.specs.record import Gated
@@ -121,10 +121,9 @@ def build_excess(around: Surroundings, ruling: PairRuling | NoPairs | None) -> f
     return ruling.shown if isinstance(ruling, PairRuling) and ruling.is_decided else around.build_excess
 
 
-def ruling_of(found: Examination, pairs: Pairs, nulls: Pairs = (), more: Iterable[Pair] = ()) -> PairRuling:
-    """Return what the pairs of a night show, held against null pairs where they show a regression."""
-    ruling = judged_pairs(list(pairs), found.figure, found.direction, found.expected_first)
-    return checked_by_nulls(ruling, nulls, more, found.figure, found.opened is not None)
+def ruling_of(found: Examination, pairs: Pairs, bias: ArmBias | None) -> PairRuling:
+    """Return what the pairs of a night show, less a fault of the arms."""
+    return less_bias(judged_pairs(list(pairs), found.figure, found.direction, found.expected_first), bias)
 
 
 def _is_step(found: Examination, around: Surroundings) -> bool:
@@ -238,15 +237,13 @@ def _conditions_change(found: Examination, ruling: PairRuling | None) -> float |
 
 
 def _pairs_detail(found: Examination, around: Surroundings, ruling: PairRuling) -> str:
-    """Return what the pairs say of the build, of its arms, and of the conditions where these changed."""
+    """Return what the pairs say of the build, and of the conditions where these changed."""
     first = "gain's build" if found.is_provisional else "last accepted build"
     text = f"against the {first}, by {ruling.pairs} pairs"
     if ruling.build in ("inconclusive", "more pairs"):
         text = f"about {ruling.more} more pairs, after {ruling.pairs}"
         if (ruling.more or 0) > MOST_NAMED:
             text = f"too noisy: 1 % would need more than {MOST_NAMED} further pairs, after {ruling.pairs}"
-    if ruling.bias is not None:
-        text += f", {'less' if ruling.is_less_bias else 'beside'} {bias_text(ruling.bias, found.figure)}"
     off = _conditions_change(found, ruling)
     if off is not None:
         return f"{text}; the accepted build is {percent_change(off)} off its level since {around.change}"
@@ -255,12 +252,6 @@ def _pairs_detail(found: Examination, around: Surroundings, ruling: PairRuling) 
         build = f"the {first} is {off:+.1%} off its level too"
         return f"node {short_digest(found.tonight.node)}: {build}, by {ruling.pairs} pairs"
     return text
-
-
-def bias_text(bias: ArmBias, figure: Gated) -> str:
-    """Return the arms' bias with its interval and its null pairs."""
-    change, low, high = map(percent_change, shown_change(bias.excess, bias.reach, figure))
-    return f"the arms' bias of {change} [{low}, {high}] by {bias.pairs} null pairs"
 
 
 @dataclass(frozen=True)
