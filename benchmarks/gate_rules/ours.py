@@ -94,7 +94,7 @@ def _reports(
 
 def _first_builds(given: GateInput) -> dict[str, int]:
     """Return the night that first ran the A of each suspect's pairs, by the gate's own choice of it."""
-    builds = {suspect.series: suspect.examination.against for suspect in suspects(given)}
+    builds = {suspect.series: suspect.found.against for suspect in suspects(given)}
     return {series: int(run.partition("-")[2]) for series, run in builds.items()}
 
 

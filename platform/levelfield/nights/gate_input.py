@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product, takewhile
 
-from levelfield.series.examination import Era, Examination, era_of, examined, held, nights_before
+from levelfield.series.examination import Era, Examination, KnownRuns, era_of, examined, held
 from levelfield.series.findings import FIGURES, Finding, FindingWord
-from levelfield.series.judgement import Judged, Pairs, Surroundings
+from levelfield.series.judgement import BuildState, Judged, Pairs
 from levelfield.series.open_regressions import OpenRegression, open_regressions
 from levelfield.series.pairs import ArmBias, arm_bias
 from levelfield.series.segments import (
@@ -130,7 +130,7 @@ class GateInput:
 
 
 def examinations(given: GateInput) -> Iterator[Judged]:
-    """Return every figure of every series that has valid runs tonight."""
+    """Return every figure of every series that has valid runs tonight, before any pair is run."""
     past = _past_by_series(given)
     of_nodes = past.get("", [])
     for series in given.points:
@@ -179,35 +179,33 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
     segments = nights.without(bad_runs - evidence)
     # Where a node was slow all of its series were, so that such a night is not taken for one of this series alone.
     alone = {run for finding in past if finding.series for run in finding.bad_runs} - evidence
-    bad = [point for point in nights.history if point.run_id in alone]
-    better, worse = (_changed_runs(past, word) - evidence for word in ("improvement", "regression"))
-    cleared = {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id}
     subjects = {point.run_id: point.subject for point in nights.history}
+    known = KnownRuns(
+        {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id},
+        _changed_runs(past, "improvement") - evidence,
+        _changed_runs(past, "regression") - evidence,
+        [point for point in nights.history if point.run_id in alone],
+        can_run_again=lambda run_id: run_id not in subjects or given.has_commit(subjects[run_id]),
+    )
     found: list[tuple[Era, Examination]] = []
-
-    def can_run_again(run_id: str) -> bool:
-        return run_id not in subjects or given.has_commit(subjects[run_id])
-
     for night in tonight:
-        place = place_of(segments, night.run_id)
-        era = era_of(segments, place, events, night.began, night.run_id)
-        opened, changed = given.open_regression(nights.series, figure, era.baseline), better | worse
-        before = nights_before(era, figure, night, cleared, changed, bad, better, opened, can_run_again)
-        found.append((era, examined(figure, night, before)))
+        era = era_of(segments, place_of(segments, night.run_id), events, night.began, night.run_id)
+        opened = given.open_regression(nights.series, figure, era.baseline)
+        found.append((era, examined(figure, night, era, replace(known, opened=opened))))
     # Of several nodes in a night the worst one is judged: the one farthest above its level.
-    far = (each.tonight.cost - each.level.cost if each.level else float("-inf") for _, each in found)
+    far = (each.above if each.level else float("-inf") for _, each in found)
     _, (era, worst) = max(zip(far, found, strict=True), key=lambda pair: pair[0])
-    return _surroundings(given, nights, era, worst, past), worst
+    return _judged(given, nights, era, worst, past)
 
 
-def _changed_runs(past: Sequence[Finding], word: FindingWord) -> set[str]:
+def _changed_runs(past: Sequence[Finding], word: FindingWord) -> frozenset[str]:
     """Return the runs that were found changed, and those before them that waited for a further night to be."""
     found: set[str] = set()
     for i, finding in enumerate(past):
         if finding.word == word and not finding.fields:
             before = takewhile(partial(_waits_for, finding), reversed(past[:i]))
             found |= {f.run_id for f in (finding, *before) if f.run_id}
-    return found
+    return frozenset(found)
 
 
 def _waits_for(found: Finding, before: Finding) -> bool:
@@ -219,27 +217,27 @@ def place_of(segments: Sequence[Segment], run_id: str) -> int:
     return next(i for i in reversed(range(len(segments))) if any(p.run_id == run_id for p in segments[i].points))
 
 
-def _surroundings(
-    given: GateInput, nights: _SeriesNights, era: Era, found: Examination, past: Sequence[Finding]
-) -> Surroundings:
-    plain = Surroundings(nights.series, given.label(nights.series))
+def _judged(given: GateInput, nights: _SeriesNights, era: Era, found: Examination, past: Sequence[Finding]) -> Judged:
+    """Return the figure with what changed around it, and what pairs under the new conditions found of the build."""
+    alone = Judged(nights.series, given.label(nights.series), found)
     if len(era.segments) == 1:
-        return plain
+        return alone
     digests = tuple(segment.conditions for segment in era.segments[-2:])
     fields = condition_changes(*(given.conditions(digest) for digest in digests))
     here = {point.run_id for point in era.tonight.points}
     by_pairs = [f for f in past if f.pairs and f.run_id in here]
     decided = next((f for f in reversed(by_pairs) if f.build_change is not None), None)
-    is_worse = decided is not None and decided.word == "regression"
     builds = {point.run_id: point.subject for point in nights.history}
-    is_other = builds.get(found.against) != builds[found.tonight.run_id]
+    is_other = found.step is not None and builds.get(found.against) != builds[found.tonight.run_id]
+    build: BuildState = "due" if is_other and not by_pairs else "open"
+    if decided is not None:
+        slower: BuildState = "slower, due" if is_other else "slower"
+        build = slower if decided.word == "regression" else "no slower"
     return replace(
-        plain,
+        alone,
         fields=fields,
         cause=fields or digests,
-        is_due=found.step is not None and is_other and (not by_pairs or is_worse),
-        is_known_worse=is_worse,
-        is_cleared=decided is not None and not is_worse,
+        build=build,
         build_excess=excess_of(decided.build_change or 0.0, found.figure) if decided else 0.0,
     )
 

