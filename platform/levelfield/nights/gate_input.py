@@ -9,9 +9,8 @@ from functools import cached_property, partial
 from itertools import product, takewhile
 
 from levelfield.series.examination import Era, Examination, KnownRuns, era_of, examined, held
-from levelfield.series.findings import FIGURES, Finding, FindingWord
+from levelfield.series.findings import FIGURES, Finding, FindingWord, OpenRegression, open_regressions
 from levelfield.series.judgement import BuildState, Judged, Pairs
-from levelfield.series.open_regressions import OpenRegression, open_regressions
 from levelfield.series.pairs import ArmBias, arm_bias
 from levelfield.series.segments import (
     Segment,
@@ -118,8 +117,10 @@ class GateInput:
         return found
 
     def _is_null(self, point: Point) -> bool:
+        if point.purpose not in OF_NULLS or not point.is_comparable:
+            return False
         age = days_between(night_of(point), self.night)
-        return point.purpose in OF_NULLS and point.is_comparable and age is not None and 0 <= age <= NULL_DAYS
+        return age is not None and 0 <= age <= NULL_DAYS
 
     def arm_bias(self, node: str, figure: Gated) -> ArmBias | None:
         """Return how far the arms of pairs on a node differ with one build on both sides; None where it is unknown."""

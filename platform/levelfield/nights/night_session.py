@@ -37,7 +37,6 @@ from levelfield.nights.gate import (
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.machine_control import slow_machine
 from levelfield.nights.nightly import (
-    Candidate,
     NightRun,
     NightState,
     NightTools,
@@ -310,7 +309,7 @@ def _work(registry: Registry, store: Store, asked: NightRequest, output: NightOu
     for name, job in planned.items():
         own, expected = points.get(series[name], ()), expected_seconds(lasted, name)
         is_new, unseen = _is_new(store, own, job.plan), nights_unseen(own, nights)
-        work.append(NightRun(name, series[name], job, Candidate(name, expected, is_new, _detectable(own), unseen)))
+        work.append(NightRun(name, series[name], job, expected, is_new, _detectable(own), unseen))
     return tuple(work)
 
 

@@ -6,7 +6,8 @@ is made again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,14 +110,16 @@ def durations(runs: Path, suite: str) -> dict[str, list[float]]:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """An entry that may run tonight.
+class NightRun:
+    """An entry that may run tonight, with its planned run. series: the digest of its series.
 
     is_new_build: its code, environment or commit differs from the last night's. detectable: the smallest relative
     change that its series can show; None for a young series. nights_unseen: None when it never ran.
     """
 
     name: str
+    series: str
+    job: Job
     expected_seconds: float
     is_new_build: bool
     detectable: float | None
@@ -130,24 +133,18 @@ class Candidate:
         return 1.0 + 3.0 * self.is_new_build + unseen + width
 
 
-def ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates by information per expected second, the highest first; equal ones keep their order."""
-    return sorted(candidates, key=lambda c: -c.information / max(c.expected_seconds, 1.0))
+def within(runs: Iterable[NightRun], budget_seconds: float | None) -> tuple[list[NightRun], list[NightRun]]:
+    """Return those that the budget holds and those that it does not, by information per expected second.
 
-
-def within(candidates: Sequence[Candidate], budget_seconds: float | None) -> tuple[list[Candidate], list[Candidate]]:
-    """Return those that the budget holds and those that it does not, both in order. The first one always runs."""
-    if budget_seconds is None:
-        return list(candidates), []
-    left = budget_seconds * (1 - CONFIRMATION_PART)
-    kept: list[Candidate] = []
-    out: list[Candidate] = []
-    for each in candidates:
-        if not kept or each.expected_seconds <= left:
-            kept.append(each)
-            left -= each.expected_seconds
-        else:
-            out.append(each)
+    The first one always runs. Equal ones keep their order.
+    """
+    left = math.inf if budget_seconds is None else budget_seconds * (1 - CONFIRMATION_PART)
+    kept: list[NightRun] = []
+    out: list[NightRun] = []
+    for run in sorted(runs, key=lambda run: -run.information / max(run.expected_seconds, 1.0)):
+        is_held = not kept or run.expected_seconds <= left
+        left -= run.expected_seconds if is_held else 0.0
+        (kept if is_held else out).append(run)
     return kept, out
 
 
@@ -174,16 +171,6 @@ def is_other_build(before: Subject | None, now: Subject) -> bool:
 
 
 @dataclass(frozen=True)
-class NightRun:
-    """An entry of the suite with its planned run. series: the digest of its series."""
-
-    name: str
-    series: str
-    job: Job
-    candidate: Candidate
-
-
-@dataclass(frozen=True)
 class NightTools:
     """What a night does with a run. start: runs a job to its result. record: stores a run directory.
 
@@ -200,7 +187,7 @@ class NightTools:
 
 def fresh_state(night: str, suite: str, began: str, work: Sequence[NightRun]) -> NightState:
     """Return the state of a night that begins: every entry waits."""
-    entries = (NightEntry(name=run.name, series=run.series, seconds=run.candidate.expected_seconds) for run in work)
+    entries = (NightEntry(name=run.name, series=run.series, seconds=run.expected_seconds) for run in work)
     return NightState(night=night, suite=suite, began=began, entries=tuple(entries))
 
 
@@ -210,15 +197,14 @@ def run_entries(
     """Run what waits and return the state after it. An interrupted run is the last one, and waits again."""
     state = _settled(state, tools)
     by_name = {run.name: run for run in work}
-    waiting = [by_name[e.name].candidate for e in state.entries if e.state == "waiting" and e.name in by_name]
+    waiting = [by_name[e.name] for e in state.entries if e.state == "waiting" and e.name in by_name]
     left = None if budget_seconds is None else max(0.0, budget_seconds - state.used_seconds)
-    kept, out = within(ordered(waiting), left)
+    kept, out = within(waiting, left)
     for each in out:
         state = state.with_entry(each.name, state="left out", reason=OVER_BUDGET)
     tools.save(state)
-    for number, each in enumerate(kept, 1):
-        tools.say(f"entry {number} of {len(kept)}: {each.name}, about {each.expected_seconds:.0f} s")
-        run = by_name[each.name]
+    for number, run in enumerate(kept, 1):
+        tools.say(f"entry {number} of {len(kept)}: {run.name}, about {run.expected_seconds:.0f} s")
         state = state.with_entry(run.name, state="started", run_id=run.job.plan.run_id)
         tools.save(state)
         began = tools.seconds()
