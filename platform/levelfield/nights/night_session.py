@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from levelfield import environment_folder
 from levelfield.catalog.lookup import reference_of
@@ -40,7 +40,6 @@ from levelfield.nights.nightly import (
     NightRun,
     NightState,
     NightTools,
-    PairRun,
     durations,
     expected_seconds,
     fresh_state,
@@ -76,9 +75,8 @@ from levelfield.store.run_record import record_of, series_of
 
 SPEED: Gated = "tokens_per_second_per_device"
 _ANOTHER_BUILD = "`nightly accept` names another build"
-PURPOSES: dict[tuple[str, str], Purpose] = {
-    ("confirm", "a"): "confirm-a", ("confirm", "b"): "confirm-b", ("null", "a"): "null-a", ("null", "b"): "null-b",
-}  # fmt: skip
+CONFIRMING: dict[str, Purpose] = {"a": "confirm-a", "b": "confirm-b"}  # by arm
+OF_NULL_PAIRS: dict[str, Purpose] = {"a": "null-a", "b": "null-b"}
 
 
 class NightOutput(Protocol):
@@ -241,9 +239,9 @@ class NightSession:
         self.arms[suspect.series] = arms
         figure = found.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
-        done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
-        kept = partial(self._keep_arm, suspect.series, "confirm")
-        keep = PairProgress(found.figure, self.output.say).keeping(kept, done)
+        ran = (p for p in points if p.night == self.asked.night and p.purpose in CONFIRMING.values())
+        done = [self.store.record(point.run_id) for point in ran]
+        keep = PairProgress(found.figure, self.output.say).keeping(partial(self._keep_arm, CONFIRMING), done)
         return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
 
     def _run_null_pairs(self, series: str) -> None:
@@ -259,7 +257,7 @@ class NightSession:
         self.output.say(f"null pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
         progress = PairProgress(SPEED, self.output.say, WEEKLY_PAIRS, WEEKLY_PAIRS, sides)
-        keep = progress.keeping(partial(self._keep_arm, series, "null"))
+        keep = progress.keeping(partial(self._keep_arm, OF_NULL_PAIRS))
         pairs = paired_records(arms, WEEKLY_PAIRS, self.asked.runs, series_of(run.job.plan), keep)
         try:
             while self._holds_pair(series) and next(pairs, None):
@@ -278,16 +276,13 @@ class NightSession:
             return f"the checkout has moved since the night ran, from {subject.commit[:12]} to {here[:12]}"
         return subject
 
-    def _keep_arm(self, series: str, kind: Literal["confirm", "null"], arm: str, paths: RunPaths) -> RunRecord:
+    def _keep_arm(self, purposes: Mapping[str, Purpose], arm: str, paths: RunPaths) -> RunRecord:
+        """Store a run of a pair: a night that goes on finds it there."""
         began = time.monotonic()
-        record = record_of(paths, PURPOSES[kind, arm], self.asked.night)
+        record = record_of(paths, purposes[arm], self.asked.night)
         self.store.add([record])
         used = self.state.used_seconds + sum(record.step_seconds) + time.monotonic() - began
-        more: dict[str, object] = {"used_seconds": used}
-        if kind == "confirm":  # a night that goes on finds null pairs in the store
-            run = PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
-            more["confirmations"] = (*self.state.confirmations, run)
-        self.save(self.state.model_copy(update=more))
+        self.save(self.state.model_copy(update={"used_seconds": used}))
         return record
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from levelfield.errors import DocumentError, UsageError
 from levelfield.run.scheduler import Job
 from levelfield.rundir.directory import write_atomically
@@ -45,14 +43,6 @@ class NightEntry(Value):
     reason: str | None = None
 
 
-class PairRun(Value):
-    """One run of a confirmation. arm: `a` is the accepted build, `b` tonight's."""
-
-    series: str
-    arm: Literal["a", "b"]
-    run_id: str
-
-
 class NightState(Document):
     """A nightly of one suite. began: UTC, ISO 8601. used_seconds: of the budget, by earlier starts."""
 
@@ -63,7 +53,6 @@ class NightState(Document):
     began: str
     used_seconds: float = 0.0
     entries: tuple[NightEntry, ...]
-    confirmations: tuple[PairRun, ...] = Field(default=())
 
     def with_entry(self, name: str, **change: object) -> NightState:
         """Return the state with changed fields of one entry."""

@@ -77,6 +77,28 @@ def test_the_null_pairs_of_the_week_are_judged_in_their_night(
     assert progress == ([] if isinstance(arms, str) else [(7, 7)])
 
 
+def test_a_night_that_goes_on_takes_its_pairs_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [("A", "m", "nightly"), ("old", "m", "confirm-a"), ("tonight", "n", "nightly"), ("n1", "n", "null-a"),
+            ("b1", "n", "confirm-b"), ("a1", "n", "confirm-a")]  # fmt: skip
+    points = [SimpleNamespace(run_id=name, night=night, purpose=purpose, subject="s") for name, night, purpose in runs]
+    replaced: dict[str, Any] = {
+        "build_of": lambda commit, say: None, "arms_of": lambda *given: (), "shared_python": lambda *given: None,
+        "series_of": str, "paired_records": lambda arms, count, runs, series, keep, done: iter(done),
+        "PairProgress": lambda figure, say: SimpleNamespace(keeping=lambda keep, done: keep),
+    }  # fmt: skip
+    for name, value in replaced.items():
+        monkeypatch.setattr(night_session, name, value)
+    session: Any = object.__new__(NightSession)
+    subject = SimpleNamespace(commit="c" * 40, is_dirty=False)
+    session.store = SimpleNamespace(points=lambda names: {"S": points}, subject=lambda name: subject, record=str)
+    session.asked = SimpleNamespace(night="n", runs=Path(), plugins=())
+    session.work = (SimpleNamespace(name="tiny", series="S", job=SimpleNamespace(plan="plan")),)
+    session.arms, session.output = {}, SimpleNamespace(say=str)
+    session._build_here = lambda series: subject
+    found = SimpleNamespace(against="A", figure="memory_bytes")
+    assert list(session._pairs(SimpleNamespace(series="S", found=found))) == ["b1", "a1"]
+
+
 @pytest.mark.parametrize(
     ("night", "commit", "why"),
     [("n", "a" * 40, None), ("n", None, None), ("m", "a" * 40, "no run"),
