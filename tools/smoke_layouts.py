@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every parallel layout on the real smoke cases, through the command line: the tables of docs/torch-layouts.md.
 
-    .venvs/dev/bin/python tests/e2e/smoke_layouts.py > table.md      (about half an hour on two cores)
+    .venvs/dev/bin/python tools/smoke_layouts.py > table.md      (about half an hour on two cores)
 
 Each run is compared with one process: the largest relative difference of the loss at step 1 and over all steps, of the
 gradient norm, and whether initial weights and tokens have the same checksums.
@@ -9,6 +9,7 @@ gradient norm, and whether initial weights and tokens have the same checksums.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CASES = ("gpt3_6.7B", "llama3_8b")
 SINGLE = ("1 process", "DP1TP1PP1", ())
 VARIANTS = (
@@ -40,6 +41,7 @@ VARIANTS = (
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LEVELFIELD_RUNS"] = folder
         for case in CASES:
