@@ -11,7 +11,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device
 from levelfield.errors import UsageError
-from shipped import ALL, DECLARED, WHOLE, devices
+from shipped import ALL, DECLARED, WHOLE
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +47,6 @@ def test_each_vendor_of_devices_has_its_own_number_on_the_pci_bus() -> None:
     }
 
 
-def test_names_of_chips_and_their_aliases_are_unique_over_all_vendors() -> None:
-    names = [n.lower() for v in ALL for chip in load_spec(v).chips for n in (chip.name, *chip.aliases)]
-    assert sorted(names) == sorted({*names}) and not {*names} & {*ALL}.difference({"cpu"})
-
-
 @pytest.mark.parametrize(
     ("name", "vendor"),
     [
@@ -69,20 +64,11 @@ def test_a_chip_is_found_among_all_vendors(name: str, vendor: str) -> None:
     assert find_chip(Registry(), name)[0].name == vendor
 
 
-@pytest.mark.parametrize("vendor", ALL)
-def test_every_figure_of_a_chip_has_its_source(vendor: str) -> None:
-    for chip in load_spec(vendor).chips:
-        assert all(len(peak.source) > 10 for peak in chip.peaks.values())
-        assert (chip.memory_bytes is None) or chip.memory_source or vendor == "cpu"
-        assert (chip.memory_bandwidth_bytes_per_second is None) == (chip.bandwidth_source is None)
-
-
 @pytest.mark.parametrize("vendor", DECLARED)
 def test_what_ran_nowhere_says_so(vendor: str) -> None:
     assert load_spec(vendor).verified == "none"
     assert "Nothing here has run on" in (VENDORS / vendor / "README.md").read_text()
     assert "No " in (origins := (VENDORS / vendor / "recorded/README.md").read_text()) or "not recorded" in origins
-    assert all(p.name in origins for p in (VENDORS / vendor / "recorded").iterdir() if p.suffix != ".md")
 
 
 def test_peaks_that_public_figures_disagree_on_are_unknown() -> None:
@@ -130,16 +116,6 @@ def test_a_chip_is_known_by_the_end_of_its_name(vendor: str, name: str, chip: st
 # -- which devices, and what containers are shown
 
 
-@pytest.mark.parametrize("recording", WHOLE)
-def test_the_visible_devices_variable_chooses(recording: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    variable = load_spec(recording.split("/")[0]).visible_devices_variable
-    assert variable
-    first, second = ("1", "0") if recording.startswith("amd") else ("0", "1")  # HIP counts in another order
-    for text, indices in {second: [1], f"{second},{first}": [1, 0], "7": [], "": []}.items():
-        monkeypatch.setenv(variable, text)
-        assert [d.index for d in devices(recording)] == indices
-
-
 NODES = {
     "amd": ("/dev/kfd", "/dev/dri"),
     "ascend": ("/dev/davinci0", "/dev/davinci2", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
@@ -161,8 +137,6 @@ def test_containers_are_shown_devices_0_and_2(vendor: str) -> None:
     only_these = any("2" in text for text in (*options.device_nodes, *options.environment.values()))
     assert only_these == (vendor not in ("amd", "hygon", "metax"))
     assert only_these or not spec.container.renumbered, "what shows all must pass on the variable that chooses"
-    reasons = (*spec.container.capabilities.values(), *spec.container.security_options.values())
-    assert all(len(why) > 5 for why in reasons)
 
 
 def test_the_containers_of_makers_runtimes() -> None:
