@@ -7,7 +7,6 @@ models, their jobs and the comparison are those of `framework check`.
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -136,10 +135,9 @@ def train(job: dict[str, Any], script: Path | None = None, python: Path | None =
 def torch_curve(job: dict[str, Any], folder: Path) -> Curve:
     """The curve of `job` by torch in the tests' own environment, from `folder` where it was computed before.
 
-    Processes that need it at a time wait for the first. `folder` belongs to one run of the tests; the key has all that
-    the curve follows from, so that sources changed in between give another.
+    Processes that need it at a time wait for the first. `folder` belongs to one run of the tests.
     """
-    key = hashlib.sha256(json.dumps([job, _torch_sources()], sort_keys=True).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
     path = folder / f"{key}.curve"
     folder.mkdir(exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
@@ -149,18 +147,6 @@ def torch_curve(job: dict[str, Any], folder: Path) -> Curve:
             path.with_suffix(".part").write_bytes(curve)
             path.with_suffix(".part").rename(path)
         return pickle.loads(path.read_bytes())
-
-
-@functools.cache
-def _torch_sources() -> str:
-    """sha256 of all that torch's curve follows from: its implementation, the worker, and how ranks are started here."""
-    digest = hashlib.sha256(sys.version.encode())
-    torch, worker = ROOT / "models" / "torch", ROOT / "platform" / "levelfield" / "worker"
-    for path in sorted(
-        (*torch.rglob("*.py"), *worker.glob("*.py"), Path(__file__), Path(__file__).parent / "trainings" / "warm.py")
-    ):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
 
 
 def events(folder: Path, rank: int) -> list[dict[str, Any]]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
 
 import numpy as np
 from gate_rules.worlds import Nights
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline
-from levelfield.nights.build_pairs import DAYS_BETWEEN, WEEKLY_PAIRS
 from levelfield.nights.gate import MOST_PAIRS_OF_A_NIGHT, GateReport, compared, suspects
-from levelfield.nights.gate_input import NULL_DAYS, GateInput
+from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding
 from levelfield.series.judgement import Pairs
-from levelfield.series.pairs import MOST_PAIRS
+from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
 from levelfield.series.trigger import MANY
-from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, StoreEvent
+from levelfield.specs.record import Conditions, Gated, Point, StoreEvent
 
 FIGURE: Gated = "memory_bytes"  # a figure of which more is worse, as of a step time
 FLEET_NODES = 10
@@ -45,8 +44,6 @@ def judged_nights(nights: Nights, random: np.random.Generator, has_pairs: bool =
     for first in range(0, count, together):
         names = {f"s{i}": i for i in range(first, min(first + together, count))}
         points = {name: _points(nights, i, f"{name}.") for name, i in names.items()}
-        if has_pairs:
-            points = {name: [*of, *_null_points(nights, names[name], of, random)] for name, of in points.items()}
         rows: dict[str, list[Night]] = {name: [] for name in names}
         for night, report in enumerate(_reports(nights, names, points, random, has_pairs), nights.kind.start):
             words = {finding.series: finding for finding in report.findings if finding.figure == FIGURE}
@@ -61,10 +58,7 @@ def judged_nights(nights: Nights, random: np.random.Generator, has_pairs: bool =
 def fleet_reports(nights: Nights, random: np.random.Generator) -> Iterator[GateReport]:
     """Yield the gate's report of every night from the kind's start on, of all series together on shared nodes."""
     names = {f"s{i}": i for i in range(len(nights.observed))}
-    groups = FLEET_NODES // nights.kind.nodes
-    points = {name: _points(nights, i, f"n{i % groups}.") for name, i in names.items()}
-    for name, i in list(names.items())[:groups]:  # the first series of each machine has its null pairs
-        points[name] += _null_points(nights, i, points[name], random)
+    points = {name: _points(nights, i, f"n{i % (FLEET_NODES // nights.kind.nodes)}.") for name, i in names.items()}
     return _reports(nights, names, points, random, True, MOST_PAIRS_OF_A_NIGHT)
 
 
@@ -80,21 +74,24 @@ def _reports(
         given = GateInput(_day(night), known, {}, events, past=past, conditions=_conditions)
         first_builds = _first_builds(given)
 
-        def confirm(
-            series: str, figure: Gated, night: int = night, builds: dict[str, int] = first_builds
-        ) -> Pairs | None:
-            return (
-                nights.pairs(names[series], night, (builds[series], night), MOST_PAIRS, random) if has_pairs else None
-            )
+        def run(series: str, is_null: bool, night: int = night, builds: dict[str, int] = first_builds) -> Pairs:
+            first, most = builds[series], MOST_NULLS_OF_A_NIGHT if is_null else MOST_PAIRS
+            return nights.pairs(names[series], night, (first, first if is_null else night), most, random)
 
-        report = compared(given, confirm, most_pairs)
+        def confirm(series: str, figure: Gated, run: Callable[[str, bool], Pairs] = run) -> Pairs | None:
+            return run(series, False) if has_pairs else None
+
+        def nulls(series: str, figure: Gated, run: Callable[[str, bool], Pairs] = run) -> Pairs:
+            return run(series, True) if has_pairs else ()
+
+        report = compared(given, confirm, nulls, most_pairs)
         yield report
         past += report.findings
 
 
 def _first_builds(given: GateInput) -> dict[str, int]:
     """Return the night that first ran the A of each suspect's pairs, by the gate's own choice of it."""
-    builds = {suspect.series: suspect.found.against for suspect in suspects(given)}
+    builds = {suspect.series: suspect.examination.against for suspect in suspects(given)}
     return {series: int(run.partition("-")[2]) for series, run in builds.items()}
 
 
@@ -130,24 +127,6 @@ def _points(nights: Nights, series: int, nodes: str) -> list[Point]:
         for night, cost in enumerate(nights.observed[series])
         if not np.isnan(cost)
     ]
-
-
-def _null_points(nights: Nights, series: int, points: list[Point], random: np.random.Generator) -> list[Point]:
-    """Return the null pairs of each week on each machine of a series, from the last weeks before the first night on."""
-    last: dict[str, int] = {}
-    found = []
-    for point in points:
-        night = int(point.run_id.partition("-")[2])
-        if night >= nights.kind.start - NULL_DAYS and night - last.get(point.node, -DAYS_BETWEEN) >= DAYS_BETWEEN:
-            last[point.node] = night
-            pairs = nights.pairs(series, night, (night, night), WEEKLY_PAIRS, random)
-            for number, (purpose, cost) in enumerate(
-                both for pair in pairs for both in zip(OF_NULLS, pair, strict=True)
-            ):
-                began = f"{_day(night)}T05:{number:02}:00Z"
-                own = {"run_id": f"{point.run_id}-{number}", "began": began, "purpose": purpose, FIGURE: cost}
-                found.append(point.model_copy(update=own))
-    return found
 
 
 def _conditions(digest: str) -> Conditions:

@@ -159,26 +159,3 @@ def test_a_precision_is_offered_with_a_condition_or_without():
     implementation, _ = Registry().implementation("deepspeed")
     with pytest.raises(ValueError, match=r"conditions\.cpu: found bf16"):
         ImplementationFile.model_validate({**implementation.model_dump(), "conditions": {"cpu": {"bf16": "AMX"}}})
-
-
-# ---- what no processor changes
-
-
-@pytest.mark.parametrize(
-    ("layout", "precision", "words"),
-    [
-        ({"tensor": 2}, "fp32", "parallelism tensor"),
-        ({"pipeline": 2}, "fp32", "parallelism pipeline"),
-        ({}, "fp8", "precision fp8"),
-        ({"data": 4, "sharding_stage": 3, "sharding_degree": 2}, "fp32", "2 of 4 ranks"),
-    ],
-)
-def test_what_is_not_offered_is_unsupported(layout, precision, words, tmp_path, python):
-    job = job_of(MODELS["gpt"], Variant("", layout, micro_batch=1), 2, precision=precision)
-    assert_refused(job, tmp_path, planted(tmp_path, "deepspeed", NOBODY_JOINS), python, words)
-
-
-def test_a_step_as_a_graph_is_unsupported(tmp_path, python):
-    job = job_of(MODELS["gpt"], Variant("", graph=True), 2)
-    script = planted(tmp_path, "deepspeed", NOBODY_JOINS)
-    assert_refused(job, tmp_path, script, python, "graph: this implementation does not capture its steps")

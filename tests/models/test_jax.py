@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, compare, events, first_steps, job_of, launch, planted, script_of, train
+from layouts import MODELS, SINGLE, compare, events, first_steps, job_of, script_of, train
 from levelfield.run.launchers.launched_ranks import free_port
 from matrix import VARIANTS
 
@@ -23,35 +23,6 @@ PATIENCE_SECONDS = 240  # many ranks compile on busy cores
 @pytest.fixture(scope="module")
 def python(interpreter_of) -> Path:
     return interpreter_of("jax")
-
-
-# ---- what it is not: said without JAX, before any rank joins
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"layout": {"tensor": 3}}, "heads 4"),
-        ({"layout": {"pipeline": 2}}, "pipeline parallel over 2 ranks: not written"),
-        ({"layout": {"tensor": 2, "context": 2}}, "context parallel over 2 ranks: not written"),
-        ({"tuning": {"compile": True}}, "XLA compiles"),
-        ({"tuning": {"graph": True}}, "does not capture its steps"),
-        ({"tuning": {"attention": "flash_attn"}}, "flash_attn"),
-        ({"tuning": {"recompute": "some"}}, "none, selective and full"),
-        ({"precision": "fp16"}, "fp32 and bf16"),
-        ({"model": {"sliding_window": 8}}, "model parts sliding_window"),
-        ({"model": {"activation": "geglu_tanh"}}, "activation geglu_tanh"),
-    ],
-)
-def test_what_cannot_be_done_is_unsupported(change, words, tmp_path, python):
-    model = {**MODELS["gpt"], **change.get("model", {})}
-    job = job_of(model, Variant("x", change.get("layout", {})), 2, precision=change.get("precision", "fp32"))
-    job["tuning"].update(change.get("tuning", {}))
-    without = "import sys; sys.modules['jax'] = None"
-    assert {end.returncode for end in launch(job, tmp_path, planted(tmp_path, "jax", without), python)} == {1}
-    for rank in range(job["layout"]["tensor"] * job["layout"]["pipeline"]):
-        error = events(tmp_path, rank)[-1]
-        assert (error["event"], error["class"]) == ("error", "unsupported") and words in error["message"]
 
 
 # ---- layouts beside those of the matrix

@@ -114,21 +114,6 @@ canonical.Correspondence.__init__ = exchanged
     assert not found.within()
 
 
-@pytest.mark.parametrize(
-    ("layout", "micro_batch", "says"),
-    [
-        ({}, 2, "interleaves the stages of a pipeline; this has one"),
-        ({"pipeline": 4}, 2, "4 layers cannot be divided into 2 chunks for each of 4 stages"),
-        ({"pipeline": 2}, 8, "1 micro-batches are no multiple of 2 stages"),
-    ],
-)
-def test_what_cannot_be_interleaved_is_refused(layout, micro_batch, says, tmp_path, python):
-    variant = Variant("impossible", layout, micro_batch=micro_batch, virtual_pipeline=2)
-    ends = launch(job_of(MODELS["gpt"], variant, 2), tmp_path, TRAIN, python)
-    assert all(end.returncode for end in ends)
-    assert says in next(event for event in events(tmp_path, 0) if event["event"] == "error")["message"]
-
-
 # How often each layer, from 0, runs forward, written by each rank.
 COUNTED = """
 import collections, json, os
@@ -159,10 +144,3 @@ def test_the_first_layers_of_each_chunk_are_computed_again_as_hfu_counts(stages,
         found.update({int(layer): runs for layer, runs in json.loads((tmp_path / f"runs{rank}").read_text()).items()})
     passes, again = 2 * job["accumulation"], repeated_layers(8, stages, chunks, first or 8)
     assert found == {layer: passes * (2 if layer in again else 1) for layer in range(8)}
-
-
-def test_the_framework_says_what_it_is(tmp_path, python):
-    launch(job_of(MODELS["gpt"], SINGLE, 2), tmp_path, TRAIN, python)
-    said = next(event for event in events(tmp_path, 0) if event["event"] == "framework")
-    assert (said["name"], said["version"]) == ("megatron", "0.16.1")
-    assert said["details"]["layers"] == "local"

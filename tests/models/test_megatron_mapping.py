@@ -1,4 +1,4 @@
-"""Where canonical parameters lie in Megatron's, and what the implementation declines; without the framework."""
+"""Where canonical parameters lie in Megatron's, without the framework."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from layouts import MODELS, ROOT, SINGLE, Variant, job_of
-from levelfield.worker import Initializer, Unsupported
+from layouts import MODELS, ROOT
+from levelfield.worker import Initializer
+from levelfield.worker.job import namespace
 
 pytestmark = pytest.mark.torch
 
@@ -26,7 +27,7 @@ def module(name):
     return loaded
 
 
-canonical, offered, sequence = module("canonical"), module("offered"), module("sequence")
+canonical, sequence = module("canonical"), module("sequence")
 NAMES = [
     "output_layer.weight", "embedding.word_embeddings.weight", "embedding.position_embeddings.weight",
     "decoder.final_layernorm.weight", "decoder.final_layernorm.bias",
@@ -35,18 +36,6 @@ NAMES = [
         "mlp.linear_fc1", "mlp.linear_fc2", "self_attention.q_layernorm", "self_attention.k_layernorm", "mlp.router",
         "mlp.shared_experts.linear_fc1", "mlp.shared_experts.linear_fc2")),
 ]  # fmt: skip
-
-
-def namespace(value):
-    if isinstance(value, dict):
-        return SimpleNamespace(**{key: namespace(item) for key, item in value.items()})
-    return value
-
-
-def complete(job):
-    """The job as load_job gives it."""
-    job["layout"] = {"context": 1, "expert": 1, **job["layout"]}
-    return namespace(job)
 
 
 def shapes_of(model):
@@ -152,55 +141,3 @@ def test_norms_inside_transformer_engines_layers_have_the_same_names():
 def test_an_unknown_parameter_is_an_error():
     with pytest.raises(KeyError):
         correspondence("gpt").parts("decoder.layers.0.mlp.shared_experts.gate_weight")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"layout": {"tensor": 3}}, "heads 4, kv_heads 4, ffn_hidden_size 128, vocab_size 128"),
-        ({"layout": {"pipeline": 3}}, "4 layers"),
-        ({"layout": {"sequence_parallel": True}}, "needs tensor parallel"),
-        ({"layout": {"data": 2, "sharding_stage": 2, "sharding_degree": 2}}, "is stage 1"),
-        ({"layout": {"data": 4, "sharding_stage": 1, "sharding_degree": 2}}, "2 of 4 data-parallel ranks"),
-        ({"precision": "fp8"}, "fp8 needs an NVIDIA device"),
-        ({"attention": "flash_attn"}, "transformer-engine's"),
-        ({"compile": True}, "fuses its own"),
-        ({"graph": True}, "does not capture its steps"),
-        ({"recompute": "some"}, "recompute 'some'"),
-    ],
-)
-def test_what_cannot_be_done_is_unsupported(change, words):
-    fields = {name: change[name] for name in ("layout", "compile", "graph", "recompute") if name in change}
-    job = job_of(MODELS["gpt"], Variant("unsupported", **fields), 2, precision=change.get("precision", "fp32"))
-    job["tuning"]["attention"] = change.get("attention", "sdpa")
-    with pytest.raises(Unsupported, match=words):
-        offered.check(complete(job))
-
-
-@pytest.mark.parametrize(
-    ("layout", "changes", "words"),
-    [
-        ({"data": 3, "expert": 3}, {}, "4 experts cannot be divided"),
-        ({"tensor": 2}, {}, "needs sequence parallel"),
-        ({"context": 3}, {}, "context parallel over 3 ranks cannot divide a sequence"),
-        ({}, {"bias": True}, "experts with biases"),
-        ({"data": 2, "expert": 2}, {"experts": None}, "has no experts"),
-        ({}, {"norm": "layernorm", "query_key_norm": True}, "expected rmsnorm"),
-        ({"data": 2, "context": 2, "sharding_stage": 1, "sharding_degree": 2}, {}, "2 of 4 data-parallel ranks"),
-    ],
-)
-def test_what_cannot_be_done_with_a_mixture_is_unsupported(layout, changes, words):
-    model = {**MODELS["mixture"], **changes}
-    with pytest.raises(Unsupported, match=words):
-        offered.check(complete(job_of(model, Variant("unsupported", layout), 2)))
-
-
-def test_what_can_be_done_with_a_mixture_is_not_declined():
-    layout = {"data": 2, "tensor": 2, "sequence_parallel": True, "expert": 2}
-    offered.check(complete(job_of(MODELS["mixture"], Variant("all", layout), 2)))
-
-
-def test_what_can_be_done_is_not_declined():
-    layout = {"data": 2, "sharding_stage": 1, "sharding_degree": 2, "tensor": 2, "sequence_parallel": True}
-    for variant in (SINGLE, Variant("all", {**layout, "pipeline": 2}, recompute="full")):
-        offered.check(complete(job_of(MODELS["llama"], variant, 2)))

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, compare, events, first_steps, job_of, launch, planted, script_of, train
+from layouts import MODELS, SINGLE, compare, events, first_steps, job_of, launch, planted, script_of, train
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -124,51 +124,11 @@ def test_dropout_that_is_drawn_anew_is_seen(tmp_path, python):
     assert not compare(again, kept).within()
 
 
-# ---- what it is, and is not
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"layout": {"tensor": 3}}, "heads 4"),
-        ({"layout": {"pipeline": 5}}, "4 layers"),
-        (
-            {"layout": {"data": 2, "sharding_stage": 1, "sharding_degree": 2}},
-            "parallelism zero1: this implementation does not have it",
-        ),
-        ({"layout": {"tensor": 2, "sequence_parallel": True}}, "parallelism sequence"),
-        ({"layout": {"context": 2}}, "parallelism context"),
-        ({"model": {"query_key_norm": True}}, "model parts query_key_norm"),
-        ({"tuning": {"recompute": "selective"}}, "selective"),
-        ({"tuning": {"compile": True}}, "eagerly"),
-        ({"tuning": {"graph": True}}, "does not capture its steps"),
-        ({"tuning": {"attention": "flash_attn"}}, "flash_attn"),
-        ({"precision": "bf16"}, "has fp32, and fp16 on NVIDIA devices"),
-        ({"precision": "fp16"}, "OneFlow's automatic mixed precision is for CUDA"),
-    ],
-)
-def test_what_cannot_be_done_is_unsupported(change, words, tmp_path, python):
-    variant = Variant("unsupported", change.get("layout", {}))
-    model = {**MODELS["gpt"], **change.get("model", {})}
-    job = job_of(model, variant, 2, precision=change.get("precision", "fp32"))
-    job["tuning"].update(change.get("tuning", {}))
-    assert {end.returncode for end in launch(job, tmp_path, TRAIN, python)} == {1}
-    error = events(tmp_path, 0)[-1]
-    assert error["class"] == "unsupported"
-    assert words in error["message"]
-
-
 def test_ranks_find_each_other_where_a_proxy_is_set(monkeypatch, python, reference):
     for name in ("http_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     curve = train(job_of(MODELS["gpt"], VARIANTS["DP2"], 2), TRAIN, python)
     assert compare(curve, first_steps(reference("gpt"), 2)).within()
-
-
-def test_the_framework_says_what_it_is(tmp_path, python):
-    launch(job_of(MODELS["gpt"], SINGLE, 2), tmp_path, TRAIN, python)
-    said = next(event for event in events(tmp_path, 0) if event["event"] == "framework")
-    assert (said["name"], said["version"], said["device"]) == ("oneflow", "0.9.0", "cpu")
 
 
 def test_a_planted_fault_that_does_nothing_leaves_the_curve(tmp_path, reference, python):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layouts import MODELS, SINGLE, Variant, compare, events, job_of, launch, planted, script_of, train
+from layouts import MODELS, SINGLE, compare, job_of, planted, script_of, train
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -63,35 +63,3 @@ parameters._held = held
     found = differs(tmp_path, "paddle", python, fault)
     assert found.same_weights
     assert not found.within()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"layout": {"tensor": 3}}, "heads 4"),
-        ({"layout": {"pipeline": 3}}, "2 micro-batches a step"),
-        ({"layout": {"data": 2, "sharding_stage": 2, "sharding_degree": 2}}, "accelerators only"),
-        ({"layout": {"tensor": 2, "sequence_parallel": True}}, "parallelism sequence"),
-        ({"layout": {"context": 2}}, "parallelism context"),
-        ({"recompute": "selective"}, "selective"),
-        ({"compile": True}, "dynamic graph"),
-        ({"graph": True}, "does not capture its steps"),
-        ({"precision": "bf16"}, "float32 only"),
-        ({"attention": "flash_attn"}, "accelerators only"),
-    ],
-)
-def test_what_cannot_be_done_is_unsupported(change, words, tmp_path, python):
-    variant = Variant("unsupported", change.get("layout", {}), recompute=change.get("recompute", "none"))
-    job = job_of(MODELS["gpt"], variant, 2, precision=change.get("precision", "fp32"))
-    job["accumulation"] = 2 if "pipeline" in change.get("layout", {}) else job["accumulation"]
-    job["tuning"].update({name: change[name] for name in ("compile", "graph", "attention") if name in change})
-    assert {end.returncode for end in launch(job, tmp_path, TRAIN, python)} == {1}
-    error = events(tmp_path, 0)[-1]
-    assert error["class"] == "unsupported"
-    assert words in error["message"]
-
-
-def test_the_framework_says_what_it_is(tmp_path, python):
-    launch(job_of(MODELS["gpt"], SINGLE, 2), tmp_path, TRAIN, python)
-    said = next(event for event in events(tmp_path, 0) if event["event"] == "framework")
-    assert (said["name"], said["version"], said["device"]) == ("paddle", "3.3.1", "cpu")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from layouts import MODELS, SINGLE, Variant, events, job_of, launch, read_curve, script_of, shallow
+from levelfield.catalog.registry import Registry
 from levelfield.worker.sketch import sketch_slice
 from matrix import VARIANTS
 
@@ -103,6 +104,14 @@ def test_captured_tensors_are_torchs(framework, family, recompute, tmp_path, tor
     variant: Variant = dataclasses.replace(SINGLE, recompute=recompute)
     found = written(tmp_path, framework, job_of(model, variant, 3), "capture", interpreter_of(framework))
     assert_same(found, right, 1e-4)
+
+
+@pytest.mark.parametrize("framework", ["paddle", "oneflow", "megatron"])
+def test_each_framework_says_what_it_is(framework, tmp_path, interpreter_of):
+    launch(job_of(MODELS["gpt"], SINGLE, 2), tmp_path, script_of(framework), interpreter_of(framework))
+    said = next(event for event in events(tmp_path, 0) if event["event"] == "framework")
+    assert (said["name"], said["version"]) == (framework, Registry().implementation(framework)[0].version)
+    assert said["device"].startswith("cpu") and said["details"].get("layers") in (None, "local")
 
 
 @pytest.mark.parametrize("fault", ["missing", "another shape", "1 % larger"])

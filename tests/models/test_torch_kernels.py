@@ -94,7 +94,7 @@ def test_only_a_device_that_triton_compiles_for_has_kernels(cuda: torch.device, 
 
 
 def test_a_training_on_a_processor_imports_no_kernel(tmp_path: Path) -> None:
-    """What it rests on (tested.json) is what it imports."""
+    """No environment for processors has Triton."""
     listing = LIST_MODULES.format(path=str(tmp_path / "modules"))
     (end,) = launch(job_of(MODELS["llama"], SINGLE, 2), tmp_path, planted(tmp_path, "torch", listing))
     assert end.returncode == 0, end.output[-2000:]

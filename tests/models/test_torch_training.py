@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from layouts import MODELS, NOBODY_JOINS, SINGLE, Curve, compare, events, job_of, launch, planted, read_curve, train
+from layouts import MODELS, SINGLE, compare, events, job_of, launch, planted, read_curve, train
 from matrix import VARIANTS
 
 pytestmark = pytest.mark.torch
@@ -248,73 +248,11 @@ if job.rank == 1:
         assert (error["event"], error["class"]) == ("error", "non-finite")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"precision": "fp8", "layout": {"tensor": 2}}, "fp8 with tensor parallel 2: not written"),
-        ({"layout": {"tensor": 3}}, "heads 4"),
-        ({"layout": {"pipeline": 4}}, "4 stages"),
-        ({"attention": "flash_attn"}, "flash-attn cannot be imported"),
-        ({"recompute": "some"}, "recompute 'some'"),
-    ],
-)
-def test_what_cannot_be_done_is_unsupported(change, words, tmp_path):
-    variant = dataclasses.replace(SINGLE, layout=change.get("layout", {}), recompute=change.get("recompute", "none"))
-    job = job_of(gpt(), variant, steps=2, precision=change.get("precision", "fp32"))
-    job["tuning"]["attention"] = change.get("attention", "sdpa")
-    script = planted(tmp_path, "torch", NOBODY_JOINS)
-    assert {end.returncode for end in launch(job, tmp_path, script)} == {1}
-    error = events(tmp_path, 0)[-1]
-    assert error["class"] == "unsupported"
-    assert words in error["message"]
-
-
 def test_a_missing_framework_is_an_environment_error(tmp_path):
     fault = 'sys.modules["torch"] = None'
     (end,) = launch(job_of(gpt(), SINGLE, steps=2), tmp_path, planted(tmp_path, "torch", fault))
     assert end.returncode == 1
     assert events(tmp_path, 0)[-1]["class"] == "environment"
-
-
-SQUARES = {"embedding.weight": 0.64, "layers.0.attention.key.bias": 1e-22, "head.weight": 0.36}
-CURVE = Curve((4.0, 3.0), (1.0, 1.0), (8, 8), (5, 6), {"embedding.weight": 1}, {1: SQUARES})
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"losses": (4.0, math.nan)},
-        {"losses": (4.0, "nan")},
-        {"losses": (4.0 * (1 + 2e-6), 3.0)},
-        {"losses": (4.0, 3.0 * 1.01)},
-        {"grad_norms": (1.0, 1.01)},
-        {"grad_norms": (1.0, None)},
-        {"token_checksums": (6, 5)},
-        {"tokens": (8, 16)},
-        {"weights": {"embedding.weight": 2}},
-        {"weights": {}},
-        {"gradients": {}},
-        {"gradients": {1: SQUARES, 2: SQUARES}},
-        {"gradients": {1: {**SQUARES, "head.weight": math.nan}}},
-        {"gradients": {1: {**SQUARES, "head.weight": 0.36 * (1 + 3e-4)}}},
-        {"gradients": {1: {**SQUARES, "layers.0.attention.key.bias": 1e-8}}},
-        {"gradients": {1: {"embedding.weight": 0.36, "layers.0.attention.key.bias": 1e-22, "head.weight": 0.64}}},
-        {"gradients": {1: {name: square for name, square in SQUARES.items() if name != "head.weight"}}},
-    ],
-)
-def test_the_comparison_sees(fault):
-    assert compare(CURVE, CURVE).within()
-    assert not compare(dataclasses.replace(CURVE, **fault), CURVE).within()
-
-
-def test_the_comparison_takes_rounding_for_what_it_is():
-    noisy = {1: {**SQUARES, "layers.0.attention.key.bias": 9e-22}}
-    assert compare(dataclasses.replace(CURVE, gradients=noisy), CURVE).within()
-
-
-def test_the_comparison_refuses_a_truncated_curve():
-    with pytest.raises(ValueError, match="zip"):
-        compare(dataclasses.replace(CURVE, losses=(4.0,)), CURVE)
 
 
 def test_saved_weights_are_whole_and_canonical(tmp_path):

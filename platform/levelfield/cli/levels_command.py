@@ -27,6 +27,7 @@ from levelfield.user_folders import user_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from levelfield.nights.baselines import AcceptedLevels
     from levelfield.specs.record import Point, StoreEvent
     from levelfield.store.database import Store
 
@@ -180,15 +181,14 @@ def _accept_all(options: argparse.Namespace) -> int:
         runs = {point.run_id: series for series in night for point in given.tonight(series)}
         failed = [f for f in compared(given, given.stored_pairs).findings if f.word in FAILURES and not options.worse]
         worse = {runs.get(run or "", f.series): f.word for f in failed for run in (f.run_id, *f.runs)}
-        evidence = level_evidence(store, night, at)
-        accepted, refused = baselines.accepted_baselines(evidence, worse, who, options.why, at, until)
-        for event in () if options.dry_run else accepted:
+        found = baselines.accepted_baselines(level_evidence(store, night, at), worse, who, options.why, at, until)
+        for event in () if options.dry_run else found.events:
             store.add_event(event)
-        kept = [] if options.dry_run else _kept_builds(store, accepted)
-        young = [given.label(event.series or "") for event in accepted if _waits(given.points[event.series or ""])]
+        kept = [] if options.dry_run else _kept_builds(store, found.events)
+        young = [given.label(event.series or "") for event in found.events if _waits(given.points[event.series or ""])]
         kept += [wrapped(f"compared once there are {FEWEST} nights: {', '.join(young)}", 2)] if young else []
-    _print_accepted(options, given.label, accepted, refused, kept)
-    return 0 if accepted else UsageError.exit_code
+    _print_accepted(options, given.label, found, kept)
+    return 0 if found.events else UsageError.exit_code
 
 
 def _kept_builds(store: Store, events: Sequence[StoreEvent]) -> list[str]:
@@ -197,26 +197,22 @@ def _kept_builds(store: Store, events: Sequence[StoreEvent]) -> list[str]:
 
 
 def _print_accepted(
-    options: argparse.Namespace,
-    label: Callable[[str], str],
-    accepted: Sequence[StoreEvent],
-    refused: dict[str, str],
-    kept: Sequence[str],
+    options: argparse.Namespace, label: Callable[[str], str], found: AcceptedLevels, kept: Sequence[str]
 ) -> None:
     from levelfield.nights.series_history import event_lines
 
     if options.json:
-        rows = [{"series": series, "label": label(series), "why": why} for series, why in refused.items()]
-        events = [event.model_dump(mode="json") for event in accepted]
+        refused = [{"series": series, "label": label(series), "why": why} for series, why in found.refused.items()]
+        events = [event.model_dump(mode="json") for event in found.events]
         head = {"schema": "levelfield.accepted/1", "dry_run": options.dry_run}
-        print(json_text({**head, "accepted": events, "refused": rows}))
+        print(json_text({**head, "accepted": events, "refused": refused}))
         return
-    for event in accepted:
+    for event in found.events:
         print("\n".join([label(event.series or ""), *event_lines([event])]))
-    for series, why in refused.items():
+    for series, why in found.refused.items():
         print("\n".join([label(series), wrapped(f"  not accepted: {why}", 4)]))
     words = "would be accepted" if options.dry_run else "accepted"
-    print("\n".join([*kept, f"{len(accepted)} {words}, {len(refused)} not"]))
+    print("\n".join([*kept, f"{len(found.events)} {words}, {len(found.refused)} not"]))
 
 
 def _kept_build(store: Store, event: StoreEvent) -> list[str]:

@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -28,6 +29,7 @@ from levelfield.specs.readable_json import json_text
 from levelfield.specs.run_figures import GATED_BY_OPTION
 
 if TYPE_CHECKING:
+    from levelfield.nights.bisection import FirstBad
     from levelfield.nights.gate import GateReport
     from levelfield.nights.gate_input import GateInput
     from levelfield.nights.night_session import NightSession
@@ -215,10 +217,10 @@ def _unwritten(
     for form, path in (("markdown", options.markdown), ("junit", options.junit)):
         if path:
             try:
-                write_atomically(path, written(page, form), through_link=True)
-            except OSError as error:
-                why = f"{path}: cannot be written: {error.strerror}"
-                yield f"{why}; the night is stored, `nightly gate --output` writes it"
+                with _named(path):
+                    write_atomically(path, written(page, form), through_link=True)
+            except UsageError as error:
+                yield str(error)
     if options.html:
         try:
             session.write_pages(options.html, report)
@@ -231,6 +233,17 @@ def _output(options: argparse.Namespace) -> Terminal:
     if options.progress:
         return Terminal()
     return Terminal() if sys.stderr.isatty() and not (options.quiet or options.json) else NoteTaker()
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn an error of a file that the user named into UsageError. The night's results are stored by then."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be written: {error.strerror}; the night is stored, `nightly gate --output` writes it"
+        ) from None
 
 
 def _gate_options(parser: argparse.ArgumentParser) -> None:
@@ -338,21 +351,25 @@ def _bisect(options: argparse.Namespace) -> int:
         return found
 
     found = first_bad(commits, answer)
-    names = [commit[:12] for commit in commits]
+    _print_bisected([commit[:12] for commit in commits], found, options.json)
+    if not options.json:
+        (last,), _ = commit_log(commits[found.good], commits[found.bad], 1)
+        print(labelled("it says", f"{last.subject} ({last.author})", 11))
+    return 0
+
+
+def _print_bisected(names: list[str], found: FirstBad, as_json: bool) -> None:
     undecided = [names[place] for place in found.undecided]
-    if options.json:
-        rows = [{"build": names[trial.place], "answer": trial.answer} for trial in found.trials]
+    if as_json:
+        trials = [{"build": names[trial.place], "answer": trial.answer} for trial in found.trials]
         content = {"last_good": names[found.good], "first_bad": names[found.bad], "undecided": undecided}
-        print(json_text({"schema": "levelfield.bisect/1", **content, "trials": rows}))
-        return 0
+        print(json_text({"schema": "levelfield.bisect/1", **content, "trials": trials}))
+        return
     print(f"first bad  {names[found.bad]}")
     print(f"last good  {names[found.good]}")
     if undecided:
         print(labelled("undecided", ", ".join(undecided), 11))
     print(f"tried      {len(found.trials)} of {len(names)} builds")
-    (last,), _ = commit_log(commits[found.good], commits[found.bad], 1)
-    print(labelled("it says", f"{last.subject} ({last.author})", 11))
-    return 0
 
 
 COMMANDS = {

@@ -58,13 +58,18 @@ def accepted_baseline(evidence: LevelEvidence, who: str, why: str, at: str, unti
     return _event("baseline", evidence.series, who, why, at, until, runs, level, {"nodes": nodes})
 
 
+@dataclass(frozen=True)
+class AcceptedLevels:
+    """The events of the series whose evidence suffices, and by series why another one's does not."""
+
+    events: tuple[StoreEvent, ...]
+    refused: Mapping[str, str]
+
+
 def accepted_baselines(
     evidence: Sequence[LevelEvidence], worse: Mapping[str, str], who: str, why: str, at: str, until: str | None = None
-) -> tuple[list[StoreEvent], dict[str, str]]:
-    """Return the events that accept many series for one reason, and by series why another one is not accepted.
-
-    worse: by series what the night found, so that it is not taken.
-    """
+) -> AcceptedLevels:
+    """Return the events that accept many series for one reason. worse: by series what the night found, so not taken."""
     events, refused = [], {}
     for each in evidence:
         if each.series in worse:
@@ -74,7 +79,7 @@ def accepted_baselines(
             events.append(accepted_baseline(each, who, why, at, until))
         except UsageError as error:
             refused[each.series] = str(error).removeprefix(f"series {each.series}: ")
-    return events, refused
+    return AcceptedLevels(tuple(events), refused)
 
 
 def accepted_step(

@@ -6,8 +6,10 @@ compared: what is missing is a finding of its own, and the first line counts it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, product
 
 from levelfield.errors import RunFailed
 from levelfield.nights.gate_input import (
@@ -15,25 +17,38 @@ from levelfield.nights.gate_input import (
     awaited_series,
     examinations,
     expected_series,
-    findings_about_arms,
     findings_about_machines,
     findings_about_runs,
     missing_findings,
 )
-from levelfield.series.causes import NodeGroup, families, moved, node_groups, still_due, suspiciousness
+from levelfield.series.causes import families, is_under_change, moved, still_due, suspiciousness
 from levelfield.series.examination import Examination
-from levelfield.series.findings import COMPARED, Finding, in_order
-from levelfield.series.judgement import Judged, NoPairs, Pair, Pairs, Share, judged_night
-from levelfield.series.pairs import PairedTest, PairRuling, judged_pairs, less_bias
-from levelfield.series.segments import change_of
+from levelfield.series.findings import COMPARED, FIGURES, Finding, in_order
+from levelfield.series.judgement import (
+    Judged,
+    NodeGroup,
+    NoPairs,
+    Pair,
+    Pairs,
+    build_excess,
+    judged_night,
+    node_groups,
+    ruling_of,
+    wants_pairs,
+)
+from levelfield.series.open_regressions import OpenRegression
+from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, ArmBias, PairedTest, PairRuling, arm_bias
+from levelfield.series.segments import change_of, shown_change
 from levelfield.series.trigger import FALSE_SHARE, MANY, kept_of_many
 from levelfield.specs.record import Gated, RunRecord
 from levelfield.specs.short_names import short_digest
 
 ConfirmingPairs = Callable[[str, Gated], "Pairs | str | None"]
+NullPairs = Callable[[str, Gated], Iterable[Pair]]
 
 MOST_PAIRS_OF_A_NIGHT = 100
 LEAST_CHANCE = 1e-9  # below it the larger excess is the likelier cause
+MOST_NULLS = 21  # of a series in the last weeks: more are not run
 # The figures of a series share its pairs: a run has all of them.
 RecordPair = tuple[RunRecord, RunRecord]  # of the accepted build and of tonight's
 
@@ -56,30 +71,42 @@ class GateReport:
         return f"compared {self.compared} of {self.expected} series of night {self.night} {against}{newest}"
 
 
+@dataclass(frozen=True)
+class Suspect:
+    """A figure whose night has to be confirmed by pairs. chance: the probability of such a night without a cause."""
+
+    series: str
+    figure: Gated
+    chance: float
+    examination: Examination
+
+
 def compared(
     given: GateInput,
     pairs: ConfirmingPairs = lambda series, figure: None,
+    nulls: NullPairs = lambda series, figure: (),
     most_pairs: int | None = None,
 ) -> GateReport:
     """Return the findings of the night. pairs: of a series' figure, or why there are none; `suspects` says of which.
 
-    most_pairs: of the night; after as many no confirmation begins.
+    nulls: runs further null pairs of a series, one after another. most_pairs: of the night; after as many no
+    confirmation begins.
     """
-    spending = _Spending(given, pairs, most_pairs)
+    spending = _Spending(given, pairs, nulls, most_pairs)
     judged = _judged(given)
-    of_nodes, of_group = _of_groups([each for each in judged if not each.found.is_under_change], spending)
-    for each in _in_order(judged):
-        if each.name not in of_group:
-            spending.ruling(each)
-    judged, of_causes, shared = _of_causes(judged, spending)
-    found = list(of_nodes)
-    for each in judged:
-        ruling = spending.rulings.get(each.name)
-        has_own = each.name not in shared or each.is_slower or isinstance(ruling, PairRuling)
-        if each.name not in of_group and has_own:
-            found.append(judged_night(each, ruling))
-    done = {f.series for f in found if f.series and f.word in COMPARED} | {series for series, _ in of_group | shared}
-    found = [*_with_open(given, judged, found), *of_causes, *findings_about_arms(given)]
+    found, grouped = _of_groups([member for member in judged if not is_under_change(member)], spending)
+    for member, _ in _in_order(judged):
+        if _name(member) not in grouped:
+            spending.ruling(member)
+    judged, of_causes = _of_causes(judged, spending)
+    for around, each in judged:
+        ruling = spending.rulings.get((around.series, each.figure))
+        has_own = not around.is_of_group or around.is_known_worse or isinstance(ruling, PairRuling)
+        if (around.series, each.figure) not in grouped and has_own:
+            found.append(judged_night(each, around, ruling))
+    done = {f.series for f in found if f.series and f.word in COMPARED}
+    done |= {series for series, _ in grouped} | {around.series for around, _ in judged if around.is_of_group}
+    found = [*_with_open(given, judged, found), *of_causes, *spending.findings_about_arms()]
     found += [*findings_about_machines(given), *findings_about_runs(given), *missing_findings(given)]
     named = tuple(f.model_copy(update={"night": given.night}) for f in in_order(found))
     return GateReport(given.night, named, len(done), len(expected_series(given) | done))
@@ -87,23 +114,26 @@ def compared(
 
 def _with_open(given: GateInput, judged: Sequence[Judged], findings: Iterable[Finding]) -> Iterator[Finding]:
     """Return the findings, where a regression that was named before keeps its word in a night that does not end it."""
-    examined = {each.name: each.found for each in judged}
-    opened = {name: found.opened for name, found in examined.items() if found.opened}
+    examined = {_name(member): member[1] for member in judged}
+    opened = {name: each.opened for name, each in examined.items() if each.opened}
     awaited = awaited_series(given) if given.named_regressions else ()
     for series, figure in given.named_regressions:
         known = given.open_regression(series, figure, given.held(series)) if series in awaited else None
         if known is not None and (series, figure) not in examined:
             opened[series, figure] = known
     for finding in findings:
-        known = opened.pop((finding.series, finding.figure), None) if finding.figure else None
-        if known is None or finding.word == "regression":
+        name = (finding.series, finding.figure)
+        known = opened.pop(name, None) if finding.figure else None  # type: ignore[arg-type]
+        if known is None or finding.word == "regression" or _is_ended(known, finding, examined[name]):  # type: ignore[index]
             yield finding
-            continue
-        assert finding.figure is not None
-        by_tonight = finding.pairs or examined[finding.series, finding.figure].is_back
-        yield finding if known.is_ended_by(finding) and by_tonight else known.undecided(finding)
+        else:
+            yield known.undecided(finding)
     for name, known in opened.items():
         yield known.undecided(_unjudged(given, name, examined.get(name)))
+
+
+def _is_ended(known: OpenRegression, tonight: Finding, found: Examination) -> bool:
+    return known.is_ended_by(tonight) and (bool(tonight.pairs) or found.is_back)
 
 
 def _unjudged(given: GateInput, name: tuple[str, Gated], found: Examination | None) -> Finding:
@@ -117,19 +147,26 @@ def _unjudged(given: GateInput, name: tuple[str, Gated], found: Examination | No
     )  # fmt: skip
 
 
-def suspects(given: GateInput) -> list[Judged]:
+def suspects(given: GateInput) -> list[Suspect]:
     """Return what pairs should confirm, the likeliest first. `compared` with their values then gives the findings."""
-    return _in_order(_judged(given))
+    found = _in_order(_judged(given))
+    return [Suspect(around.series, each.figure, chance, each) for (around, each), chance in found]
 
 
-def _in_order(judged: Sequence[Judged]) -> list[Judged]:
+def _in_order(judged: Sequence[Judged]) -> list[tuple[Judged, float]]:
+    """Return what pairs should confirm, the likeliest first, with its probability by chance."""
     chances = suspiciousness(judged)
+    found = [(member, chances.get(_name(member), 1.0)) for member in judged if wants_pairs(member[1], member[0])]
+    return sorted(found, key=lambda each: (each[1] if each[1] > LEAST_CHANCE else min(each[1], 0), -_excess(each[0])))
 
-    def urgency(each: Judged) -> tuple[float, float]:
-        chance = chances.get(each.name, 1.0)
-        return chance if chance > LEAST_CHANCE else min(chance, 0), -each.found.above
 
-    return sorted((each for each in judged if each.wants_pairs), key=urgency)
+def _excess(member: Judged) -> float:
+    level, tonight = member[1].level, member[1].tonight
+    return tonight.cost - level.cost if level else 0.0
+
+
+def _name(member: Judged) -> tuple[str, Gated]:
+    return member[0].series, member[1].figure
 
 
 def _judged(given: GateInput) -> list[Judged]:
@@ -137,12 +174,9 @@ def _judged(given: GateInput) -> list[Judged]:
     judged = still_due(list(examinations(given)))
     if len(judged) <= MANY:
         return judged
-    suspicions = [each.found.suspicion for each in judged]
-    kept = iter(kept_of_many([found.p for found in suspicions if found], len(judged), FALSE_SHARE))
-    return [
-        replace(each, share="chance") if suspicion and not next(kept) else each
-        for each, suspicion in zip(judged, suspicions, strict=True)
-    ]
+    chances = [found.suspicion.p for _, found in judged if found.suspicion]
+    kept = iter(kept_of_many(chances, len(judged), FALSE_SHARE))
+    return [(replace(around, is_chance=bool(found.suspicion) and not next(kept)), found) for around, found in judged]
 
 
 @dataclass
@@ -154,85 +188,130 @@ class _Spending:
 
     given: GateInput
     pairs: ConfirmingPairs
+    nulls: NullPairs
     most: int | None
     rulings: dict[tuple[str, Gated], PairRuling | NoPairs | None] = field(default_factory=dict)
+    _nulls_run: dict[tuple[str, Gated], list[Pair]] = field(default_factory=dict)
 
-    def ruling(self, judged: Judged) -> PairRuling | NoPairs | None:
+    def ruling(self, member: Judged) -> PairRuling | NoPairs | None:
         """Return what pairs show about a figure, or why none were run. The first call runs them."""
-        if judged.name not in self.rulings:
-            self.rulings[judged.name] = self._ruling(judged)
-        return self.rulings[judged.name]
+        if _name(member) not in self.rulings:
+            self.rulings[_name(member)] = self._ruling(member)
+        return self.rulings[_name(member)]
 
-    def _ruling(self, judged: Judged) -> PairRuling | NoPairs | None:
-        spent: dict[str, int] = {}  # by series: its figures share the pairs, as a run has all figures
-        for (series, _), ruling in self.rulings.items():
-            if isinstance(ruling, PairRuling):
-                spent[series] = max(spent.get(series, 0), ruling.pairs)
-        if self.most is not None and sum(spent.values()) >= self.most and judged.series not in spent:
-            return NoPairs(f"the night's {self.most} pairs were spent on likelier suspicions", "put off")
-        pairs, found = self.pairs(*judged.name), judged.found
+    def _ruling(self, member: Judged) -> PairRuling | NoPairs | None:
+        around, found = member
+        spent = self._spent()
+        if self.most is not None and sum(spent.values()) >= self.most and around.series not in spent:
+            return NoPairs(f"the night's {self.most} pairs were spent on likelier suspicions", is_put_off=True)
+        pairs = self.pairs(*_name(member))
         if pairs is None or isinstance(pairs, str):
             return NoPairs(pairs) if pairs else None
-        ruling = judged_pairs(pairs, found.figure, found.direction, found.expected_first)
-        return less_bias(ruling, self.given.arm_bias(found.tonight.node, found.figure))
+        stored = self.given.null_pairs(around.series, found.tonight.node, found.figure)
+        return ruling_of(found, pairs, stored, self._more_nulls(member, MOST_NULLS - len(stored)))
+
+    def _spent(self) -> Counter[str]:
+        """Return the pairs by series. Its figures share them: a run has all figures."""
+        spent: Counter[str] = Counter()
+        for (series, figure), ruling in self.rulings.items():
+            if isinstance(ruling, PairRuling):
+                run = ruling.pairs + len(self._nulls_run.get((series, figure), ()))
+                spent[series] = max(spent[series], run)
+        return spent
+
+    def _more_nulls(self, member: Judged, most: int) -> Iterator[Pair]:
+        """Run null pairs beside those of the last weeks."""
+        run = self._nulls_run.setdefault(_name(member), [])
+        for pair in islice(self.nulls(*_name(member)), max(0, min(MOST_NULLS_OF_A_NIGHT, most))):
+            run.append(pair)
+            yield pair
+
+    def findings_about_arms(self) -> Iterator[Finding]:
+        """Return one finding for each node and figure whose arms differ with one build in both: of a series or all."""
+        ran = {series for (series, _), pairs in self._nulls_run.items() if pairs}
+        nodes = self.given.null_nodes & {point.node for points in self.given.tonights.values() for point in points}
+        nodes |= {point.node for series in ran for point in self.given.tonight(series)}
+        for node, figure in product(sorted(nodes), FIGURES):
+            by_series = {series: self._nulls_on(node, series, figure) for series in self.given.points}
+            of_all = [pair for pairs in by_series.values() for pair in pairs]
+            found = [arm_bias(pairs, figure) for pairs in (of_all, *by_series.values())]
+            faults = [bias for bias in found if bias is not None and bias.is_a_fault]
+            if faults:
+                yield _of_arms(node, figure, max(faults, key=lambda bias: abs(bias.excess)))
+
+    def _nulls_on(self, node: str, series: str, figure: Gated) -> list[Pair]:
+        """Return the series' null pairs on the node, those of the last weeks first."""
+        is_here = any(point.node == node for point in self.given.tonight(series))
+        tonight = self._nulls_run.get((series, figure), []) if is_here else []
+        return [*self.given.null_pairs(series, node, figure), *tonight]
+
+
+def _of_arms(node: str, figure: Gated, bias: ArmBias) -> Finding:
+    change, low, high = shown_change(bias.excess, bias.reach, figure)
+    detail = (
+        f"{bias.pairs} null pairs have the same build on both sides: the checkouts or their caches differ, "
+        "so pairs show changes that no build has, or hide some"
+    )
+    return Finding(
+        series="", label=f"pairs on node {short_digest(node)}", figure=figure, word="biased arms",
+        change=change, low=low, high=high, detail=detail, node=node,
+    )  # fmt: skip
 
 
 def _of_groups(judged: Sequence[Judged], spending: _Spending) -> tuple[list[Finding], set[tuple[str, Gated]]]:
     """Return one finding for each node on which many series moved alike, and the figures that it stands for."""
     found = [(group, finding) for group in node_groups(judged) if (finding := _of_group(group, spending))]
-    return [finding for _, finding in found], {member.name for group, _ in found for member in group.members}
+    grouped = {(around.series, group.figure) for group, _ in found for around, _ in group.members}
+    return [finding for _, finding in found], grouped
 
 
 def _of_group(group: NodeGroup, spending: _Spending) -> Finding | None:
     """Return the finding about the node; None where its build, or an unknown cause, moved the series."""
-    ruling, clearest = spending.ruling(group.clearest), group.clearest
+    ruling = spending.ruling(group.clearest)
     if isinstance(ruling, PairRuling):
         if ruling.word != "bad night":
             return None
-        reason = f"the accepted build of {clearest.label} is off its level too, by {ruling.pairs} pairs"
+        reason = f"the accepted build of {group.clearest[0].label} is off its level too, by {ruling.pairs} pairs"
     else:
         if not group.is_alone:
             return None
         reason = "series on other nodes did not move"
-    node, figure = clearest.found.tonight.node, clearest.found.figure
-    detail = f"{len(group.members)} of {group.of} series on node {short_digest(node)} moved alike; {reason}"
+    detail = f"{len(group.members)} of {group.of} series on node {short_digest(group.node)} moved alike; {reason}"
     return Finding(
-        series="", label=f"node {short_digest(node)}", figure=figure, word="bad night",
-        change=change_of(group.excess, figure), detail=detail, node=node,
-        runs=tuple(member.found.tonight.run_id for member in group.members),
+        series="", label=f"node {short_digest(group.node)}", figure=group.figure, word="bad night",
+        change=change_of(group.excess, group.figure), detail=detail, node=group.node,
+        runs=tuple(member.tonight.run_id for _, member in group.members),
     )  # fmt: skip
 
 
-def _of_causes(
-    judged: Sequence[Judged], spending: _Spending
-) -> tuple[list[Judged], list[Finding], set[tuple[str, Gated]]]:
-    """Return the series with what their changes of conditions mean for them, the findings about these changes, and the
-    figures that these stand for."""
-    steps = [each.less_build(spending.rulings.get(each.name)) for each in judged]
+def _of_causes(judged: Sequence[Judged], spending: _Spending) -> tuple[list[Judged], list[Finding]]:
+    """Return the series with what their changes of conditions mean for them, and the findings about these changes."""
+    steps = [
+        (around, each.less_build(build_excess(around, spending.rulings.get(_name((around, each))))))
+        for around, each in judged
+    ]
     groups = [group for family in families(steps).values() for group in moved(family)]
-    of_moved = {member.name for group in groups for member in group.members}
-    groups = [group for group in groups if len(group.members) > 1]
-    shared = {member.name for group in groups for member in group.members}
-    by_chance = {step.name for step in steps if step.found.has_stepped} - of_moved
-    by_chance |= {each.name for each in judged if each.share == "chance"}
-    found: list[Judged] = []
-    for each in judged:
-        share: Share = "chance" if each.name in by_chance else "together" if each.name in shared else "own"
-        found.append(replace(each, share=share))
-    return found, [*(group.finding() for group in groups), *_not_compared(judged, spending)], shared
+    moved_ones = {_name(member): len(group.members) > 1 for group in groups for member in group.members}
+    found = []
+    for (around, each), (_, step) in zip(judged, steps, strict=True):
+        is_moved, name = _name((around, each)) in moved_ones, (around.series, each.figure)
+        is_chance = around.is_chance or (step.has_stepped and not is_moved)
+        found.append((replace(around, is_chance=is_chance, is_of_group=moved_ones.get(name, False)), each))
+    shared = [group.finding() for group in groups if len(group.members) > 1]
+    return found, [*shared, *_not_compared(judged, spending)]
 
 
 def _not_compared(judged: Sequence[Judged], spending: _Spending) -> Iterator[Finding]:
     """Return a finding for each change of conditions under which pairs of some series could not be run tonight."""
     by_cause: dict[tuple[str, ...], dict[str, str]] = {}
     reached: dict[tuple[str, ...], set[str]] = {}
-    for each in judged:
-        if each.found.step is not None:
-            reached.setdefault(each.cause, set()).add(each.series)
-            ruling = spending.rulings.get(each.name)
-            if each.is_due and isinstance(ruling, NoPairs):
-                by_cause.setdefault(each.cause, {})[each.label] = ruling.reason
-    names = {each.cause: each.change for each in judged}
+    for around, each in judged:
+        if each.step is not None:
+            reached.setdefault(around.cause, set()).add(around.series)
+            ruling = spending.rulings.get((around.series, each.figure))
+            if around.is_due and isinstance(ruling, NoPairs):
+                by_cause.setdefault(around.cause, {})[around.label] = ruling.reason
+    names = {around.cause: around.change for around, _ in judged}
     for cause, reasons in by_cause.items():
         label, reason = next(iter(reasons.items()))
         which = label if len(reasons) == 1 else f"{len(reasons)} of {len(reached[cause])} series"
@@ -242,32 +321,17 @@ def _not_compared(judged: Sequence[Judged], spending: _Spending) -> Iterator[Fin
 
 @dataclass
 class PairRuns:
-    """The source of pairs for a gate: pairs of runs, series by series; each runs once, for all figures of its series.
+    """Pairs of runs, series by series; each runs once. start: returns the pairs of a series, or why there are none.
 
-    suspects: what the gate wants to know. start: returns the pairs of a series, or why there are none. left: whether
-    the budget holds another pair of the series.
+    left: whether the budget holds another pair of the series. name: of such pairs.
     """
 
-    suspects: Mapping[tuple[str, Gated], Judged]
     start: Callable[[str], Iterator[RecordPair] | str]
     left: Callable[[str], bool]
     say: Callable[[str], None]
+    name: str = "pairs"
     _known: dict[str, list[RecordPair]] = field(default_factory=dict)
     _running: dict[str, Iterator[RecordPair] | str] = field(default_factory=dict)
-
-    def __call__(self, series: str, figure: Gated) -> Pairs | str | None:
-        """Return the values of both builds, pair by pair, as many as the test needs; or why there are none."""
-        suspect = self.suspects.get((series, figure))
-        if suspect is None:
-            return None
-        test = PairedTest(figure, suspect.found.direction, suspect.found.expected_first)
-        values: list[Pair] = []
-        for accepted, tonight in self.of(series):
-            values.append((getattr(accepted, figure), getattr(tonight, figure)))
-            if test.add(*values[-1]).is_final:
-                break
-        running = self._running.get(series)
-        return values or (running if isinstance(running, str) else "they gave no figures")
 
     def of(self, series: str) -> Iterator[RecordPair]:
         """Yield the pairs that have run, then further ones: until the runs end, one fails, or the budget is used up."""
@@ -276,6 +340,10 @@ class PairRuns:
         while (pair := self._next(series)) is not None:
             known.append(pair)
             yield pair
+
+    def why_none(self, series: str) -> str:
+        running = self._running.get(series)
+        return running if isinstance(running, str) else "they gave no figures"
 
     def _next(self, series: str) -> RecordPair | None:
         if series not in self._running:
@@ -295,4 +363,25 @@ class PairRuns:
     def _set(self, series: str, running: Iterator[RecordPair] | str) -> None:
         self._running[series] = running
         if isinstance(running, str):
-            self.say(f"no {'further ' if self._known.get(series) else ''}pairs: {running}")
+            self.say(f"no {'further ' if self._known.get(series) else ''}{self.name}: {running}")
+
+
+@dataclass
+class Confirmation:
+    """The source of pairs for a gate. Call it with a series and a figure. suspects: what the gate wants to know."""
+
+    suspects: Mapping[tuple[str, Gated], Suspect]
+    runs: PairRuns
+
+    def __call__(self, series: str, figure: Gated) -> Pairs | str | None:
+        """Return the values of both builds, pair by pair, as many as the test needs; or why there are none."""
+        suspect = self.suspects.get((series, figure))
+        if suspect is None:
+            return None
+        test = PairedTest(figure, suspect.examination.direction, suspect.examination.expected_first)
+        values: list[Pair] = []
+        for accepted, tonight in self.runs.of(series):
+            values.append((getattr(accepted, figure), getattr(tonight, figure)))
+            if test.add(*values[-1]).is_final:
+                break
+        return values or self.runs.why_none(series)

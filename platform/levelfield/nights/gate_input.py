@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import product, takewhile
+from itertools import takewhile
 
-from levelfield.series.examination import Era, Examination, KnownRuns, era_of, examined, held
-from levelfield.series.findings import FIGURES, Finding, FindingWord, OpenRegression, open_regressions
-from levelfield.series.judgement import BuildState, Judged, Pairs
-from levelfield.series.pairs import ArmBias, arm_bias
+from levelfield.series.examination import Era, Examination, era_of, examined, held, nights_before
+from levelfield.series.findings import FIGURES, Finding, FindingWord
+from levelfield.series.judgement import Judged, Pair, Pairs, Surroundings
+from levelfield.series.open_regressions import OpenRegression, open_regressions
 from levelfield.series.segments import (
     Segment,
     condition_changes,
@@ -23,7 +23,6 @@ from levelfield.series.segments import (
     night_of,
     observations,
     segments_of,
-    shown_change,
 )
 from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, Series, StoreEvent
 from levelfield.specs.short_names import short_digest
@@ -101,37 +100,47 @@ class GateInput:
     def tonight(self, series: str) -> list[Point]:
         return self.tonights.get(series, [])
 
-    @cached_property
-    def null_pairs(self) -> dict[str, list[tuple[Point, Point]]]:
-        """The null pairs of the last weeks by node: the runs of the first side, and of the second."""
-        found: dict[str, list[tuple[Point, Point]]] = defaultdict(list)
-        for points in self.points.values():
-            waiting: dict[str, Point] = {}
-            for point in sorted(filter(self._is_null, points), key=lambda each: each.began):
-                other = waiting.pop(point.node, None)
-                if other is None or other.purpose == point.purpose:  # its other run failed
-                    waiting[point.node] = point
-                else:
-                    a, b = sorted((other, point), key=lambda each: each.purpose)
-                    found[point.node].append((a, b))
+    def null_pairs(self, series: str, node: str, figure: Gated) -> list[Pair]:
+        """Return the figures of the series' null pairs on the node in the last weeks, in order of time."""
+        found: list[Pair] = []
+        waiting: Point | None = None
+        for point in self._null_runs.get((series, node), ()):
+            if waiting is None or waiting.purpose == point.purpose:  # its other run failed
+                waiting = point
+            else:
+                a, b = sorted((waiting, point), key=lambda each: each.purpose)
+                found.append((getattr(a, figure), getattr(b, figure)))
+                waiting = None
         return found
 
-    def _is_null(self, point: Point) -> bool:
-        if point.purpose not in OF_NULLS or not point.is_comparable:
-            return False
-        age = days_between(night_of(point), self.night)
-        return age is not None and 0 <= age <= NULL_DAYS
+    @property
+    def null_nodes(self) -> set[str]:
+        """The nodes that ran null pairs in the last weeks."""
+        return {node for _, node in self._null_runs}
 
-    def arm_bias(self, node: str, figure: Gated) -> ArmBias | None:
-        """Return how far the arms of pairs on a node differ with one build on both sides; None where it is unknown."""
-        return arm_bias([(getattr(a, figure), getattr(b, figure)) for a, b in self.null_pairs.get(node, ())], figure)
+    def has_null_pairs(self, nodes: Collection[str], days: int) -> bool:
+        """Whether a run of a null pair is younger than so many days on one of the nodes."""
+        runs = (point for (_, node), points in self._null_runs.items() if node in nodes for point in points)
+        ages = (days_between(night_of(point), self.night) for point in runs)
+        return any(age is not None and age < days for age in ages)
+
+    @cached_property
+    def _null_runs(self) -> dict[tuple[str, str], list[Point]]:
+        """The runs of null pairs that are not too old, by series and node, in order of time."""
+        found: dict[tuple[str, str], list[Point]] = defaultdict(list)
+        for series, points in self.points.items():
+            for point in sorted(points, key=lambda each: each.began):
+                age = days_between(night_of(point), self.night)
+                if point.purpose in OF_NULLS and point.is_comparable and age is not None and 0 <= age <= NULL_DAYS:
+                    found[series, point.node].append(point)
+        return found
 
     def label(self, series: str) -> str:
         return self.series[series].label if series in self.series else short_digest(series)
 
 
 def examinations(given: GateInput) -> Iterator[Judged]:
-    """Return every figure of every series that has valid runs tonight, before any pair is run."""
+    """Return every figure of every series that has valid runs tonight."""
     past = _past_by_series(given)
     of_nodes = past.get("", [])
     for series in given.points:
@@ -180,33 +189,35 @@ def _examination(given: GateInput, nights: _SeriesNights, figure: Gated, past: S
     segments = nights.without(bad_runs - evidence)
     # Where a node was slow all of its series were, so that such a night is not taken for one of this series alone.
     alone = {run for finding in past if finding.series for run in finding.bad_runs} - evidence
+    bad = [point for point in nights.history if point.run_id in alone]
+    better, worse = (_changed_runs(past, word) - evidence for word in ("improvement", "regression"))
+    cleared = {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id}
     subjects = {point.run_id: point.subject for point in nights.history}
-    known = KnownRuns(
-        {f.run_id for f in past if f.pairs and f.word == "no change" and f.run_id},
-        _changed_runs(past, "improvement") - evidence,
-        _changed_runs(past, "regression") - evidence,
-        [point for point in nights.history if point.run_id in alone],
-        can_run_again=lambda run_id: run_id not in subjects or given.has_commit(subjects[run_id]),
-    )
     found: list[tuple[Era, Examination]] = []
+
+    def can_run_again(run_id: str) -> bool:
+        return run_id not in subjects or given.has_commit(subjects[run_id])
+
     for night in tonight:
-        era = era_of(segments, place_of(segments, night.run_id), events, night.began, night.run_id)
-        opened = given.open_regression(nights.series, figure, era.baseline)
-        found.append((era, examined(figure, night, era, replace(known, opened=opened))))
+        place = place_of(segments, night.run_id)
+        era = era_of(segments, place, events, night.began, night.run_id)
+        opened, changed = given.open_regression(nights.series, figure, era.baseline), better | worse
+        before = nights_before(era, figure, night, cleared, changed, bad, better, opened, can_run_again)
+        found.append((era, examined(figure, night, before)))
     # Of several nodes in a night the worst one is judged: the one farthest above its level.
-    far = (each.above if each.level else float("-inf") for _, each in found)
+    far = (each.tonight.cost - each.level.cost if each.level else float("-inf") for _, each in found)
     _, (era, worst) = max(zip(far, found, strict=True), key=lambda pair: pair[0])
-    return _judged(given, nights, era, worst, past)
+    return _surroundings(given, nights, era, worst, past), worst
 
 
-def _changed_runs(past: Sequence[Finding], word: FindingWord) -> frozenset[str]:
+def _changed_runs(past: Sequence[Finding], word: FindingWord) -> set[str]:
     """Return the runs that were found changed, and those before them that waited for a further night to be."""
     found: set[str] = set()
     for i, finding in enumerate(past):
         if finding.word == word and not finding.fields:
             before = takewhile(partial(_waits_for, finding), reversed(past[:i]))
             found |= {f.run_id for f in (finding, *before) if f.run_id}
-    return frozenset(found)
+    return found
 
 
 def _waits_for(found: Finding, before: Finding) -> bool:
@@ -218,27 +229,27 @@ def place_of(segments: Sequence[Segment], run_id: str) -> int:
     return next(i for i in reversed(range(len(segments))) if any(p.run_id == run_id for p in segments[i].points))
 
 
-def _judged(given: GateInput, nights: _SeriesNights, era: Era, found: Examination, past: Sequence[Finding]) -> Judged:
-    """Return the figure with what changed around it, and what pairs under the new conditions found of the build."""
-    alone = Judged(nights.series, given.label(nights.series), found)
+def _surroundings(
+    given: GateInput, nights: _SeriesNights, era: Era, found: Examination, past: Sequence[Finding]
+) -> Surroundings:
+    plain = Surroundings(nights.series, given.label(nights.series))
     if len(era.segments) == 1:
-        return alone
+        return plain
     digests = tuple(segment.conditions for segment in era.segments[-2:])
     fields = condition_changes(*(given.conditions(digest) for digest in digests))
     here = {point.run_id for point in era.tonight.points}
     by_pairs = [f for f in past if f.pairs and f.run_id in here]
     decided = next((f for f in reversed(by_pairs) if f.build_change is not None), None)
+    is_worse = decided is not None and decided.word == "regression"
     builds = {point.run_id: point.subject for point in nights.history}
-    is_other = found.step is not None and builds.get(found.against) != builds[found.tonight.run_id]
-    build: BuildState = "due" if is_other and not by_pairs else "open"
-    if decided is not None:
-        slower: BuildState = "slower, due" if is_other else "slower"
-        build = slower if decided.word == "regression" else "no slower"
+    is_other = builds.get(found.against) != builds[found.tonight.run_id]
     return replace(
-        alone,
+        plain,
         fields=fields,
         cause=fields or digests,
-        build=build,
+        is_due=found.step is not None and is_other and (not by_pairs or is_worse),
+        is_known_worse=is_worse,
+        is_cleared=decided is not None and not is_worse,
         build_excess=excess_of(decided.build_change or 0.0, found.figure) if decided else 0.0,
     )
 
@@ -265,19 +276,6 @@ def awaited_series(given: GateInput) -> set[str]:
         return expected_series(given)
     known = ((entry, series) for entry, series in given.expected.items() if series)
     return {series for entry, series in known if _series_of(given, entry, series) in (series, None)}
-
-
-def findings_about_arms(given: GateInput) -> Iterator[Finding]:
-    """Return one finding for each node and figure whose pairs differ with one build on both sides."""
-    nodes = {point.node for points in given.tonights.values() for point in points}
-    for node, figure in product(sorted(nodes.intersection(given.null_pairs)), FIGURES):
-        bias = given.arm_bias(node, figure)
-        if bias is not None and bias.is_a_fault:
-            change, low, high = shown_change(bias.excess, bias.reach, figure)
-            yield Finding(
-                series="", label=f"pairs on node {short_digest(node)}", figure=figure, word="biased arms",
-                change=change, low=low, high=high, detail=f"{bias.pairs} pairs with one build on both sides", node=node,
-            )  # fmt: skip
 
 
 def findings_about_runs(given: GateInput) -> Iterator[Finding]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from levelfield import environment_folder
 from levelfield.catalog.lookup import reference_of
@@ -28,18 +29,22 @@ from levelfield.nights.build_pairs import (
 )
 from levelfield.nights.gate import (
     MOST_PAIRS_OF_A_NIGHT,
+    Confirmation,
     GateReport,
     PairRuns,
     RecordPair,
+    Suspect,
     compared,
     suspects,
 )
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.machine_control import slow_machine
 from levelfield.nights.nightly import (
+    Candidate,
     NightRun,
     NightState,
     NightTools,
+    PairRun,
     durations,
     expected_seconds,
     fresh_state,
@@ -60,9 +65,8 @@ from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
 from levelfield.series.findings import Finding
-from levelfield.series.judgement import Judged
 from levelfield.series.level import level_of
-from levelfield.series.pairs import MOST_PAIRS
+from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
 from levelfield.series.segments import in_history, night_of, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
@@ -75,8 +79,9 @@ from levelfield.store.run_record import record_of, series_of
 
 SPEED: Gated = "tokens_per_second_per_device"
 _ANOTHER_BUILD = "`nightly accept` names another build"
-CONFIRMING: dict[str, Purpose] = {"a": "confirm-a", "b": "confirm-b"}  # by arm
-OF_NULL_PAIRS: dict[str, Purpose] = {"a": "null-a", "b": "null-b"}
+PURPOSES: dict[tuple[str, str], Purpose] = {
+    ("confirm", "a"): "confirm-a", ("confirm", "b"): "confirm-b", ("null", "a"): "null-a", ("null", "b"): "null-b",
+}  # fmt: skip
 
 
 class NightOutput(Protocol):
@@ -170,14 +175,21 @@ class NightSession:
     def _confirmed(self, given: GateInput) -> GateReport:
         """Return the findings after pairs, and the null pairs of the week, within the budgets."""
         seconds = {entry.series: entry.seconds for entry in self.state.entries if entry.series and entry.seconds}
-        if series := weekly_series(given, seconds):
-            self._run_null_pairs(series)
+        series = weekly_series(given, seconds)
+        if series and not isinstance(self._build_here(series), str):
+            deque(self._null_runs(WEEKLY_PAIRS, WEEKLY_PAIRS).of(series), 0)
             given = gate_input(self.store, self.asked.night, self.suite)  # with these pairs
         wanted = suspects(given)
-        first = {suspect.series: suspect for suspect in reversed(wanted)}  # the likeliest figure
-        by_name = {suspect.name: suspect for suspect in wanted}
-        pairs = PairRuns(by_name, lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
-        return compared(given, pairs, self.asked.most_pairs)
+        first = {found.series: found for found in reversed(wanted)}  # of a series' figures the likeliest
+        pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
+        nulls = self._null_runs(FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT)
+        by_name = {(found.series, found.figure): found for found in wanted}
+        return compared(
+            given,
+            Confirmation(by_name, pairs),
+            lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series)),
+            self.asked.most_pairs,
+        )
 
     def _explained(self, finding: Finding) -> Finding:
         """Return a slower series' finding with the reason, by one pair more of the builds that confirmed it."""
@@ -215,10 +227,10 @@ class NightSession:
         seconds = next((e.seconds or 0.0 for e in self.state.entries if e.series == series), 0.0)
         return self.state.used_seconds + 2 * seconds <= self.asked.budget
 
-    def _pairs(self, suspect: Judged) -> Iterator[RecordPair] | str:
+    def _pairs(self, suspect: Suspect) -> Iterator[RecordPair] | str:
         """Return the pairs of a series, one after another, or why its accepted build cannot run."""
         run = next((run for run in self.work if run.series == suspect.series), None)
-        points, found = self.store.points([suspect.series]).get(suspect.series, ()), suspect.found
+        points, found = self.store.points([suspect.series]).get(suspect.series, ()), suspect.examination
         by_run = {point.run_id: point for point in points}
         accepted = by_run.get(found.against)
         if run is None or accepted is None:
@@ -237,33 +249,32 @@ class NightSession:
         plan, tonight = run.job.plan, CommitBuild(subject.commit or "", checkout())
         arms = arms_of(plan, build, tonight, shared_python(plan, before, subject), self.asked.plugins)
         self.arms[suspect.series] = arms
-        figure = found.figure.replace("_", " ")
+        figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
-        ran = (p for p in points if p.night == self.asked.night and p.purpose in CONFIRMING.values())
-        done = [self.store.record(point.run_id) for point in ran]
-        keep = PairProgress(found.figure, self.output.say).keeping(partial(self._keep_arm, CONFIRMING), done)
+        done = [self.store.record(each.run_id) for each in self.state.confirmations if each.series == suspect.series]
+        kept = partial(self._keep_arm, suspect.series, "confirm")
+        keep = PairProgress(suspect.figure, self.output.say).keeping(kept, done)
         return paired_records(arms, MOST_PAIRS, self.asked.runs, series_of(plan), keep, done)
 
-    def _run_null_pairs(self, series: str) -> None:
-        """Run this week's null pairs of a series: tonight's build on both sides."""
+    def _null_runs(self, fewest: int, most: int) -> PairRuns:
+        start = partial(self._null_pairs, fewest, most)
+        return PairRuns(start, self._holds_pair, self.output.note, "null pairs")
+
+    def _null_pairs(self, fewest: int, most: int, series: str) -> Iterator[RecordPair] | str:
+        """Return pairs of tonight's build and itself, one after another, or why there are none."""
         run = next(run for run in self.work if run.series == series)
         subject = self._build_here(series)
         if isinstance(subject, str):
-            return
-        arms = null_arms(run.job.plan, subject, self.asked.plugins, self.output.say)
+            return subject
+        plan = run.job.plan
+        arms = null_arms(plan, subject, self.asked.plugins, self.output.say)
         if isinstance(arms, str):
-            self.output.note(f"no null pairs: {arms}")
-            return
+            return arms
         self.output.say(f"null pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
-        progress = PairProgress(SPEED, self.output.say, WEEKLY_PAIRS, WEEKLY_PAIRS, sides)
-        keep = progress.keeping(partial(self._keep_arm, OF_NULL_PAIRS))
-        pairs = paired_records(arms, WEEKLY_PAIRS, self.asked.runs, series_of(run.job.plan), keep)
-        try:
-            while self._holds_pair(series) and next(pairs, None):
-                pass
-        except RunFailed as error:
-            self.output.note(f"no further null pairs: {error}")
+        progress = PairProgress(SPEED, self.output.say, fewest, most, sides)
+        keep = progress.keeping(partial(self._keep_arm, series, "null"))
+        return paired_records(arms, most, self.asked.runs, series_of(plan), keep)
 
     def _build_here(self, series: str) -> Subject | str:
         """Return the build that ran a series in this night, or why this checkout is not that build."""
@@ -276,13 +287,16 @@ class NightSession:
             return f"the checkout has moved since the night ran, from {subject.commit[:12]} to {here[:12]}"
         return subject
 
-    def _keep_arm(self, purposes: Mapping[str, Purpose], arm: str, paths: RunPaths) -> RunRecord:
-        """Store a run of a pair: a night that goes on finds it there."""
+    def _keep_arm(self, series: str, kind: Literal["confirm", "null"], arm: str, paths: RunPaths) -> RunRecord:
         began = time.monotonic()
-        record = record_of(paths, purposes[arm], self.asked.night)
+        record = record_of(paths, PURPOSES[kind, arm], self.asked.night)
         self.store.add([record])
         used = self.state.used_seconds + sum(record.step_seconds) + time.monotonic() - began
-        self.save(self.state.model_copy(update={"used_seconds": used}))
+        more: dict[str, object] = {"used_seconds": used}
+        if kind == "confirm":  # a night that goes on finds null pairs in the store
+            run = PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
+            more["confirmations"] = (*self.state.confirmations, run)
+        self.save(self.state.model_copy(update=more))
         return record
 
 
@@ -304,7 +318,7 @@ def _work(registry: Registry, store: Store, asked: NightRequest, output: NightOu
     for name, job in planned.items():
         own, expected = points.get(series[name], ()), expected_seconds(lasted, name)
         is_new, unseen = _is_new(store, own, job.plan), nights_unseen(own, nights)
-        work.append(NightRun(name, series[name], job, expected, is_new, _detectable(own), unseen))
+        work.append(NightRun(name, series[name], job, Candidate(name, expected, is_new, _detectable(own), unseen)))
     return tuple(work)
 
 

@@ -6,13 +6,14 @@ is made again.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import ClassVar, Literal
+
+from pydantic import Field
 
 from levelfield.errors import DocumentError, UsageError
 from levelfield.run.scheduler import Job
@@ -43,6 +44,14 @@ class NightEntry(Value):
     reason: str | None = None
 
 
+class PairRun(Value):
+    """One run of a confirmation. arm: `a` is the accepted build, `b` tonight's."""
+
+    series: str
+    arm: Literal["a", "b"]
+    run_id: str
+
+
 class NightState(Document):
     """A nightly of one suite. began: UTC, ISO 8601. used_seconds: of the budget, by earlier starts."""
 
@@ -53,6 +62,7 @@ class NightState(Document):
     began: str
     used_seconds: float = 0.0
     entries: tuple[NightEntry, ...]
+    confirmations: tuple[PairRun, ...] = Field(default=())
 
     def with_entry(self, name: str, **change: object) -> NightState:
         """Return the state with changed fields of one entry."""
@@ -99,16 +109,14 @@ def durations(runs: Path, suite: str) -> dict[str, list[float]]:
 
 
 @dataclass(frozen=True)
-class NightRun:
-    """An entry that may run tonight, with its planned run. series: the digest of its series.
+class Candidate:
+    """An entry that may run tonight.
 
     is_new_build: its code, environment or commit differs from the last night's. detectable: the smallest relative
     change that its series can show; None for a young series. nights_unseen: None when it never ran.
     """
 
     name: str
-    series: str
-    job: Job
     expected_seconds: float
     is_new_build: bool
     detectable: float | None
@@ -122,18 +130,24 @@ class NightRun:
         return 1.0 + 3.0 * self.is_new_build + unseen + width
 
 
-def within(runs: Iterable[NightRun], budget_seconds: float | None) -> tuple[list[NightRun], list[NightRun]]:
-    """Return those that the budget holds and those that it does not, by information per expected second.
+def ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates by information per expected second, the highest first; equal ones keep their order."""
+    return sorted(candidates, key=lambda c: -c.information / max(c.expected_seconds, 1.0))
 
-    The first one always runs. Equal ones keep their order.
-    """
-    left = math.inf if budget_seconds is None else budget_seconds * (1 - CONFIRMATION_PART)
-    kept: list[NightRun] = []
-    out: list[NightRun] = []
-    for run in sorted(runs, key=lambda run: -run.information / max(run.expected_seconds, 1.0)):
-        is_held = not kept or run.expected_seconds <= left
-        left -= run.expected_seconds if is_held else 0.0
-        (kept if is_held else out).append(run)
+
+def within(candidates: Sequence[Candidate], budget_seconds: float | None) -> tuple[list[Candidate], list[Candidate]]:
+    """Return those that the budget holds and those that it does not, both in order. The first one always runs."""
+    if budget_seconds is None:
+        return list(candidates), []
+    left = budget_seconds * (1 - CONFIRMATION_PART)
+    kept: list[Candidate] = []
+    out: list[Candidate] = []
+    for each in candidates:
+        if not kept or each.expected_seconds <= left:
+            kept.append(each)
+            left -= each.expected_seconds
+        else:
+            out.append(each)
     return kept, out
 
 
@@ -160,6 +174,16 @@ def is_other_build(before: Subject | None, now: Subject) -> bool:
 
 
 @dataclass(frozen=True)
+class NightRun:
+    """An entry of the suite with its planned run. series: the digest of its series."""
+
+    name: str
+    series: str
+    job: Job
+    candidate: Candidate
+
+
+@dataclass(frozen=True)
 class NightTools:
     """What a night does with a run. start: runs a job to its result. record: stores a run directory.
 
@@ -176,7 +200,7 @@ class NightTools:
 
 def fresh_state(night: str, suite: str, began: str, work: Sequence[NightRun]) -> NightState:
     """Return the state of a night that begins: every entry waits."""
-    entries = (NightEntry(name=run.name, series=run.series, seconds=run.expected_seconds) for run in work)
+    entries = (NightEntry(name=run.name, series=run.series, seconds=run.candidate.expected_seconds) for run in work)
     return NightState(night=night, suite=suite, began=began, entries=tuple(entries))
 
 
@@ -186,14 +210,15 @@ def run_entries(
     """Run what waits and return the state after it. An interrupted run is the last one, and waits again."""
     state = _settled(state, tools)
     by_name = {run.name: run for run in work}
-    waiting = [by_name[e.name] for e in state.entries if e.state == "waiting" and e.name in by_name]
+    waiting = [by_name[e.name].candidate for e in state.entries if e.state == "waiting" and e.name in by_name]
     left = None if budget_seconds is None else max(0.0, budget_seconds - state.used_seconds)
-    kept, out = within(waiting, left)
+    kept, out = within(ordered(waiting), left)
     for each in out:
         state = state.with_entry(each.name, state="left out", reason=OVER_BUDGET)
     tools.save(state)
-    for number, run in enumerate(kept, 1):
-        tools.say(f"entry {number} of {len(kept)}: {run.name}, about {run.expected_seconds:.0f} s")
+    for number, each in enumerate(kept, 1):
+        tools.say(f"entry {number} of {len(kept)}: {each.name}, about {each.expected_seconds:.0f} s")
+        run = by_name[each.name]
         state = state.with_entry(run.name, state="started", run_id=run.job.plan.run_id)
         tools.save(state)
         began = tools.seconds()

@@ -10,22 +10,24 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.errors import LevelfieldError, RunFailed
 from levelfield.nights.bisection import BuildTrials, first_bad
-from levelfield.nights.gate_input import GateInput
+from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.nights.stored_nights import gate_input
 from levelfield.node.regular_files import read_regular
 from levelfield.pages.site_files import slug
 from levelfield.run.builds import build_of, commit_log, commits_between
 from levelfield.rundir.directory import find_run, utc_now
 from levelfield.rundir.event_lines import mapping, strict_json
-from levelfield.series.findings import FIGURES, Bisection, Finding, Ticket, TicketCommit, TicketKey
+from levelfield.series.findings import FIGURES, Finding
 from levelfield.series.pairs import FEWEST_HALFWAY, Side
 from levelfield.series.segments import cost_of, differences
+from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Gated, RunRecord, Series, StoreEvent, Subject
 from levelfield.specs.run_figures import GATED
@@ -76,13 +78,18 @@ class NightTickets:
     def accepted(self, finding: Finding) -> str | None:
         """Return the run of the build that tonight's is compared with: accepted, or the last whose training agreed."""
         if finding.figure is not None:
-            return finding.against
+            return finding.against or self._accepted.get((finding.series, finding.figure))
         points = self.given.points[finding.series]
         began = next((p.began for p in points if p.run_id == finding.run_id), "9")
         earlier = [
             p for p in points if p.is_comparable and p.is_of_trend and p.night != self.given.night and p.began < began
         ]
         return max(earlier, key=lambda p: p.began).run_id if earlier else None
+
+    @cached_property
+    def _accepted(self) -> dict[TicketKey, str]:
+        judged = examinations(self.given)
+        return {(a.series, e.figure): e.against for a, e in judged if e.against}
 
     def _between(self, accepted: str, tonight: str) -> Ticket:
         """Return what differs between the builds of two runs. Raises LevelfieldError for a run that is not stored."""

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,22 +75,28 @@ def delivered(
     answer_seconds: float = ANSWER_SECONDS,
     all_seconds: float = ALL_SECONDS,
 ) -> str | None:
-    """Send the document and return why it was not taken; None where it was. It never raises."""
+    """Send the document and return why it was not taken; None where it was. It never raises."""  # fmt: skip
     found: list[str | None] = []
 
     def send() -> None:
-        for number, wait in enumerate((*waits, None), 1):
-            reason, may_help = _sent(url, document, answer_seconds)
-            if reason is None or not may_help or wait is None:
-                found.append(f"{reason} ({number} tries)" if reason and number > 1 else reason)
-                return
-            time.sleep(wait)
+        found.append(_tries(lambda: _sent(url, document, answer_seconds), waits))
 
     # A server that answers byte by byte keeps a socket's limit from passing; nothing waits longer than this.
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
     thread.join(all_seconds)
     return found[0] if found else f"no whole answer within {all_seconds:.0f} s"
+
+
+def _tries(send: Callable[[], tuple[str | None, bool]], waits: tuple[float, ...]) -> str | None:
+    for number, wait in enumerate((*waits, 0.0), 1):
+        reason, may_help = send()
+        if reason is None:
+            return None
+        if not may_help or number > len(waits):
+            break
+        time.sleep(wait)
+    return reason if number == 1 else f"{reason} ({number} tries)"
 
 
 def _sent(url: str, document: str, seconds: float) -> tuple[str | None, bool]:

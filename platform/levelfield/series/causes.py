@@ -1,4 +1,4 @@
-"""One cause, one finding: changes of conditions over all series that share one, and nodes on which series moved alike.
+"""Changes of conditions over all series that share one: which of them it moved, and how likely each build is to blame.
 
 One driver on three hundred series is three hundred chances of a false step, in every night until somebody accepts it.
 So the series of a change are one family, with a bound on the false discovery rate (Benjamini and Hochberg, 1995). Under
@@ -19,17 +19,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from levelfield.measure.student import normal_tail, tail_probability
-from levelfield.series.examination import EnvironmentStep
-from levelfield.series.findings import Finding, percent_change
-from levelfield.series.judgement import Judged
+from levelfield.series.examination import EnvironmentStep, Examination
+from levelfield.series.findings import Finding, FindingWord, percent_change
+from levelfield.series.judgement import FEWEST_ALIKE, Judged
 from levelfield.series.level import FEWEST, LONGEST, node_medians
 from levelfield.series.segments import change_of
 from levelfield.series.trigger import Z, kept_of_many
 from levelfield.specs.record import Gated
 from levelfield.specs.short_names import short_digest
 
-FEWEST_ALIKE = 3
-ALIKE = (0.5, 1.5)  # of the median excess on a node
 MARGIN = 1.5  # a step counts where it is that much above others: weeks of nights have not seen the largest
 FALSE_STEPS = 0.03  # of the series that are said to be moved; all of them where the change has no effect
 ENOUGH = 20  # builds found no slower: a slower one in more than one of seven series would have shown, with 95 %
@@ -39,35 +37,43 @@ ENOUGH = 20  # builds found no slower: a slower one in more than one of seven se
 class MovedSeries:
     """The series of one figure that a change of conditions moved in one direction. of: how many series it reached."""
 
+    figure: Gated
     members: tuple[Judged, ...]
     of: int
 
+    @property
+    def word(self) -> FindingWord:
+        return "environment step" if _excess(self.members[0][1]) > 0 else "improvement"
+
     def finding(self) -> Finding:
         """Return the one finding about the change, which stands for all of these series."""
-        figure = self.members[0].found.figure
-        steps = sorted(change_of(_step(member).excess, figure) for member in self.members)
-        most = max(self.members, key=lambda member: abs(_step(member).excess))
-        nights = max(_step(member).nights for member in self.members)
-        nodes = sorted({member.found.tonight.node for member in self.members})
+        steps = sorted(change_of(_excess(found), self.figure) for _, found in self.members)
+        around = max(self.members, key=lambda member: abs(_excess(member[1])))[0]
+        nights = max(_step(found).nights for _, found in self.members)
+        nodes = sorted({found.tonight.node for _, found in self.members})
         detail = (
             f"moved {len(self.members)} of {self.of} series on {len(nodes)} node{'s' * (len(nodes) > 1)}, from "
             f"{percent_change(steps[0])} to {percent_change(steps[-1])}, in {nights} night{'s' * (nights > 1)}; "
-            f"the most: {most.label}; `nightly accept-step {short_digest(most.series)} --everywhere` accepts it"
+            f"the most: {around.label}; `nightly accept-step {short_digest(around.series)} --everywhere` accepts it"
         )
         return Finding(
-            series="", label=most.change, figure=figure, change=median(steps), detail=detail, fields=most.fields,
-            word="environment step" if _step(most).excess > 0 else "improvement",
-            node=nodes[0] if len(nodes) == 1 else None,
-            runs=tuple(member.found.tonight.run_id for member in self.members),
+            series="", label=around.change, figure=self.figure, word=self.word, change=median(steps), detail=detail,
+            fields=around.fields, node=nodes[0] if len(nodes) == 1 else None,
+            runs=tuple(found.tonight.run_id for _, found in self.members),
         )  # fmt: skip
 
 
-def families(judged: Iterable[Judged]) -> dict[tuple[tuple[str, ...], Gated], list[Judged]]:
+def is_under_change(member: Judged) -> bool:
+    """Whether the series is held against other conditions: it has no level under tonight's yet."""
+    return member[1].step is not None and member[1].is_young
+
+
+def families(examined: Iterable[Judged]) -> dict[tuple[tuple[str, ...], Gated], list[Judged]]:
     """Return the series that are held against the level before a change, by change and figure."""
     found = defaultdict(list)
-    for each in judged:
-        if each.found.step is not None:
-            found[each.cause, each.found.figure].append(each)
+    for around, each in examined:
+        if each.step is not None:
+            found[around.cause, each.figure].append((around, each))
     return dict(found)
 
 
@@ -75,43 +81,44 @@ def moved(family: Sequence[Judged]) -> list[MovedSeries]:
     """Return the members of a family that have moved, the worse direction first."""
     found = []
     for direction in (1, -1):
-        candidates = [m for m in family if m.found.has_stepped and direction * _step(m).excess > 0]
+        candidates = [m for m in family if m[1].has_stepped and direction * _excess(m[1]) > 0]
         if len(family) < FEWEST_ALIKE:
-            candidates = [m for m in candidates if _step(m).stands_alone]
+            candidates = [m for m in candidates if _step(m[1]).stands_alone]
         elif candidates:
-            before = sorted(direction * each for member in family for each in _pretended(_step(member)))
-            chances = [_chance(_step(m), direction, before) for m in candidates]
+            before = sorted(direction * each for member in family for each in _pretended(_step(member[1])))
+            chances = [_chance(_step(m[1]), direction, before) for m in candidates]
             kept = kept_of_many(chances, len(family), FALSE_STEPS)
             candidates = [m for m, is_kept in zip(candidates, kept, strict=True) if is_kept]
         if candidates:
-            found.append(MovedSeries(tuple(candidates), len(family)))
+            found.append(MovedSeries(candidates[0][1].figure, tuple(candidates), len(family)))
     return found
 
 
-def suspiciousness(judged: Sequence[Judged]) -> dict[tuple[str, Gated], float]:
+def suspiciousness(examined: Sequence[Judged]) -> dict[tuple[str, Gated], float]:
     """Return how likely chance makes each series' night, the conditions apart: the least gets pairs first."""
-    suspicions = ((each.name, each.found.suspicion) for each in judged)
-    found = {name: suspicion.p for name, suspicion in suspicions if suspicion and suspicion.direction > 0}
-    for family in families(judged).values():
-        for each, chance in _beside_others(family):
-            if each.is_due:
-                found[each.name] = chance if each.build == "due" else -1.0
+    found = {(a.series, e.figure): e.suspicion.p for a, e in examined if e.suspicion and e.suspicion.direction > 0}
+    for family in families(examined).values():
+        for (around, each), chance in _beside_others(family):
+            if around.is_due:
+                found[around.series, each.figure] = -1.0 if around.is_known_worse else chance
     return found
 
 
-def still_due(judged: Sequence[Judged]) -> list[Judged]:
+def still_due(examined: Sequence[Judged]) -> list[Judged]:
     """Return the same, where a series that its change of conditions explains is no longer due for pairs.
 
     The change explains it once pairs found ENOUGH builds under it no slower, and none slower, and the series is not
     beyond z = 2.5 of the median of all with the change, in either direction.
     """
     explained = set()
-    for family in families(judged).values():
-        no_slower = sum(each.build == "no slower" for each in family)
-        if no_slower >= ENOUGH and not any(each.is_slower for each in family):
-            chances = {each.name: chance for each, chance in _beside_others(family)}
+    for family in families(examined).values():
+        if sum(a.is_cleared for a, _ in family) >= ENOUGH and not any(a.is_known_worse for a, _ in family):
+            chances = {(a.series, e.figure): chance for (a, e), chance in _beside_others(family)}
             explained |= {name for name, chance in chances.items() if min(chance, 1 - chance) > normal_tail(Z)}
-    return [replace(each, build="open") if each.build == "due" and each.name in explained else each for each in judged]
+    return [
+        (replace(around, is_due=around.is_due and (around.series, each.figure) not in explained), each)
+        for around, each in examined
+    ]
 
 
 def _beside_others(family: Sequence[Judged]) -> Iterator[tuple[Judged, float]]:
@@ -119,10 +126,10 @@ def _beside_others(family: Sequence[Judged]) -> Iterator[tuple[Judged, float]]:
 
     A driver that makes all faster hides a slower build in each of them, but not beside the others.
     """
-    common = median(_step(each).excess for each in family) if len(family) >= FEWEST_ALIKE else 0.0
-    for each in family:
+    common = median(_excess(each) for _, each in family) if len(family) >= FEWEST_ALIKE else 0.0
+    for around, each in family:
         step = _step(each)
-        yield each, tail_probability((step.excess - common) / step.error, step.before.freedom)
+        yield (around, each), tail_probability((step.excess - common) / step.error, step.before.freedom)
 
 
 def _chance(step: EnvironmentStep, direction: int, before: Sequence[float]) -> float:
@@ -143,50 +150,10 @@ def _pretended(step: EnvironmentStep) -> list[float]:
     ]
 
 
-def _step(judged: Judged) -> EnvironmentStep:
-    assert judged.found.step is not None
-    return judged.found.step
+def _step(found: Examination) -> EnvironmentStep:
+    assert found.step is not None
+    return found.step
 
 
-@dataclass(frozen=True)
-class NodeGroup:
-    """Series on one node whose figure moved alike. of: how many series ran there. excess: the median, as a cost.
-
-    is_alone: whether series on other nodes ran in the same night and did not move, so that the build is no cause.
-    """
-
-    members: tuple[Judged, ...]
-    of: int
-    excess: float
-    is_alone: bool
-
-    @property
-    def clearest(self) -> Judged:
-        """The member that is farthest from its level: its pairs stand for the group."""
-        return max(self.members, key=lambda m: abs(m.found.above) / m.found.level.scale)  # type: ignore[union-attr]
-
-
-def node_groups(judged: Sequence[Judged]) -> list[NodeGroup]:
-    """Return the groups of at least FEWEST_ALIKE series, and half of those on the node, that moved alike tonight."""
-    found = []
-    levelled = [each for each in judged if each.found.level]
-    for node, figure in dict.fromkeys((each.found.tonight.node, each.found.figure) for each in judged):
-        here = [m for m in levelled if (m.found.tonight.node, m.found.figure) == (node, figure)]
-        others = [m for m in levelled if m.found.tonight.node != node and m.found.figure == figure]
-        for direction in (1, -1):
-            off = [(m, excess) for m in here if (excess := _tonight_off(m, direction)) is not None]
-            middle = abs(median(excess for _, excess in off)) if off else 0.0
-            alike = [(m, excess) for m, excess in off if ALIKE[0] * middle <= abs(excess) <= ALIKE[1] * middle]
-            if len(alike) >= max(FEWEST_ALIKE, len(here) / 2):
-                still = sum(_tonight_off(m, direction) is None for m in others)
-                is_alone = still >= FEWEST_ALIKE and still > len(others) / 2
-                members, excesses = zip(*alike, strict=True)
-                found.append(NodeGroup(members, len(here), median(excesses), is_alone))
-    return found
-
-
-def _tonight_off(judged: Judged, direction: int) -> float | None:
-    """Return how far tonight is beyond its level in a direction, as a cost; None where it is not."""
-    suspicion = judged.found.suspicion
-    is_off = suspicion is not None and suspicion.rule == "tonight" and suspicion.direction == direction
-    return suspicion.excess if is_off and suspicion else None
+def _excess(found: Examination) -> float:
+    return _step(found).excess

@@ -10,10 +10,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_high, median_low
-from typing import Literal
 
 from levelfield.measure.student import normal_tail, t_quantile
-from levelfield.series.findings import OpenRegression
 from levelfield.series.level import (
     FEWEST,
     FLOOR,
@@ -24,6 +22,7 @@ from levelfield.series.level import (
     first_build,
     level_of,
 )
+from levelfield.series.open_regressions import OpenRegression
 from levelfield.series.segments import Observation, Segment, excess_of, observations
 from levelfield.series.trigger import CORRELATION, DRIFT_NIGHTS, Suspicion, is_beyond, triggered
 from levelfield.specs.record import Gated, Point, StoreEvent
@@ -136,44 +135,32 @@ class EnvironmentStep:
         return max(FLOOR, t_quantile(normal_tail(z), self.before.freedom) * self.error)
 
 
-# What the level of a night rests on: nights under its own conditions; those before a change of them, too, because they
-# are too few; or a gain that nobody accepted, because tonight looks worse than it.
-LevelBasis = Literal["own", "before", "gain"]
-
-
 @dataclass(frozen=True)
 class Examination:
     """What the nights show before any pair is run. level: None for a series with fewer than 7 nights.
 
-    history: the nights that the level may rest on; recent: those and the changed ones that nobody accepted. opened: a
-    regression that was named and has not ended. against: the run whose build is the A of pairs; empty without one.
+    history: the nights that the level may rest on; recent: those and the changed ones that nobody accepted. is_young:
+    tonight's conditions have no level of their own yet. is_provisional: level and accepted are those of a gain that
+    nobody accepted, because tonight looks worse than it. opened: a regression that was named and has not ended.
+    against: the run whose build is the A of pairs; empty where there is none.
     """
 
     figure: Gated
     tonight: Observation
-    history: Sequence[Observation]
-    recent: Sequence[Observation]
+    history: tuple[Observation, ...]
+    recent: tuple[Observation, ...]
     level: Level | None
-    basis: LevelBasis
     accepted: AcceptedLevel | None
     step: EnvironmentStep | None
     suspicion: Suspicion | None
+    is_young: bool
+    is_provisional: bool = False
     opened: OpenRegression | None = None
     against: str = ""
 
     @property
-    def above(self) -> float:
-        """How far tonight is above its level, as a cost; 0 without a level."""
-        return self.tonight.cost - self.level.cost if self.level else 0.0
-
-    @property
     def has_stepped(self) -> bool:
         return self.step is not None and self.step.is_beyond
-
-    @property
-    def is_under_change(self) -> bool:
-        """Whether it is held against other conditions: it has no level under tonight's yet."""
-        return self.step is not None and self.basis == "before"
 
     @property
     def direction(self) -> int:
@@ -228,79 +215,102 @@ class Examination:
 
 
 @dataclass(frozen=True)
-class KnownRuns:
-    """What earlier nights found of the runs of a series. cleared: pairs found them unchanged. better, worse: changed.
+class NightsBefore:
+    """What tonight is compared with. own: nights under tonight's conditions; earlier: those before the last change.
 
-    No level rests on the changed ones until somebody accepts it. bad: of nights that were bad for this series alone.
-    opened: a regression that was named and has not ended. can_run_again: whether a commit holds all of a run's build.
+    baseline: what somebody accepted; replaced: nights before it, which still show how far nights scatter. cleared: when
+    the last night began that pairs found unchanged. unaccepted: runs that were found changed; no level rests on them.
+    bad: earlier nights that were found bad. gained: the nights of a lasting gain that nobody accepted; gainers: the
+    runs of those that were found better. opened: a regression that was named before and has not ended. can_run_again:
+    whether a commit holds all of a run's build.
     """
 
-    cleared: Collection[str] = ()
-    better: frozenset[str] = frozenset()
-    worse: frozenset[str] = frozenset()
-    bad: Sequence[Point] = ()
+    own: Sequence[Observation]
+    earlier: Sequence[Observation] = ()
+    baseline: StoreEvent | None = None
+    replaced: Sequence[Observation] = ()
+    cleared: str = ""
+    unaccepted: Collection[str] = ()
+    bad: Sequence[Observation] = ()
+    gained: Sequence[Observation] = ()
+    gainers: Sequence[str] = ()
     opened: OpenRegression | None = None
     can_run_again: Callable[[str], bool] = lambda run_id: True
 
+    def of_level(self, nights: Iterable[Observation]) -> list[Observation]:
+        return [night for night in nights if night.run_id not in self.unaccepted]
 
-def lasting_gain(nights: Sequence[Observation], better: Collection[str]) -> Sequence[Observation]:
+
+def nights_before(
+    era: Era, figure: Gated, tonight: Observation, cleared: Collection[str], unaccepted: Collection[str],
+    bad: Iterable[Point] = (), better: Collection[str] = (), opened: OpenRegression | None = None,
+    can_run_again: Callable[[str], bool] = lambda run_id: True,
+) -> NightsBefore:  # fmt: skip
+    """Return the nights of the era, without those of tonight. cleared: runs that pairs found unchanged. bad: runs.
+
+    better: those of the unaccepted runs that were found better. opened, can_run_again: as in NightsBefore.
+    """
+    own = [night for night in era.own(figure, tonight.began) if night.night != tonight.night]
+    last = max((night.began for night in own if night.run_id in cleared), default="")
+    former = {point.conditions for segment in era.segments[:-1] for point in segment.points}
+    slow = observations((p for p in bad if p.conditions in former and is_since(era.baseline, p)), figure)
+    gained = _lasting_gain([n for n in own if n.run_id in better or n.run_id not in unaccepted], better)
+    gainers = [night.run_id for night in gained if night.run_id in better]
+    return NightsBefore(
+        own, era.earlier(figure), era.baseline, era.replaced(figure), last, unaccepted, slow, gained, gainers, opened,
+        can_run_again,
+    )  # fmt: skip
+
+
+def _lasting_gain(nights: Sequence[Observation], better: Collection[str]) -> Sequence[Observation]:
     """Return the nights from the first to the last that was found better; none where the gain did not last."""
     places = [i for i, night in enumerate(nights) if night.run_id in better]
     found = nights[places[0] : places[-1] + 1] if places else ()
     return found if len(places) >= max(LASTING, STEADY * len(found)) else ()
 
 
-def examined(figure: Gated, tonight: Observation, era: Era, known: KnownRuns) -> Examination:
+def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
     """Return what the nights show about tonight. A fall from a gain that nobody accepted comes before the gain."""
-    own = [night for night in era.own(figure, tonight.began) if night.night != tonight.night]
-    cleared = max((night.began for night in own if night.run_id in known.cleared), default="")
-    if gained := lasting_gain(
-        [n for n in own if n.run_id not in known.worse or n.run_id in known.better], known.better
-    ):
-        fallen = _against_gain(figure, tonight, gained, own, cleared, known)
-        is_open = known.opened is not None and known.opened.last.against in {n.run_id for n in gained} & known.better
+    if before.gained:
+        fallen = _against_gain(figure, tonight, before)
+        is_open = before.opened is not None and before.opened.last.against in before.gainers
         if is_open or (fallen.suspicion is not None and fallen.suspicion.direction > 0):
             return fallen
-    earlier = era.earlier(figure)
-    recent = sorted((*earlier, *own), key=lambda night: night.began)
-    unaccepted = known.better | known.worse
-    joined, of_own, of_earlier = ([n for n in of if n.run_id not in unaccepted] for of in (recent, own, earlier))
-    accepted = accepted_level(joined, figure, era.baseline, known.can_run_again)
-    basis: LevelBasis = "before" if len(of_own) < FEWEST else "own"
-    level = level_of(joined if basis == "before" else of_own, tonight.node)
+    recent = sorted((*before.earlier, *before.own), key=lambda night: night.began)
+    joined, own, earlier = (before.of_level(nights) for nights in (recent, before.own, before.earlier))
+    accepted = accepted_level(joined, figure, before.baseline, before.can_run_again)
+    is_young = len(own) < FEWEST
+    level = level_of(joined if is_young else own, tonight.node)
     stated = None
-    if level is None and accepted is not None and era.baseline is not None:
-        level = stated = _level_of_baseline(accepted, joined, era.replaced(figure), tonight.node)
-    step = None
-    if of_earlier:
-        former = {point.conditions for segment in era.segments[:-1] for point in segment.points}
-        bad = observations((p for p in known.bad if p.conditions in former and is_since(era.baseline, p)), figure)
-        step = _step(of_earlier, of_own, tonight, stated, bad)
-    drifts_from = None if step and step.is_beyond else accepted
-    suspicion = triggered(level, drifts_from, recent, tonight, cleared) if level is not None else None
+    if level is None and accepted is not None and before.baseline is not None:
+        level = stated = _level_of_baseline(accepted, joined, before.replaced, tonight.node)
+    step = _step(earlier, own, tonight, stated, before.bad) if earlier else None
+    suspicion = None
+    if level is not None:
+        drifts_from = None if step and step.is_beyond else accepted
+        suspicion = triggered(level, drifts_from, recent, tonight, before.cleared)
     against = accepted.build if accepted else ""
-    if known.opened and era.baseline is None:  # also where an accepted change of conditions began a new level
-        against = known.opened.last.against or against
+    if before.opened and before.baseline is None:  # also where an accepted change of conditions began a new level
+        against = before.opened.last.against or against
     return Examination(
-        figure, tonight, joined, recent, level, basis, accepted, step, suspicion, known.opened, against
+        figure, tonight, tuple(joined), tuple(recent), level, accepted, step, suspicion, is_young, False,
+        before.opened, against,
     )  # fmt: skip
 
 
-def _against_gain(
-    figure: Gated, tonight: Observation, gained: Sequence[Observation], own: Sequence[Observation], cleared: str,
-    known: KnownRuns,
-) -> Examination:  # fmt: skip
+def _against_gain(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
     """Return what the nights show about tonight where the level is that of the gain.
 
     A is the build of the night that made the gain last: nights after it are judged by it, and never move it.
     """
-    recent = [night for night in own if night.began >= gained[0].began]
+    gained = before.gained
+    recent = [night for night in before.own if night.began >= gained[0].began]
     level, accepted = level_of(gained, tonight.node), accepted_level(gained, figure, None)
-    suspicion = triggered(level, accepted, recent, tonight, cleared) if level else None
-    better = [night.run_id for night in gained if night.run_id in known.better]
-    against = first_build(better[:LASTING][::-1], known.can_run_again)
+    suspicion = triggered(level, accepted, recent, tonight, before.cleared) if level else None
+    against = first_build(before.gainers[:LASTING][::-1], before.can_run_again)
     return Examination(
-        figure, tonight, gained, recent, level, "gain", accepted, None, suspicion, known.opened, against
+        figure, tonight, tuple(gained), tuple(recent), level, accepted, None, suspicion, False, True,
+        before.opened, against,
     )  # fmt: skip
 
 

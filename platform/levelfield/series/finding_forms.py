@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -18,14 +17,12 @@ from levelfield.series.findings import (
     WORDS,
     Finding,
     FindingPage,
-    Ticket,
-    TicketCommit,
     counted,
     exit_code,
     figure_value,
     percent_change,
 )
-from levelfield.specs.base import Value
+from levelfield.series.ticket import Ticket, commit_text, ticket_lines, ticket_markdown
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import clipped
 
@@ -33,8 +30,7 @@ FORMATS = ("text", "markdown", "junit", "json", "webhook")
 MOST_SENT = 20  # findings of a webhook; its text has the first lines of five
 _MOST_OF_A_WORD = 12  # in a terminal
 MOST_CHARACTERS = 60_000  # of Markdown: a comment on GitHub has at most 65,536
-_LONGEST, LONGEST_SUBJECT = 200, 120  # characters of a text that comes from a run, and of a commit
-SHOWN_COMMITS, SHOWN_PACKAGES = 5, 5  # in a terminal
+_LONGEST = 200  # characters of a text that comes from a run
 _HEADER = ("word", "series", "figure", "change", "95 % interval", "level", "since", "sees", "remark")
 
 
@@ -117,7 +113,7 @@ def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterat
     for each in named.values():
         more = f" and {len(each) - 1} more" if len(each) > 1 else ""
         summary = f"<details><summary>{_cell(each[0][0])}{more}</summary>"
-        blocks.append("\n".join((summary, "", *_ticket_markdown(each[0][1]), "", "</details>", "")))
+        blocks.append("\n".join((summary, "", *ticket_markdown(each[0][1]), "", "</details>", "")))
     yield from _within(blocks, room)
 
 
@@ -160,7 +156,7 @@ def as_junit(page: FindingPage) -> str:
 
 def as_json(page: FindingPage) -> str:
     """Return schema `levelfield.gate/1`: the first line, the exit code, and every finding in full precision."""
-    rows = [{**f.model_dump(mode="json"), "ticket": _values(page.ticket(f))} for f in page.findings]
+    rows = [{**f.model_dump(mode="json"), "ticket": _ticket_values(page.ticket(f))} for f in page.findings]
     head = {"schema": "levelfield.gate/1", "night": page.night, "verdict": page.verdict, "first_line": page.first_line}
     found = {**head, "exit_code": page.exit_code, "notes": list(page.notes), "findings": rows}
     return json_text(found) + "\n"
@@ -202,70 +198,12 @@ def _sent(finding: Finding, ticket: Ticket | None) -> dict[str, Any]:
         "explanation": [_short(each) for each in finding.explanation],
         "link": ticket.page if ticket else None,
         "commits": ticket.all_commits if ticket else None,
-        "first_bad": _values(blamed),
+        "first_bad": blamed.model_dump(mode="json") if blamed else None,
     }
 
 
-def _values(value: Value | None) -> dict[str, Any] | None:
-    return value.model_dump(mode="json") if value else None
-
-
-def commit_text(commit: TicketCommit) -> str:
-    """Return a commit in a line: its short digest, author and subject."""
-    said = one_line(f"{commit.author}: {commit.subject}") if commit.author or commit.subject else ""
-    return f"{commit.commit[:12]} {clipped(said, LONGEST_SUBJECT)}".strip()
-
-
-def _ticket_items(ticket: Ticket, most_commits: int) -> Iterator[tuple[int, str]]:
-    """Yield what came between two builds and what a search found, each with its depth."""
-    if ticket.commits_unknown is not None or ticket.all_commits is None:
-        yield 0, f"commits: not known: {ticket.commits_unknown}"
-    else:
-        count = ticket.all_commits
-        since = f"since the accepted build {(ticket.accepted or '')[:12]}"
-        yield 0, f"{count or 'no'} commit{'s' * (count != 1)} {since}"
-    shown = ticket.commits[:most_commits]
-    yield from ((1, commit_text(commit)) for commit in shown)
-    if ticket.all_commits and ticket.all_commits > len(shown):
-        yield 1, f"{ticket.all_commits - len(shown)} more"
-    packages, more = ", ".join(ticket.packages[:SHOWN_PACKAGES]), len(ticket.packages) - SHOWN_PACKAGES
-    known = (packages or "no difference") + (f", {more} more" if more > 0 else "")
-    yield 0, f"packages: {f'not known: {ticket.packages_unknown}' if ticket.packages_unknown is not None else known}"
-    if ticket.bisection:
-        found, first = one_line(str(ticket.bisection)), ticket.first_bad
-        yield 0, found.replace(first.commit[:12], commit_text(first), 1) if first else found
-
-
-def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
-    """Yield lines of at most 80 columns for a terminal or a mail; only a link and a word of the command are longer.
-
-    is_repeated: the builds are those of a finding above, so that their commits stand there.
-    """
-    (_, commits), *others = _ticket_items(ticket, SHOWN_COMMITS)
-    yield wrapped(f"  {one_line(commits)}{', as above' if is_repeated else ''}", 4)
-    for depth, text in others[len(others) - bool(ticket.bisection) :] if is_repeated else others:
-        yield wrapped(f"  {'  ' * depth}{one_line(text)}", 4 + 2 * depth)
-    if ticket.command and not ticket.blamed:
-        yield f"  to find it: {command_text(ticket)}"
-    if ticket.page:
-        yield f"  page: {one_line(ticket.page)}"
-
-
-def _ticket_markdown(ticket: Ticket) -> Iterator[str]:
-    """Yield lines of Markdown: the same as in a terminal, with every commit that is known."""
-    yield from (f"{'  ' * depth}- {_foreign(text)}" for depth, text in _ticket_items(ticket, len(ticket.commits)))
-    if ticket.command and not ticket.blamed:
-        yield from ("- to find it:", "", *(f"      {line}" for line in command_text(ticket).splitlines()), "")
-
-
-def command_text(ticket: Ticket) -> str:
-    """Return the command that searches the commits, on lines that a shell takes as one."""
-    lines, words = [""], [shlex.quote(one_line(word)) for word in ticket.command]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > 60:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return " \\\n      ".join(lines)
+def _ticket_values(ticket: Ticket | None) -> dict[str, Any] | None:
+    return ticket.model_dump(mode="json") if ticket else None
 
 
 def _counts(findings: Sequence[Finding]) -> str:
@@ -301,13 +239,9 @@ def _row(finding: Finding, ticket: Ticket | None) -> list[str]:
     return [finding.word, label, name, *change, level, since, sees, _cell(finding.detail)]
 
 
-def _foreign(text: str) -> Markdown:
-    """Return foreign text for a merge request, where `@name` would notify somebody and `#1` would link."""
-    return Markdown(markdown(text).replace("#", "&#35;").replace("@", "&#64;"))
-
-
 def _cell(text: str) -> Markdown:
-    return _foreign(_short(text))
+    """Return foreign text for a merge request, where `@name` would notify somebody."""
+    return Markdown(markdown(_short(text)).replace("@", "&#64;"))
 
 
 def _outcome(finding: Finding, page: FindingPage) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from levelfield.errors import GateFailed, RunFailed
 from levelfield.report.words import NONE, gib, number
-from levelfield.specs.base import Document, Value
+from levelfield.series.ticket import Ticket, Tickets
+from levelfield.specs.base import Document
 from levelfield.specs.record import Gated
 from levelfield.specs.run_figures import GATED
 
@@ -36,68 +37,6 @@ COMPARED = frozenset(WORDS) - ABSENCES - {"training differs", "new series"}
 FIGURES: dict[Gated, str] = {name: figure.heading.split(",")[0] for name, figure in GATED.items()}
 # A figure's logarithm times this is its cost: more is worse, for every figure.
 WORSE: dict[Gated, int] = {name: figure.worse for name, figure in GATED.items() if figure.worse}
-
-
-TicketKey = tuple[str, Gated | None]  # of a finding: its series and figure
-
-
-class TicketCommit(Value):
-    """commit: in full. subject: the first line of its message."""
-
-    commit: str
-    author: str
-    subject: str
-
-
-class Bisection(Value):
-    """What a search found, or why it found nothing. undecided: how many commits between the two pairs cannot tell.
-
-    It is stored, and pages show it, so it has digests alone: no author and no subject.
-    """
-
-    first_bad: str | None = None
-    last_good: str | None = None
-    undecided: int = 0
-    tried: int = 0
-    why_not: str | None = None
-
-    def __str__(self) -> str:
-        if self.first_bad is None:
-            return f"bisection: {self.why_not}"
-        between = f"; {self.undecided} undecided between them" if self.undecided else ""
-        return f"first bad {self.first_bad[:12]}; last good {(self.last_good or '')[:12]}{between}"
-
-
-class Ticket(Value):
-    """accepted, tonight: commits of the builds; null where the build had changed files. commits: the newest first.
-
-    all_commits: how many there are. commits_unknown, packages_unknown: why these are not known. packages: of both
-    builds, such as `torch 2.12.0 -> 2.13.0`. command: that searches the commits. bisection: what a night found;
-    first_bad: that commit with its author and subject. page: a link.
-    """
-
-    accepted: str | None = None
-    tonight: str | None = None
-    commits: tuple[TicketCommit, ...] = ()
-    all_commits: int | None = None
-    commits_unknown: str | None = None
-    packages: tuple[str, ...] = ()
-    packages_unknown: str | None = None
-    command: tuple[str, ...] = ()
-    bisection: Bisection | None = None
-    first_bad: TicketCommit | None = None
-    page: str | None = None
-
-    @property
-    def builds(self) -> tuple[str | None, str | None]:
-        return self.accepted, self.tonight
-
-    @property
-    def blamed(self) -> TicketCommit | None:
-        """The commit that made it worse, where it is known: the one that was found, or the only one."""
-        if self.bisection and self.first_bad and not self.bisection.undecided:
-            return self.first_bad
-        return self.commits[0] if self.all_commits == 1 and not self.packages else None
 
 
 class Finding(Document):
@@ -146,76 +85,6 @@ class Finding(Document):
         return (*own, *self.runs) if self.word == "bad night" else ()
 
 
-@dataclass(frozen=True)
-class OpenRegression:
-    """A regression that was named and has not ended: a night that does not decide keeps the word and its exit code.
-
-    Pairs end it when they find it gone. One that nights named without pairs ends by nights too. A level that somebody
-    accepts ends both: the gate's input takes those out. first: the finding that named it. last: the newest one that
-    decided. by_pairs: whether pairs have shown it.
-    """
-
-    first: Finding
-    last: Finding
-    by_pairs: bool
-
-    def is_ended_by(self, finding: Finding) -> bool:
-        """Whether a night found it gone."""
-        is_better = finding.word in ("no change", "improvement")
-        if finding.pairs and finding.build_change is not None:
-            # The A of an older finding, which does not name it, may have had the regression itself.
-            return finding.word != "regression" and (is_better or finding.against is not None)
-        return is_better and not self.by_pairs and not finding.fields
-
-    def seen_again(self, finding: Finding) -> OpenRegression:
-        """Return the same with a newer finding of it. Against another build it is another regression."""
-        if self.last.against and finding.against and self.last.against != finding.against:
-            return named_by(finding)
-        is_newest = bool(finding.pairs) or not self.by_pairs
-        return replace(self, last=finding if is_newest else self.last, by_pairs=self.by_pairs or bool(finding.pairs))
-
-    def undecided(self, tonight: Finding) -> Finding:
-        """Return the finding of a night that does not decide. tonight: what the night itself shows."""
-        how = f"by {self.last.pairs} pairs" if self.last.pairs else "by nights"
-        shows = ": ".join(filter(None, (tonight.word, tonight.detail)))
-        return tonight.model_copy(
-            update={
-                "word": "regression",
-                "change": self.last.change,
-                "low": self.last.low,
-                "high": self.last.high,
-                "detail": f"found in night {self.first.night}, {how}, and not gone since; tonight: {shows}",
-                "fields": (),
-                "build_change": None,
-                "explanation": self.last.explanation,
-                "against": self.last.against,
-                "named": self.first.night,
-            }
-        )
-
-
-def named_by(finding: Finding) -> OpenRegression:
-    return OpenRegression(finding, finding, bool(finding.pairs))
-
-
-def open_regressions(past: Iterable[Finding], night: str) -> dict[tuple[str, Gated], OpenRegression]:
-    """Return by series and figure what was named before the night and has not ended since."""
-    past = list(past)
-    named = {(f.series, f.figure) for f in past if f.word == "regression"}
-    about = (f for f in past if (f.series, f.figure) in named and f.night and f.night < night)
-    last = {(f.night or "", f.series, f.figure): f for f in about}  # a night may have been judged again
-    found: dict[tuple[str, Gated], OpenRegression] = {}
-    for (_, series, figure), finding in sorted(last.items(), key=lambda each: each[0][0]):
-        assert figure is not None
-        name = (series, figure)
-        known = found.get(name)
-        if finding.word == "regression" and finding.named is None:
-            found[name] = known.seen_again(finding) if known else named_by(finding)
-        elif known is not None and finding.word != "regression" and known.is_ended_by(finding):
-            del found[name]
-    return found
-
-
 def with_explanations(findings: Iterable[Finding], stored: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings of a night that is judged again, with what its own runs explained."""
     known = {(f.night, f.series, f.figure, f.word): f.explanation for f in stored}
@@ -251,7 +120,7 @@ class FindingPage:
     findings: tuple[Finding, ...]
     strict: bool = False
     advisory: bool = False
-    tickets: Mapping[TicketKey, Ticket] = field(default_factory=dict)
+    tickets: Tickets = field(default_factory=dict)
     link: str | None = None
     suite: str | None = None
     folder: str | None = None

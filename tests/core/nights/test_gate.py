@@ -11,9 +11,9 @@ import pytest
 from gate_points import at, conditions, day, event, nights, noise, point, series
 from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
 from levelfield.nights.gate_input import GateInput, examinations
-from levelfield.series.examination import lasting_gain
+from levelfield.series.examination import era_of, nights_before
 from levelfield.series.findings import FAILURES, WORDS, Finding, exit_code
-from levelfield.series.segments import observations
+from levelfield.series.segments import observations, segments_of
 from levelfield.specs.record import Point
 
 TOKENS = "tokens_per_second_per_device"
@@ -90,7 +90,7 @@ def test_pairs_are_only_run_for_a_suspicion_to_the_worse() -> None:
     assert asked == []
     compared(given(shifted(-0.10)), source)
     assert asked == [TOKENS]
-    assert [s.name for s in suspects(given(shifted(-0.10)))] == [("S", TOKENS)]
+    assert [(s.series, s.figure) for s in suspects(given(shifted(-0.10)))] == [("S", TOKENS)]
     assert suspects(given(shifted(0.10))) == []
 
 
@@ -193,7 +193,7 @@ def test_pairs_of_a_fall_from_a_gain_have_the_build_of_its_seventh_night() -> No
     points, past = gained(10, [1000.0])
     night = given(points, NIGHT + 10, past=past)
     (suspect,) = suspects(night)
-    assert suspect.found.against == f"run{NIGHT + 6:03d}", "later nights may have lost a part of the gain"
+    assert suspect.examination.against == f"run{NIGHT + 6:03d}", "later nights may have lost a part of the gain"
     found = compared(night, lambda series, figure: [(1100.0 + i, 1000.0 + i) for i in range(7)])
     (finding,) = [f for f in found.findings if f.figure == TOKENS]
     assert finding.word == "regression" and finding.detail.startswith("against the gain's build, by 3 pairs; ")
@@ -225,7 +225,9 @@ def test_nights_that_were_better_now_and_then_make_no_level() -> None:
     runs = [night.run_id for night in own]
 
     def gain(better: Sequence[str]) -> int:
-        return len(lasting_gain(own, better))
+        era = era_of(segments_of(nights(20)), 0, [], at(30))
+        tonight = own[-1]._replace(night="tonight", began=at(25))
+        return len(nights_before(era, TOKENS, tonight, [], better, (), better).gained)
 
     assert gain(runs[8:15]) == 7 and gain(runs[8:14]) == 0, "seven nights, not six"
     assert gain([*runs[4:8], *runs[10:13]]) == 9 and gain([*runs[:4], *runs[17:]]) == 0, "seven of nine, not of twenty"
@@ -547,8 +549,8 @@ def test_no_level_rests_on_the_runs_of_a_slow_machine() -> None:
 
 def histories(night: GateInput) -> dict[str, set[str]]:
     """The runs that the level of each series may rest on."""
-    found = [each for each in examinations(night) if each.found.figure == TOKENS]
-    return {each.series: {night.run_id for night in each.found.history} for each in found}
+    found = [pair for pair in examinations(night) if pair[1].figure == TOKENS]
+    return {around.series: {night.run_id for night in examined.history} for around, examined in found}
 
 
 def many(count: int, change: float, node: str = "n1", first: int = 0) -> dict[str, list[Point]]:

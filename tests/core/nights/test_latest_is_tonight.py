@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.nights.nightly import NightState, state_path, write_state
+from levelfield.nights.nightly import NightState, PairRun, state_path, write_state
 from levelfield.pages.content import gathered
 from levelfield.pages.first_view import ranked_trainings
 from levelfield.pages.series_history import summary_of
@@ -49,6 +49,7 @@ class Machine:
     store: str
     minutes: int = 0
     records: list[RunRecord] = field(default_factory=list)
+    confirmations: list[PairRun] = field(default_factory=list)
 
     def run(self, night: int, of: RunPaths, into: str = "", is_killed: bool = False) -> RunPaths:
         self.minutes += 1
@@ -88,7 +89,11 @@ class Machine:
         for arm in ABBA[: 2 * count]:
             paths = self.run(QUIET, self.slow if arm == "b" else self.fast, PAIRS)
             self.keep(paths, "confirm-a" if arm == "a" else "confirm-b", NIGHT)
-        write_state(state_path(self.runs, NIGHT, "x"), NightState(night=NIGHT, suite="x", began="", entries=()))
+            run = PairRun.model_validate({"series": "s", "arm": arm, "run_id": paths.root.name})
+            self.confirmations.append(run)
+        state = NightState(night=NIGHT, suite="x", began=FIRST.isoformat(), entries=())
+        state = state.model_copy(update={"confirmations": tuple(self.confirmations)})
+        write_state(state_path(self.runs, NIGHT, "x"), state)
 
 
 def after_pairs(machine: Machine) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.errors import RunFailed
 from levelfield.nights import night_session
 from levelfield.nights.night_session import NightSession
 
@@ -27,30 +26,20 @@ def test_a_machine_that_is_slow_is_a_finding_of_its_night(monkeypatch: pytest.Mo
     assert (found["label"], found["node"], found["detail"]) == ("node ab", "sha256:ab", "the control copy is 9 % below")
 
 
-@pytest.mark.parametrize(
-    ("arms", "ends", "ran", "noted"),
-    [
-        (SimpleNamespace(), 9, 7, ""),
-        (SimpleNamespace(), 2, 2, "no further null pairs: out of memory"),
-        ("the tree is dirty", 9, 0, "no null pairs: the tree is dirty"),
-    ],
-)
-def test_the_null_pairs_of_the_week_are_judged_in_their_night(
-    monkeypatch: pytest.MonkeyPatch, arms: Any, ends: int, ran: int, noted: str
+def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_night(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[Any] = []
     progress: list[tuple[int, int]] = []
-    done: list[int] = []
-    notes: list[str] = []
-    after = SimpleNamespace(name="with the pairs of the week")
+    arms, after = SimpleNamespace(), SimpleNamespace(name="with the pairs of the week")
 
     def pairs(own: Any, count: int, *rest: Any) -> Any:
         assert own is arms
-        for number in range(count):
-            if number == ends:
-                raise RunFailed("out of memory")
-            done.append(number)
-            yield number, number
+        return ((i, i) for i in range(count))
+
+    def judged(found: Any, confirmation: Any, nulls: Any, most: int) -> list[Any]:
+        given.append(found)
+        return list(nulls("S", "real"))
 
     def progress_of(figure: str, say: Any, fewest: int, most: int, words: Any) -> Any:
         progress.append((fewest, most))
@@ -58,8 +47,8 @@ def test_the_null_pairs_of_the_week_are_judged_in_their_night(
 
     replaced: dict[str, Any] = {
         "weekly_series": lambda given, seconds: "S", "gate_input": lambda *given: after, "suspects": lambda given: [],
-        "null_arms": lambda *given: arms, "series_of": str, "paired_records": pairs, "PairProgress": progress_of,
-        "compared": lambda found, *rest: given.append(found),
+        "null_arms": lambda *given: arms, "series_of": str, "paired_records": pairs, "compared": judged,
+        "PairProgress": progress_of,
     }  # fmt: skip
     for name, value in replaced.items():
         monkeypatch.setattr(night_session, name, value)
@@ -71,32 +60,9 @@ def test_the_null_pairs_of_the_week_are_judged_in_their_night(
     session.asked = SimpleNamespace(night="n", runs=Path(), plugins=(), budget=None, most_pairs=9)  # type: ignore[assignment]
     session.work, session.store, session.suite = (plan,), store, "one"  # type: ignore[assignment]
     session.state = SimpleNamespace(entries=[SimpleNamespace(series="S", seconds=3.0)])  # type: ignore[assignment]
-    session.output = SimpleNamespace(say=str, note=notes.append)  # type: ignore[assignment]
-    session._confirmed(SimpleNamespace())  # type: ignore[arg-type]
-    assert given == [after] and len(done) == ran and "".join(notes) == noted
-    assert progress == ([] if isinstance(arms, str) else [(7, 7)])
-
-
-def test_a_night_that_goes_on_takes_its_pairs_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [("A", "m", "nightly"), ("old", "m", "confirm-a"), ("tonight", "n", "nightly"), ("n1", "n", "null-a"),
-            ("b1", "n", "confirm-b"), ("a1", "n", "confirm-a")]  # fmt: skip
-    points = [SimpleNamespace(run_id=name, night=night, purpose=purpose, subject="s") for name, night, purpose in runs]
-    replaced: dict[str, Any] = {
-        "build_of": lambda commit, say: None, "arms_of": lambda *given: (), "shared_python": lambda *given: None,
-        "series_of": str, "paired_records": lambda arms, count, runs, series, keep, done: iter(done),
-        "PairProgress": lambda figure, say: SimpleNamespace(keeping=lambda keep, done: keep),
-    }  # fmt: skip
-    for name, value in replaced.items():
-        monkeypatch.setattr(night_session, name, value)
-    session: Any = object.__new__(NightSession)
-    subject = SimpleNamespace(commit="c" * 40, is_dirty=False)
-    session.store = SimpleNamespace(points=lambda names: {"S": points}, subject=lambda name: subject, record=str)
-    session.asked = SimpleNamespace(night="n", runs=Path(), plugins=())
-    session.work = (SimpleNamespace(name="tiny", series="S", job=SimpleNamespace(plan="plan")),)
-    session.arms, session.output = {}, SimpleNamespace(say=str)
-    session._build_here = lambda series: subject
-    found = SimpleNamespace(against="A", figure="memory_bytes")
-    assert list(session._pairs(SimpleNamespace(series="S", found=found))) == ["b1", "a1"]
+    session.output = SimpleNamespace(say=str, note=str)  # type: ignore[assignment]
+    further: Any = session._confirmed(SimpleNamespace())  # type: ignore[arg-type]
+    assert given == [after] and progress == [(4, 4), (3, 14)] and len(further) == 14
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,18 @@ import pytest
 from levelfield.nights import night_session
 from levelfield.nights.nightly import (
     UNKNOWN_SECONDS,
-    NightRun,
+    Candidate,
     expected_seconds,
     is_other_build,
     nights_unseen,
+    ordered,
     within,
 )
 from levelfield.specs.record import Point, Subject
 
 
 def candidate(name: str, seconds: float = 60.0, new: bool = False, wide: float | None = 0.01, unseen: int | None = 0):
-    return NightRun(name, "S", None, seconds, new, wide, unseen)  # type: ignore[arg-type]
+    return Candidate(name, seconds, new, wide, unseen)
 
 
 @pytest.mark.parametrize(
@@ -32,16 +33,16 @@ def candidate(name: str, seconds: float = 60.0, new: bool = False, wide: float |
         (candidate("x", seconds=30.0), candidate("y", seconds=60.0)),
     ],
 )
-def test_what_tells_more_in_a_second_comes_first(more: NightRun, less: NightRun) -> None:
-    assert [c.name for c in within([less, more], None)[0]] == ["x", "y"]
+def test_what_tells_more_in_a_second_comes_first(more: Candidate, less: Candidate) -> None:
+    assert [c.name for c in ordered([less, more])] == ["x", "y"]
 
 
 def test_equal_entries_keep_the_order_of_the_suite() -> None:
-    assert [c.name for c in within([candidate("b"), candidate("a")], None)[0]] == ["b", "a"]
+    assert [c.name for c in ordered([candidate("b"), candidate("a")])] == ["b", "a"]
 
 
 def test_a_budget_keeps_a_part_for_confirmations_and_a_short_entry_still_fits_behind_a_long_one() -> None:
-    kept, out = within([candidate("a", 40, True), candidate("b", 50, True), candidate("c", 25)], 100)
+    kept, out = within([candidate("a", 40), candidate("b", 50), candidate("c", 25)], 100)
     assert ([c.name for c in kept], [c.name for c in out]) == (["a", "c"], ["b"])
 
 

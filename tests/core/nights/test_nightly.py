@@ -12,6 +12,7 @@ from levelfield.errors import UsageError
 from levelfield.nights.night_session import NightSession
 from levelfield.nights.nightly import (
     OVER_BUDGET,
+    Candidate,
     NightRun,
     NightState,
     NightTools,
@@ -71,7 +72,12 @@ class Machine:
 
 def work(*names: str, seconds: float = 10.0) -> list[NightRun]:
     return [
-        NightRun(name, f"series of {name}", SimpleNamespace(plan=SimpleNamespace(run_id=name)), seconds, False, 0.01, 0)  # type: ignore[arg-type]
+        NightRun(
+            name,
+            f"series of {name}",
+            SimpleNamespace(plan=SimpleNamespace(run_id=name)),
+            Candidate(name, seconds, False, 0.01, 0),
+        )  # type: ignore[arg-type]
         for name in names
     ]
 

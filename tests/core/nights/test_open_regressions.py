@@ -58,8 +58,8 @@ def named_at(night: int, points: Sequence[Point], **more: Any) -> list[Finding]:
 def first_build(points: Sequence[Point], night: int, **more: Any) -> str:
     """Return the run whose build a suspicious night is held against."""
     found = suspects(given([*points[:night], replaced(points[night], 0.9)], night, **more))
-    (suspect,) = [each for each in found if each.found.figure == TOKENS]
-    return suspect.found.against
+    (suspect,) = [each for each in found if each.figure == TOKENS]
+    return suspect.examination.against
 
 
 # -- the build on the one side of the pairs
@@ -74,7 +74,7 @@ def test_no_undecided_night_moves_the_first_build() -> None:
     """A fall that one night does not show is in the nights after it: none of them is the build to compare with."""
     points, past = slow_from(12, 30, -0.03), list[Finding]()
     for night in range(7, 30):
-        assert {s.found.against for s in suspects(given(points, night, past=past))} <= {"run000"}
+        assert {s.examination.against for s in suspects(given(points, night, past=past))} <= {"run000"}
         past += compared(given(points, night, past=past), pairs_of(-0.03, deviation=0.05)).findings
     assert not any(f.word == "regression" for f in past), "so noisy pairs never decide"
 
@@ -82,7 +82,7 @@ def test_no_undecided_night_moves_the_first_build() -> None:
 def test_a_fall_that_its_first_nights_do_not_show_is_found_when_pairs_can() -> None:
     points, past, words = slow_from(12, 30, -0.03), list[Finding](), []
     for night in range(7, 30):
-        builds = {s.found.against for s in suspects(given(points, night, past=past))}
+        builds = {s.examination.against for s in suspects(given(points, night, past=past))}
         has_fall = [int(run.removeprefix("run")) >= 12 for run in builds]
         change = 0.0 if night < 12 or any(has_fall) else -0.03
         report = compared(given(points, night, past=past), pairs_of(change, deviation=0.05 if night < 16 else 0.002))
@@ -153,7 +153,7 @@ def test_a_named_regression_whose_night_looks_good_gets_pairs_and_these_end_it()
     points = [replaced(p, 1.05 if i == 16 else 1.0) for i, p in enumerate(slow_from(15, 30))]
     past = named_at(15, points)
     mended = [*points[:16], *nights(30)[16:]]
-    assert [s.found.figure for s in suspects(given(mended, 16, past=past))] == [TOKENS]
+    assert [s.figure for s in suspects(given(mended, 16, past=past))] == [TOKENS]
     assert of(compared(given(mended, 16, past=past), lambda *_: None)).word == "regression"
     gone = compared(given(mended, 16, past=past), pairs_of(0.0))
     assert of(gone).word == "no change" and exit_code(gone.findings) == 0
@@ -260,7 +260,7 @@ def test_an_accepted_driver_does_not_end_a_regression_of_the_build() -> None:
     step = event("environment-step", 17, data={"before": "c1", "after": "c2"})
     night = given(points, 18, past=past, events=[step])
     (suspect,) = suspects(night)
-    assert suspect.found.against == "run000"
+    assert suspect.examination.against == "run000"
     for change, word in ((-0.05, "regression"), (0.0, "no change")):
         found = of(compared(night, pairs_of(change)))
         assert (found.word, found.pairs > 2, found.named) == (word, True, None)

@@ -14,7 +14,7 @@ from levelfield.compare.step_difference import PartChange, StepDifference
 from levelfield.errors import RunFailed
 from levelfield.nights import build_pairs
 from levelfield.nights.build_pairs import null_arms, weekly_series
-from levelfield.nights.gate import PairRuns, suspects
+from levelfield.nights.gate import Confirmation, PairRuns, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.series_history import FigureHistory, history_lines
 from levelfield.specs.record import Gated
@@ -30,8 +30,7 @@ def pairs(count: int, fails: bool = False) -> Iterator[Any]:
 
 
 def runs(started: Any, said: list[str], left: bool = True) -> PairRuns:
-    (suspect,) = suspects(GateInput(day(40), {"S": [*nights(40), point(40, 900.0)]}, {}))
-    return PairRuns({("S", TOKENS): suspect}, lambda series: started, lambda series: left, said.append)
+    return PairRuns(lambda series: started, lambda series: left, said.append)
 
 
 def test_a_pair_runs_once_for_all_figures() -> None:
@@ -55,9 +54,10 @@ def test_what_ends_pairs_is_said_once(started: Any, left: bool, counts: int, why
     said: list[str] = []
     found = runs(started, said, left)
     assert [len(list(found.of("S"))) for _ in range(2)] == [counts, counts] and said == [why]
-    values = found("S", TOKENS)
+    (suspect,) = suspects(GateInput(day(40), {"S": [*nights(40), point(40, 900.0)]}, {}))
+    values = Confirmation({("S", TOKENS): suspect}, found)("S", TOKENS)
     assert values == why.split(": ", 1)[1] if counts == 0 else len(values or ()) == counts
-    assert found("T", TOKENS) is None
+    assert Confirmation({}, found)("S", TOKENS) is None
 
 
 def with_nulls(*ages: int, node: str = "n1") -> GateInput:

@@ -16,7 +16,8 @@ from levelfield.nights import tickets as module
 from levelfield.nights.stored_nights import gate_input
 from levelfield.nights.tickets import NightBisection, NightTickets
 from levelfield.run import builds
-from levelfield.series.findings import Finding, Ticket
+from levelfield.series.findings import Finding
+from levelfield.series.ticket import Ticket
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
 from stored_records import changed, real_record
@@ -76,10 +77,9 @@ class Night:
         return made
 
     def finding(self, **more: Any) -> Finding:
-        first, *_, last = (p.run_id for p in sorted(self.store.points()[self.series], key=lambda p: p.began))
+        last = max(self.store.points()[self.series], key=lambda p: p.began).run_id
         given: dict[str, Any] = {"series": self.series, "label": "tiny", "figure": TOKENS, "word": "regression",
-                                 "change": -0.2, "pairs": 4, "run_id": last, "night": self.night,
-                                 "against": first}  # fmt: skip
+                                 "change": -0.2, "pairs": 4, "run_id": last, "night": self.night}  # fmt: skip
         return Finding.model_validate({**given, **more})
 
     def tickets(self, **more: Any) -> NightTickets:

@@ -9,16 +9,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from levelfield.series.finding_forms import (
-    FORMATS,
-    as_junit,
-    as_markdown,
-    as_text,
-    command_text,
-    ticket_lines,
-    written,
-)
-from levelfield.series.findings import Bisection, Finding, FindingPage, Ticket, TicketCommit, in_order
+from levelfield.series.finding_forms import FORMATS, as_junit, as_markdown, as_text, written
+from levelfield.series.findings import Finding, FindingPage, in_order
+from levelfield.series.ticket import Bisection, Ticket, TicketCommit, command_text, ticket_lines
 from plans import ROOT
 
 HOSTILE = 'x\x1b[31m\x00\ufffe|`<img onerror=alert(1)>"@everyone\n# heading ]]> &'

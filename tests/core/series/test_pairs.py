@@ -9,16 +9,7 @@ from dataclasses import replace
 import pytest
 from gate_points import costs, noise
 from levelfield.series.level import level_of
-from levelfield.series.pairs import (
-    ALPHA,
-    FEWEST_PAIRS,
-    MOST_PAIRS,
-    ArmBias,
-    PairedTest,
-    arm_bias,
-    judged_pairs,
-    less_bias,
-)
+from levelfield.series.pairs import ALPHA, FEWEST_PAIRS, MOST_PAIRS, PairedTest, checked_by_nulls, judged_pairs
 
 TOKENS, MEMORY = "tokens_per_second_per_device", "memory_bytes"
 
@@ -125,34 +116,29 @@ def exactly(change: float, count: int, scatter: float) -> list[tuple[float, floa
     return [(1.0, math.exp(change + scatter * (-1) ** i)) for i in range(count)]
 
 
-def nulls(change: float, count: int, scatter: float) -> ArmBias | None:
-    return arm_bias(exactly(change, count, scatter), MEMORY)
-
-
-def test_a_ruling_that_is_open_is_no_change_where_nothing_is_left_beside_the_arms_bias() -> None:
-    """Pairs alone can never find a regression gone there: with one build in both arms they show 1.5 %."""
-    ruling, bias = judged_pairs(exactly(0.015, 7, 0.010), MEMORY, 1, None), nulls(0.015, 12, 0.008)
+def test_an_open_regression_is_gone_where_nothing_is_left_beside_the_arms_bias() -> None:
+    """Pairs alone can never find it gone: with one build in both arms they show 1.5 %."""
+    ruling = judged_pairs(exactly(0.015, 7, 0.010), MEMORY, 1, None)
+    nulls = exactly(0.015, 12, 0.008)
     assert (ruling.word, ruling.build) == ("inconclusive", "inconclusive")
-    gone = less_bias(ruling, bias)
-    assert (gone.word, gone.build, gone.excess) == ("no change", "no change", pytest.approx(0.0, abs=0.002))
-    bad = less_bias(replace(ruling, word="bad night"), bias)
+    assert checked_by_nulls(ruling, nulls, (), MEMORY) is ruling, "no regression was named: nothing to take back"
+    gone = checked_by_nulls(ruling, nulls[:3], nulls[3:], MEMORY, is_open=True)
+    assert (gone.word, gone.build, gone.is_less_bias) == ("no change", "no change", True)
+    bad = checked_by_nulls(replace(ruling, word="bad night"), nulls, (), MEMORY, is_open=True)
     assert (bad.word, bad.build) == ("bad night", "no change")
-    for steady in (nulls(0.0, 12, 0.008), nulls(-0.01, 12, 0.008), nulls(0.004, 12, 0.02), nulls(0.015, 2, 0.0), None):
-        assert less_bias(ruling, steady) is ruling, "no bias explains it"
-    assert less_bias(ruling, nulls(-0.03, 12, 0.008)) is ruling, "a bias the other way proves no regression"
+    for steady in (exactly(0.0, 12, 0.008), exactly(-0.01, 12, 0.008), exactly(0.004, 12, 0.02), []):
+        assert checked_by_nulls(ruling, steady, (), MEMORY, is_open=True) is ruling, "no bias explains it"
     there = judged_pairs(exactly(0.045, 7, 0.035), MEMORY, 1, None)
-    assert less_bias(there, bias) is there, "3 % are left, and not decided"
-    assert less_bias(judged_pairs([], MEMORY, 1, None), bias).word == "inconclusive"
+    assert checked_by_nulls(there, nulls, (), MEMORY, is_open=True) is there, "3 % are left, and not decided"
 
 
 def test_null_pairs_share_one_scatter_with_the_pairs() -> None:
     """Pairs that show a regression often scatter less than others by chance: their own error says too little."""
     ruling = judged_pairs(exactly(0.03, 6, 0.001), MEMORY, 1, None)
     assert (ruling.word, ruling.pairs) == ("regression", 4)
-    found = less_bias(ruling, nulls(0.016, 8, 0.008))
-    squares = 4 * 0.001**2 + 8 * 0.008**2
-    assert found.excess == pytest.approx(0.014)
-    assert found.error == pytest.approx(math.sqrt(squares / 10 * (1 / 4 + 1 / 8)))
-    assert found.word == "inconclusive", "3.18 errors, where t of .0025 and 10 degrees is 3.58"
-    assert less_bias(ruling, nulls(0.0135, 8, 0.008)).word == "regression", "3.75 errors"
-    assert less_bias(ruling, nulls(0.025, 8, 0.001)).word == "no change"
+    found = checked_by_nulls(ruling, exactly(0.013, 6, 0.008), (), MEMORY)
+    squares = 4 * 0.001**2 + 6 * 0.008**2
+    assert found.excess == pytest.approx(0.017)
+    assert found.error == pytest.approx(math.sqrt(squares / 8 * (1 / 4 + 1 / 6)))
+    assert found.word == "inconclusive", "3.78 errors, where t of .0025 and 8 degrees is 3.83"
+    assert checked_by_nulls(ruling, exactly(0.0125, 6, 0.008), (), MEMORY).word == "regression", "3.89 errors"

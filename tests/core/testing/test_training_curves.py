@@ -18,6 +18,8 @@ RIGHT = Curve(
     auxiliary=(0.5, 0.25),
     experts={1: {0: (6, 2)}, 2: {0: (4, 4)}},
 )
+SQUARES = {"embedding.weight": 0.64, "layers.0.attention.key.bias": 1e-22, "head.weight": 0.36}
+CURVE = Curve((4.0, 3.0), (1.0, 1.0), (8, 8), (5, 6), {"embedding.weight": 1}, {1: SQUARES})
 
 
 def changed(**fields: object) -> Curve:
@@ -25,13 +27,47 @@ def changed(**fields: object) -> Curve:
 
 
 def test_a_curve_is_its_own() -> None:
-    assert compare(RIGHT, RIGHT).within()
     assert compare_routing(RIGHT, RIGHT) == (0.0, 0)
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, None, 1.5 * 1.01])
-def test_a_loss_that_is_wrong_or_no_number(loss: float) -> None:
-    assert not compare(changed(losses=(2.0, loss)), RIGHT).within()
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"losses": (4.0, math.nan)},
+        {"losses": (4.0, "nan")},
+        {"losses": (4.0, math.inf)},
+        {"losses": (4.0, None)},
+        {"losses": (4.0, 3.0 * (1 + 2e-5))},
+        {"losses": (4.0 * (1 + 2e-6), 3.0)},
+        {"losses": (4.0, 3.0 * 1.01)},
+        {"grad_norms": (1.0, 1.01)},
+        {"grad_norms": (1.0, None)},
+        {"token_checksums": (6, 5)},
+        {"tokens": (8, 16)},
+        {"weights": {"embedding.weight": 2}},
+        {"weights": {}},
+        {"gradients": {}},
+        {"gradients": {1: SQUARES, 2: SQUARES}},
+        {"gradients": {1: {**SQUARES, "head.weight": math.nan}}},
+        {"gradients": {1: {**SQUARES, "head.weight": 0.36 * (1 + 3e-4)}}},
+        {"gradients": {1: {**SQUARES, "layers.0.attention.key.bias": 1e-8}}},
+        {"gradients": {1: {"embedding.weight": 0.36, "layers.0.attention.key.bias": 1e-22, "head.weight": 0.64}}},
+        {"gradients": {1: {name: square for name, square in SQUARES.items() if name != "head.weight"}}},
+    ],
+)
+def test_the_comparison_sees(fault: dict[str, object]) -> None:
+    assert compare(CURVE, CURVE).within()
+    assert not compare(dataclasses.replace(CURVE, **fault), CURVE).within()
+
+
+def test_the_comparison_takes_rounding_for_what_it_is() -> None:
+    noisy = {1: {**SQUARES, "layers.0.attention.key.bias": 9e-22}}
+    assert compare(dataclasses.replace(CURVE, gradients=noisy), CURVE).within()
+
+
+def test_the_comparison_refuses_a_truncated_curve() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        compare(dataclasses.replace(CURVE, losses=(4.0,)), CURVE)
 
 
 def test_choices_that_differ_are_counted_once() -> None:

@@ -1,0 +1,157 @@
+"""What somebody needs to mend a finding: the commits and packages that came between, a bisection, and the page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+
+from levelfield.report.escapes import markdown, one_line
+from levelfield.report.words import wrapped
+from levelfield.specs.base import Value
+from levelfield.specs.record import Gated
+from levelfield.specs.short_names import clipped
+
+SHOWN_COMMITS, SHOWN_PACKAGES = 5, 5  # in a terminal
+LONGEST_SUBJECT = 120
+TicketKey = tuple[str, Gated | None]  # of a finding: its series and figure
+CONTINUED = " \\\n      "
+
+
+class TicketCommit(Value):
+    """commit: in full. subject: the first line of its message."""
+
+    commit: str
+    author: str
+    subject: str
+
+
+class Bisection(Value):
+    """What a search found, or why it found nothing. undecided: how many commits between the two pairs cannot tell.
+
+    It is stored, and pages show it, so it has digests alone: no author and no subject.
+    """
+
+    first_bad: str | None = None
+    last_good: str | None = None
+    undecided: int = 0
+    tried: int = 0
+    why_not: str | None = None
+
+    def __str__(self) -> str:
+        if self.first_bad is None:
+            return f"bisection: {self.why_not}"
+        between = f"; {self.undecided} undecided between them" if self.undecided else ""
+        return f"first bad {self.first_bad[:12]}; last good {(self.last_good or '')[:12]}{between}"
+
+
+class Ticket(Value):
+    """accepted, tonight: commits of the builds; null where the build had changed files. commits: the newest first.
+
+    all_commits: how many there are. commits_unknown, packages_unknown: why these are not known. packages: of both
+    builds, such as `torch 2.12.0 -> 2.13.0`. command: that searches the commits. bisection: what a night found;
+    first_bad: that commit with its author and subject. page: a link.
+    """
+
+    accepted: str | None = None
+    tonight: str | None = None
+    commits: tuple[TicketCommit, ...] = ()
+    all_commits: int | None = None
+    commits_unknown: str | None = None
+    packages: tuple[str, ...] = ()
+    packages_unknown: str | None = None
+    command: tuple[str, ...] = ()
+    bisection: Bisection | None = None
+    first_bad: TicketCommit | None = None
+    page: str | None = None
+
+    @property
+    def builds(self) -> tuple[str | None, str | None]:
+        return self.accepted, self.tonight
+
+    @property
+    def blamed(self) -> TicketCommit | None:
+        """The commit that made it worse, where it is known: the one that was found, or the only one."""
+        if self.bisection and self.first_bad and not self.bisection.undecided:
+            return self.first_bad
+        return self.commits[0] if self.all_commits == 1 and not self.packages else None
+
+
+def commit_text(commit: TicketCommit) -> str:
+    """Return a commit in a line: its short digest, author and subject."""
+    said = one_line(f"{commit.author}: {commit.subject}") if commit.author or commit.subject else ""
+    return f"{commit.commit[:12]} {clipped(said, LONGEST_SUBJECT)}".strip()
+
+
+def found_text(found: Bisection, first_bad: TicketCommit | None) -> str:
+    """Return what a search found, with author and subject of the first bad commit where they are known."""
+    plain = one_line(str(found))
+    return plain.replace(first_bad.commit[:12], commit_text(first_bad), 1) if first_bad else plain
+
+
+def commits_line(ticket: Ticket) -> str:
+    """Return how many commits came, or why that is not known."""
+    if ticket.commits_unknown is not None or ticket.all_commits is None:
+        return f"commits: not known: {ticket.commits_unknown}"
+    count = ticket.all_commits
+    return f"{count or 'no'} commit{'s' * (count != 1)} since the accepted build {(ticket.accepted or '')[:12]}"
+
+
+def packages_line(ticket: Ticket) -> str:
+    if ticket.packages_unknown is not None:
+        return f"packages: not known: {ticket.packages_unknown}"
+    shown, more = ticket.packages[:SHOWN_PACKAGES], len(ticket.packages) - SHOWN_PACKAGES
+    return "packages: " + (", ".join(shown) or "no difference") + (f", {more} more" if more > 0 else "")
+
+
+def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
+    """Yield lines of at most 80 columns for a terminal or a mail; only a link and a word of the command are longer.
+
+    is_repeated: the builds are those of a finding above, so that their commits stand there.
+    """
+    yield wrapped(f"  {one_line(commits_line(ticket))}{', as above' if is_repeated else ''}", 4)
+    yield from () if is_repeated else _between(ticket)
+    if ticket.bisection:
+        yield wrapped(f"  {found_text(ticket.bisection, ticket.first_bad)}", 4)
+    if ticket.command and not ticket.blamed:
+        yield f"  to find it: {command_text(ticket)}"
+    if ticket.page:
+        yield f"  page: {one_line(ticket.page)}"
+
+
+def _between(ticket: Ticket) -> Iterator[str]:
+    for commit in ticket.commits[:SHOWN_COMMITS]:
+        yield wrapped(f"    {commit_text(commit)}", 6)
+    if ticket.all_commits and ticket.all_commits > SHOWN_COMMITS:
+        yield f"    {ticket.all_commits - SHOWN_COMMITS} more"
+    yield wrapped(f"  {one_line(packages_line(ticket))}", 4)
+
+
+def ticket_markdown(ticket: Ticket) -> Iterator[str]:
+    """Yield lines of Markdown: the same as in a terminal, with every commit that is known."""
+    yield f"- {_foreign(commits_line(ticket))}"
+    yield from (f"  - {_foreign(commit_text(commit))}" for commit in ticket.commits)
+    if ticket.all_commits and ticket.all_commits > len(ticket.commits):
+        yield f"  - {ticket.all_commits - len(ticket.commits)} more"
+    yield f"- {_foreign(packages_line(ticket))}"
+    if ticket.bisection:
+        yield f"- {_foreign(found_text(ticket.bisection, ticket.first_bad))}"
+    if ticket.command and not ticket.blamed:
+        yield from ("- to find it:", "", *(f"      {line}" for line in command_text(ticket).splitlines()), "")
+
+
+def _foreign(text: str) -> str:
+    """Return foreign text for a merge request, where `@name` would notify somebody and `#1` would link."""
+    return markdown(text).replace("#", "&#35;").replace("@", "&#64;")
+
+
+def command_text(ticket: Ticket) -> str:
+    """Return the command that searches the commits, on lines that a shell takes as one."""
+    lines, words = [""], [shlex.quote(one_line(word)) for word in ticket.command]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) > 60:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return CONTINUED.join(lines)
+
+
+Tickets = Mapping[TicketKey, Ticket]
