@@ -11,7 +11,7 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import check_values, said_checks, say, say_checked, say_command, shown, this_program
+from levelfield.cli.lines import check_values, print_checks, say, say_checked, say_command, short_path, this_program
 from levelfield.cli.options import chips_option, json_option, registry_of
 from levelfield.errors import GateFailed, UsageError
 from levelfield.specs.readable_json import json_text
@@ -51,7 +51,7 @@ def _new(options: argparse.Namespace) -> int:
     ignored = sorted(set(options.ignore))
     published = read_config(options.config, frozenset(ignored))
     path = new_case(options.name, options.config, published, ignored, options.parameters, plugins, registry)
-    say(f"created  {shown(path)}")
+    say(f"created  {short_path(path)}")
     for remark in published.remarks:
         say(f"         {remark}")
     if published.left_out:
@@ -62,7 +62,7 @@ def _new(options: argparse.Namespace) -> int:
         listed = ", ".join(f"{key} {json.dumps(value)}" for key, value in assumed.items())
         say(f"         not read from {options.config.name}, so transformers' defaults: {listed}")
     say("Next:")
-    where = [f"--plugins {shown(plugins)}"] if options.output else []
+    where = [f"--plugins {short_path(plugins)}"] if options.output else []
     say_command(f"{this_program()} case check {options.name}", *where)
     return 0
 
@@ -77,7 +77,7 @@ def _check(options: argparse.Namespace) -> int:
         hardware = HARDWARE if options.hardware is None else read_hardware(options.hardware)
     except ValueError as error:
         raise UsageError(f"--hardware: {error}") from None
-    found = said_checks(check_case(CaseSubject(registry, case, hardware)), 11, quiet=options.json)
+    found = print_checks(check_case(CaseSubject(registry, case, hardware)), 11, quiet=options.json)
     values = check_values(found)
     if options.json:
         print(json_text({"case": case.name, **values}))

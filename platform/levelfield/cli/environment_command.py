@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import shown
+from levelfield.cli.lines import short_path
 from levelfield.cli.options import registry_of
 from levelfield.cli.site_options import BASE_HAS_FRAMEWORK, BASE_IMAGE
 from levelfield.cli.terminal import Terminal
@@ -103,7 +103,7 @@ def _make(options: argparse.Namespace) -> int:
     plans = [_environment(registry, name, options) for name in options.framework]
     for plan in plans:
         with environment_in_use(plan, Terminal().say):
-            print(shown(Path(plan.python)))
+            print(short_path(Path(plan.python)))
     return 0
 
 

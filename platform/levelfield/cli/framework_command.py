@@ -11,7 +11,7 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import check_values, said_checks, say, say_checked, say_command, shown, this_program
+from levelfield.cli.lines import check_values, print_checks, say, say_checked, say_command, short_path, this_program
 from levelfield.cli.options import json_option, python_option
 from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
@@ -52,13 +52,13 @@ def _new(options: argparse.Namespace) -> int:
     registry, place, name = Registry(options.plugins), options.folder or Path.cwd(), options.name
     if options.package:
         root = new_package("framework", name, place, registry)
-        say(f"created  {shown(root)}, a package with a training that works. Next:")
+        say(f"created  {short_path(root)}, a package with a training that works. Next:")
         place = root / f"levelfield_{name.replace('-', '_')}"
     else:
         folder = new_folder("framework", name, place, registry)
-        say(f"created  {shown(folder)}, a training that works. Next:")
+        say(f"created  {short_path(folder)}, a training that works. Next:")
     here = place.absolute() == checkout().absolute()
-    where = () if here else (f"--plugins {shown(place.absolute())}",)
+    where = () if here else (f"--plugins {short_path(place.absolute())}",)
     say_command(f"{this_program()} framework check {name}", *where, "--fast")
     say_command(f"{this_program()} --case gpt3_6.7B:{name}", *where)
     say("         and then docs/writing-a-framework.md, step by step")
@@ -73,7 +73,7 @@ def _check(options: argparse.Namespace) -> int:
     progress = _progress if sys.stderr.isatty() or options.verbose else silent
     subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress, _progress)
     try:
-        found = said_checks(check_framework(subject, options.fast), 13, quiet=options.json)
+        found = print_checks(check_framework(subject, options.fast), 13, quiet=options.json)
         written = None if options.fast else write_tested(subject)
     finally:
         subject.close()
@@ -83,7 +83,7 @@ def _check(options: argparse.Namespace) -> int:
         print(json_text({**said, "tested": str(written) if written else None}))
     else:
         if written:
-            say(f"wrote    {shown(written)}")
+            say(f"wrote    {short_path(written)}")
         say_checked(options.name, found)
     return 0 if values["passes"] else GateFailed.exit_code
 

@@ -23,7 +23,7 @@ _CONTINUED = " \\\n           "
 
 def this_program() -> str:
     """Return the command of this program, from the current folder."""
-    return f"python {shown(checkout() / 'run_benchmarks.py')}"
+    return f"python {short_path(checkout() / 'run_benchmarks.py')}"
 
 
 def say_command(*parts: str) -> None:
@@ -32,7 +32,7 @@ def say_command(*parts: str) -> None:
     print(f"         {line if len(line) <= 80 - 9 else _CONTINUED.join(parts)}", flush=True)
 
 
-def shown(path: Path) -> str:
+def short_path(path: Path) -> str:
     """Return the path relative to the current folder where it is below it, else the whole path."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
@@ -63,7 +63,7 @@ def say_check(finding: CheckFinding, width: int) -> None:
         say(padded(("", f"> {printable(finding.do)}"), (indent - 3,), " "), indent)
 
 
-def said_checks(findings: Iterable[CheckFinding], width: int, quiet: bool) -> list[CheckFinding]:
+def print_checks(findings: Iterable[CheckFinding], width: int, quiet: bool) -> list[CheckFinding]:
     """Return the findings, and print each as it comes unless `quiet`."""
     found = []
     for finding in findings:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import shown
+from levelfield.cli.lines import short_path
 from levelfield.cli.named_runs import RUN_NAME, finished_run
 from levelfield.cli.options import chips_option, json_option, registry_of, runs_of, writing
 from levelfield.cli.store_options import intake, recording_options
@@ -156,7 +156,7 @@ def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump(reference), through_link=True)
     print(f"{reference.name}: written, {len(reference.noise)} rows of noise")
-    print(wrapped(f"  {shown(path)}", 2))
+    print(wrapped(f"  {short_path(path)}", 2))
 
 
 def _calibrate(options: argparse.Namespace) -> int:

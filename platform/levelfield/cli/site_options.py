@@ -99,10 +99,10 @@ def _site_path(given: str | None) -> Path:
     if Path(given).suffix in SUFFIXES:
         return Path(given)
     folder = checkout() / "configs" / "sites"
-    known = {path.stem: path for path in folder.glob("*.yaml")}
-    if given not in known:
-        raise UnknownName("site", given, known, hint="A file is named with its ending, such as ./site.yaml.")
-    return known[given]
+    sites = {path.stem: path for path in folder.glob("*.yaml")}
+    if given not in sites:
+        raise UnknownName("site", given, sites, hint="A file is named with its ending, such as ./site.yaml.")
+    return sites[given]
 
 
 def hosts_of(path: Path | None) -> tuple[Host, ...]:

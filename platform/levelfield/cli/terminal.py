@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from levelfield.cli.lines import shown
+from levelfield.cli.lines import short_path
 from levelfield.report import words
 from levelfield.report.escapes import one_line
 from levelfield.report.sheets import as_text
@@ -92,7 +92,7 @@ class Terminal:
         if said := repeats.as_lines(results, plan_digests(results, runs)):
             print("\n".join([*said, ""]))
         for result in results:
-            print(f"run      {one_line(shown(runs / result.run_id))}")
+            print(f"run      {one_line(short_path(runs / result.run_id))}")
 
     def scaled(self, found: Sequence[Scaling | str]) -> None:
         """Print the table of each series, or why there is none."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.lines import BLANK, say, say_check, say_command, shown, this_program
+from levelfield.cli.lines import BLANK, say, say_check, say_command, short_path, this_program
 from levelfield.cli.options import json_option
 from levelfield.errors import GateFailed
 from levelfield.specs.readable_json import json_text
@@ -67,14 +67,14 @@ def _new(options: argparse.Namespace) -> int:
     registry = Registry(options.plugins)
     if options.package:
         folder = new_package("vendor", options.name, options.output or Path.cwd(), registry)
-        say(f"created  {shown(folder)}, a package. Next:")
-        say_command(f"{shown(Path(sys.executable))} -m pip install -e", shown(folder))
+        say(f"created  {short_path(folder)}, a package. Next:")
+        say_command(f"{short_path(Path(sys.executable))} -m pip install -e", short_path(folder))
         say_command(f"{this_program()} vendor check {options.name}")
         return 0
     folder = new_folder("vendor", options.name, options.output or checkout(), registry)
-    where = [f"--plugins {shown(options.output)}"] if options.output else []
-    say(f"created  {shown(folder)}. Next:")
-    say(f"         fill in {shown(folder / 'vendor.yaml')}")
+    where = [f"--plugins {short_path(options.output)}"] if options.output else []
+    say(f"created  {short_path(folder)}. Next:")
+    say(f"         fill in {short_path(folder / 'vendor.yaml')}")
     say_command(f"{this_program()} vendor check {options.name}", *where)
     return 0
 

@@ -89,13 +89,13 @@ def judge_requirements(requirements: Sequence[RatioRequirement], comparison: Com
     for requirement in requirements:
         figure = next((each for each in comparison.figures if each.quantity.column.name == requirement.figure), None)
         for place, side in enumerate(others, start=1):
-            word, reason = _judged(requirement, comparison, figure, place)
+            word, reason = _judge_requirement(requirement, comparison, figure, place)
             ratio = figure.ratios[place - 1] if figure else None
             findings.append(RequirementFinding(requirement.text, side.name, base.name, word, reason, ratio))
     return findings
 
 
-def _judged(
+def _judge_requirement(
     requirement: RatioRequirement, comparison: Comparison, figure: ComparedFigure | None, place: int
 ) -> _Decision:
     base, side = comparison.sides[0], comparison.sides[place]
@@ -134,12 +134,14 @@ def _against_limit(found: Ratio, requirement: RatioRequirement) -> _Decision:
 
 
 def requirement_sheet(findings: Sequence[RequirementFinding]) -> Sheet:
-    rows = tuple((each.requirement, f"{each.side}/{each.against}", each.word, _shown(each.ratio)) for each in findings)
+    rows = tuple(
+        (each.requirement, f"{each.side}/{each.against}", each.word, _ratio_text(each.ratio)) for each in findings
+    )
     notes = (f"{each.requirement}, {each.side}/{each.against}: {each.reason}" for each in findings if each.reason)
     return Sheet("required", ("requirement", "sides", "word", "ratio, 95 % interval"), rows, tuple(notes))
 
 
-def _shown(ratio: Ratio | None) -> str:
+def _ratio_text(ratio: Ratio | None) -> str:
     if ratio is None or ratio.value is None:
         return NOTHING
     ends = "" if ratio.low is None else f" [{ratio.low:.4f}, {ratio.high:.4f}]"

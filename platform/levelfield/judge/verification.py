@@ -208,7 +208,7 @@ def _not_following(stated: dict[str, Any], found: Result) -> Iterator[Contradict
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         value, own = theirs.get(name, _ABSENT), ours.get(name, _ABSENT)
         if (name in theirs or name in needed) and not _equal(value, own):
-            yield Contradiction(name, _said(value), _said(own))
+            yield Contradiction(name, _value_text(value), _value_text(own))
 
 
 def _without_unstated(content: dict[str, Any], stated: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _equal(stated: Any, found: Any) -> bool:
     return type(stated) is type(found) and bool(stated == found)
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return clipped(value if isinstance(value, str) else repr(value), 120)
 
 

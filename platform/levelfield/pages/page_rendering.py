@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from levelfield.compare.ratios import Ratio
 from levelfield.report.escapes import printable
-from levelfield.report.words import GIB, significant
+from levelfield.report.words import GIB, scaled, significant
 from levelfield.series.findings import WORDS
 from levelfield.specs.run_figures import GATED, STORED
 from levelfield.specs.short_names import short_digest
@@ -114,7 +114,7 @@ def figure(value: float, name: str) -> str:
     """Return a figure in its unit, as the scripts show it; a cost, which may be any, by its first digits."""
     if name == "cost":
         return significant(value)
-    return number(value / FIGURES[name].divisor, FIGURES[name].digits or 4)
+    return scaled(value, FIGURES[name].divisor, FIGURES[name].digits)
 
 
 def ratio(value: float) -> str:
@@ -154,7 +154,7 @@ def script_figures() -> dict[str, dict[str, Any]]:
     """Return how scripts show each stored figure; gated: its name for the gate, null for others."""
     return {
         figure.page: {
-            "digits": figure.digits or 4,
+            "digits": 4 if figure.digits is None else figure.digits,
             "factor": 1 / figure.divisor,
             "gated": column if figure.worse else None,
         }

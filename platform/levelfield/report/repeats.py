@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from levelfield.measure.series import Interval, over_repeats
 from levelfield.report.escapes import Markdown, markdown, table
 from levelfield.report.sheets import padded
-from levelfield.report.words import number, significant
+from levelfield.report.words import scaled
 from levelfield.specs.base import json_digest
 from levelfield.specs.result import Result
 from levelfield.specs.run_figures import RUN_FIGURES, RunFigure, at
@@ -43,8 +43,7 @@ class FigureColumn:
 
     def shown(self, value: float | None) -> str:
         """Return the value as a table shows it."""
-        scaled = None if value is None else value / self.divisor
-        return significant(scaled) if self.digits is None else number(scaled, self.digits)
+        return scaled(value, self.divisor, self.digits)
 
     def ends(self, interval: Interval) -> str:
         """Return both ends of an interval as a table shows them; empty where there is none."""

@@ -256,10 +256,14 @@ def status(result: Result) -> str:
     return f"{result.status.word} ({failure})" if failure and failure != result.status.word else result.status.word
 
 
-def _shown(figure: RunFigure, result: Result) -> str:
-    value = figure.of(result, _is_host(result))[0]
-    scaled = None if value is None else value / figure.divisor
-    return significant(scaled) if figure.digits is None else number(scaled, figure.digits)
+def scaled(value: float | None, divisor: float, digits: int | None) -> str:
+    """Return a value over `divisor` with so many decimals; with four significant digits where `digits` is None."""
+    quotient = None if value is None else value / divisor
+    return significant(quotient) if digits is None else number(quotient, digits)
+
+
+def _cell(figure: RunFigure, result: Result) -> str:
+    return scaled(figure.of(result, _is_host(result))[0], figure.divisor, figure.digits)
 
 
 # Of figures that a table shows with more than a number, or with fewer digits than a table of repeats.
@@ -279,6 +283,6 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "tuning": lambda r: r.tuning.word if r.tuning else NONE,
     "tuned": lambda r: chosen_fields(r) or NONE,
     "status": status,
-    **{figure.table: _WRITERS.get(figure.name, partial(_shown, figure)) for figure in RUN_FIGURES if figure.table},
+    **{figure.table: _WRITERS.get(figure.name, partial(_cell, figure)) for figure in RUN_FIGURES if figure.table},
     "alignment": lambda r: r.alignment.verdict,
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from levelfield.errors import GateFailed, RunFailed
-from levelfield.report.words import NONE, gib, number
+from levelfield.report.words import NONE, gib, scaled
 from levelfield.series.ticket import Ticket, Tickets
 from levelfield.specs.base import Document
 from levelfield.specs.record import Gated
@@ -152,7 +152,7 @@ def figure_value(value: float | None, figure: Gated) -> str:
     declared = GATED[figure]
     if declared.unit == "B":
         return gib(value)
-    return number(None if value is None else value / declared.divisor, declared.digits or 4)
+    return scaled(value, declared.divisor, declared.digits)
 
 
 def percent_change(change: float | None) -> str:

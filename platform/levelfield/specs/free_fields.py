@@ -36,7 +36,7 @@ FREE_FIELDS = {
     "recompute": FreeField(
         "activations to recompute in the backward pass", ("none", "selective", "full"), "recompute {}", True
     ),
-    LAYERS: FreeField("with --recompute full: only the first N layers of each chunk", int, "first {} layers"),
+    LAYERS: FreeField("with --recompute full: only the first N layers of each chunk", int, ""),
     "compile": FreeField("compile the model", bool, "compiled", True),
     "graph": FreeField(
         "replay each training step as one CUDA graph: the host launches once (one CUDA device; not yet run on a chip)",

@@ -185,36 +185,34 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
     """Make the tables of a new store. Raises UsageError for another version, and for a new store opened to read."""
     with reading(engine, address) as connection:
         version = _version(connection)
+        missing = _missing_figures(connection) if version == VERSION else []
     if version is None and not read_only:
         with writing(engine, address) as connection:
             version = _version(connection) or _made(connection)  # another process may have been first
     if version is None:
         raise UsageError(f"store {address.text}: has no tables; a run makes them, or `store import RUNS`")
-    if version == VERSION:
-        _add_figures(engine, address, read_only)
-    else:
+    if version != VERSION:
         raise UsageError(
             f"store {address.text}: has the tables of version {version}, expected {VERSION}. Export it by the "
             "Levelfield that made it (`store export`), and import the export or the run directories into a new store: "
             "`store import FILE --store NEW`"
         )
+    if missing:
+        _add_figures(engine, address, read_only, missing)
 
 
-def _add_figures(engine: Engine, address: StoreAddress, read_only: bool) -> None:
+def _add_figures(engine: Engine, address: StoreAddress, read_only: bool, missing: list[str]) -> None:
     """Add the columns of figures that the list got after the store was made. Raises UsageError where it is read only.
 
     The figures of runs from before are read from their results.
     """
-    with reading(engine, address) as connection:
-        missing = _missing_figures(connection)
-    if missing and read_only:
+    if read_only:
         raise UsageError(f"store {address.text}: has no column {missing[0]}; open it for writing: `store info`")
-    if missing:
-        with writing(engine, address) as connection:
-            for name in _missing_figures(connection):  # another process may have been first
-                connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} DOUBLE PRECISION"))
-            connection.execute(text("DROP VIEW IF EXISTS v_result"))
-            _make_result_view(connection)
+    with writing(engine, address) as connection:
+        for name in _missing_figures(connection):  # another process may have been first
+            connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} DOUBLE PRECISION"))
+        connection.execute(text("DROP VIEW IF EXISTS v_result"))
+        _make_result_view(connection)
 
 
 def _missing_figures(connection: Connection) -> list[str]:

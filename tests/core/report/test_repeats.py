@@ -13,8 +13,11 @@ from levelfield.judge.collector import collect
 from levelfield.measure.series import over_repeats
 from levelfield.report import repeats
 from levelfield.report.tables import as_json
+from levelfield.report.words import scaled
+from levelfield.series.findings import figure_value
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import NodeResult, RankPace, Result, Status
+from levelfield.specs.run_figures import GATED
 from recorded_runs import rename
 
 RATES = [100.0, 104.0, 102.0, 98.0, 101.0]
@@ -152,3 +155,11 @@ def test_mfu_by_two_measured_peaks_has_no_median(five: list[Result]) -> None:
     assert "MFU (palm): no median, as the runs refer to 2 different measured peaks" in said
     (same,) = repeats.repeats_of([first, first.model_copy(update={"run_id": "b"})], SAME[:2])
     assert "mfu_palm" in {figure.column.name for figure in same.figures}
+
+
+def test_a_figure_without_decimals_is_a_whole_number() -> None:
+    assert scaled(1234.6, 1, 0) == "1,235" and scaled(1234.6, 100, None) == "12.35" and scaled(None, 1, 0) == "-"
+    whole = replace(GATED["joules_per_token"], digits=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(GATED, "joules_per_token", whole)
+        assert figure_value(2.6, "joules_per_token") == "3"
