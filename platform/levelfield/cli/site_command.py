@@ -9,6 +9,7 @@ import argparse
 import platform
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
@@ -19,10 +20,11 @@ from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import labelled, padded
 from levelfield.report.words import NONE, WIDTH, wrapped
+from levelfield.run.launchers import LAUNCHERS, launcher_findings
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
-    from levelfield.run.site_checks import SiteFinding
+    from levelfield.run.launchers.site_findings import SiteFinding
     from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
     from levelfield.specs.site import LaunchPlan, NodePowerSite
 
@@ -55,13 +57,13 @@ examples:
   run_benchmarks.py site check --launcher ssh --hosts hosts.yaml
   run_benchmarks.py site preflight --case gpt3_6.7B:torch:cpu:1:2
 """
-CHECK = """\
-Try what a site's file says, and print what is missing and what to do, line by
-line. ssh: every host, its Python, folder, room, clock and package index, and
-whether it reaches the first host. slurm: its commands, a test submission, and
-a job of one second that looks for modules and folders. kubernetes: rights,
-kind, queue, claim and devices; nothing is created. node_power: one reading of
-each node (docs/node-power.md).
+_CHECKED = (
+    "Try what a site's file says, and print what is missing and what to do, line by line. "
+    + "".join(f"{name}: {parts.checked}. " for name, parts in LAUNCHERS.items())
+    + "node_power: one reading of each node (docs/node-power.md)."
+)
+CHECK = f"""\
+{fill(_CHECKED, 79)}
 
 Exit code 4 when something is missing without which a run fails.
 
@@ -87,7 +89,7 @@ def _check(options: argparse.Namespace) -> int:
             "`launcher` or `node_power` in the site's file"
         )
     found = []
-    for finding in chain(_findings(launch) if launch else (), _power_findings(launch, power) if power else ()):
+    for finding in chain(launcher_findings(launch) if launch else (), _power_findings(launch, power) if power else ()):
         found.append(finding)
         if not options.json:
             print("\n".join(_lines(finding)), flush=True)
@@ -100,29 +102,10 @@ def _check(options: argparse.Namespace) -> int:
     return GateFailed.exit_code if lacking else 0
 
 
-def _findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
-    """Return the findings of the launcher as they come. A site's own launcher has no checks."""
-    if launch.launcher == "kubernetes":
-        from levelfield.run.site_checks.kubernetes_checks import kubernetes_findings
-
-        return kubernetes_findings(launch.site)
-    if launch.launcher == "slurm":
-        from levelfield.run.site_checks.slurm_checks import slurm_findings
-
-        return slurm_findings(launch.site)
-    if launch.launcher == "ssh":
-        from levelfield.run.site_checks.ssh_checks import ssh_findings
-
-        return ssh_findings(launch)
-    from levelfield.run.site_checks import ok
-
-    return iter((ok("launcher", f"{launch.launcher} is a site's own, which has no checks here"),))
-
-
 def _power_findings(launch: LaunchPlan | None, site: NodePowerSite) -> Iterator[SiteFinding]:
     """Return what the site's command printed for this machine or the hosts. An engine's nodes have no names yet."""
+    from levelfield.run.launchers.site_findings import unknown
     from levelfield.run.node_power import node_power_findings
-    from levelfield.run.site_checks import unknown
 
     if launch and not launch.hosts:
         return iter((unknown("node power", f"launcher {launch.launcher} names its nodes when a run starts"),))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from levelfield.checkout import checkout
 from levelfield.cli.options import Options
 from levelfield.errors import UnknownName, UsageError
+from levelfield.run.launchers import LAUNCHERS, LOCAL, launcher_code, launcher_names
 from levelfield.user_folders import config_folder
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def runtime_option(parser: Options) -> None:
 def site_options(parser: Options) -> None:
     """Add --launcher, --site and --hosts, which launch_of reads."""
     option = parser.add_argument
-    option("--launcher", metavar="NAME", help="ssh, slurm, kubernetes, or a site's own: runs on other machines")
+    names = ", ".join(LAUNCHERS)
+    option("--launcher", metavar="NAME", help=f"{names}, or a site's own: runs on other machines")
     option(
         "--site",
         metavar="NAME|FILE",
@@ -60,7 +62,6 @@ def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
 
     The command line has priority over the site's file. Raises UsageError for a launcher or a site that does not exist.
     """
-    from levelfield.run.launchers import LOCAL, launcher_code, launcher_names
     from levelfield.specs.site import LaunchPlan
 
     site = site_of(options.site)
@@ -70,9 +71,10 @@ def launch_of(options: argparse.Namespace) -> LaunchPlan | None:
     if name not in launcher_names(options.plugins):
         raise UnknownName("launcher", name, [LOCAL, *launcher_names(options.plugins)])
     beside = _site_path(options.site).parent / site.hosts if site.hosts else None
-    hosts = hosts_of(options.hosts or (beside if name == "ssh" else None))
-    if name == "ssh" and not hosts:
-        raise UsageError("--launcher ssh: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
+    takes_hosts = name in LAUNCHERS and LAUNCHERS[name].takes_hosts
+    hosts = hosts_of(options.hosts or (beside if takes_hosts else None))
+    if takes_hosts and not hosts:
+        raise UsageError(f"--launcher {name}: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
     public = site.model_copy(update={"node_power": None})  # no record has the command
     return LaunchPlan(launcher=name, code=launcher_code(name, options.plugins), site=public, hosts=hosts)
 

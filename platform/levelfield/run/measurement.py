@@ -33,6 +33,7 @@ from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import environment_of
 from levelfield.plan.peak import MeasuredPeaks, is_better, why_again
 from levelfield.predict.machines import fit_messages
+from levelfield.run.launchers import probed_nodes
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.run.runtimes.process_runtime import printed_by
 from levelfield.rundir.directory import write_atomically
@@ -107,7 +108,7 @@ def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
 def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> MeasuredPeaks:
     """Return stored peaks. Measure first where the chip has no published peak and the stored one is missing, old or
     doubtful, or with --probe. Nothing is measured for a run whose tensors are read, and not its speed."""
-    if plan.launch and _node_of(plan, machine) is None:
+    if plan.launch and _probed(plan, machine) is None:
         return MeasuredPeaks(how=f"launcher {plan.launch.launcher} measures no peak on its nodes")
     known, precision = known_peaks(plan, machine), plan.work.training.precision
     is_needed = precision not in plan.hardware.chip.peaks and plan.capture_step is None
@@ -131,7 +132,7 @@ def measure_peaks(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say, why
     if not plan.implementation.peak_probe:
         return MeasuredPeaks(how=f"{framework} has no probe", limits=_limits(plan))
     again = f"again ({PEAK_SECONDS:g} s): {why}" if why else f"({PEAK_SECONDS:g} s; kept for later runs)"
-    where = str(_node_of(plan, machine)).partition(",")[0] if plan.launch else "this machine"
+    where = str(_probed(plan, machine)).partition(",")[0] if plan.launch else "this machine"
     say(f"measuring the {precision} matmul peak of {framework} on {where} {again}")
     values = {"python": plan.environment.python, "folder": plan.implementation.folder}
     argv = [text.format_map(values) for text in plan.implementation.peak_probe]
@@ -166,19 +167,9 @@ def _cores_there(plan: Plan, runtime: ReadyRuntime) -> int:
     return int(runtime.output(plan, counted, {}, PEAK_LIMIT_SECONDS))
 
 
-def _node_of(plan: Plan, machine: str) -> str | None:
-    """Return whose peak a stored one is: this machine's, the first host's, or that of a kind of Slurm's nodes.
-
-    None: no command can be run on a node before the run.
-    """
-    if plan.launch is None:
-        return machine
-    if plan.launch.launcher == "slurm":
-        slurm, hardware = plan.launch.site.slurm, plan.hardware
-        named = filter(None, (slurm.partition, slurm.constraint, slurm.gres, *slurm.options))
-        cores = "whole" if slurm.exclusive else f"{hardware.devices_per_node} x {plan.tuning.threads}"
-        return " ".join(("a Slurm node,", *named, cores))
-    return plan.launch.hosts[0].name if plan.launch.hosts else None
+def _probed(plan: Plan, machine: str) -> str | None:
+    """Return whose peak a stored one is: this machine's or a launcher's nodes'; None where no probe can run there."""
+    return probed_nodes(plan, plan.launch) if plan.launch else machine
 
 
 def _counters(plan: Plan) -> dict[str, Any] | None:
@@ -310,7 +301,7 @@ def _stored_peak(content: dict[str, Any]) -> StoredPeak:
 def _peak_file(plan: Plan, machine: str) -> Path:
     software = (plan.implementation.framework, plan.implementation.version, plan.access.device, plan.runtime)
     return _file(
-        peaks_folder(), _node_of(plan, machine) or machine, plan.hardware.description, *software, str(usable_cores())
+        peaks_folder(), _probed(plan, machine) or machine, plan.hardware.description, *software, str(usable_cores())
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from levelfield.contracts.command import ask, end_tools
 from levelfield.node.regular_files import read_regular
-from levelfield.run.site_checks import SiteFinding, missing, ok
+from levelfield.run.launchers.site_findings import SiteFinding, missing, ok
 from levelfield.rundir.event_lines import mapping
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan

@@ -112,6 +112,10 @@ for words in ((), *map(str.split, sys.argv[1:])):
         main([*words, "--help"])
     if found := {"numpy", "pydantic", "yaml", "psutil", "jinja2", "sqlalchemy"} & set(sys.modules):
         sys.exit(f"{words}: {found}")
+with contextlib.redirect_stdout(io.StringIO()):
+    main(["show"])
+if found := [name for name in sys.modules if name.startswith("levelfield.run.launchers.")]:
+    sys.exit(f"help and show import {found}")
 """
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
+from levelfield.run import launchers
+from levelfield.run.launchers import LAUNCHERS, site_findings
 from levelfield.run.launchers.node_content import wheels_archive
-from levelfield.run.site_checks import ssh_checks
 from simulated_cluster import SimulatedCluster, served
 
 NAMESPACE = "/api/v1/namespaces/benchmarks"
@@ -140,8 +141,8 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_each_host_is_tried_and_named(
     hosts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ssh_checks, "ENVIRONMENT_BYTES", 1)
-    monkeypatch.setattr(ssh_checks, "LEAST_BYTES", 1)
+    monkeypatch.setattr(site_findings, "ENVIRONMENT_BYTES", 1)
+    monkeypatch.setattr(site_findings, "LEAST_BYTES", 1)
     found = checked(capsys, *hosts, code=4)
     words, said = of(found, "good")
     assert words == "ok,ok,ok,ok" and "reached, Python 3" in said and "on-the-node can be written" in said
@@ -311,3 +312,11 @@ def test_the_lines_fit_the_terminal_and_obey_nothing(
 def test_a_site_without_a_launcher_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["site", "check", "--site", site_file(tmp_path)]) == 2
     assert "found launcher none, expected ssh, slurm or kubernetes" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_table_names_parts_that_each_launcher_has() -> None:
+    assert {name: launchers._part(parts.launcher).name for name, parts in LAUNCHERS.items()} == {
+        n: n for n in LAUNCHERS
+    }
+    parts = [part for entry in LAUNCHERS.values() for part in (entry.findings, entry.probed_nodes) if part]
+    assert parts and all(callable(launchers._part(part)) for part in parts)

@@ -1,41 +1,79 @@
-"""The launchers: ways to reach nodes. Their classes implement the Launcher contract."""
+"""The launchers: ways to reach nodes, and a table of Levelfield's own with what the folder of each has.
+
+The command line's help reads the table. So nothing of a launcher, and nothing slow, is imported before it is used.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from levelfield.contracts.execution import Launcher, RemoteLauncher, Runtime, Say
 from levelfield.errors import UsageError
-from levelfield.run.launchers.local import LocalLauncher
-from levelfield.run.runtimes.process_runtime import InsideRuntime, ProcessRuntime
-from levelfield.specs.plan import Plan
+
+if TYPE_CHECKING:
+    from levelfield.contracts.execution import Launcher, RemoteLauncher, Runtime, Say
+    from levelfield.run.launchers.site_findings import SiteFinding
+    from levelfield.specs.plan import Plan
+    from levelfield.specs.site import LaunchPlan
 
 LOCAL = "local"
 GROUP = "levelfield.launchers"
 OWN_CLASS = "SiteLauncher"  # in launchers/NAME/launcher.py of a folder of plugins
-_BUILT_IN = (
-    EntryPoint("ssh", "levelfield.run.launchers.ssh.ssh_launcher:SshLauncher", GROUP),
-    EntryPoint("slurm", "levelfield.run.launchers.slurm.slurm_launcher:SlurmLauncher", GROUP),
-    EntryPoint("kubernetes", "levelfield.run.launchers.kubernetes.kubernetes_launcher:KubernetesLauncher", GROUP),
-)
+
+
+class LauncherParts(NamedTuple):
+    """What a launcher of Levelfield has. A part of its folder is named as module:name."""
+
+    launcher: str  # the class
+    findings: str  # a function of the LaunchPlan: the checks of `site check`
+    checked: str  # what these try, for the help of `site check`
+    takes_hosts: bool = False  # whether it reaches the hosts of a hosts file, and needs one
+    probed_nodes: str | None = (
+        None  # a function of the plan: which nodes have one peak; without it the first host has it
+    )
+
+
+LAUNCHERS = {
+    "ssh": LauncherParts(
+        "ssh.ssh_launcher:SshLauncher",
+        "ssh.checks:ssh_findings",
+        "every host, its Python, folder, room, clock and package index, and whether it reaches the first host",
+        takes_hosts=True,
+    ),
+    "slurm": LauncherParts(
+        "slurm.slurm_launcher:SlurmLauncher",
+        "slurm.checks:slurm_findings",
+        "its commands, a test submission, and a job of one second that looks for modules and folders",
+        probed_nodes="slurm.slurm_launcher:probed_nodes",
+    ),
+    "kubernetes": LauncherParts(
+        "kubernetes.kubernetes_launcher:KubernetesLauncher",
+        "kubernetes.checks:kubernetes_findings",
+        "rights, kind, queue, claim and devices; nothing is created",
+    ),
+}
 
 
 def means(plan: Plan) -> tuple[Runtime, Launcher]:
     """Return the runtime of the plan, and the launcher for it. Raises UsageError for a launcher that is not here."""
     if plan.launch:
         launcher = _remote(plan.launch.launcher, plan.launch.code)
-        _refuse_own_keys(launcher, plan.launch.site.own)
+        keys = tuple(getattr(launcher, "own_keys", ()))
+        if strange := sorted(plan.launch.site.own.keys() - set(keys)):
+            expected = f"one of {', '.join(keys)}" if keys else f"none, as launcher {launcher.name} has none"
+            raise UsageError(f"site, own: found {', '.join(strange)}, expected {expected}")
         return launcher.runtime(plan), launcher
     if plan.runtime == "docker":
-        # imported here: the SDK loads in a third of a second, and only runs in containers need it
         from levelfield.run.launchers.container_launcher import ContainerLauncher
         from levelfield.run.runtimes.docker import DockerRuntime
 
         return DockerRuntime(), ContainerLauncher()
+    from levelfield.run.launchers.local import LocalLauncher
+    from levelfield.run.runtimes.process_runtime import InsideRuntime, ProcessRuntime
+
     return InsideRuntime() if plan.runtime == "inside" else ProcessRuntime(), LocalLauncher()
 
 
@@ -43,6 +81,23 @@ def speaking(launcher: Launcher, say: Say) -> Launcher:
     """Return the launcher with a place for its sentences, such as those about a queue; not all have any."""
     saying: Callable[[Say], Launcher] | None = getattr(launcher, "saying", None)
     return saying(say) if saying else launcher
+
+
+def launcher_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
+    """Return what the launcher's checks find, as they find it. A site's own launcher has no checks."""
+    if launch.launcher in LAUNCHERS:
+        return _part(LAUNCHERS[launch.launcher].findings)(launch)  # type: ignore[no-any-return]
+    from levelfield.run.launchers.site_findings import ok
+
+    return iter((ok("launcher", f"{launch.launcher} is a site's own, which has no checks here"),))
+
+
+def probed_nodes(plan: Plan, launch: LaunchPlan) -> str | None:
+    """Return the name of the nodes whose peak the launcher's probe measures; None where no probe can run on a node."""
+    parts = LAUNCHERS.get(launch.launcher)
+    if parts and parts.probed_nodes:
+        return _part(parts.probed_nodes)(plan)  # type: ignore[no-any-return]
+    return launch.hosts[0].name if launch.hosts else None
 
 
 def launcher_code(name: str, plugins: Sequence[Path]) -> str | None:
@@ -53,25 +108,27 @@ def launcher_code(name: str, plugins: Sequence[Path]) -> str | None:
 
 def launcher_names(plugins: Sequence[Path]) -> list[str]:
     """Return the launchers of many machines by name: the built-in ones, those of packages, and those of plugins."""
-    own = (file.parent.name for folder in plugins for file in folder.glob("launchers/*/launcher.py"))
-    return sorted({*(point.name for point in (*_BUILT_IN, *entry_points(group=GROUP))), *own})
+    from importlib.metadata import entry_points
+
+    of_plugins = (file.parent.name for folder in plugins for file in folder.glob("launchers/*/launcher.py"))
+    return sorted({*LAUNCHERS, *(point.name for point in entry_points(group=GROUP)), *of_plugins})
+
+
+def _part(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 
 
 def _remote(name: str, code: str | None) -> RemoteLauncher:
+    from importlib.metadata import entry_points
+
     if code is not None:
         return _loaded(Path(code))
-    for point in (*_BUILT_IN, *entry_points(group=GROUP)):
-        if point.name == name:
-            return point.load()()  # type: ignore[no-any-return]
+    if name in LAUNCHERS:
+        return _part(LAUNCHERS[name].launcher)()  # type: ignore[no-any-return]
+    for point in entry_points(group=GROUP, name=name):
+        return point.load()()  # type: ignore[no-any-return]
     raise UsageError(f"launcher {name}: found none here; known: {', '.join(launcher_names([]))}")
-
-
-def _refuse_own_keys(launcher: RemoteLauncher, given: Iterable[str]) -> None:
-    """Raises UsageError for a key of the site's file that the launcher does not read."""
-    known = tuple(getattr(launcher, "own_keys", ()))
-    if strange := sorted(set(given) - set(known)):
-        expected = f"one of {', '.join(known)}" if known else f"none, as launcher {launcher.name} has none"
-        raise UsageError(f"site, own: found {', '.join(strange)}, expected {expected}")
 
 
 def _loaded(path: Path) -> RemoteLauncher:

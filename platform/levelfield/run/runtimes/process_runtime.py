@@ -1,4 +1,4 @@
-"""A rank as a process: its argv and its variables, on this machine, on nodes that a launcher reaches, and in pods.
+"""A rank as a process: its argv and its variables, on this machine and on nodes that a launcher reaches.
 
 Runtime `inside` is for a machine that is already a container: the vendor's image has the framework, and no environment
 is created.
@@ -17,7 +17,7 @@ from typing import Any
 from levelfield.catalog.machine import usable_cores
 from levelfield.checkout import checkout
 from levelfield.contracts.command import completed
-from levelfield.contracts.execution import FIRST_NODE, PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime, Say
+from levelfield.contracts.execution import PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime, Say
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -37,8 +37,6 @@ _LISTING = (
 )
 # Of the collective libraries: the network that connects the nodes.
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-LOCAL = Path("/levelfield/local")  # a pod's own folder
-CODE = LOCAL / "code"
 
 
 class ProcessRuntime:
@@ -193,34 +191,3 @@ def launch_of(plan: Plan) -> LaunchPlan:
     """Return how the plan's nodes are reached. A plan for this machine alone is a fault of the caller."""
     assert plan.launch is not None, "a plan for a launcher of many machines has `launch`"
     return plan.launch
-
-
-class PodRuntime(NodeRuntime):
-    """The ranks of pods. The image's Python runs them, with Levelfield's code from the folder that start.py fills."""
-
-    def __init__(self, plan: Plan) -> None:
-        implementation = CODE / "models" / Path(plan.implementation.folder).name
-        super().__init__(FIRST_NODE, NodeFolders(CODE, str(implementation), python_of(plan)))
-
-    @contextmanager
-    def in_use(self, plan: Plan, say: Say) -> Iterator[PodRuntime]:
-        yield self
-
-    def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
-        """Raises OSError: a peak, for example, is not measured on this machine for the machines of a cluster."""
-        raise OSError("no command runs in the image outside of the run")
-
-    def identity(self, plan: Plan) -> dict[str, Any]:
-        return {"environment_packages": None, "image": image_of(plan)}
-
-
-def python_of(plan: Plan) -> str:
-    """Return the interpreter of the image: Levelfield's own images have it where the plan says."""
-    site = launch_of(plan).site
-    return site.python or (plan.environment.python if plan.container else "python3")
-
-
-def image_of(plan: Plan) -> str | None:
-    """Return the image of the pods; None where neither the site's file nor the plan names one."""
-    given = launch_of(plan).site.kubernetes.image
-    return given or (plan.container.image.name if plan.container else None)

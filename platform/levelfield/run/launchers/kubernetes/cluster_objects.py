@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from levelfield.run.runtimes.process_runtime import LOCAL
 from levelfield.specs.site import NO_RESOURCE, RDMA, KubernetesSite
 
 Fields = dict[str, Any]
@@ -20,7 +19,7 @@ MOST_DATA_BYTES = 900_000  # of one ConfigMap; the API's limit is 1 MiB
 NODE = "node"  # a pod's container
 START, ARCHIVE = "start.py", "code.tar.gz"
 MACHINE = "kubernetes.io/hostname"  # the label that differs between machines
-PACKAGE, WORK = "/levelfield/package", "/levelfield/work"
+PACKAGE, WORK, LOCAL = "/levelfield/package", "/levelfield/work", "/levelfield/local"  # folders of a pod
 _FIRST_FAILURE_ENDS: Sequence[Fields] = [
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
@@ -192,7 +191,7 @@ def _arguments(run: JobManifest) -> list[str]:
 
     Without a shared volume the files of the run come through the pod's log.
     """
-    code = ["--code", f"{PACKAGE}/{ARCHIVE}", "--folder", str(LOCAL)]
+    code = ["--code", f"{PACKAGE}/{ARCHIVE}", "--folder", LOCAL]
     work = ["--work", f"{WORK}/node{{node_rank}}.json", "--first-node", first_pod(run.run_id)]
     return [f"{PACKAGE}/{START}", *code, *work, *(["--stream"] if run.site.claim is None else [])]
 
@@ -203,7 +202,7 @@ def _storage(run: JobManifest) -> Iterator[tuple[str, Fields, Fields]]:
     works = [{"configMap": {"name": f"{run.name}-work-{index}"}} for index in parts]
     yield "package", {"configMap": {"name": f"{run.name}-code"}}, {"mountPath": PACKAGE, "readOnly": True}
     yield "work", {"projected": {"sources": works}}, {"mountPath": WORK, "readOnly": True}
-    yield "local", {"emptyDir": {}}, {"mountPath": str(LOCAL)}
+    yield "local", {"emptyDir": {}}, {"mountPath": LOCAL}
     if site.shared_memory_bytes:
         memory = {"medium": "Memory", "sizeLimit": str(site.shared_memory_bytes)}
         yield "shared-memory", {"emptyDir": memory}, {"mountPath": "/dev/shm"}

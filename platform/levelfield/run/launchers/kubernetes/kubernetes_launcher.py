@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,17 +14,18 @@ from typing import Any
 
 import yaml
 
-from levelfield.contracts.execution import NodeSource, NodeWork, Outcome, Request, Say, Submission, Watch
+from levelfield.contracts.execution import FIRST_NODE, NodeSource, NodeWork, Outcome, Request, Say, Submission, Watch
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
-from levelfield.run.launchers.kubernetes.cluster_objects import JobManifest, first_pod, object_name, objects_of
+from levelfield.run.launchers.kubernetes.cluster_objects import LOCAL, JobManifest, first_pod, object_name, objects_of
 from levelfield.run.launchers.node_content import code_archive, node_content, request_for_nodes, secrets_of
-from levelfield.run.runtimes.process_runtime import CODE, LOCAL, PodRuntime, image_of, launch_of, python_of
+from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
 
 MANIFEST = "manifest.yaml"
 SPARE_SECONDS = 3600  # that the cluster's own limit leaves for images, environments and the end
+CODE = Path(LOCAL) / "code"
 _WIDE = 10**9  # columns: no line of the manifest is folded
 
 
@@ -73,9 +76,38 @@ class KubernetesLauncher:
         return run_on_cluster(request, watch, self.say)
 
 
+class PodRuntime(NodeRuntime):
+    """The ranks of pods. The image's Python runs them, with Levelfield's code from the folder that start.py fills."""
+
+    def __init__(self, plan: Plan) -> None:
+        implementation = CODE / "models" / Path(plan.implementation.folder).name
+        super().__init__(FIRST_NODE, NodeFolders(CODE, str(implementation), _python(plan)))
+
+    @contextmanager
+    def in_use(self, plan: Plan, say: Say) -> Iterator[PodRuntime]:
+        yield self
+
+    def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
+        """Raises OSError: a peak, for example, is not measured on this machine for the machines of a cluster."""
+        raise OSError("no command runs in the image outside of the run")
+
+    def identity(self, plan: Plan) -> dict[str, Any]:
+        return {"environment_packages": None, "image": _image(plan)}
+
+
+def _python(plan: Plan) -> str:
+    """Return the interpreter of the image: Levelfield's own images have it where the plan says."""
+    return launch_of(plan).site.python or (plan.environment.python if plan.container else "python3")
+
+
+def _image(plan: Plan) -> str | None:
+    """Return the image of the pods; None where neither the site's file nor the plan names one."""
+    return launch_of(plan).site.kubernetes.image or (plan.container.image.name if plan.container else None)
+
+
 def _checked_image(plan: Plan, paths: RunPaths) -> str:
     """Return the pods' image. Raises UsageError for what the plan needs and the site's file lacks."""
-    site, image = launch_of(plan).site.kubernetes, image_of(plan)
+    site, image = launch_of(plan).site.kubernetes, _image(plan)
     if image is None:
         raise UsageError(
             "kubernetes.image: found none, expected an image with Python 3.8 or newer and "
@@ -102,7 +134,7 @@ def _checked_image(plan: Plan, paths: RunPaths) -> str:
 
 def _paths_inside(plan: Plan, paths: RunPaths) -> RunPaths:
     """Return the run's paths as the pods see them: on the shared claim the same, else in a folder of the pod."""
-    return paths if launch_of(plan).site.kubernetes.claim else RunPaths(LOCAL / "run")
+    return paths if launch_of(plan).site.kubernetes.claim else RunPaths(Path(LOCAL) / "run")
 
 
 def _work(plan: Plan, paths: RunPaths, request: Request, node: NodeWork) -> str:
@@ -126,7 +158,7 @@ def _manifest_of(plan: Plan, image: str, works: dict[str, str]) -> JobManifest:
         nodes=plan.hardware.nodes,
         devices=plan.hardware.devices_per_node,
         image=image,
-        python=python_of(plan),
+        python=_python(plan),
         secrets=sorted(secrets_of(plan)),
         works=works,
         code=_code(plan.implementation.folder),

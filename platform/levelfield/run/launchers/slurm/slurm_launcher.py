@@ -201,6 +201,14 @@ def probe_options(plan: Plan) -> Iterator[str]:
     yield from ("--chdir=/", "--input=none", "--cpu-bind=none", *_asked_of_slurm(plan))
 
 
+def probed_nodes(plan: Plan) -> str:
+    """Return the kind of the nodes that a short command runs on: they are alike, so a peak of one is that of all."""
+    slurm, hardware = launch_of(plan).site.slurm, plan.hardware
+    words = filter(None, (slurm.partition, slurm.constraint, slurm.gres, *slurm.options))
+    cores = "whole" if slurm.exclusive else f"{hardware.devices_per_node} x {plan.tuning.threads}"
+    return " ".join(("a Slurm node,", *words, cores))
+
+
 def _submitted(request: Request) -> SlurmJob | Outcome:
     """Write the files of the job and submit it. Return the job, or how the run ended without one."""
     (submission,) = request.submissions

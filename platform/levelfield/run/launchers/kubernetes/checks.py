@@ -1,0 +1,155 @@
+"""What a site's file says about Kubernetes, against the cluster: client, rights, queue, claim, devices."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from levelfield.errors import UsageError
+from levelfield.run.launchers.kubernetes.cluster_api import (
+    OLDEST,
+    ClusterApi,
+    ClusterRefusal,
+    ClusterSilence,
+    Fields,
+)
+from levelfield.run.launchers.site_findings import SiteFinding, missing, ok, unknown
+from levelfield.specs.site import NO_RESOURCE, KubernetesSite, LaunchPlan
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_PARTS = ("configmaps", "secrets", "services")
+
+
+def kubernetes_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
+    """Try everything that a run would need. A cluster that does not answer ends the list."""
+    site = launch.site.kubernetes
+    try:
+        api = ClusterApi(site.context)
+    except UsageError as error:
+        yield missing("client", str(error), "correct this first; nothing else can be tried")
+        return
+    with closing(api):
+        try:
+            yield from _cluster(api, site)
+        except ClusterSilence as error:
+            yield missing("cluster", f"{api.address} gave no answer: {error}", "check the context and your network")
+
+
+def _cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
+    try:
+        version = str(api.get("/version").get("gitVersion", "of an unknown version"))
+    except ClusterRefusal as error:
+        yield missing("cluster", f"{api.address} refused: {error}", "renew your login, or choose another context")
+        return
+    namespace = f"/api/v1/namespaces/{site.namespace}"
+    yield _version(f"{api.address} is Kubernetes {version}", version)
+    yield _exists(api, "namespace", namespace, site.namespace, "kubernetes.namespace")
+    yield from _rights(api, site)
+    if site.image:
+        yield ok("image", f"{site.image} is named; only a pod's machine can tell whether it may be pulled")
+    else:
+        do = "give kubernetes.image, or `--runtime docker` with an image that the cluster can pull"
+        yield missing("image", "kubernetes.image is not given", do)
+    if account := site.service_account:
+        path = f"{namespace}/serviceaccounts/{account}"
+        yield _exists(api, "service account", path, account, "kubernetes.service_account")
+    if site.queue:
+        path = f"/apis/{_kueue_version(api)}/namespaces/{site.namespace}/localqueues/{site.queue}"
+        yield _exists(api, "queue", path, site.queue, "kubernetes.queue; `kubectl get localqueues` lists them")
+    if site.claim:
+        claim = _object(
+            api, "claim", f"{namespace}/persistentvolumeclaims/{site.claim}", site.claim, "kubernetes.claim"
+        )
+        yield claim if isinstance(claim, SiteFinding) else _claim(site.claim, claim)
+        folder = Path(str(site.claim_folder))
+        if folder.is_dir() and os.access(folder, os.W_OK):
+            yield ok("claim folder", f"{folder} is a folder here, and can be written")
+        else:
+            do = "mount the claim's volume there, or leave out claim and claim_folder: "
+            do += "the pods' logs then bring the files"
+            yield missing("claim folder", f"{folder} is no folder here that you can write", do)
+    if site.devices not in (None, NO_RESOURCE):
+        yield _devices(api, site.devices)
+
+
+def _version(sentence: str, version: str) -> SiteFinding:
+    minor = re.match(r"v1\.(\d+)", version)
+    if minor and int(minor[1]) < OLDEST:
+        do = "an older one drops what a run's Job needs"
+        return missing("cluster", f"{sentence}, expected 1.{OLDEST} or newer", do)
+    if minor is None and not re.match(r"v[2-9]\.", version):
+        do = f"see `kubectl version`: a run needs 1.{OLDEST} or newer, and an older cluster refuses it"
+        return unknown("cluster", f"{sentence}, which says no version that can be compared", do)
+    return ok("cluster", sentence)
+
+
+def _rights(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
+    """Yield what this user may not do, or one finding that everything is allowed."""
+    needed = [(verb, "", part, "") for part in _PARTS for verb in ("create", "patch", "delete")]
+    needed += [(verb, "batch", "jobs", "") for verb in ("create", "get", "delete")]
+    needed += [(verb, "", "pods", "") for verb in ("list", "watch")] + [("get", "", "pods", "log")]
+    refused = []
+    for verb, group, resource, part in needed:
+        attributes = {"namespace": site.namespace, "verb": verb, "group": group}
+        attributes |= {"resource": resource, "subresource": part}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        answer = api.post(_REVIEWS, {**review, "spec": {"resourceAttributes": attributes}})
+        if (answer.get("status") or {}).get("allowed") is not True:
+            refused.append(f"{verb} {resource}{f'/{part}' if part else ''}{f'.{group}' if group else ''}")
+    if not refused:
+        yield ok("rights", f"you may do all {len(needed)} things that a run does in {site.namespace}")
+    for right in refused:
+        do = f"your cluster's administrator must allow it: a Role with {right} in {site.namespace}"
+        yield missing("rights", f"you may not {right} in {site.namespace}", do)
+
+
+def _kueue_version(api: ClusterApi) -> str:
+    """Return the group and the version of Kueue's API that the cluster prefers."""
+    group = "kueue.x-k8s.io"
+    try:
+        preferred = (api.get(f"/apis/{group}").get("preferredVersion") or {}).get("groupVersion")
+    except ClusterRefusal:
+        preferred = None
+    return str(preferred or f"{group}/v1beta1")
+
+
+def _object(api: ClusterApi, subject: str, path: str, name: str, key: str) -> Fields | SiteFinding:
+    """Return an object of the cluster, or why there is none. key: of the site's file, which names the object."""
+    try:
+        return api.get(path)
+    except ClusterRefusal as error:
+        if error.status == 404:
+            return missing(subject, f"the cluster has no {subject} {name}", f"create it, or correct {key}")
+        return unknown(subject, f"{name}: {error}")
+
+
+def _exists(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
+    fields = _object(api, subject, path, name, key)
+    return fields if isinstance(fields, SiteFinding) else ok(subject, f"{name} is there")
+
+
+def _claim(name: str, claim: Fields) -> SiteFinding:
+    phase = (claim.get("status") or {}).get("phase")
+    modes = (claim.get("spec") or {}).get("accessModes") or []
+    if phase != "Bound":
+        return missing("claim", f"{name} is {phase}, expected Bound", "`kubectl describe pvc` says why")
+    if "ReadWriteMany" not in modes:
+        do = "pods on several machines need a claim with ReadWriteMany"
+        return missing("claim", f"{name} has {', '.join(map(str, modes)) or 'no access mode'}", do)
+    return ok("claim", f"{name} is bound, for many machines")
+
+
+def _devices(api: ClusterApi, resource: str) -> SiteFinding:
+    try:
+        nodes = api.get("/api/v1/nodes").get("items") or []
+    except ClusterRefusal as error:
+        return unknown("devices", f"{resource}: the cluster does not show its machines: {error}")
+    counts = [str(((node.get("status") or {}).get("allocatable") or {}).get(resource, "0")) for node in nodes]
+    devices = [int(count) for count in counts if count.isdecimal() and int(count)]
+    if not devices:
+        do = "install the maker's device plugin, or correct kubernetes.devices"
+        return missing("devices", f"none of {len(nodes)} machines has {resource}", do)
+    return ok("devices", f"{len(devices)} of {len(nodes)} machines have {resource}: {sum(devices)} in all")

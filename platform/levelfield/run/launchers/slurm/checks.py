@@ -1,0 +1,203 @@
+"""What a site's file says about Slurm, against Slurm: its commands, a test submission, and a job of a second."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from levelfield.contracts.command import completed
+from levelfield.run.launchers.site_findings import (
+    PROBE,
+    SiteFinding,
+    folder_finding,
+    interface_findings,
+    missing,
+    ok,
+    probe_answer,
+    unknown,
+)
+from levelfield.run.launchers.slurm.slurm_commands import environment_of
+from levelfield.run.launchers.slurm.slurm_launcher import OWN_OPTIONS
+from levelfield.specs.site import LaunchPlan, Site, SlurmSite
+from levelfield.user_folders import user_name
+
+ANSWER_SECONDS = 30.0
+JOB_SECONDS = 90.0
+_FIELDS = ("partition", "account", "qos", "constraint", "reservation")
+_COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
+
+
+def slurm_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
+    """Try everything that a run would need. Without Slurm's commands or its controller nothing more is tried."""
+    site, slurm = launch.site, launch.site.slurm
+    if absent := [name for name in _COMMANDS if shutil.which(name) is None]:
+        yield missing("commands", f"{', '.join(absent)}: not in PATH", "start this on a login node of the cluster")
+        return
+    yield ok("commands", f"{', '.join(_COMMANDS)} are there")
+    answer = _output("scontrol", "ping")
+    if answer is None or "is UP" not in answer:
+        yield missing("controller", _line(answer or "no answer"), "`scontrol ping` shows when it answers again")
+        return
+    yield ok("controller", _line(answer))
+    if _output("sacct", "--noheader", "--parsable2", "--starttime=now-1hours", "--format=JobID") is None:
+        do = "a job's end is then known for some minutes only, which a run that is watched does not need"
+        yield unknown("accounting", "sacct has no accounting", do)
+    else:
+        yield ok("accounting", "sacct answers")
+    for option in slurm.options:
+        if option.partition("=")[0] in OWN_OPTIONS:
+            yield missing("options", f"{option} is set by the platform", "leave it out of slurm.options")
+    yield from _minutes(slurm)
+    submission = _test_submission(slurm)
+    yield submission
+    if slurm.container == "pyxis":
+        if "--container-image" in (_output("srun", "--help") or ""):
+            yield ok("container", "srun has pyxis' options")
+        else:
+            do = "install pyxis, or set slurm.container to apptainer"
+            yield missing("container", "srun has no --container-image", do)
+    if submission.word == "ok":
+        yield from _job(site)
+
+
+def _minutes(slurm: SlurmSite) -> Iterator[SiteFinding]:
+    """Yield whether the partition allows the site's minutes: Slurm never starts a job that wants more."""
+    answer = _output("scontrol", "--oneliner", "show", "partition") if slurm.minutes else None
+    partitions = [dict(word.partition("=")[::2] for word in line.split()) for line in (answer or "").splitlines()]
+    names = (slurm.partition or "").split(",")
+    limits = {
+        fields["PartitionName"]: _limit_minutes(fields.get("MaxTime", ""))
+        for fields in partitions
+        if fields.get("PartitionName") in names or (not slurm.partition and fields.get("Default") == "YES")
+    }
+    if slurm.minutes is None or not limits:
+        return
+    if any(limit is None or slurm.minutes <= limit for limit in limits.values()):
+        yield ok("minutes", f"{slurm.minutes} minutes are within the limit of partition {', '.join(limits)}")
+        return
+    table = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
+    says, do = f"slurm.minutes is {slurm.minutes}, and the partition allows: {table}", "lower it, or name another one"
+    # a qos may raise the partition's limit
+    yield unknown("minutes", says, do) if slurm.qos else missing("minutes", says, do)
+
+
+def _limit_minutes(limit: str) -> float | None:
+    """Return a limit such as 1-12:00:00 in minutes; None for UNLIMITED."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return (days * 24 + hours) * 60 + minutes + seconds / 60
+
+
+def _test_submission(slurm: SlurmSite) -> SiteFinding:
+    """Return whether Slurm would take a job: partition, account, qos, constraint, time and resources at once."""
+    argv = ["sbatch", "--test-only", *_options(slurm), "--wrap=true"]
+    try:
+        done = completed(argv, ANSWER_SECONDS, environment_of({}))
+    except (OSError, subprocess.SubprocessError) as error:
+        return unknown("job", f"sbatch: {error}")
+    answer = _line(done.stderr or done.stdout).replace("sbatch: ", "").replace("error: ", "")
+    if done.returncode:
+        keys = ", ".join(f"slurm.{name}" for name in (*_FIELDS, "gres", "options") if getattr(slurm, name))
+        do = f"correct {keys} in the site's file" if keys else "name what it asks for, such as slurm.partition"
+        return missing("job", f"Slurm refuses a job of one node: {answer}", do)
+    return ok("job", f"Slurm takes a job: {answer}")
+
+
+def _options(slurm: SlurmSite) -> Iterator[str]:
+    yield from (f"--{name}={getattr(slurm, name)}" for name in _FIELDS if getattr(slurm, name))
+    if slurm.gres:
+        yield f"--gres={slurm.gres.replace('{devices}', '1')}"
+    yield from ("--nodes=1", "--time=1", *slurm.options)
+
+
+def _job(site: Site) -> Iterator[SiteFinding]:
+    """Yield what a job of a second sees on a node: modules, Python, shared and local folder, interface, apptainer."""
+    folder = Path(site.shared or Path.cwd())
+    if not folder.is_dir():
+        do = "correct `shared` in the site's file, or make the folder"
+        yield missing("shared", f"{folder} is no folder on this machine", do)
+        return
+    with tempfile.NamedTemporaryFile("w", prefix=".levelfield-check-", dir=folder) as file:
+        shared = Path(file.name)
+        file.write(shared.name + "\n")  # which the node is to see
+        file.flush()
+        python = site.python or "python3"
+        version = f'{shlex.quote(python)} -c "import sys; print(sys.version_info >= (3, 8))" || echo'
+        script = f'hostname; {_loading(site.modules)}{version}; cat "$1" || echo; type apptainer; echo "modules $said"'
+        local = (site.slurm.local_folder or "").replace("{user}", user_name())
+        if local or site.interface:
+            script += f"; {shlex.join((python, '-c', PROBE, local or str(folder), ''))} || true"
+        argv = ["srun", *_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
+        try:
+            done = completed([*argv, "bash", "-c", script, "bash", str(shared)], JOB_SECONDS, environment_of({}))
+        except (OSError, subprocess.SubprocessError):
+            yield unknown("node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`")
+            return
+    lines = done.stdout.splitlines()
+    if len(lines) >= 3:
+        yield from _node(site, lines, python, shared)
+        yield from _site_keys(site, lines, local)
+    else:
+        yield unknown("node", _line(done.stderr or "a job of a second printed nothing"), "look at `squeue` and `sinfo`")
+
+
+def _loading(modules: tuple[str, ...]) -> str:
+    """Return shell words that load the modules as a run does. They set `said`: empty, or why it failed."""
+    if not modules:
+        return ""
+    load = shlex.join(("module", "load", *modules))
+    return (
+        "type module >/dev/null 2>&1 || . /etc/profile >/dev/null 2>&1; said=; "
+        f"{load} >/dev/null 2>&1 || said=$({load} 2>&1 | tr '\\n' ' '); "
+    )
+
+
+def _node(site: Site, lines: list[str], python: str, shared: Path) -> Iterator[SiteFinding]:
+    host = lines[0][:64]
+    if lines[1].strip() == "True":
+        yield ok("node", f"{host} has {python} of 3.8 or newer")
+    else:
+        do = "give `python` in the site's file, or `modules`"
+        yield missing("node", f"{host} has no {python} of 3.8 or newer", do)
+    if lines[2].strip() == shared.name:
+        yield ok("shared", f"{host} sees {shared.parent}")
+    else:
+        do = "give `shared` in the site's file: a folder that every node sees at the same path"
+        yield missing("shared", f"{host} does not see {shared.parent}", do)
+    if site.slurm.container == "apptainer" and not any(line.startswith("apptainer") for line in lines[3:]):
+        yield missing("container", f"{host} has no apptainer", "install it, or load its module with `modules`")
+
+
+def _site_keys(site: Site, lines: list[str], local: str) -> Iterator[SiteFinding]:
+    """Yield what the node has of the modules, the interface and the folder that the site's file names."""
+    host = lines[0][:64]
+    loading = [line.removeprefix("modules ") for line in lines[3:] if line.startswith("modules ")]
+    if site.modules and loading:
+        names, reason = " ".join(site.modules), _line(loading[0])
+        failed = missing("modules", f"{host} does not load {names}: {reason}", "correct `modules` in the site's file")
+        yield failed if reason else ok("modules", f"{host} loads {names}")
+    answer = probe_answer(lines[-1], "time", (int, float)) or {}
+    if answer:
+        yield from interface_findings(f"interface of {host}", site.interface, answer)
+    if answer and local:
+        yield folder_finding(f"local folder of {host}", local, "slurm.local_folder", answer)
+
+
+def _output(*argv: str) -> str | None:
+    """Return what a command of Slurm prints; None where it fails."""
+    try:
+        done = completed(argv, ANSWER_SECONDS, environment_of({}))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return None if done.returncode else done.stdout
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]

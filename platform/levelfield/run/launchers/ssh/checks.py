@@ -1,0 +1,248 @@
+"""What a hosts file says, against the hosts: reached, Python, interface, folder, room, clock, index, and whether each
+reaches the first one at its address. All hosts at once.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from levelfield import installer
+from levelfield.contracts.command import completed
+from levelfield.errors import UsageError
+from levelfield.run.launchers.node_content import wheel_files
+from levelfield.run.launchers.site_findings import (
+    PROBE,
+    SiteFinding,
+    folder_finding,
+    interface_findings,
+    missing,
+    ok,
+    probe_answer,
+    unknown,
+)
+from levelfield.run.launchers.ssh.connection import Connection, explained, last_line, printable_text, wait_for_output
+from levelfield.run.launchers.ssh.ssh_places import ssh_argv
+from levelfield.specs.site import Host, LaunchPlan
+from levelfield.specs.variables import MASK, SECRET_VALUE
+from levelfield.user_folders import user_name
+
+AT_ONCE = 16
+ANSWER_SECONDS = 40.0  # beside the seconds that the connection may take
+MOST_SECONDS_APART = 60.0  # certificates and file servers begin to fail; Levelfield compares no two clocks
+# Run on the first host, as the rendezvous of a run: it listens on a port, prints it, and gives its word to each caller.
+# It ends when its standard input does.
+_LISTEN = r"""
+import random, select, socket, sys, time
+word, first, last, end = sys.argv[1].encode(), int(sys.argv[2]), int(sys.argv[3]), time.time() + float(sys.argv[4])
+def listening(port):
+    for family, place in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
+        try:
+            found = socket.socket(family)
+            if family == socket.AF_INET6:
+                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            found.bind((place, port)); found.listen(64)
+            return found
+        except OSError:
+            continue
+server = None
+for port in random.sample(range(first, last + 1), min(50, last + 1 - first)):
+    server = server or listening(port)
+if server is None:
+    sys.exit("none of 50 ports of %d to %d is free" % (first, last))
+print(server.getsockname()[1]); sys.stdout.flush()
+while time.time() < end:
+    ready = select.select([server, sys.stdin], [], [], 1)[0]
+    if sys.stdin in ready:
+        break
+    if ready:
+        caller = server.accept()[0]
+        try:
+            caller.sendall(word)
+        except OSError:
+            pass
+        caller.close()
+"""
+# Runs on every host: it calls the address that a run's ranks are given.
+_CALL = r"""
+import json, socket, sys
+address, port, word, seconds = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode(), float(sys.argv[4])
+found = {"at": [], "why": ""}
+try:
+    found["at"] = sorted({each[4][0] for each in socket.getaddrinfo(address, port, 0, socket.SOCK_STREAM)})
+    call, said = socket.create_connection((address, port), seconds), b""
+    while len(said) < len(word):
+        part = call.recv(len(word) - len(said))
+        if not part:
+            break
+        said += part
+    call.close()
+    if said != word:
+        found["why"] = "another program answers there"
+except OSError as error:
+    found["why"] = error.strerror or str(error) or "no answer"
+print(json.dumps(found))
+"""
+CALL_SECONDS, LISTEN_SECONDS = 10.0, 600.0
+QUIET = "let its start files, such as .bashrc, print only where the shell is interactive"
+
+
+def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
+    """Try every host, in the order of the hosts file, and the wheels that would be brought to them."""
+    if not launch.hosts:
+        yield missing("hosts", "found no hosts", "give --hosts hosts.yaml, or `hosts` in the site's file")
+        return
+    if not launch.site.python:
+        try:
+            if folder := installer.wheels_folder():
+                yield ok("wheels", f"{len(wheel_files(folder))} file(s) of {folder} are brought to each host")
+        except (UsageError, OSError) as error:
+            yield missing("wheels", str(error), f"name another folder, or unset {installer.WHEELS}")
+    reached: list[Host] = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for host, findings in zip(launch.hosts, pool.map(partial(_host_findings, launch), launch.hosts), strict=True):
+            yield from findings
+            reached += [host] if findings[0].word == "ok" else []
+    if len(reached) > 1 and reached[0] == launch.hosts[0]:
+        yield from _rendezvous(launch, reached)
+
+
+def _host_findings(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
+    site = launch.site
+    folder = site.ssh.folder.replace("{user}", host.user or user_name())
+    argv = ssh_argv(launch, host, [host.python, "-c", PROBE, folder, site.python or ""])
+    begin = time.time()
+    try:
+        done = completed(argv, site.ssh.connect_seconds + ANSWER_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        return [missing(host.name, f"no answer within {error.timeout:g} s", "check that it runs and is not overloaded")]
+    except OSError as error:
+        return [missing(host.name, f"{argv[0]}: {error.strerror}", "install OpenSSH's client, or correct ssh.command")]
+    noise, _, line = done.stdout.strip().rpartition("\n")
+    answer = probe_answer(line, "time", (int, float))
+    if done.returncode or answer is None:
+        reason = _failure(host, done)
+        if key := re.search(r"Offending .*key in (\S+:\d+)", done.stderr):
+            reason += f"; the old key is in {printable_text(key[1], 200)}"
+        config = ("-F", site.ssh.config) if site.ssh.config else ()
+        port, user = (("-p", str(host.port)) if host.port else ()), (("-l", host.user) if host.user else ())
+        command = shlex.join((*site.ssh.command, *config, *port, *user, host.name))
+        return [missing(host.name, reason, f"mend that; `{command}` shows more")]
+    if noise:
+        return [missing(host.name, f"its shell prints {printable_text(noise, 60)!r}, which ends a run", QUIET)]
+    return [
+        *_python(host, answer),
+        *(_site_python(host, site.python, answer) if site.python is not None else ()),
+        *interface_findings(host.name, host.interface or site.interface, answer),
+        folder_finding(host.name, folder, "ssh.folder", answer),
+        _clock(host, answer, begin, time.time()),
+        _index(host, answer),
+    ]
+
+
+def _failure(host: Host, done: subprocess.CompletedProcess[str]) -> str:
+    """Return why a command of ssh failed, without the host's name, which a finding has."""
+    return explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
+
+
+def _python(host: Host, answer: Mapping[str, Any]) -> Iterator[SiteFinding]:
+    version = str(answer.get("python"))[:20]
+    if answer.get("old"):
+        yield missing(host.name, f"Python {version}, expected 3.8 or newer", "name another as `python` of the host")
+        return
+    yield ok(host.name, f"reached, Python {version}")
+    if not answer.get("venv"):
+        do = "install its package, such as python3-venv, or give `python` of the site an interpreter with the framework"
+        yield missing(host.name, "its Python makes no environments", do)
+
+
+def _site_python(host: Host, python: str, answer: Mapping[str, Any]) -> Iterator[SiteFinding]:
+    """Yield whether the host has the site's Python of all nodes. No environment is made then."""
+    version, reason = (printable_text(str(answer.get(key)), 200) for key in ("given", "given_why"))
+    if answer.get("given"):
+        yield ok(host.name, f"the site's `python` is Python {version}")
+    else:
+        do = "correct `python` in the site's file, or bring that interpreter to the host"
+        says = f"the site's `python`, {python}, does not serve: {reason}, expected Python 3.8 or newer"
+        yield missing(host.name, says, do)
+
+
+def _clock(host: Host, answer: Mapping[str, Any], begin: float, end: float) -> SiteFinding:
+    """Return how far the host's clock is off, as far as the time of the answer's way allows."""
+    apart = max(begin - answer["time"], answer["time"] - end, 0.0)
+    if not apart <= MOST_SECONDS_APART:
+        return unknown(host.name, f"its clock is {apart:.0f} s off; runs do not need it", "start its time service")
+    return ok(host.name, f"its clock is at most {apart + end - begin:.0f} s off")
+
+
+def _index(host: Host, answer: Mapping[str, Any]) -> SiteFinding:
+    index = answer.get("index")
+    if not isinstance(index, str):
+        return unknown(host.name, "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here")
+    return ok(host.name, f"packages come from {SECRET_VALUE.sub(MASK, index)[:200]}")
+
+
+def _rendezvous(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:
+    """Let the first host listen as a run's first node does, and every host call its address. No process is left."""
+    first, word = hosts[0], secrets.token_hex(8)
+    arguments = (word, *map(str, launch.site.ports), str(LISTEN_SECONDS))
+    listener = Connection(first.name, ssh_argv(launch, first, [first.python, "-c", _LISTEN, *arguments]))
+    try:
+        port = _first_line(listener, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
+        if not port.isdecimal():
+            reason = last_line(listener.complaint) or port or "it told no port"
+            says = f"it does not listen for the others: {printable_text(reason, 200)}"
+            return [missing(first.name, says, "name other `ports` in the site's file, or look at the machine")]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(lambda host: _call(launch, host, first, port, word), hosts))
+    finally:
+        listener.close_input()
+        _wait_until(listener, listener.has_ended, CALL_SECONDS)
+        listener.end()
+
+
+def _first_line(connection: Connection, seconds: float) -> str:
+    """Return the first line that a command prints; an empty one where it ends or is silent."""
+    parts: list[bytes] = []
+
+    def is_whole() -> bool:
+        parts.append(connection.read() or b"")
+        return b"\n" in parts[-1] or connection.is_at_end
+
+    _wait_until(connection, is_whole, seconds)
+    return b"".join(parts).partition(b"\n")[0].decode(errors="replace").strip()
+
+
+def _wait_until(connection: Connection, condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        wait_for_output([connection], 0.1)
+
+
+def _call(launch: LaunchPlan, host: Host, first: Host, port: str, word: str) -> SiteFinding:
+    """Return whether a host reaches the first one at the address that a run gives to every rank."""
+    argv = ssh_argv(launch, host, [host.python, "-c", _CALL, first.reached_at, port, word, str(CALL_SECONDS)])
+    target = "itself" if host == first else first.name
+    unclear = f"whether it reaches {target} at {first.reached_at} is not known"
+    try:
+        done = completed(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return unknown(host.name, f"{unclear}: no answer")
+    answer = probe_answer(done.stdout.strip().rpartition("\n")[2], "why", str)
+    if answer is None:
+        return unknown(host.name, f"{unclear}: {_failure(host, done)}")
+    addresses = ", ".join(map(str, answer.get("at") or ()))[:100]
+    resolved = f" ({addresses})" if addresses and addresses != first.reached_at else ""
+    place = f"{first.reached_at}{resolved}, port {port}"
+    if not answer["why"]:
+        return ok(host.name, f"it reaches {target} at {place}")
+    low, high = launch.site.ports
+    do = f"correct `address` of {first.name} in the hosts file, or let the nodes reach its ports {low} to {high}"
+    return missing(host.name, f"it cannot reach {target} at {place}: {printable_text(answer['why'], 200)}", do)
