@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search, machines
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.specs.constants import SPEED_VENDORS
 from pages.unseen import LIKE, RECENT_RUNS, RUNS, Judged, OwnQuestions, Questions, judged, runs_of

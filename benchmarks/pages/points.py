@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search, machines
 from levelfield.publish.published_rows import rate

@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
-from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict import layout_search, machines
 from levelfield.specs.architecture import Model

@@ -18,8 +18,11 @@ Every other exception is a fault of the platform: exit code PLATFORM_FAULT.
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 PLATFORM_FAULT = 5
 _MOST_LISTED = 12  # names of a message; of more only the nearest
@@ -112,3 +115,31 @@ def _causes(error: BaseException) -> list[BaseException]:
     """Return the errors that an error was made of: those of the libraries keep them in different places."""
     kept = (getattr(error, "reason", None), *error.args, error.__cause__, error.__context__)
     return [each for each in kept if isinstance(each, BaseException)]
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WRITABLE = "Mount it for writing (`dmesg` says why it is not)"
+
+
+def write_error(error: OSError, place: Path) -> str:
+    """Return path and reason of a failed write, with the space that is left where the disk is full."""
+    return f"{error.filename or place}: {error.strerror}{free_room(error, place)}"
+
+
+def remedy(error: OSError) -> str:
+    """Return what to do about a failed write, as the begin of a sentence."""
+    if error.errno in _FULL:
+        return "Free some space"
+    return _WRITABLE if error.errno == errno.EROFS else "Mend that"
+
+
+def room_left(error: OSError, place: Path) -> str:
+    """Return the space that is left where the disk is full, and what to do where it is read-only; else nothing."""
+    return f". {_WRITABLE}, or name another place" if error.errno == errno.EROFS else free_room(error, place)
+
+
+def free_room(error: OSError, place: Path) -> str:
+    if error.errno not in _FULL:
+        return ""
+    found = os.statvfs(next(path for path in (place, *place.parents) if path.exists()))
+    return f" ({found.f_bavail * found.f_frsize:,} bytes and {found.f_favail:,} files free)"

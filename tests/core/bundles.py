@@ -11,10 +11,11 @@ from pathlib import Path
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
-from levelfield.rundir.bundle_archive import MANIFEST, BundledFile, BundledRun, Manifest, archive
+from levelfield.rundir.bundle_archive import archive
 from levelfield.rundir.bundle_reader import RESULT
 from levelfield.rundir.seal import outcome_digest, seal_finding, sha256_of
 from levelfield.specs.base import dump, parse
+from levelfield.specs.bundle import MANIFEST, BundledFile, BundledRun, Manifest
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
 from recorded_runs import SECOND_NS, Event, edit, seal_again

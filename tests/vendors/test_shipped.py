@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from adapters import VENDORS, load_spec
-from levelfield.catalog.lookup import detect, find_chip
+from levelfield.catalog.chip_names import find_chip
+from levelfield.catalog.lookup import detect
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device

@@ -16,7 +16,7 @@ import psutil
 from levelfield.contracts.command import Ask, control_groups, core_quota, file_text
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import Device, NodeCommands, Sample, Vendor
-from levelfield.specs.site import NodeCommand
+from levelfield.specs.tool import NodeCommand
 from levelfield.specs.vendor import VendorFile
 
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")

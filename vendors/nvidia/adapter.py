@@ -30,7 +30,7 @@ from levelfield.contracts.readings import (
     without,
 )
 from levelfield.contracts.vendor import Device, DeviceList, NodeCommands, Sample, Vendor
-from levelfield.specs.site import NodeCommand
+from levelfield.specs.tool import NodeCommand
 from levelfield.specs.vendor import VendorFile
 
 MEBIBYTE = 2**20

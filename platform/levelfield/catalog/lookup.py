@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.tuning_changes import tuning_rows
 from levelfield.contracts.readings import memory_fault
 from levelfield.contracts.vendor import Device, Vendor
-from levelfield.errors import DocumentError, LayoutError, NotHere, UnknownName, UsageError
+from levelfield.errors import NotHere, UsageError
 from levelfield.specs.case import Case
 from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.constants import Constants, MemoryModel
-from levelfield.specs.derivation import split_name
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.layout import parse_layout
 from levelfield.specs.selector import Selector
-from levelfield.specs.tuning import TuningFile, TuningRow
+from levelfield.specs.tuning import TuningRow
 from levelfield.specs.vendor import HOST_SHARE, Chip, FrameworkAccess, VendorFile
 
 if TYPE_CHECKING:
@@ -157,53 +157,6 @@ def _accelerators(registry: Registry) -> list[str]:
     return sorted(set(registry.vendors) - {FALLBACK_VENDOR})
 
 
-def find_chip(registry: Registry, name: str) -> tuple[VendorFile, Chip]:
-    """Return the chip of this name or alias, and its vendor. Raises UnknownName with the nearest names, and UsageError
-    for a name that stands for several things."""
-    files = [registry.vendor_file(v) for v in registry.vendors]
-    named = [(spec, chip) for spec in files if (chip := spec.chip(name))]
-    if named:
-        spec, chip = named[0]
-        if clash := chip_clash(registry, spec, (name,)):
-            raise UsageError(f"{clash}; write another name of the chip, or change one in vendor.yaml")
-        return spec, chip
-    if vendor := next((spec for spec in files if spec.name.lower() == name.lower()), None):
-        raise UsageError(
-            f"found the vendor '{vendor.name}', expected a chip: {', '.join(c.name for c in vendor.chips)}"
-        )
-    names = [n for spec in files for c in spec.chips for n in (c.name, *c.aliases)]
-    own = "" if "--plugins" in registry.options else " A folder of your own is given with --plugins DIR."
-    raise UnknownName("vendor or chip", name, [*registry.vendors, *names], hint=f"`show chips` shows all.{own}")
-
-
-def find_chips(registry: Registry, text: str) -> list[tuple[VendorFile, Chip]]:
-    """Return the chips of names that commas join, in their order, each once. A vendor's name stands for all its chips.
-    Raises as find_chip does."""
-    files = [registry.vendor_file(v) for v in registry.vendors]
-    names = [text] if any(spec.chip(text) for spec in files) else [name.strip() for name in text.split(",")]
-    found: dict[str, tuple[VendorFile, Chip]] = {}
-    for name in names:
-        vendors = [] if any(spec.chip(name) for spec in files) else [v for v in files if v.name.lower() == name.lower()]
-        for spec, chip in [(v, each) for v in vendors for each in v.chips] or [find_chip(registry, name)]:
-            found.setdefault(chip.name, (spec, chip))
-    return list(found.values())
-
-
-def chip_clash(registry: Registry, vendor: VendorFile, names: Collection[str] | None = None) -> str | None:
-    """Return a sentence about a name of the vendor's chips that is a vendor or a chip of another one as well, in any
-    case; None without one. names: those to look at; None: all of them."""
-    own = names or sorted(name for chip in vendor.chips for name in (chip.name, *chip.aliases))
-    others = [registry.vendor_file(each) for each in registry.vendors if each != vendor.name]
-    for name, mine in ((name, vendor.chip(name)) for name in own):
-        said = f"'{name}' names {mine.name if mine else 'a chip'} of vendor {vendor.name}"
-        for other in others:
-            if other.name.lower() == name.lower():
-                return f"{said}, and the vendor {other.name}"
-            if chip := other.chip(name):
-                return f"{said}, and {chip.name} of vendor {other.name}"
-    return None
-
-
 def detect(registry: Registry) -> Vendor:
     """Return the first vendor by name with devices here; the cpu when there is no other.
 
@@ -225,39 +178,6 @@ def _silent_tools(registry: Registry, silent: Mapping[str, str]) -> str:
         "are here, and the cpu is not taken in their place. Repair the tool, or name the vendor to use behind the "
         f"framework, for example `:{FALLBACK_VENDOR}`{f'; or hide the devices: {hide}' if hide else ''}"
     )
-
-
-def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, ...]:
-    """Return the rows of the vendor's tuning for this case; none when it has no such file.
-
-    A derived case keeps them while its steps have the same tokens.
-    """
-    case, derivation = split_name(case)
-    if not derivation.keeps_the_batch:
-        return ()
-    path = registry.vendors[vendor].parent / "tuning" / f"{case}.yaml"
-    if not path.is_file():
-        return ()
-    file = registry.files.document(TuningFile, path)
-    if file.case != case:
-        raise UsageError(f"{path}: key 'case': found '{file.case}', expected '{case}' as in the file name")
-    chips = [chip.name for chip in registry.vendor_file(vendor).chips]
-    for number, row in enumerate(file.rows):
-        _check_row(registry, vendor, chips, row, f"{path}: key 'rows.{number}")
-    return file.rows
-
-
-def _check_row(registry: Registry, vendor: str, chips: list[str], row: TuningRow, where: str) -> None:
-    """Raises DocumentError for a row that can never apply, or with an unreadable layout."""
-    if row.chip is not None and row.chip not in chips:
-        raise DocumentError(f"{where}.chip': {UnknownName(f'chip of {vendor}', row.chip, chips)}")
-    if row.framework is not None and row.framework not in registry.frameworks:
-        raise DocumentError(f"{where}.framework': {UnknownName('framework', row.framework, registry.frameworks)}")
-    if row.set.layout is not None:
-        try:
-            parse_layout(row.set.layout)
-        except LayoutError as error:
-            raise DocumentError(f"{where}.set.layout': {error}") from None
 
 
 def _chip_of(spec: VendorFile, devices: Sequence[Device]) -> tuple[Chip, tuple[Device, ...]]:

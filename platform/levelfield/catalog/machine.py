@@ -10,7 +10,7 @@ from pathlib import Path
 from levelfield.contracts.checked_adapter import AdapterFault, wrong_devices
 from levelfield.contracts.readings import checked, plausible
 from levelfield.contracts.vendor import DeviceList, Vendor
-from levelfield.measure.other_use import device_sentence, in_use
+from levelfield.measure.device_use import device_sentence, in_use
 from levelfield.node.control_groups import HOST, core_quota, file_text
 
 

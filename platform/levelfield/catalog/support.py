@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.code_basis import runs_path, training_code
-from levelfield.catalog.lookup import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import DocumentError, UsageError

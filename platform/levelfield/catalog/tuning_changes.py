@@ -6,8 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from levelfield.catalog.registry import Registry
+from levelfield.errors import DocumentError, LayoutError, UnknownName, UsageError
 from levelfield.specs.case import Case, Scale
-from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
+from levelfield.specs.derivation import split_name
+from levelfield.specs.layout import parse_layout
+from levelfield.specs.tuning import Tuning, TuningChoice, TuningFile, TuningRow
 
 # The values without a choice; the other fields have the schema's defaults.
 UNCHOSEN: dict[str, Any] = {"layout": "chosen for the devices", "threads": "the rank's share of its cores"}
@@ -45,6 +49,39 @@ class RowChanges:
     number: int
     row: TuningRow
     changes: tuple[Change, ...]
+
+
+def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, ...]:
+    """Return the rows of the vendor's tuning for this case; none when it has no such file.
+
+    A derived case keeps them while its steps have the same tokens.
+    """
+    case, derivation = split_name(case)
+    if not derivation.keeps_the_batch:
+        return ()
+    path = registry.vendors[vendor].parent / "tuning" / f"{case}.yaml"
+    if not path.is_file():
+        return ()
+    file = registry.files.document(TuningFile, path)
+    if file.case != case:
+        raise UsageError(f"{path}: key 'case': found '{file.case}', expected '{case}' as in the file name")
+    chips = [chip.name for chip in registry.vendor_file(vendor).chips]
+    for number, row in enumerate(file.rows):
+        _check_row(registry, vendor, chips, row, f"{path}: key 'rows.{number}")
+    return file.rows
+
+
+def _check_row(registry: Registry, vendor: str, chips: list[str], row: TuningRow, where: str) -> None:
+    """Raises DocumentError for a row that can never apply, or with an unreadable layout."""
+    if row.chip is not None and row.chip not in chips:
+        raise DocumentError(f"{where}.chip': {UnknownName(f'chip of {vendor}', row.chip, chips)}")
+    if row.framework is not None and row.framework not in registry.frameworks:
+        raise DocumentError(f"{where}.framework': {UnknownName('framework', row.framework, registry.frameworks)}")
+    if row.set.layout is not None:
+        try:
+            parse_layout(row.set.layout)
+        except LayoutError as error:
+            raise DocumentError(f"{where}.set.layout': {error}") from None
 
 
 def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> Iterator[RowChanges]:

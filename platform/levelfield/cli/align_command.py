@@ -14,8 +14,9 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.named_runs import RUN_NAME, finished_run
 from levelfield.cli.options import chips_option, json_option, registry_of
 from levelfield.errors import GateFailed, UsageError
+from levelfield.report.result_words import reason_without_limits
 from levelfield.report.sheets import labelled, padded
-from levelfield.report.words import reason_without_limits, wrapped
+from levelfield.report.words import wrapped
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:

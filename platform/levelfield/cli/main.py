@@ -18,7 +18,7 @@ from types import ModuleType
 from levelfield import installer
 from levelfield.cli.command_line import parser_of
 from levelfield.cli.streams import Streams
-from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError
+from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError, room_left
 from levelfield.run.interruption import interrupted_once
 
 _OWN = "levelfield"
@@ -79,8 +79,6 @@ def _of_surroundings(error: Exception) -> str | None:
     """Return what is wrong with this machine, its files or its packages; None for a fault of the platform itself."""
     if isinstance(error, OSError):
         gone = "" if _has_folder() else ". The current folder was removed: go to another one"
-        from levelfield.rundir.directory import room_left
-
         place = Path(os.fsdecode(error.filename or ""))
         said = f"{error.filename or 'this machine'}: {error.strerror or error}{room_left(error, place)}"
         return f"{said}; the measurements so far are kept{gone}"

@@ -6,14 +6,15 @@ Modules that import pydantic are imported where a command runs, so that `--help`
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from levelfield.errors import UsageError
-from levelfield.rundir.directory import default_runs, room_left
+from levelfield.checkout import checkout
+from levelfield.errors import UsageError, room_left
 from levelfield.specs.free_fields import FREE_FIELDS, option
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def registry_of(options: argparse.Namespace) -> Registry:
 
 
 def runs_of(options: argparse.Namespace) -> Path:
-    return options.runs or default_runs()
+    return options.runs or Path(os.environ.get("LEVELFIELD_RUNS") or checkout() / "runs")
 
 
 @contextmanager

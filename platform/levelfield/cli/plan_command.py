@@ -24,8 +24,9 @@ from levelfield.cli.options import (
 from levelfield.cli.store_options import intake, prices_option, recording_options
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
+from levelfield.report.result_words import status
 from levelfield.report.sheets import padded
-from levelfield.report.words import GIB, NONE, status, wrapped
+from levelfield.report.words import GIB, NONE, wrapped
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from levelfield.catalog import lookup
+from levelfield.catalog.chip_names import find_chips
 from levelfield.catalog.registry import Registry
 from levelfield.cli.named_runs import finished_run
 from levelfield.cli.options import registry_of
@@ -82,7 +83,7 @@ def named_chips(options: argparse.Namespace) -> tuple[Registry, list[tuple[Vendo
     for an unknown name, and for options that need one chip where several are named."""
     _read_case(options)
     registry = registry_of(options)
-    chips = lookup.find_chips(registry, options.chip)
+    chips = find_chips(registry, options.chip)
     if len(chips) > 1:
         one_chip = {"explain": options.explain, "calibrate": options.calibrate, "beyond": options.beyond or None}
         for name in (name for name, value in one_chip.items() if value is not None):

@@ -79,7 +79,7 @@ def _read(options: argparse.Namespace) -> int:
 
 
 def _found(options: argparse.Namespace) -> tuple[ReportedSet, Work | None]:
-    from levelfield.catalog.lookup import find_chip
+    from levelfield.catalog.chip_names import find_chip
     from levelfield.publish.log_files import read_log_file
     from levelfield.publish.reported_runs import reported
     from levelfield.specs.base import parse

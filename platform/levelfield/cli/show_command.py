@@ -232,7 +232,7 @@ def _programs(registry: Registry) -> list[Row]:
 
 
 def _runs(runs: Path) -> list[Row]:
-    from levelfield.rundir.directory import state_words
+    from levelfield.rundir.run_state import state_words
     from levelfield.specs.paths import RunPaths
 
     return [
@@ -263,7 +263,7 @@ def _by_dtype(rates: Mapping[PeakDtype, Peak | Achieved]) -> str:
 def _show_case(options: argparse.Namespace, registry: Registry) -> int:
     import yaml
 
-    from levelfield.catalog import lookup
+    from levelfield.catalog.tuning_changes import tuning_rows
     from levelfield.specs.bounded_reading import WordDumper
 
     if options.name not in registry.all_cases and (near := difflib.get_close_matches(options.name, KINDS, 1, 0.7)):
@@ -271,7 +271,7 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
     case = registry.case(options.name)
     scales: list[Scale] = [options.scale] if options.scale else ["full", "smoke"]
     place = _place(options, registry)
-    rows = lookup.tuning_rows(registry, options.vendor, case.name) if options.vendor else ()
+    rows = tuning_rows(registry, options.vendor, case.name) if options.vendor else ()
     if options.diff:
         return _print_changes(case, options, rows, scales, place)
     content: dict[str, object] = {

@@ -244,7 +244,7 @@ class _ImportSource:
     def _of_run(self, paths: RunPaths) -> RunRecord:
         from levelfield.judge.explanation import recomputed
         from levelfield.judge.verification import record_of_files
-        from levelfield.rundir.directory import refuse_running
+        from levelfield.rundir.run_state import refuse_running
         from levelfield.store.run_record import record_of, storable
 
         refuse_running(paths)

@@ -42,7 +42,7 @@ def prices_of(options: argparse.Namespace) -> Prices | None:
 
     A name that is no chip here stays: a run may have a chip of a folder or a file that is not given.
     """
-    from levelfield.catalog.lookup import find_chip
+    from levelfield.catalog.chip_names import find_chip
     from levelfield.specs.base import load
     from levelfield.specs.prices import Prices
 

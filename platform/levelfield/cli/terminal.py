@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.lines import short_path
-from levelfield.report import words
+from levelfield.report import result_words, words
 from levelfield.report.escapes import one_line
 from levelfield.report.sheets import as_text
 
@@ -75,7 +75,7 @@ class Terminal:
     def finished(self, result: Result) -> None:
         self._end_line()
         if result.status.evidence:
-            self.say(f"{words.status(result)}: {result.status.evidence}")
+            self.say(f"{result_words.status(result)}: {result.status.evidence}")
 
     def summary(self, results: Sequence[Result], runs: Path) -> None:
         """Print the results: one run in full, several side by side, suites by entry, and the run directories."""
@@ -168,7 +168,7 @@ class NoteTaker(Terminal):
 
     def finished(self, result: Result) -> None:
         if result.status.evidence:
-            self.note(f"{words.status(result)}: {result.status.evidence}")
+            self.note(f"{result_words.status(result)}: {result.status.evidence}")
 
 
 def announcement(plan: Plan) -> list[str]:

@@ -25,8 +25,7 @@ from levelfield.contracts.vendor import (
     Vendor,
     container_options,
 )
-from levelfield.specs.site import NodeCommand
-from levelfield.specs.tool import FieldName, PrintedCommand, Tool, VersionCommand
+from levelfield.specs.tool import FieldName, NodeCommand, PrintedCommand, Tool, VersionCommand
 from levelfield.specs.vendor import VendorFile
 
 _FIELDS: dict[str, FieldName] = {

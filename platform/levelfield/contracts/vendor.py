@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from levelfield.contracts.command import Ask, CommandOutput
-from levelfield.specs.site import NodeCommand
+from levelfield.specs.tool import NodeCommand
 from levelfield.specs.vendor import ContainerAccess, ContainerOptions, VendorFile
 
 __all__ = ["ContainerOptions", "Device", "DeviceList", "Sample", "Vendor", "container_options"]

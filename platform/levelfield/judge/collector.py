@@ -35,7 +35,7 @@ from levelfield.rundir.system_facts import origin_of
 from levelfield.specs.base import load, sha256_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.reference import Reference
+from levelfield.specs.reference import Identity, Reference
 from levelfield.specs.result import (
     FP8_LIBRARIES,
     FUSED_KERNELS,
@@ -44,7 +44,6 @@ from levelfield.specs.result import (
     ExpertLoad,
     Fp8LibraryFound,
     FusedKernel,
-    Identity,
     Loss,
     RankPace,
     Result,

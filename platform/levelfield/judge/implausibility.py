@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from levelfield.measure.device_use import in_use
 from levelfield.measure.flops import FormulaError, flops_per_token
 from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, used_of_each
-from levelfield.measure.other_use import in_use, used_seconds
+from levelfield.measure.other_use import used_seconds
 from levelfield.measure.peak_limits import chip_limit, core_limit
 from levelfield.measure.raw_facts import StepRecord, by_rank, coverage, too_little
 from levelfield.rundir.node_parts import NodePart

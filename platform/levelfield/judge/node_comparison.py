@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from levelfield.measure.other_use import HOST_LIMIT, device_sentence, in_use
+from levelfield.measure.device_use import device_sentence, in_use
+from levelfield.measure.other_use import HOST_LIMIT
 from levelfield.measure.preflight import PeerFinding, PeerReading, compare_peers
 from levelfield.rundir.preflight_events import PRODUCT, PreflightFacts
 from levelfield.specs.preflight_report import Fact, FindingKind, NodeReport, PairReport, PreflightFinding, PreflightWord

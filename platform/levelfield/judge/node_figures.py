@@ -12,8 +12,9 @@ from dataclasses import replace
 from levelfield.contracts.readings import LEAST_WATTS
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
+from levelfield.measure.device_use import device_sentence, in_use
 from levelfield.measure.memory import against_expected
-from levelfield.measure.other_use import HostUse, device_sentence, host_sentence, host_use, in_use
+from levelfield.measure.other_use import HostUse, host_sentence, host_use
 from levelfield.measure.raw_facts import NANOSECONDS, Reading, mean_load
 from levelfield.rundir.node_parts import NodePart
 from levelfield.rundir.telemetry_files import NodePowerTrace

@@ -13,21 +13,12 @@ from levelfield.errors import UsageError
 from levelfield.judge.certification import software_of
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
-from levelfield.rundir.bundle_archive import (
-    MANIFEST,
-    MOST_BYTES,
-    MOST_MEMBERS,
-    RUN_NAME,
-    SIGNATURE,
-    BundledFile,
-    BundledRun,
-    Manifest,
-    Replacement,
-)
+from levelfield.rundir.bundle_archive import MOST_BYTES, MOST_MEMBERS, RUN_NAME
 from levelfield.rundir.bundle_reader import RESULT, RunInBundle, written
 from levelfield.rundir.bundle_redaction import placeholders_of, read_run, redacted_run
 from levelfield.rundir.placeholders import Placeholders
 from levelfield.specs.base import dump, sha256_of, twice_in
+from levelfield.specs.bundle import MANIFEST, SIGNATURE, BundledFile, BundledRun, Manifest, Replacement
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
 

@@ -14,10 +14,11 @@ from levelfield.measure.routing import own_choices, routing_of
 from levelfield.measure.validity import loss_curve
 from levelfield.measure.weights import final_weights, gradient_norms, window_norms
 from levelfield.rundir.raw_files import RawRecords
+from levelfield.specs.bundle import SealFinding
 from levelfield.specs.case import Work
 from levelfield.specs.plan import Plan
-from levelfield.specs.reference import Reference
-from levelfield.specs.result import Alignment, AlignmentLayer, Identity, SealFinding, Status
+from levelfield.specs.reference import Identity, Reference
+from levelfield.specs.result import Alignment, AlignmentLayer, Status
 from levelfield.worker.choices import digest_of
 
 # What the layers say beside the status. `not comparable` and `unchecked` say themselves that nothing was shown.

@@ -27,12 +27,13 @@ from levelfield.rundir.event_lines import DAMAGED, event_or_none
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import OUTCOME, names_something
 from levelfield.specs.base import LATER, load
+from levelfield.specs.bundle import SealFinding
 from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord
 from levelfield.specs.reference import Reference
-from levelfield.specs.result import Alignment, Result, SealFinding
+from levelfield.specs.result import Alignment, Result
 from levelfield.specs.short_names import clipped
 from levelfield.specs.step_parts import StepParts
 from levelfield.store.run_record import record_of

@@ -1,6 +1,5 @@
-"""What others use of the devices and of the host's processors. See docs/decisions/other-use.md.
+"""What others use of the host's processors. See docs/decisions/other-use.md.
 
-A device is in use by others when more than a tenth of its memory or of its time is used before the training starts.
 Other programs are noticeable on the host when they use more than a tenth of its cores.
 """
 
@@ -11,11 +10,7 @@ from dataclasses import dataclass
 
 from levelfield.measure.raw_facts import NANOSECONDS, HostReading, coverage, too_little
 
-# An idle device of the shipped recordings holds up to 5.3 % of its memory (Ascend's driver) and shows a load of 7 %.
-MEMORY_LIMIT = 0.10
-LOAD_LIMIT = 0.10
 HOST_LIMIT = 0.10
-_GIB = 2**30
 Counter = Callable[[HostReading], float]
 
 
@@ -38,24 +33,6 @@ class HostUse:
     @property
     def limit(self) -> float:
         return HOST_LIMIT * (self.cores or 0)
-
-
-def in_use(used_bytes: int | None, memory_bytes: int | None, load: float | None) -> bool | None:
-    """Return whether others use an idle run's device. None: neither its memory nor its load is known."""
-    part = used_bytes / memory_bytes if used_bytes is not None and memory_bytes else None
-    known = [(value, limit) for value, limit in ((part, MEMORY_LIMIT), (load, LOAD_LIMIT)) if value is not None]
-    return any(not value <= limit for value, limit in known) if known else None
-
-
-def device_sentence(
-    device: str, used_bytes: int | None, memory_bytes: int | None, load: float | None, when: str
-) -> str:
-    """Return what others use of a device, with the limits."""
-    memory = "unknown memory" if used_bytes is None else f"{used_bytes / _GIB:.1f} GiB"
-    of = f" of {memory_bytes / _GIB:.1f} GiB" if memory_bytes and used_bytes is not None else ""
-    busy = "unknown load" if load is None else f"load {load:.0%}"
-    limits = f"{MEMORY_LIMIT:.0%} of memory, {LOAD_LIMIT:.0%} load"
-    return f"others use device {device}: {memory}{of}, {busy} {when} (limits: {limits})"
 
 
 def host_sentence(use: HostUse, when: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from levelfield.pages.series_history import DistinctValues
-from levelfield.report import words
+from levelfield.report import result_words
 from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.run_figures import at
 from levelfield.specs.variables import shown
@@ -80,7 +80,7 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
     """Return what the history of the series does not have already."""
     facts = {**_facts(record.result, _SHARED), **_inherited(record.result)}
     if isinstance(facts.get("flags"), list):
-        facts["flags"] = [words.flag(str(each)) for each in facts["flags"]]
+        facts["flags"] = [result_words.flag(str(each)) for each in facts["flags"]]
     return {
         "run": record.run_id,
         "entry": record.entry,

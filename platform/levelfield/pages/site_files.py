@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_json
 
-from levelfield.errors import DocumentError, UsageError
-from levelfield.rundir.directory import room_left
+from levelfield.errors import DocumentError, UsageError, room_left
 from levelfield.rundir.folder_descriptor import FolderDescriptor
 from levelfield.specs.base import Document, dump, parse, sha256_of
 from levelfield.specs.bounded_reading import MOST_BYTES, mapping_of

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from levelfield.catalog import lookup
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.machine import usable_cores
 from levelfield.catalog.registry import Registry
@@ -40,7 +41,7 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
     _refuse_second_name(selector, named)
     if named.chip == WITHHELD:
         return _here(registry, entry, selector, refusal, named)
-    _, chip = lookup.find_chip(registry, named.chip)
+    _, chip = find_chip(registry, named.chip)
     hardware = {"target": chip.name, "nodes": named.nodes, "devices": named.devices}
     on_it = _decided(registry, entry, selector.model_copy(update=hardware), refusal)
     if request.hardware is not None:

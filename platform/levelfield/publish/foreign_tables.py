@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import flops_per_token
 from levelfield.report import escapes
-from levelfield.report.words import GIB, headline_memory, status, utilisation
+from levelfield.report.result_words import headline_memory, status, utilisation
+from levelfield.report.words import GIB
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.layout import Layout
 from levelfield.specs.plan import MemoryExpected, Plan

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.measure.flops import flops_per_token, versioned
 from levelfield.measure.utilisation import mfu, peak_range
 from levelfield.publish.reported_runs import RATE, above_peak, differences
-from levelfield.report import words
+from levelfield.report import result_words, words
 from levelfield.report.escapes import markdown, table
 from levelfield.report.sheets import padded
 from levelfield.report.tables import csv_text
@@ -107,10 +107,10 @@ def remarks(results: Sequence[Result], lines: Sequence[FigureRow]) -> Iterator[s
 
 
 def measured(result: Result) -> FigureRow:
-    found, (memory_name, memory_bytes) = words.utilisation(result, "palm"), words.worst_memory(result)
+    found, (memory_name, memory_bytes) = result_words.utilisation(result, "palm"), result_words.worst_memory(result)
     speed, no_counter = result.throughput, "no counter gave one"
     if result.status.is_unproven:  # published rows beside it would be a comparison
-        found, memory_bytes, speed, no_counter = None, None, None, f"the run is {words.status(result)}"
+        found, memory_bytes, speed, no_counter = None, None, None, f"the run is {result_words.status(result)}"
     return FigureRow(
         origin="measured",
         name=result.run_id,
@@ -120,13 +120,13 @@ def measured(result: Result) -> FigureRow:
         layout=str(result.layout),
         micro_batch=result.micro_batch,
         precision=result.precision,
-        status=words.status(result),
+        status=result_words.status(result),
         source="",
         tokens_per_second_per_device=speed.tokens_per_second_per_device if speed else None,
-        tokens_from="measured" if speed else f"the run is {words.status(result)}",
+        tokens_from="measured" if speed else f"the run is {result_words.status(result)}",
         mfu_low=found.low if found else None,
         mfu_high=found.high if found else None,
-        mfu_from=(found.reason or "measured") if found else f"the run is {words.status(result)}",
+        mfu_from=(found.reason or "measured") if found else f"the run is {result_words.status(result)}",
         memory_bytes=memory_bytes,
         memory_from=f"{memory_name} peak" if memory_bytes is not None else no_counter,
     )

@@ -9,7 +9,8 @@ from levelfield.measure.cost import Cost, PaidUse, cost
 from levelfield.report import repeats, tables
 from levelfield.report.escapes import markdown
 from levelfield.report.repeats import FigureColumn, PlanDigests
-from levelfield.report.words import COLUMNS, NONE, significant, wrapped
+from levelfield.report.result_words import COLUMNS
+from levelfield.report.words import NONE, significant, wrapped
 from levelfield.specs.prices import ChipPrice, Prices
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import HOST_SHARE

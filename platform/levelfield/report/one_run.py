@@ -7,7 +7,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from levelfield.report import words
+from levelfield.report import result_words, words
 from levelfield.report.escapes import code, markdown
 from levelfield.report.sheets import LabelledText, labelled
 from levelfield.specs.plan import Plan
@@ -25,39 +25,39 @@ def result_lines(result: Result, more: Iterable[ExplainedText] = ()) -> list[str
 
 
 def _rows(result: Result) -> Iterator[LabelledText]:
-    yield "result", words.status(result)
+    yield "result", result_words.status(result)
     yield from (("", reason) for reason in result.status.reasons)
-    yield from (("tuning", sentence) for sentence in words.tuning_lines(result))
-    throughput, mfu = result.throughput, words.utilisation(result, "palm")
+    yield from (("tuning", sentence) for sentence in result_words.tuning_lines(result))
+    throughput, mfu = result.throughput, result_words.utilisation(result, "palm")
     if throughput:
         step = throughput.step_seconds
         yield "speed", f"{words.number(throughput.tokens_per_second_per_device)} tokens/s/device"
         yield "step", f"{step.median * 1000:,.1f} ms median, {step.p90 * 1000:,.1f} ms p90, {step.steps} steps"
-        yield from (("", f"flagged: {words.flag(flag)}") for flag in step.flags)
+        yield from (("", f"flagged: {result_words.flag(flag)}") for flag in step.flags)
     if result.disturbance:
         yield from (("", f"flagged: {flag}") for flag in result.disturbance.flags)
-    yield from (("waited", sentence) for sentence in words.pace_lines(result))
+    yield from (("waited", sentence) for sentence in result_words.pace_lines(result))
     if mfu:
         peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
-        yield "MFU", f"{words.percent(mfu)} {mfu.formula} {peak}".rstrip()
+        yield "MFU", f"{result_words.percent(mfu)} {mfu.formula} {peak}".rstrip()
         yield "", f"{mfu.peak_source or mfu.reason}"
     beyond = [each for each in result.utilisation if each.is_above_peak and each != mfu]
     yield from (("", f"{each.kind} {each.formula}: {each.reason}") for each in beyond)
-    name, memory = words.worst_memory(result)
+    name, memory = result_words.worst_memory(result)
     yield "memory", f"{words.gib(memory)} ({name})"
-    yield "", f"expected {words.expectation(result)}"
+    yield "", f"expected {result_words.expectation(result)}"
     if result.memory.expectation and result.memory.expectation.remark:
         yield "", f"remark: {result.memory.expectation.remark}"
-    yield from (("" if number else "energy", line) for number, line in enumerate(words.energy_lines(result)))
+    yield from (("" if number else "energy", line) for number, line in enumerate(result_words.energy_lines(result)))
     first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
     yield "loss", f"{first} -> {last}, mean of the last steps"
-    yield from (("", sentence) for sentence in words.to_loss_lines(result))
-    yield from (("experts", sentence) for sentence in words.expert_lines(result))
-    yield from words.node_rows(result)
+    yield from (("", sentence) for sentence in result_words.to_loss_lines(result))
+    yield from (("experts", sentence) for sentence in result_words.expert_lines(result))
+    yield from result_words.node_rows(result)
     if result.preflight:
         yield "before", result.preflight
     yield from (("warning", warning) for warning in result.warnings)
-    yield "verdict", f"{result.alignment.verdict}: {words.reason_without_limits(result.alignment)}"
+    yield "verdict", f"{result.alignment.verdict}: {result_words.reason_without_limits(result.alignment)}"
     if result.alignment.limits:
         yield "limits", result.alignment.limits
     if after := _next(result):
@@ -101,8 +101,16 @@ def _template() -> Template:
         finalize=_escaped,
     )
     environment.filters["code"] = code
-    texts = (words.number, words.gib, words.flag, words.percent, words.status, words.parameters, words.memory_rows)
-    lines = (words.tuning_lines, words.to_loss_lines, words.pace_lines, words.expert_lines)
+    texts = (
+        words.number,
+        words.gib,
+        result_words.flag,
+        result_words.percent,
+        result_words.status,
+        result_words.parameters,
+        result_words.memory_rows,
+    )
+    lines = (result_words.tuning_lines, result_words.to_loss_lines, result_words.pace_lines, result_words.expert_lines)
     environment.globals.update({each.__name__: each for each in (*texts, *lines)}, inherited_variables=_inherited)
     return environment.get_template("run.md.j2")
 

@@ -11,19 +11,9 @@ from levelfield.errors import UnknownName
 from levelfield.report import repeats
 from levelfield.report.escapes import markdown, one_line, spreadsheet_cell, table
 from levelfield.report.repeats import FigureColumn, PlanDigests
+from levelfield.report.result_words import COLUMNS, chosen_fields, status, tuning_lines, worst_memory
 from levelfield.report.sheets import aligned, widths_of
-from levelfield.report.words import (
-    COLUMNS,
-    GIB,
-    NONE,
-    WIDTH,
-    chosen_fields,
-    number,
-    status,
-    tuning_lines,
-    worst_memory,
-    wrapped,
-)
+from levelfield.report.words import GIB, NONE, WIDTH, number, wrapped
 from levelfield.specs.plan import Plan
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.result import Result

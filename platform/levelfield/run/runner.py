@@ -14,7 +14,7 @@ from pathlib import Path
 
 from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Runtime, Watch
 from levelfield.contracts.vendor import Vendor
-from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError
+from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError, remedy, write_error
 from levelfield.judge.collector import collect
 from levelfield.judge.explanation import explained
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
@@ -31,7 +31,7 @@ from levelfield.run.node_power import node_power_sampled
 from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
 from levelfield.run.run_devices import devices_locked, devices_sampled
-from levelfield.rundir import directory
+from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
 from levelfield.rundir.node_readings import read_nodes, read_software
 from levelfield.rundir.preflight_events import sentence_of
@@ -91,7 +91,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
 
     The window as the platform saw it is not known. Raises UsageError for a run that no engine has.
     """
-    directory.refuse_running(paths)
+    run_state.refuse_running(paths)
     if paths.outcome.exists():
         return finish(paths)
     plan = directory.read_plan(paths)
@@ -137,13 +137,13 @@ def _finished(paths: RunPaths, outcome: Outcome) -> Result:
         with suppress(OSError):
             paths.outcome_of_full_disk.replace(paths.outcome)  # needs no room
         raise RunFailed(
-            f"failed (storage): {directory.write_error(error, paths.root)}. The finished steps are kept. "
-            f"{directory.remedy(error)}, then run `evidence collect {paths.root}`"
+            f"failed (storage): {write_error(error, paths.root)}. The finished steps are kept. "
+            f"{remedy(error)}, then run `evidence collect {paths.root}`"
         ) from None
     try:
         return finish(paths)
     except (OSError, DocumentError) as error:
-        said = directory.write_error(error, paths.root) if isinstance(error, OSError) else error
+        said = write_error(error, paths.root) if isinstance(error, OSError) else error
         raise RunFailed(
             f"the run has ended and its raw files are kept, without a result: {said}. Mend that, then run "
             f"`evidence collect {paths.root}`"
@@ -270,7 +270,7 @@ def _execute(
             outcome = speaking(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
         outcome = inputs.judged(outcome)
     except OSError as error:
-        outcome = Outcome("storage", (), directory.write_error(error, paths.root))
+        outcome = Outcome("storage", (), write_error(error, paths.root))
     _read_nodes(plan, vendor, paths)
     # a file server or a connection may deliver an event of the window much later: nothing was seen then
     outcome = replace(outcome, seen={} if plan.launch else follower.seen)
@@ -312,6 +312,6 @@ def _written_before_training(paths: RunPaths) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"not-run: {directory.write_error(error, paths.root)}. Nothing was trained. "
-            f"{directory.remedy(error)}, or name another folder with --runs"
+            f"not-run: {write_error(error, paths.root)}. Nothing was trained. "
+            f"{remedy(error)}, or name another folder with --runs"
         ) from None

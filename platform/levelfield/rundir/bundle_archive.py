@@ -13,13 +13,10 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
-from typing import ClassVar
-
-from pydantic import Field
 
 from levelfield.errors import DocumentError, GateFailed
-from levelfield.specs.base import LATER, Document, Value, twice_in
-from levelfield.specs.result import SealFinding
+from levelfield.specs.base import twice_in
+from levelfield.specs.bundle import MANIFEST, SIGNATURE
 
 _MADE = (1980, 1, 1, 0, 0, 0)  # the date of every member: the earliest that the format knows
 _MODE = 0o100644 << 16  # a regular file
@@ -31,7 +28,6 @@ _VERSION, _UNIX, _DATE = 20, 3, 33  # deflate; whose rights a member has; the fi
 # What the library raises for a damaged archive.
 _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OSError)
 
-MANIFEST, SIGNATURE = "manifest.json", "manifest.json.sig"
 MOST_BYTES = 64 * 2**20  # of all members together; the archive has the bound of every document
 MOST_MEMBERS = 2000
 MOST_RATIO = 200  # of a member to its compressed bytes
@@ -170,61 +166,3 @@ def _is_ended(content: bytes) -> bool:
     mark, *_, size, place, comment = _END.unpack_from(content, len(content) - _END.size)
     is_at_the_end = mark == b"PK\5\6" and comment == 0 and place + size + _END.size == len(content)
     return bool(is_at_the_end and size <= MOST_MEMBERS * _LONGEST_ENTRY)
-
-
-class BundledFile(Value):
-    """A file of a run. original: its digest in the run directory; of outcome.json the one that the seal holds.
-
-    stored: the digest of the member; None where the file is left out. replaced: texts replaced by placeholders. cut:
-    bytes left out at the beginning of a long log.
-    """
-
-    original: str
-    stored: str | None
-    replaced: int = Field(default=0, ge=0)
-    cut: int = Field(default=0, ge=0)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the member is the file as the run left it."""
-        return self.stored is not None and not self.replaced and not self.cut
-
-
-class BundledRun(Value):
-    """A run of a bundle. seal: the finding on its files before any was redacted.
-
-    software: the digest of its packages and of the vendor's software, for its certificate.
-    """
-
-    seal: SealFinding
-    software: str | None
-    files: dict[str, BundledFile]
-
-
-class Replacement(Value):
-    """What was replaced: its kind (`secret`, `path`, `folder`, `host`, `user`, `device`), by what, and how often."""
-
-    kind: str
-    placeholder: str
-    times: int = Field(ge=1)
-
-
-class Manifest(Document):
-    """manifest.json. kept: names of users or hosts that are also words of a run and were not replaced: how many.
-
-    result_revision: what bundles of 2026-11 have; only their digest counts it. digest: of all other keys.
-    """
-
-    KIND: ClassVar[str] = "bundle"
-
-    platform_version: str
-    runs: dict[str, BundledRun]
-    replacements: tuple[Replacement, ...]
-    kept: int = 0
-    result_revision: int = Field(default=0, ge=0, json_schema_extra=LATER)
-    digest: str
-
-    @property
-    def content_digest(self) -> str:
-        """The digest that the manifest has to have."""
-        return self.model_copy(update={"digest": ""}).fingerprint()

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import DocumentError, GateFailed
-from levelfield.rundir.bundle_archive import FILE_NAME, MANIFEST, SIGNATURE, BundledRun, Manifest, members_in
+from levelfield.rundir.bundle_archive import FILE_NAME, members_in
 from levelfield.rundir.event_lines import Event, event_or_none, strict_json, strict_lines
 from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal, tampered
 from levelfield.specs.base import parse, sha256_of
 from levelfield.specs.bounded_reading import bounded_bytes
+from levelfield.specs.bundle import MANIFEST, SIGNATURE, BundledRun, Manifest, SealFinding
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import SealFinding
 
 RESULT = "result.json"  # what the bundle states; every other file of a run is raw
 

@@ -15,15 +15,16 @@ from typing import Any
 
 from levelfield.checkout import checkout
 from levelfield.errors import GateFailed, UsageError
-from levelfield.rundir.bundle_archive import FILE_NAME, MOST_BYTES, BundledFile, BundledRun
+from levelfield.rundir.bundle_archive import FILE_NAME, MOST_BYTES
 from levelfield.rundir.bundle_reader import RunInBundle
 from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none, mapping
 from levelfield.rundir.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
 from levelfield.rundir.seal import MOST_SEALED_BYTES, OUTCOME, finding_of, opened, outcome_digest, raw_paths
 from levelfield.specs.base import dump, sha256_of
+from levelfield.specs.bundle import BundledFile, BundledRun, SealFinding
 from levelfield.specs.certificate import Certificate, CertificateSubject
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import AlignmentLayer, SealFinding
+from levelfield.specs.result import AlignmentLayer
 from levelfield.user_folders import home_folder, user_name
 
 TAIL_BYTES = 2**20  # what is kept of a log; a run's evidence is its last line

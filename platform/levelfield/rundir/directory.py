@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelfield.checkout import checkout
-from levelfield.errors import StillRunning, UnknownName, UsageError
-from levelfield.node.process_identity import ProcessIdentity, identity_from, is_alive, own_identity
-from levelfield.node.regular_files import read_regular
+from levelfield.errors import UnknownName, UsageError, free_room
+from levelfield.node.process_identity import own_identity
+from levelfield.rundir.run_state import has_job, platform_of, refuse_running, status_of, was_killed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import refuse_any
@@ -25,17 +22,7 @@ if TYPE_CHECKING:  # documents take longer to import than all else of a short co
 
 PAIRS = "pairs"  # folder of runs: runs of pairs of builds are in it, so that none is the latest of a series
 _OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_WRITABLE = "Mount it for writing (`dmesg` says why it is not)"
-
-OVER = ("done", "ended")  # phases in which nobody writes to the run any more
-LOOK_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
-_MOST_STATUS = 2**20  # bytes
 NEWEST = 50  # runs of a folder whose status is checked when a new one starts
-
-
-def default_runs() -> Path:
-    return Path(os.environ.get("LEVELFIELD_RUNS") or checkout() / "runs")
 
 
 def new_run_id(case: str, framework: str, vendor: str, now: datetime | None = None) -> str:
@@ -56,7 +43,7 @@ def create(runs: Path, run_id: str) -> RunPaths:
         write_status(paths, "made", "not-run")
     except OSError as error:
         raise UsageError(
-            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}{_free(error, runs)}. "
+            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}{free_room(error, runs)}. "
             "Name another with --runs"
         ) from None
     return paths
@@ -183,61 +170,11 @@ def write_new(path: Path, content: bytes) -> None:
         raise
 
 
-def write_error(error: OSError, place: Path) -> str:
-    """Return path and reason of a failed write, with the space that is left where the disk is full."""
-    return f"{error.filename or place}: {error.strerror}{_free(error, place)}"
-
-
-def remedy(error: OSError) -> str:
-    """Return what to do about a failed write, as the begin of a sentence."""
-    if error.errno in _FULL:
-        return "Free some space"
-    return _WRITABLE if error.errno == errno.EROFS else "Mend that"
-
-
-def room_left(error: OSError, place: Path) -> str:
-    """Return the space that is left where the disk is full, and what to do where it is read-only; else nothing."""
-    return f". {_WRITABLE}, or name another place" if error.errno == errno.EROFS else _free(error, place)
-
-
-def _free(error: OSError, place: Path) -> str:
-    if error.errno not in _FULL:
-        return ""
-    found = os.statvfs(next(path for path in (place, *place.parents) if path.exists()))
-    return f" ({found.f_bavail * found.f_frsize:,} bytes and {found.f_favail:,} files free)"
-
-
 def finished_run(runs: Path, name: str) -> RunPaths:
     """Return a run by its name, as find_run does. Raises StillRunning for one that goes on."""
     paths = find_run(runs, name)
     refuse_running(paths)
     return paths
-
-
-def refuse_running(paths: RunPaths) -> None:
-    """Raises StillRunning while the run goes on: its files change, and its result is not known."""
-    status = _status(paths)
-    if (platform := _platform_of(status)) is None or not _goes_on(paths, platform):
-        return
-    raise StillRunning(
-        f"{paths.root.name} is running (process {platform.process} of {platform.host}, phase {status.get('phase')}); "
-        "its files are left alone. Wait for its end"
-    )
-
-
-def state_words(paths: RunPaths) -> str:
-    """Return phase and state, as `show runs` shows them."""
-    status = _status(paths)
-    if "phase" not in status or "state" not in status:
-        return "unreadable status.json"
-    if (platform := _platform_of(status)) and _was_killed(paths, platform):
-        how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
-        return f"{status['phase']}: the platform was killed; {how}"
-    from levelfield.rundir.seal import seal_finding
-
-    if (status["phase"], status["state"]) == ("done", "valid") and (seal := seal_finding(paths)).word != "sealed":
-        return f"done: {seal.word}"
-    return f"{status['phase']}: {status['state']}"
 
 
 def settle(runs: Path) -> None:
@@ -247,15 +184,10 @@ def settle(runs: Path) -> None:
         found = sorted(runs.glob("*/status.json"))
     for path in found[-NEWEST:]:
         paths = RunPaths(path.parent)
-        platform = _platform_of(_status(paths))
-        if platform and _was_killed(paths, platform):
+        platform = platform_of(status_of(paths))
+        if platform and was_killed(paths, platform):
             with suppress(OSError):  # another user's run, or a full disk
                 _write_end(paths)
-
-
-def has_job(paths: RunPaths) -> bool:
-    """Return whether an engine has a job of the run, which may go on without the platform."""
-    return (paths.nodes / "engine.json").exists() and not paths.outcome.exists()
 
 
 @contextmanager
@@ -273,44 +205,3 @@ def _write_end(paths: RunPaths) -> None:
     how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` computes it from the files"
     reason = f"the platform ended before it wrote a result; {how}"
     write_status(paths, "ended", "failed", reason=reason)
-
-
-def _goes_on(paths: RunPaths, platform: ProcessIdentity) -> bool:
-    """Return whether the platform lives. One of another machine is not visible; its run's files change every second."""
-    alive = is_alive(platform)
-    return not _was_killed(paths, platform) if alive is False else alive or _changes(paths)
-
-
-def _was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
-    """Return whether the platform is known to have ended. A machine of this one's name that was started at another time
-    may be this one before, or another one, whose files change."""
-    own = own_identity()
-    same_start = own is not None and own.boot == platform.boot
-    return is_alive(platform) is False and (same_start or not _changes(paths))
-
-
-def _changes(paths: RunPaths) -> bool:
-    before = _times(paths)
-    time.sleep(LOOK_SECONDS)
-    return _times(paths) != before
-
-
-def _times(paths: RunPaths) -> dict[Path, tuple[int, int]]:
-    found = {}
-    for path in (paths.telemetry, *paths.telemetry_folder.glob("*"), *paths.events.glob("*")):
-        with suppress(OSError):
-            found[path] = path.stat().st_mtime_ns, path.stat().st_size
-    return found
-
-
-def _platform_of(status: dict[str, Any]) -> ProcessIdentity | None:
-    """Return the process that runs a run; None for one that is over, or whose status does not say."""
-    return None if status.get("phase") in OVER else identity_from(status.get("platform"))
-
-
-def _status(paths: RunPaths) -> dict[str, Any]:
-    try:
-        found = json.loads(read_regular(paths.status, _MOST_STATUS))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

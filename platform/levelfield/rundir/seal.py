@@ -18,11 +18,10 @@ from pydantic import Field, ValidationError
 
 from levelfield.errors import LevelfieldError
 from levelfield.node.regular_files import MOST_BYTES, MOST_DOCUMENT_BYTES, read_regular
-from levelfield.rundir.bundle_archive import MANIFEST, Manifest
 from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping
 from levelfield.specs.base import Value, json_digest, load, sha256_of
+from levelfield.specs.bundle import MANIFEST, Manifest, SealFinding
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import SealFinding
 
 KEY = "seal"  # of outcome.json
 FACTS = " without names"  # behind the name of a file: its second digest

@@ -8,9 +8,17 @@ from pydantic import Field, model_validator
 
 from levelfield.specs.base import LATER, Document, Value
 from levelfield.specs.case import Precision, Scale
-from levelfield.specs.result import Identity
 
 Difference = Annotated[float, Field(ge=0)]
+
+
+class Identity(Value):
+    """Digests that show whether two runs did the same work."""
+
+    work: str = Field(description="Digest of all that the case fixes at this scale.")
+    corpus: str = Field(description="Digest of the corpus.")
+    initial_weights: str | None = Field(description="Digest of the initial weights of every parameter.")
+    tokens: str | None = Field(description="Checksum of all tokens that the run read.")
 
 
 class NoiseRow(Value):

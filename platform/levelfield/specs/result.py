@@ -10,8 +10,10 @@ from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 from pydantic import Field
 
 from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.bundle import SealFinding
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.layout import Layout
+from levelfield.specs.reference import Identity
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import recomputation
 
@@ -354,15 +356,6 @@ class ExpertLoad(Value):
     auxiliary_last: Nats[float | None] = Field(description="The same of the last step that has it.")
 
 
-class Identity(Value):
-    """Digests that show whether two runs did the same work."""
-
-    work: str = Field(description="Digest of all that the case fixes at this scale.")
-    corpus: str = Field(description="Digest of the corpus.")
-    initial_weights: str | None = Field(description="Digest of the initial weights of every parameter.")
-    tokens: str | None = Field(description="Checksum of all tokens that the run read.")
-
-
 class AlignmentLayer(Value):
     """The finding of one layer of the comparison with the reference."""
 
@@ -433,17 +426,6 @@ class Origin(Value):
     packages: str | None = Field(description="Digest of the packages of the training's Python, with their versions.")
     image: str | None = Field(description="Digest of the container image; null outside of a container.")
     machine: str | None = Field(description="Digest of the machine's own identifier and name.")
-
-
-class SealFinding(Value):
-    """Whether the raw files are those that the run left when it ended."""
-
-    word: Literal["sealed", "unsealed", "tampered"] = Field(
-        description="`sealed`: no raw file has changed since. `unsealed`: there is no seal. `tampered`: a file has "
-        "changed, was added or is missing."
-    )
-    reason: str | None = Field(default=None, description="Why it is not `sealed`, with the file.")
-    digest: str | None = Field(default=None, description="Digest of the raw files as they are.")
 
 
 class Straggler(Value):

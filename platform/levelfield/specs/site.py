@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from levelfield.specs.base import Document, Value, twice_in
+from levelfield.specs.tool import NodeCommand
 from levelfield.specs.variables import TuningVariables, is_secret
 
 # One word without a space, a control character or a leading dash, which a program would read as an option.
@@ -281,13 +282,6 @@ class Site(Document):
         if self.ports[0] > self.ports[1]:
             raise ValueError(f"ports: found {list(self.ports)}, expected the first port before the last")
         return self
-
-
-class NodeCommand(Value):
-    """A command of the vendor's tools that runs on each node. Its output is recorded there and read later."""
-
-    argv: tuple[str, ...] = Field(min_length=1)
-    timeout_seconds: float = Field(gt=0)
 
 
 class LaunchPlan(Value):

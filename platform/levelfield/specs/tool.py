@@ -193,3 +193,10 @@ class VersionCommand(Value):
     command: tuple[str, ...] = Field(min_length=1)
     timeout_seconds: float = SECONDS
     pattern: Pattern
+
+
+class NodeCommand(Value):
+    """A command of the vendor's tools that runs on each node. Its output is recorded there and read later."""
+
+    argv: tuple[str, ...] = Field(min_length=1)
+    timeout_seconds: float = Field(gt=0)

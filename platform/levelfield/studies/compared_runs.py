@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import Histories
 from levelfield.compare.ratios import LEAST_RUNS
@@ -27,7 +27,8 @@ from levelfield.compare.sides import (
 )
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.judge.verification import record_of_files
-from levelfield.rundir.directory import finished_run, read_plan, refuse_running
+from levelfield.rundir.directory import finished_run, read_plan
+from levelfield.rundir.run_state import refuse_running
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series, first_future_date
 from levelfield.specs.short_names import refuse_any

@@ -10,7 +10,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.questions import question_on_chip, question_on_host
-from levelfield.report.words import worst_memory
+from levelfield.report.result_words import worst_memory
 from levelfield.run import measurement
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.implementation import refused

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from levelfield.catalog.lookup import chip_clash
+from levelfield.catalog.chip_names import chip_clash
 from levelfield.contracts.readings import is_named
 from levelfield.contracts.vendor import Device
 from levelfield.errors import DocumentError, UsageError

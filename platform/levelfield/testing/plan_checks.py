@@ -11,6 +11,7 @@ from textwrap import shorten
 from levelfield.catalog import lookup
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.tuning_changes import tuning_rows
 from levelfield.contracts.execution import ProcessWork
 from levelfield.errors import NotHere, UnknownName, UsageError
 from levelfield.plan.permissions import needs
@@ -126,7 +127,7 @@ def tuning(subject: VendorSubject) -> str:
             subject.registry.case(case)
         except UnknownName as error:
             raise Fails(f"tuning/{case}.yaml: {error}", "give the file the name of a case, or remove it") from None
-        for number, row in enumerate(lookup.tuning_rows(subject.registry, subject.name, case)):
+        for number, row in enumerate(tuning_rows(subject.registry, subject.name, case)):
             plans += _check_row(subject, case, number, row)
     return f"{len(files)} case(s), {plans} plan(s): {', '.join(path.stem for path in files)}"
 

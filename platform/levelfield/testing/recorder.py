@@ -18,8 +18,7 @@ from levelfield.contracts.vendor import Device, Vendor, recorded_commands
 from levelfield.errors import RunFailed, UsageError
 from levelfield.node.regular_files import MOST_DOCUMENT_BYTES
 from levelfield.rundir.folder_descriptor import FolderDescriptor
-from levelfield.specs.site import NodeCommand
-from levelfield.specs.tool import Tool
+from levelfield.specs.tool import NodeCommand, Tool
 from levelfield.testing.file_checks import BLANK
 from levelfield.testing.recordings import ORIGINS, commands, file_name, why_unread
 from levelfield.testing.subject import VendorSubject

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from levelfield.catalog import lookup
 from levelfield.catalog.lookup import reference_of
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.tuning_changes import tuning_rows
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.derivation import Derivation, split_name
 from plans import PLUGINS, make_plan
@@ -74,10 +74,10 @@ def test_a_derived_case_has_no_reference_of_the_case_that_it_came_from() -> None
 
 def test_tuning_rows_stay_while_a_step_has_the_same_tokens() -> None:
     registry = Registry([PLUGINS])
-    rows = lookup.tuning_rows(registry, "fake", "tiny")
-    assert lookup.tuning_rows(registry, "fake", "tiny+steps9+seed3") == rows != ()
-    assert lookup.tuning_rows(registry, "fake", "tiny+batch8") == ()
-    assert lookup.tuning_rows(registry, "fake", "tiny+seq8") == ()
+    rows = tuning_rows(registry, "fake", "tiny")
+    assert tuning_rows(registry, "fake", "tiny+steps9+seed3") == rows != ()
+    assert tuning_rows(registry, "fake", "tiny+batch8") == ()
+    assert tuning_rows(registry, "fake", "tiny+seq8") == ()
 
 
 # ---- a file of its own

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog import lookup
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
+from levelfield.catalog.tuning_changes import tuning_rows
 from levelfield.contracts.vendor import Device, DeviceList
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.implementation import DeviceReach
@@ -78,23 +80,23 @@ def test_a_name_of_two_things_is_refused(tmp_path: Path, alias: str, asked: str,
     file = plugins / "vendors/fake/vendor.yaml"
     file.write_text(file.read_text().replace("[F1-8GB]", f"[F1-8GB, {alias}]"))
     with pytest.raises(UsageError, match=says):
-        lookup.find_chip(Registry([plugins]), asked)
-    assert lookup.find_chip(Registry([plugins]), "F1")[1].name == "F1"
-    assert lookup.find_chip(Registry(), "H100")[1].name == "H100-SXM5-80GB"
+        find_chip(Registry([plugins]), asked)
+    assert find_chip(Registry([plugins]), "F1")[1].name == "F1"
+    assert find_chip(Registry(), "H100")[1].name == "H100-SXM5-80GB"
 
 
 def test_a_vendor_is_no_chip_and_an_unknown_chip_may_be_in_a_folder_of_plugins(registry: Registry) -> None:
     with pytest.raises(UsageError, match="found the vendor 'nvidia', expected a chip: V100-SXM2-16GB, "):
-        lookup.find_chip(registry, "nvidia")
+        find_chip(registry, "nvidia")
     with pytest.raises(UnknownName, match=r"`show chips` shows all\.$"):
-        lookup.find_chip(registry, "X1")
+        find_chip(registry, "X1")
     with pytest.raises(UnknownName, match="A folder of your own is given with --plugins DIR"):
-        lookup.find_chip(Registry(), "X1")
+        find_chip(Registry(), "X1")
 
 
 def test_chips_of_the_reports_are_known() -> None:
     names = ["A100", "A10080G", "A10040G", "A800", "V100", "H100"]
-    assert all(lookup.find_chip(Registry(), name)[0].name == "nvidia" for name in names)
+    assert all(find_chip(Registry(), name)[0].name == "nvidia" for name in names)
 
 
 def test_all_of_one_selector(hardware: Registry) -> None:
@@ -147,11 +149,11 @@ def test_tuning_for_another_case_is_refused(tmp_path: Path) -> None:
     file = copy / "vendors/fake/tuning/tiny.yaml"
     file.write_text(file.read_text().replace("case: tiny", "case: large"))
     with pytest.raises(UsageError, match="key 'case': found 'large', expected 'tiny' as in the file name"):
-        lookup.tuning_rows(Registry([copy]), "fake", "tiny")
+        tuning_rows(Registry([copy]), "fake", "tiny")
 
 
 def test_a_vendor_without_tuning_has_no_rows(registry: Registry) -> None:
-    assert lookup.tuning_rows(registry, "cpu", "tiny") == ()
+    assert tuning_rows(registry, "cpu", "tiny") == ()
 
 
 # -- tools that are here and do not answer

@@ -32,9 +32,9 @@ from levelfield.cli.main import main
 from levelfield.judge import cross_checks
 from levelfield.judge.promotion import reference_from
 from levelfield.judge.verification import UNSTATED
-from levelfield.rundir.bundle_archive import MANIFEST, Manifest
 from levelfield.rundir.seal import sha256_of
 from levelfield.specs.base import dump
+from levelfield.specs.bundle import MANIFEST, Manifest
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
 from recorded_runs import SECOND_NS, break_off, edit, fail, seal_again, tamper

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.measure.other_use import HostUse, host_use, in_use
+from levelfield.measure.device_use import in_use
+from levelfield.measure.other_use import HostUse, host_use
 from levelfield.measure.raw_facts import HostReading
 
 SECOND = 10**9

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import Link, MachineRates
 from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_OFF, SPEED_VENDORS

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.catalog.lookup import find_chip
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError

@@ -11,8 +11,8 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.errors import UnknownName
 from levelfield.judge.collector import collect
+from levelfield.report.result_words import COLUMNS
 from levelfield.report.tables import GIVEN_AWAY_BY, OPEN, hidden_columns, with_hidden
-from levelfield.report.words import COLUMNS
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Energy, Figure, Result, Status, TimeToLoss
 

@@ -8,7 +8,7 @@ import json
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.report import words
+from levelfield.report import result_words, words
 from levelfield.report.costs import listed
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.tables import as_json, as_markdown, as_text
@@ -115,8 +115,8 @@ def test_memory_of_the_whole_machine_is_never_a_runs(valid: Result) -> None:
     peaks = dict.fromkeys(("process_peak", "reserved_peak", "allocated_peak"), unknown)
     memory = valid.memory.model_copy(update={**peaks, "device_used_peak": Figure(value=2**30, unit="B")})
     on_processor = valid.model_copy(update={"device_is": HOST_SHARE, "memory": memory})
-    assert words.worst_memory(on_processor) == ("process", None)
-    assert words.worst_memory(on_processor.model_copy(update={"device_is": "card"})) == ("device used", 2**30)
+    assert result_words.worst_memory(on_processor) == ("process", None)
+    assert result_words.worst_memory(on_processor.model_copy(update={"device_is": "card"})) == ("device used", 2**30)
 
 
 def test_report_md_says_whose_memory_each_row_is_and_which_one_counts(run: RunPaths, valid: Result) -> None:
@@ -134,8 +134,8 @@ def test_report_md_says_whose_memory_each_row_is_and_which_one_counts(run: RunPa
         found = valid.model_copy(update={"device_is": device_is, "memory": memory})
         text = run_report(found, read_plan(run))
         assert first in text and f"| memory, largest process | 4.00 GiB | {last} |" in text, device_is
-        headline = words.headline_memory(found).value
-        (counts,) = [figure.value for _, figure, how in words.memory_rows(found) if how.endswith("compared by")]
+        headline = result_words.headline_memory(found).value
+        (counts,) = [figure.value for _, figure, how in result_words.memory_rows(found) if how.endswith("compared by")]
         assert counts == headline, device_is
 
 
@@ -221,7 +221,7 @@ def test_csv_columns_do_not_depend_on_which_run_comes_first(
 
 def test_markdown_is_a_table_with_the_reasons_below(valid: Result, interrupted: Result) -> None:
     head, rule, *rest = as_markdown([valid, interrupted]).splitlines()
-    assert {line.count("|") for line in (head, rule, *rest[:2])} == {len(words.COLUMNS) + 1}
+    assert {line.count("|") for line in (head, rule, *rest[:2])} == {len(result_words.COLUMNS) + 1}
     assert "interrupted by the user" in rest[-1] and interrupted.run_id in rest[-1]
     assert "| - |" in rest[1]
 

@@ -21,7 +21,7 @@ from levelfield.node.process_identity import (
     is_alive,
     own_identity,
 )
-from levelfield.rundir import directory
+from levelfield.rundir import directory, run_state
 from levelfield.specs.paths import RunPaths
 
 
@@ -106,23 +106,23 @@ def by(run: RunPaths, platform: ProcessIdentity | None, phase: str = "running") 
 def test_a_run_goes_on_while_its_platform_lives(run: RunPaths, phase: str) -> None:
     by(run, own(), phase)
     with pytest.raises(StillRunning, match=rf"one is running \(process {os.getpid()} of .*, phase {phase}\)"):
-        directory.refuse_running(run)
+        run_state.refuse_running(run)
 
 
 @pytest.mark.parametrize("phase", ["done", "ended"])
 def test_a_run_that_is_over_is_not_running_though_its_platform_lives(run: RunPaths, phase: str) -> None:
     by(run, own(), phase)
-    directory.refuse_running(run)
+    run_state.refuse_running(run)
 
 
 def test_a_run_of_a_killed_platform_is_not_running_and_its_status_says_so(run: RunPaths) -> None:
     by(run, replace(own(), started=1))
-    directory.refuse_running(run)
-    assert directory.state_words(run) == "running: the platform was killed; `evidence collect` gives the result"
+    run_state.refuse_running(run)
+    assert run_state.state_words(run) == "running: the platform was killed; `evidence collect` gives the result"
     directory.settle(run.root.parent)
     found = json.loads(run.status.read_text())
     assert (found["phase"], found["state"]) == ("ended", "failed") and "the platform ended" in found["reason"]
-    directory.refuse_running(run)
+    run_state.refuse_running(run)
 
 
 def test_the_status_of_a_run_that_goes_on_is_left(run: RunPaths) -> None:
@@ -135,7 +135,7 @@ def test_the_status_of_a_run_that_goes_on_is_left(run: RunPaths) -> None:
 @pytest.mark.parametrize("damage", ["", "{", "[]", "[" * 5000, '{"phase": "running", "platform": 7}', "\xff"])
 def test_a_damaged_status_and_one_of_an_earlier_version_are_of_a_run_that_is_over(run: RunPaths, damage: str) -> None:
     run.status.write_text(damage, encoding="latin-1")
-    directory.refuse_running(run)
+    run_state.refuse_running(run)
     directory.settle(run.root.parent)
     assert run.status.read_text(encoding="latin-1") == damage
 
@@ -146,7 +146,7 @@ def test_a_run_of_another_machine_is_known_by_its_files(
     run: RunPaths, goes_on: bool, place: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of one that has this one's name, as containers may: its kernel was started at another time."""
-    monkeypatch.setattr(directory, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(run_state, "LOOK_SECONDS", 0.5)
     by(run, replace(own(), **place))
     over = threading.Event()
 
@@ -160,9 +160,9 @@ def test_a_run_of_another_machine_is_known_by_its_files(
     try:
         if goes_on:
             with pytest.raises(StillRunning, match=f"of {place.get('host', own().host)}, phase running"):
-                directory.refuse_running(run)
+                run_state.refuse_running(run)
         else:
-            directory.refuse_running(run)
+            run_state.refuse_running(run)
         directory.settle(run.root.parent)
         kept = "running" if goes_on or "host" in place else "ended"
         assert json.loads(run.status.read_text())["phase"] == kept

@@ -20,7 +20,7 @@ from levelfield.report import repeats
 from levelfield.report.costs import listed
 from levelfield.report.tables import as_json, as_markdown, as_text
 from levelfield.run import runner
-from levelfield.rundir import directory
+from levelfield.rundir import directory, run_state
 from levelfield.rundir.directory import read_plan, write_json, write_status
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.paths import RunPaths
@@ -267,7 +267,7 @@ def test_collect_says_tampered_with_code_4(run: RunPaths, capsys: pytest.Capture
 
 def test_the_list_of_runs_shows_it(doubtful: RunPaths) -> None:
     write_status(doubtful, "done", "valid")
-    assert directory.state_words(doubtful) == f"done: {collect(doubtful).status.word}"
+    assert run_state.state_words(doubtful) == f"done: {collect(doubtful).status.word}"
 
 
 # -- at the end of a run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bundles import bundled, members_of, with_manifest, written
 from levelfield.cli.main import main
-from levelfield.rundir.bundle_archive import SIGNATURE
+from levelfield.specs.bundle import SIGNATURE
 from levelfield.specs.paths import RunPaths
 
 NAME = "me@example.com"

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.tuning_changes import RunPlace, row_changes, tuned
+from levelfield.catalog.tuning_changes import RunPlace, row_changes, tuned, tuning_rows
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.base import Value, load, parse
@@ -67,7 +66,7 @@ def planted(plugins: Path, row: dict[str, Any]) -> Path:
 
 def refusal(plugins: Path) -> str:
     with pytest.raises(UsageError) as caught:
-        lookup.tuning_rows(Registry([plugins]), "fake", "tiny")
+        tuning_rows(Registry([plugins]), "fake", "tiny")
     assert caught.value.exit_code == 2
     return str(caught.value)
 
@@ -183,7 +182,7 @@ def case() -> Case:
 
 @pytest.fixture
 def rows() -> tuple[TuningRow, ...]:
-    return lookup.tuning_rows(Registry([PLUGINS]), "fake", "tiny")
+    return tuning_rows(Registry([PLUGINS]), "fake", "tiny")
 
 
 def changes_at(case: Case, rows: tuple[TuningRow, ...], place: RunPlace) -> dict[int, list[tuple[str, Any, Any]]]:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from levelfield import environment_folder, installer
 from levelfield.contracts.execution import Say
-from levelfield.errors import RunFailed, UsageError
+from levelfield.errors import RunFailed, UsageError, write_error
 from levelfield.plan.environment import STAMP, made_from
-from levelfield.rundir.directory import write_error, write_json
+from levelfield.rundir.directory import write_json
 from levelfield.specs.plan import EnvironmentPlan
 
 _WITHOUT = "give an interpreter with --python"

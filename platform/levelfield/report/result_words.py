@@ -1,0 +1,238 @@
+"""The words and figures of a result, as tables and reports show them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from levelfield.report.words import NONE, gib, number, scaled, significant
+from levelfield.specs.run_figures import RUN_FIGURES, RunFigure
+
+if TYPE_CHECKING:
+    from levelfield.specs.result import Alignment, Figure, Result, Utilisation
+
+# As measure/throughput.py writes it into result.json.
+_TREND = re.compile(
+    r"(?P<said>trend: step time drifts by (?P<percent>[+-]\d+\.\d)%) over the window (?P<p>\(p = [^)]*\))"
+)
+_CHANGE = re.compile(r"(?P<said>change point: step time shifts by [+-]\d+\.\d%)(?P<rest> at step \d+ \(p = [^)]*\))")
+MOST_NODES = 8  # in the report of one run; report.md has all
+
+
+def percent(found: Utilisation | None) -> str:
+    """Return a percentage such as 37.7 %, or a range such as 25.4-50.9 % for mixed fp8."""
+    if found is None:
+        return NONE
+    if found.low is not None and found.high is not None and found.low != found.high:
+        return f"{found.low:.1%}-{found.high:.1%}".replace("%", "") + " %"
+    return NONE if found.value is None else f"{found.value * 100:.1f} %"
+
+
+def utilisation(result: Result, formula: str, kind: str = "MFU") -> Utilisation | None:
+    """Return the result's utilisation by this formula, in any version."""
+    return next((u for u in result.utilisation if u.formula.split("/")[0] == formula and u.kind == kind), None)
+
+
+def worst_memory(result: Result) -> tuple[str, float | None]:
+    """Return the first known memory figure with its name, in the order device, framework, process.
+
+    On a processor the device's is the machine's, with all other programs, and never counts.
+    """
+    memory = result.memory
+    named = (
+        ("device used", memory.device_used_peak),
+        ("reserved", memory.reserved_peak),
+        ("allocated", memory.allocated_peak),
+        ("process", memory.process_peak),
+    )
+    order = (named[3], *named[1:3]) if _is_host(result) else named
+    return next(((name, figure.value) for name, figure in order if figure.value is not None), (order[0][0], None))
+
+
+def _is_host(result: Result) -> bool:
+    from levelfield.specs.vendor import HOST_SHARE
+
+    return result.device_is == HOST_SHARE
+
+
+def headline_memory(result: Result) -> Figure:
+    """Return the figure that runs are compared by: the device-used peak; on a processor the peak of the processes."""
+    memory = result.memory
+    return memory.process_peak if _is_host(result) else memory.device_used_peak
+
+
+def memory_rows(result: Result) -> tuple[tuple[str, Figure, str], ...]:
+    """Return each peak of memory with its name and what it is; on a processor the device is the whole machine."""
+    memory, headline = result.memory, "peak; what runs are compared by"
+    used = ("device used", memory.device_used_peak, headline)
+    if _is_host(result):
+        own = "peak of all programs on the machine, or in its control group; no figure of this run"
+        used = ("whole machine", memory.device_used_peak, own)
+    return (
+        used,
+        ("framework reserved", memory.reserved_peak, "peak"),
+        ("framework allocated", memory.allocated_peak, "peak"),
+        ("largest process", memory.process_peak, headline if _is_host(result) else "peak"),
+    )
+
+
+def expectation(result: Result) -> str:
+    """Return the expected memory, and which measured figure is how many times that."""
+    found = result.memory.expectation
+    expected = gib(result.memory.expected_bytes)
+    if found is None or found.ratio is None:
+        return expected
+    return f"{expected}; the {found.figure}, {gib(found.measured.value)}, is {number(found.ratio, 2)} times that"
+
+
+def reason_without_limits(found: Alignment) -> str:
+    """Return the reason of a verdict without the source of its limits, which is a line of its own."""
+    return found.reason.replace(f" ({found.limits})", "") if found.limits else found.reason
+
+
+def node_rows(result: Result) -> list[tuple[str, str]]:
+    """Return how many nodes ended in which way, `1 failed, 1 stopped`, and a line for each that did not just end."""
+    number_of = Counter(each.word or "without a known end" for each in result.machines)
+    if set(number_of) == {"ended"}:
+        lines = [f"{len(result.machines)} of {len(result.machines)} ended"]
+    else:
+        lines = [", ".join(f"{number} {word}" for word, number in number_of.items())] if number_of else []
+    bad = [each for each in result.machines if each.word not in ("ended", "stopped", None)]
+    lines += [
+        f"node{n.node} ({n.name or 'no name'}) {n.word or 'unknown'}{f': {n.detail}' if n.detail else ''}"
+        for n in bad[:MOST_NODES]
+    ]
+    lines += [f"and {len(bad) - MOST_NODES} more"] if len(bad) > MOST_NODES else []
+    return [("" if place else "nodes", line) for place, line in enumerate(lines)]
+
+
+def flag(stored: str) -> str:
+    """Return the flag of step times in words. A drift is that of a fitted line, which may lose more than the median."""
+    if change := _CHANGE.fullmatch(stored):
+        return f"{change['said']} of the window's median{change['rest']}"
+    found = _TREND.fullmatch(stored)
+    if found is None:
+        return stored
+    half = float(found["percent"]) / 200
+    first, last = (significant(max(0.0, end), 3) for end in (1 - half, 1 + half))
+    return f"{found['said']} of its median over the window, on a line from {first} to {last} times it {found['p']}"
+
+
+def energy_lines(result: Result) -> tuple[str, ...]:
+    """Return the energy of a run in lines, or why it is unknown; none where the host's processors report none."""
+    energy = result.energy
+    if energy.joules_per_token.value is not None:
+        watts = number(energy.mean_watts.value)
+        lines = [f"{significant(energy.joules_per_token.value)} J/token of the {energy.boundary}s, {watts} W together"]
+    elif result.throughput is None or _is_host(result):
+        lines = []
+    else:
+        lines = [f"unknown: {energy.joules_per_token.reason}"]
+    if energy.nodes and energy.nodes.joules_per_token.value is not None:
+        lines.append(f"{significant(energy.nodes.joules_per_token.value)} J/token of the whole nodes")
+    return tuple(lines)
+
+
+def _of_node(name: str) -> str:
+    return "'s ranks" if name.startswith("node") else ""
+
+
+def pace_lines(result: Result) -> tuple[str, ...]:
+    """Return a sentence for each node and rank that the others waited for."""
+    if result.pace is None:
+        return ()
+    steps = result.pace.steps
+    return tuple(
+        f"{each.name}{_of_node(each.name)} took {each.excess:.1%} longer before the exchange (slowest in "
+        f"{each.slowest_in} of {steps} steps); the others waited {each.waited_seconds * 1000:,.1f} ms in each"
+        for each in result.pace.stragglers
+    )
+
+
+def parameters(result: Result) -> str:
+    """Return the number of parameters, with those that one token uses where these are others."""
+    active = result.active_parameters
+    return f"{result.parameters:,}" + ("" if active is None else f", {active:,} active for one token")
+
+
+def expert_lines(result: Result) -> tuple[str, ...]:
+    """Return sentences about the load of the experts and the routers' loss; none for a model without experts."""
+    load = result.experts
+    if load is None:
+        return ()
+    worst = max(load.layers, key=lambda each: each.imbalance)
+    over = f"the {load.steps} steps of the window" if load.over == "window" else f"{load.steps} warm-up steps"
+    lines = [
+        f"largest load {load.imbalance:.2f} x the mean (layer {worst.layer}, over {over}), {load.imbalance_last:.2f} x "
+        f"in the last recorded step; shares of layer {worst.layer}: {worst.least:.2%} to {worst.largest:.2%}, "
+        f"mean {worst.mean:.2%}"
+    ]
+    if load.never_chosen:
+        where = ", ".join(str(each.layer) for each in load.layers if each.never_chosen)
+        lines.append(f"never chosen: {load.never_chosen} experts (layers {where})")
+    if load.auxiliary_first is not None and load.auxiliary_last is not None:
+        lines.append(f"auxiliary loss {load.auxiliary_first:.4g} -> {load.auxiliary_last:.4g}")
+    return tuple(lines)
+
+
+def chosen_fields(result: Result) -> str:
+    """Return the free fields that somebody chose, with who: `layout (command line)`; empty for base."""
+    chosen = result.tuning.chosen if result.tuning else {}
+    return ", ".join(f"{name} ({who})" for name, who in chosen.items())
+
+
+def tuning_lines(result: Result) -> tuple[str, ...]:
+    """Return `base`, or `peak` with the chosen fields; none for a result of an earlier version."""
+    return (": ".join(filter(None, (result.tuning.word, chosen_fields(result)))),) if result.tuning else ()
+
+
+def to_loss(result: Result) -> str:
+    """Return the seconds to a loss, with the loss, such as `5.2 (2.66)`."""
+    found = result.to_loss
+    return NONE if found is None or found.seconds is None else f"{number(found.seconds, 2)} ({found.level:g})"
+
+
+def to_loss_lines(result: Result) -> tuple[str, ...]:
+    """Return the time and tokens to a loss in a sentence, with what is not counted; none for a run without."""
+    found = result.to_loss
+    if found is None or found.seconds is None:
+        return ()
+    return (
+        f"{number(found.seconds, 2)} s and {number(found.tokens, 0)} tokens to a loss of {found.level:g}, in step "
+        f"{number(found.step, 2)} (loss averaged over {found.averaged_steps} steps); the seconds do not count start, "
+        f"compilation and steps 1 to {found.uncounted_steps}",
+    )
+
+
+def status(result: Result) -> str:
+    failure = result.status.failure
+    return f"{result.status.word} ({failure})" if failure and failure != result.status.word else result.status.word
+
+
+def _cell(figure: RunFigure, result: Result) -> str:
+    return scaled(figure.of(result, _is_host(result))[0], figure.divisor, figure.digits)
+
+
+# Of figures that a table shows with more than a number, or with fewer digits than a table of repeats.
+_WRITERS: dict[str, Callable[[Result], str]] = {
+    "mfu_palm": lambda r: percent(utilisation(r, "palm")),
+    "memory_bytes": lambda r: gib(worst_memory(r)[1]),
+    "loss_tail_mean": lambda r: number(r.loss.tail_mean, 4),
+    "seconds_to_loss": to_loss,
+}
+COLUMNS: dict[str, Callable[[Result], str]] = {
+    "case": lambda r: r.case,
+    "scale": lambda r: r.scale,
+    "framework": lambda r: f"{r.framework} {r.framework_version}",
+    "chip": lambda r: f"{r.nodes}x{r.devices // r.nodes} {r.chip}",
+    "layout": lambda r: str(r.layout),
+    "precision": lambda r: r.precision,
+    "tuning": lambda r: r.tuning.word if r.tuning else NONE,
+    "tuned": lambda r: chosen_fields(r) or NONE,
+    "status": status,
+    **{figure.table: _WRITERS.get(figure.name, partial(_cell, figure)) for figure in RUN_FIGURES if figure.table},
+    "alignment": lambda r: r.alignment.verdict,
+}

@@ -1,0 +1,90 @@
+"""Whether a run goes on, was killed or is over, by its status.json and by who wrote it."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from levelfield.errors import StillRunning
+from levelfield.node.process_identity import ProcessIdentity, identity_from, is_alive, own_identity
+from levelfield.node.regular_files import read_regular
+from levelfield.specs.paths import RunPaths
+
+OVER = ("done", "ended")  # phases in which nobody writes to the run any more
+LOOK_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
+_MOST_STATUS = 2**20  # bytes
+
+
+def refuse_running(paths: RunPaths) -> None:
+    """Raises StillRunning while the run goes on: its files change, and its result is not known."""
+    status = status_of(paths)
+    if (platform := platform_of(status)) is None or not _goes_on(paths, platform):
+        return
+    raise StillRunning(
+        f"{paths.root.name} is running (process {platform.process} of {platform.host}, phase {status.get('phase')}); "
+        "its files are left alone. Wait for its end"
+    )
+
+
+def state_words(paths: RunPaths) -> str:
+    """Return phase and state, as `show runs` shows them."""
+    status = status_of(paths)
+    if "phase" not in status or "state" not in status:
+        return "unreadable status.json"
+    if (platform := platform_of(status)) and was_killed(paths, platform):
+        how = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
+        return f"{status['phase']}: the platform was killed; {how}"
+    from levelfield.rundir.seal import seal_finding
+
+    if (status["phase"], status["state"]) == ("done", "valid") and (seal := seal_finding(paths)).word != "sealed":
+        return f"done: {seal.word}"
+    return f"{status['phase']}: {status['state']}"
+
+
+def has_job(paths: RunPaths) -> bool:
+    """Return whether an engine has a job of the run, which may go on without the platform."""
+    return (paths.nodes / "engine.json").exists() and not paths.outcome.exists()
+
+
+def _goes_on(paths: RunPaths, platform: ProcessIdentity) -> bool:
+    """Return whether the platform lives. One of another machine is not visible; its run's files change every second."""
+    alive = is_alive(platform)
+    return not was_killed(paths, platform) if alive is False else alive or _changes(paths)
+
+
+def was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
+    """Return whether the platform is known to have ended. A machine of this one's name that was started at another time
+    may be this one before, or another one, whose files change."""
+    own = own_identity()
+    same_start = own is not None and own.boot == platform.boot
+    return is_alive(platform) is False and (same_start or not _changes(paths))
+
+
+def _changes(paths: RunPaths) -> bool:
+    before = _times(paths)
+    time.sleep(LOOK_SECONDS)
+    return _times(paths) != before
+
+
+def _times(paths: RunPaths) -> dict[Path, tuple[int, int]]:
+    found = {}
+    for path in (paths.telemetry, *paths.telemetry_folder.glob("*"), *paths.events.glob("*")):
+        with suppress(OSError):
+            found[path] = path.stat().st_mtime_ns, path.stat().st_size
+    return found
+
+
+def platform_of(status: dict[str, Any]) -> ProcessIdentity | None:
+    """Return the process that runs a run; None for one that is over, or whose status does not say."""
+    return None if status.get("phase") in OVER else identity_from(status.get("platform"))
+
+
+def status_of(paths: RunPaths) -> dict[str, Any]:
+    try:
+        found = json.loads(read_regular(paths.status, _MOST_STATUS))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
