@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from levelfield.measure.preflight import PeerReading, compare_peers
+from levelfield.preflight.peer_comparison import PeerReading, compare_peers
 
 NODES = (2, 3, 4, 5, 8, 32)
 NOISES = (0.01, 0.03, 0.10)

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from layouts import MODELS, ROOT, SINGLE, job_of, launch, launch_explained, planted, shallow
-from levelfield.measure.step_parts import milliseconds
+from levelfield.explain.step_division import milliseconds
 from power import documented_between, write_data
 from told_plants import FRAMEWORKS, PAGE, Row, busy_core
 from trainings.interpreters import interpreters

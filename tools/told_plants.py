@@ -28,7 +28,7 @@ from faults.slow_links import PLANT, transfer_ms, two_hosts
 from faults.step_plants import AGAIN as REPEATED
 from faults.step_plants import GARBAGE, LATE, MATH, Plant, plants_of
 from layouts import MODELS, ROOT, Variant
-from levelfield.compare.step_difference import AGAIN, StepDifference, step_difference
+from levelfield.explain.step_difference import AGAIN, StepDifference, step_difference
 from levelfield.specs.step_parts import BUBBLE, COMMUNICATION, WAITING
 from power import documented_between, write_data
 from trainings.interpreters import interpreters

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from layouts import MODELS, Variant, events, job_of, launch_explained, shallow
-from levelfield.judge.explanation import RecordedRun, layout_of, parts_of, trace_of
-from levelfield.measure.step_alone import ChipRates, repeated
+from levelfield.explain.explanation import RecordedRun, layout_of, parts_of, trace_of
+from levelfield.explain.step_alone import ChipRates, repeated
 from levelfield.measure.step_timeline import timeline, with_arguments
 from levelfield.specs.layout import Layout
 

@@ -12,7 +12,7 @@ import pytest
 from faults.planted_steps import at, explained, part_of, planted_ms
 from faults.step_plants import GARBAGE, LATE, MATH, plants_of
 from layouts import MODELS, Variant
-from levelfield.compare.step_difference import step_difference
+from levelfield.explain.step_difference import step_difference
 from levelfield.specs.step_parts import BUBBLE, WAITING, Place
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]

@@ -17,7 +17,7 @@ import pytest
 from faults.planted_steps import SMALL, at, explained, part_of, planted_ms
 from faults.step_plants import IN_PADDLE, PRODUCT, READER, plants_of
 from layouts import MODELS, ROOT, Variant, events, job_of, launch, launch_explained, script_of, shallow
-from levelfield.compare.step_difference import step_difference
+from levelfield.explain.step_difference import step_difference
 from levelfield.specs.step_parts import WAITING
 from test_step_parts import assert_told
 from test_step_profile import judged

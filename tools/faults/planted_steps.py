@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from faults.step_plants import help_of
 from layouts import MODELS, SINGLE, Variant, events, job_of, launch_explained, planted, shallow
-from levelfield.judge.explanation import RecordedRun, layout_of, parts_of
+from levelfield.explain.explanation import RecordedRun, layout_of, parts_of
 from levelfield.specs.layout import Layout
 from levelfield.specs.step_parts import StepParts
 

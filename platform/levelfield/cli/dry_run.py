@@ -20,11 +20,11 @@ from levelfield.plan.default_layout import Place, question_of
 from levelfield.plan.peak import why_again
 from levelfield.predict.layout_search import predict
 from levelfield.predict.machines import with_assumed_rates
+from levelfield.preflight.preflight_run import plan_of
 from levelfield.report import tables
 from levelfield.report.sheets import LabelledText, labelled, padded
 from levelfield.report.words import gib, parameters_in_words, wrapped
 from levelfield.run.launchers import means
-from levelfield.run.preflight_run import plan_of
 from levelfield.run.runtimes.environments import is_ready
 from levelfield.specs.certificate import CertificateUsed
 from levelfield.specs.free_fields import FREE_FIELDS

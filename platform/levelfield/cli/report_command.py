@@ -194,8 +194,8 @@ def _explain_options(parser: argparse.ArgumentParser) -> None:
 def _explain(options: argparse.Namespace) -> int:
     """Print the parts of a run's step, or the way from one run's step to another's. Return 0."""
     from levelfield.catalog.registry import Registry
-    from levelfield.judge.explanation import planned, step_parts
-    from levelfield.report.step_tables import step_sheets
+    from levelfield.explain.explanation import planned, step_parts
+    from levelfield.explain.step_tables import step_sheets
     from levelfield.run.measurement import known_host_rates
     from levelfield.specs.base import dump
 
@@ -217,8 +217,8 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _why_slower(form: str, paths: Sequence[RunPaths], parts: Sequence[StepParts]) -> str:
     """Return the difference of two runs as text. Raises GateFailed where their work is not equal."""
-    from levelfield.compare.step_difference import as_values, step_difference
-    from levelfield.report.step_tables import difference_lines, difference_sheet, waterfall
+    from levelfield.explain.step_difference import as_values, step_difference
+    from levelfield.explain.step_tables import difference_lines, difference_sheet, waterfall
 
     first, second = (read_plan(each) for each in paths)
     if first.work_digest != second.work_digest:
@@ -294,7 +294,7 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[St
 def _records(named: NamedRuns) -> Iterator[RunRecord]:
     """Return the record of each run, with the figures of its raw files: an edited result.json changes no page."""
     from levelfield.catalog.registry import Registry
-    from levelfield.judge.explanation import recomputed
+    from levelfield.explain.explanation import recomputed
     from levelfield.judge.verification import record_of_files
 
     known = Registry()

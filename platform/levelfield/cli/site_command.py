@@ -138,9 +138,8 @@ def _preflight_options(parser: argparse.ArgumentParser) -> None:
 def _preflight(options: argparse.Namespace) -> int:
     """Run the preflight and print its report. Return 0, 3 or 4 as the description says, 130 when interrupted."""
     from levelfield.plan.request import UserRequest
-    from levelfield.run import scheduler
+    from levelfield.run import runner, scheduler
     from levelfield.run.interruption import interrupted_once
-    from levelfield.run.preflight_run import preflight
     from levelfield.specs.base import dump
     from levelfield.specs.plan import PreflightPlan
 
@@ -157,7 +156,7 @@ def _preflight(options: argparse.Namespace) -> int:
     plan = job.plan.model_copy(update={"preflight": chosen})
     try:
         with interrupted_once():  # a launcher then ends what it started elsewhere
-            report = preflight(plan, job.vendor, runs_of(options), terminal.say)
+            report = runner.preflight(plan, job.vendor, runs_of(options), terminal.say)
     except KeyboardInterrupt:
         terminal.say("interrupted; nothing is kept")
         return INTERRUPTED

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from levelfield.errors import DocumentError
 from levelfield.judge.certification import certificate_finding, warning_elsewhere, with_certificate
 from levelfield.judge.implausibility import unless_implausible
 from levelfield.judge.node_figures import device_load, energy, memory, other_use
@@ -28,13 +29,13 @@ from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import Event, mapping
 from levelfield.rundir.node_parts import node_parts
-from levelfield.rundir.preflight_events import preflight_sentence
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import seal_finding
 from levelfield.rundir.system_facts import origin_of
 from levelfield.specs.base import load, sha256_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
+from levelfield.specs.preflight_report import PreflightReport
 from levelfield.specs.reference import Identity, Reference
 from levelfield.specs.result import (
     FP8_LIBRARIES,
@@ -156,13 +157,21 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         ),
         allowed=plan.container.allowed if plan.container else (),
         inherited=raw.inherited,
-        preflight=preflight_sentence(paths.preflight),
+        preflight=_preflight(paths),
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
         predicted_rate=plan.predicted[0].tokens_per_second if plan.predicted else None,
         pace=rank_pace(plan, raw),
         machines=nodes,
         seal=seal,
     )
+
+
+def _preflight(paths: RunPaths) -> str | None:
+    """Return the preflight of a run in a sentence; None where there was none."""
+    try:
+        return load(PreflightReport, paths.preflight).sentence if paths.preflight.is_file() else None
+    except DocumentError:
+        return "preflight.json is damaged"
 
 
 def _loaded(raw: RawRecords) -> tuple[str, ...]:

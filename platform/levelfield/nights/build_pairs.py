@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.checkout import checkout
-from levelfield.compare.step_difference import step_difference
 from levelfield.errors import RunFailed, UsageError
-from levelfield.judge.explanation import explained
+from levelfield.explain.explanation import explained
+from levelfield.explain.step_difference import step_difference
 from levelfield.nights.gate_input import GateInput
 from levelfield.run.builds import CommitBuild, build_of, run_of
 from levelfield.run.turns import Keep, in_turns

@@ -1,6 +1,7 @@
 """Runs one plan up to its result. Only this module defines the order of the phases.
 
-    directory -> inputs written -> environment -> processes watched -> outcome -> result and report
+    directory -> inputs written -> environment -> features before -> processes watched -> outcome -> result and report
+    -> features after
 
 A failure in any phase gives a result with the reason.
 """
@@ -13,14 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Runtime, Watch
+from levelfield.contracts.phases import PreparedRun, RunFeature
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError, remedy, write_error
+from levelfield.explain.explanation import Explanation
 from levelfield.judge.collector import collect
-from levelfield.judge.explanation import explained
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import own_ranks
 from levelfield.plan.peak import with_peak
 from levelfield.plan.resolution import choices_for
+from levelfield.preflight.preflight_run import Preflight, failed_preflight, preflight_in
 from levelfield.report.one_run import run_report
 from levelfield.run import measurement
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
@@ -28,20 +31,21 @@ from levelfield.run.interruption import interrupted_once
 from levelfield.run.launchers import means, speaking
 from levelfield.run.launchers.node_records import node_remarks
 from levelfield.run.node_power import node_power_sampled
-from levelfield.run.preflight_run import preflight_in
 from levelfield.run.provenance import provenance
 from levelfield.run.run_devices import devices_locked, devices_sampled
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
 from levelfield.rundir.node_readings import read_nodes, read_software
-from levelfield.rundir.preflight_events import sentence_of
 from levelfield.rundir.seal import sealed
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.preflight_report import PreflightReport
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
+
+FEATURES: tuple[RunFeature, ...] = (Preflight(), Explanation())
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,20 @@ def run(
     if plan.peak.tflops is None and any(each.is_above_peak for each in result.utilisation):
         measurement.forget_peaks(plan, machine)
         listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
-    if paths.step_parts.exists():
-        listener.say(f"its step in parts: run_benchmarks.py report explain {plan.run_id}")
+    for hint in filter(None, (feature.hint(paths) for feature in FEATURES)):
+        listener.say(hint)
     listener.recorded(paths)
     return result
+
+
+def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Callable[[str], None]) -> PreflightReport:
+    """Prepare the plan's environment, run its preflight and return the report, also when the launch failed."""
+    runtime, launcher = means(plan)
+    try:
+        with devices_locked(plan), runtime.in_use(plan, say) as ready:
+            return preflight_in(plan, vendor, runs, ready, speaking(launcher, say), say)
+    except (DeviceInUse, RunFailed) as error:
+        return failed_preflight(plan, launcher, " ".join(str(error).split()))
 
 
 def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
@@ -169,9 +183,8 @@ def finish(paths: RunPaths) -> Result:
     directory.write_atomically(paths.result, dump(result))
     plan = directory.read_plan(paths)
     directory.write_atomically(paths.report, run_report(result, plan))
-    if plan.explain_steps is not None:
-        with suppress(UsageError):  # `report explain` says why there is nothing to read
-            directory.write_atomically(paths.step_parts, dump(explained(paths)))
+    for feature in FEATURES:
+        feature.after(plan, paths)
     directory.write_status(paths, "done", result.status.word)
     return result
 
@@ -193,8 +206,9 @@ def _attempt(
     runtime, launcher = _checked_means(plan, paths)
     try:
         with devices_locked(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
-            if refused := _refused_by_preflight(plan, vendor, paths, listener, ready, launcher):
-                return refused
+            prepared = PreparedRun(plan, vendor, paths, ready, speaking(launcher, listener.say), listener.say)
+            for refusal in filter(None, (feature.before(prepared) for feature in FEATURES)):
+                return refusal
             plan = with_peak(plan, measurement.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher, locks)
             locks.keep([end.process for end in outcome.ends if end.process is not None])
@@ -217,28 +231,6 @@ def _checked_means(plan: Plan, paths: RunPaths) -> tuple[Runtime, Launcher]:
     if plan.launch:
         launcher.request(plan, paths, runtime)
     return runtime, launcher
-
-
-def _refused_by_preflight(
-    plan: Plan, vendor: Vendor, paths: RunPaths, listener: Listener, ready: ReadyRuntime, launcher: Launcher
-) -> Outcome | None:
-    """Run the plan's preflight and write its report. Return the outcome where a rank or a node failed, as the training
-    starts the same, or others use a machine that is to be quiet. Raises KeyboardInterrupt where the user did."""
-    if plan.preflight is None:
-        return None
-    report = preflight_in(plan, vendor, paths.root.parent, ready, launcher, listener.say)
-    directory.write_atomically(paths.preflight, dump(report))
-    if report.was_interrupted:
-        raise KeyboardInterrupt
-    if report.word == "failed":
-        return Outcome("preflight", (), report.evidence or "nothing is known about it")
-    listener.say(f"preflight: {sentence_of(report)}")
-    for finding in report.findings:
-        listener.say(finding.sentence)
-    if plan.preflight.quiet and report.others:
-        said = "; ".join(finding.sentence for finding in report.others)
-        return Outcome("device-taken", (), f"{said}; a quiet machine was asked for")
-    return None
 
 
 def _execute(

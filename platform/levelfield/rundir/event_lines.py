@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic_core import from_json
 
+from levelfield.node.regular_files import read_regular
 from levelfield.specs.bounded_reading import PLAIN_LEVELS, bounded_number, plain_json, unique_keys
 
 Event = dict[str, Any]
+MeasuredEvents = dict[str, list[Event]]
 # What a wrong type, a missing key or a number without bounds raises in code that expects an event.
 DAMAGED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 LARGEST = 2**64  # of a whole number: times in ns, bytes, checksums
 
 LONGEST_LINE = 2**20  # bytes of a line of a .jsonl file
+MOST_MEASURED_BYTES = 64 * 2**20  # of one rank's file
 
 
 def event_of(line: bytes | str) -> Event:
@@ -141,3 +146,18 @@ def _levels(value: Any) -> int:
         level += 1
         layer = [inner for each in layer for inner in (each.values() if isinstance(each, dict) else each)]
     return level
+
+
+def measured_events(path: Path) -> MeasuredEvents:
+    """Return the values of a rank's measured events by their names, in order. Other lines count for nothing."""
+    try:
+        lines = read_regular(path, MOST_MEASURED_BYTES).split(b"\n")
+    except OSError:
+        return {}
+    measured: MeasuredEvents = {}
+    for line in lines:
+        with suppress(*DAMAGED):
+            event = event_of(line)
+            if event.get("event") == "measured" and isinstance(event.get("values"), dict):
+                measured.setdefault(str(event["name"]), []).append(event["values"])
+    return measured

@@ -9,10 +9,11 @@ from pydantic import Field
 from levelfield.specs.base import Document, Value
 
 PreflightWord = Literal["in line", "not compared", "out of line", "incomplete", "failed"]
-FindingKind = Literal["slow", "fast", "differ", "missing", "wrong", "others", "clock", "setting"]
+FindingKind = Literal["slow", "fast", "differ", "missing", "wrong", "others", "setting"]
 Fact = str | int | float | bool | None
 # They do not make a node out of line: a preflight is said to find them, and --quiet-machine refuses for `others`.
-REMARKS: tuple[FindingKind, ...] = ("others", "clock", "setting")
+REMARKS: tuple[FindingKind, ...] = ("others", "setting")
+LONGEST_SENTENCE = 500
 
 
 class Rate(Value):
@@ -30,8 +31,7 @@ class Rate(Value):
 class NodeReport(Value):
     """What a node reached. name: of the host. facts: by check, as printed.
 
-    rates: of products, by device; of earlier preflights also of memory, processors and disk. missing: the checks that
-    gave nothing, each with the reason. wall_ns: of earlier preflights.
+    rates: of products, by device. missing: the checks that gave nothing, each with the reason.
     """
 
     node_rank: int = Field(ge=0)
@@ -39,7 +39,6 @@ class NodeReport(Value):
     rates: dict[str, Rate] = Field(default_factory=dict)
     facts: dict[str, dict[str, Fact]] = Field(default_factory=dict)
     missing: dict[str, str] = Field(default_factory=dict)
-    wall_ns: tuple[int, int] | None = None
 
 
 class CollectiveReport(Value):
@@ -77,7 +76,10 @@ class PreflightFinding(Value):
 
 
 class PreflightReport(Document):
-    """A preflight. launcher: how the nodes were reached. evidence: why it ended early. groups: what is not measured."""
+    """A preflight.
+
+    launcher: how the nodes were reached. evidence: why it ended early. collectives_missing: why none were measured.
+    """
 
     KIND: ClassVar[str] = "preflight"
 
@@ -115,3 +117,17 @@ class PreflightReport(Document):
     def others(self) -> tuple[PreflightFinding, ...]:
         """The findings that others use a device or the processors."""
         return tuple(finding for finding in self.findings if finding.kind == "others")
+
+    @property
+    def sentence(self) -> str:
+        """The word, the number of nodes, the fastest all-reduce, and what is out of line."""
+        if self.word == "failed":
+            reason = self.evidence or "; ".join(finding.sentence for finding in self.faults)
+            return f"failed: {reason}"[:LONGEST_SENTENCE]
+        rates = [row.bus_bytes_per_second / 1e9 for row in self.collectives if row.operation == "all_reduce"]
+        parts = [f"{self.word}: {len(self.nodes)} node(s)"]
+        parts += [f"all_reduce up to {max(rates):.3g} GB/s bus bandwidth"] if rates else []
+        parts += [finding.sentence for finding in self.faults[:2]]
+        parts += [f"{len(self.faults) - 2} more in preflight.json"] if len(self.faults) > 2 else []
+        parts += [f"{len(self.remarks)} remark(s)"] if self.remarks else []
+        return "; ".join(parts)[:LONGEST_SENTENCE]

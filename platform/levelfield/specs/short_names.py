@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import string
 
 from levelfield.errors import UsageError
+
+_NAMESPACES = re.compile(r"at::native::|\(anonymous namespace\)::|at::|std::|void ")  # of C++
 
 
 def refuse_any(kind: str, name: str) -> None:
@@ -22,6 +25,11 @@ def refuse_any(kind: str, name: str) -> None:
 def clipped(text: str, most: int) -> str:
     """Return the text in at most so many characters, with `...` in place of an end that is left out."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def short_kernel(name: str, most: int = 60) -> str:
+    """Return the name of a kernel without namespaces and without the end of its C++ types."""
+    return clipped(_NAMESPACES.sub("", name.removeprefix("void ")), most)
 
 
 def short_digest(digest: str, digits: int = 10) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 from levelfield.measure.raw_facts import NANOSECONDS, Reading, StepRecord, by_rank
 from levelfield.measure.throughput import nanoseconds_from_start
-from levelfield.report.step_tables import short_kernel
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
@@ -29,6 +28,7 @@ from levelfield.specs.record import (
     RunTraces,
     StepTrace,
 )
+from levelfield.specs.short_names import short_kernel
 from levelfield.specs.step_parts import RankParts, StepAlone, StepParts
 
 _MEBIBYTE = 2**20

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from gate_points import day, nights, point
-from levelfield.compare.step_difference import PartChange, StepDifference
 from levelfield.errors import RunFailed
+from levelfield.explain.step_difference import PartChange, StepDifference
 from levelfield.nights import build_pairs
 from levelfield.nights.build_pairs import null_arms, weekly_series
 from levelfield.nights.gate import Confirmation, PairRuns, suspects

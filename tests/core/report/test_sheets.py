@@ -7,8 +7,8 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from levelfield.explain.step_tables import step_sheets
 from levelfield.report.sheets import Sheet, aligned, as_markdown, as_text, labelled, padded
-from levelfield.report.step_tables import step_sheets
 from levelfield.specs.step_parts import StepParts
 from plans import ROOT
 

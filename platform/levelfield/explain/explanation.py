@@ -6,15 +6,17 @@ import hashlib
 import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from levelfield.catalog.registry import Registry
-from levelfield.compare.step_difference import step_planned
+from levelfield.contracts.phases import RunFeature
 from levelfield.errors import UsageError
-from levelfield.measure.step_alone import ChipRates, Repeated, repeated, step_alone
-from levelfield.measure.step_parts import (
+from levelfield.explain.step_alone import ChipRates, Repeated, repeated, step_alone
+from levelfield.explain.step_difference import step_planned
+from levelfield.explain.step_division import (
     RankLayout,
     StepTime,
     divided,
@@ -34,10 +36,9 @@ from levelfield.node.regular_files import read_regular
 from levelfield.predict.layout_search import predict
 from levelfield.predict.machines import UnknownLink, port_rate
 from levelfield.predict.questions import question_on_chip, question_on_host
-from levelfield.rundir.directory import read_plan
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
-from levelfield.rundir.preflight_events import measured_by
-from levelfield.specs.base import load
+from levelfield.rundir.directory import read_plan, write_atomically
+from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, measured_events, whole
+from levelfield.specs.base import dump, load
 from levelfield.specs.constants import speed_interval
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.layout import Layout
@@ -73,6 +74,22 @@ class _Recorded:
     missing: list[str] = field(default_factory=list)
     profilers: set[str] = field(default_factory=set)
     alone: dict[int, Repeated] = field(default_factory=dict)
+
+
+class Explanation(RunFeature):
+    """The parts of the step of a run with --explain-step, from its recorded steps."""
+
+    def after(self, plan: Plan, paths: RunPaths) -> None:
+        """Write the parts. Where there are none to read, `report explain` gives the reason."""
+        if plan.explain_steps is not None:
+            with suppress(UsageError):
+                write_atomically(paths.step_parts, dump(explained(paths)))
+
+    def hint(self, paths: RunPaths) -> str | None:
+        """Return the command that shows the parts, where a run has them."""
+        if not paths.step_parts.exists():
+            return None
+        return f"its step in parts: run_benchmarks.py report explain {paths.root.name}"
 
 
 def step_parts(paths: RunPaths) -> StepParts:
@@ -185,7 +202,7 @@ def rates_of(hardware: Hardware, peak: PeakUsed) -> ChipRates:
 def _recorded(ranks: int, events: Path, profile: Path) -> _Recorded:
     found = _Recorded()
     for rank in range(ranks):
-        measured = measured_by(events / f"rank{rank}.jsonl")
+        measured = measured_events(events / f"rank{rank}.jsonl")
         found.times += [time for values in measured.get(STEP, ()) for time in _time(rank, values)]
         said = next(iter(measured.get(PROFILE, ())), {})
         if failed := said.get("failed"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -13,12 +12,11 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.contracts.execution import NodeEnd, Outcome, ProcessEnd, Request
 from levelfield.contracts.vendor import Device, Sample
-from levelfield.run import preflight_run
+from levelfield.preflight import preflight_run
+from levelfield.preflight.preflight_run import plan_of, preflight_in
+from levelfield.run import runner
 from levelfield.run.launchers.local import LocalLauncher
-from levelfield.run.preflight_run import plan_of, preflight, preflight_in
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
-from levelfield.rundir.preflight_events import preflight_sentence, sentence_of
-from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, PreflightPlan
 from levelfield.specs.preflight_report import PreflightReport
@@ -285,35 +283,17 @@ def test_an_environment_that_cannot_be_made_is_a_report(
         def in_use(self, plan: Plan, say: Callable[[str], None]) -> Any:
             raise RunFailed("no index was reached")
 
-    monkeypatch.setattr(preflight_run, "means", lambda plan: (Broken(), LocalLauncher()))
-    report = preflight(plan_for("tiny:fake:F1:1:2", assume=True), PlantedVendor(), tmp_path, lambda text: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(runner, "means", lambda plan: (Broken(), LocalLauncher()))
+    report = runner.preflight(plan_for("tiny:fake:F1:1:2", assume=True), PlantedVendor(), tmp_path, lambda text: None)  # type: ignore[arg-type]
     assert (report.word, report.evidence) == ("failed", "no index was reached")
 
 
 def test_the_sentence_of_a_run(of: Of, tmp_path: Path) -> None:
-    assert sentence_of(of(nodes(4))) == "in line: 4 node(s); all_reduce up to 0.786 GB/s bus bandwidth"
+    assert of(nodes(4)).sentence == "in line: 4 node(s); all_reduce up to 0.786 GB/s bus bandwidth"
     busy = [changed(each, "load", other_cores=3.2) for each in nodes(4)]
-    slow = sentence_of(of(busy, products=products(4, node1=0.5)))
+    slow = of(busy, products=products(4, node1=0.5)).sentence
     assert slow.startswith("out of line: 4 node(s)") and slow.endswith("; at most 10% is in line; 4 remark(s)")
-    path = tmp_path / "preflight.json"
-    assert preflight_sentence(path) is None
-    path.write_text("{")
-    assert preflight_sentence(path) == "preflight.json is damaged"
-    path.write_text(dump(of(nodes(2))))
-    assert json.loads(path.read_text())["schema"] == "levelfield.preflight/1"
-    assert preflight_sentence(path) == "in line: 2 node(s); all_reduce up to 0.524 GB/s bus bandwidth"
-
-
-def test_the_report_of_an_earlier_version_is_read(of: Of, tmp_path: Path) -> None:
-    """Its nodes have rates of memory, processors and disk, and a remark about a clock."""
-    content = json.loads(dump(of(nodes(1))))
-    rate = {"unit": "B/s", "value": 3e10, "best": 3.1e10, "spread": 0.01, "repeats": 5, "reason": None}
-    content["nodes"][0] |= {"rates": {"memory copy": rate, "disk read": rate}, "wall_ns": [1, 2]}
-    content["nodes"][0]["facts"] |= {"clock": {"drift_ppm": 5000.0}, "disk": {"free_bytes": 1}}
-    content["findings"] = [{"kind": "clock", "nodes": ["node0"], "figure": "clock", "sentence": "node0: ran fast"}]
-    path = tmp_path / "preflight.json"
-    path.write_text(json.dumps(content))
-    assert preflight_sentence(path) == "not compared: 1 node(s); 1 remark(s)"
+    assert of(nodes(2)).sentence == "in line: 2 node(s); all_reduce up to 0.524 GB/s bus bandwidth"
 
 
 def test_a_failed_node_is_told_once_and_a_stopped_one_gives_no_reason(of: Callable[..., PreflightReport]) -> None:
@@ -336,7 +316,7 @@ def test_a_signal_reaches_the_launcher_of_site_preflight(
             ended.append("the job was cancelled")
             raise
 
-    monkeypatch.setattr(preflight_run, "preflight", interrupted)
+    monkeypatch.setattr(runner, "preflight", interrupted)
     monkeypatch.setenv("FAKE_DEVICES", "1")
     before = signal.signal(number, lambda *given: None)
     try:

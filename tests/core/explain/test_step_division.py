@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from levelfield.measure.step_parts import (
+from levelfield.explain.step_division import (
     RankLayout,
     StepTime,
     divided,

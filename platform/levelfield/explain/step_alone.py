@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from levelfield.measure.preflight import bus_factor
-from levelfield.measure.step_parts import DividedStep
+from levelfield.explain.step_division import DividedStep
+from levelfield.measure.collectives import bus_factor
 from levelfield.measure.step_timeline import CORE_OPERATION, Operation
 from levelfield.specs.step_parts import COMMUNICATION, PARTS, AlonePart, PartTime, StepAlone
 

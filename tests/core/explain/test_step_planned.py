@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import pytest
-from levelfield.compare import step_difference
-from levelfield.report.step_tables import step_sheets
+from levelfield.explain import step_difference
+from levelfield.explain.step_tables import step_sheets
 from levelfield.specs.constants import SPEED_INTERVAL, speed_interval
 from levelfield.specs.step_parts import PlannedPart, StepParts, StepPlanned
 

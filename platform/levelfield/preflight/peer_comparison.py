@@ -1,12 +1,8 @@
-"""Figures of a preflight: bandwidths of collectives, and which node is out of line with its peers.
+"""Which node of several is out of line with its peers.
 
 All limits are of the logarithm of a rate, so that half as fast and twice as fast are equally far away. The limit comes
 from the other nodes: the median absolute deviation (MAD) of all, which one bad node of three or more does not move. A
 MAD of few values may be small by chance, so its multiple depends on their number. No limit is a property of a machine.
-
-Bandwidths are as nccl-tests defines them (doc/PERFORMANCE.md of NVIDIA/nccl-tests). Algorithm bandwidth is the size of
-the whole message over its time. Bus bandwidth multiplies it by the part of the message that each link carries, so that
-figures of different numbers of ranks can be compared with one link's rate.
 """
 
 from __future__ import annotations
@@ -114,18 +110,3 @@ def _groups(logs: Mapping[str, float], least: float) -> list[PeerFinding]:
 
 def _width(logs: Mapping[str, float], names: Sequence[str]) -> float:
     return logs[names[-1]] - logs[names[0]] if names else math.inf
-
-
-def bus_factor(operation: str, ranks: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth. Raises KeyError for an unknown operation."""
-    share = (ranks - 1) / ranks
-    return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "broadcast": 1.0}[operation]
-
-
-def slowest_blocks(seconds: Mapping[int, Sequence[float]]) -> list[float]:
-    """Return the seconds of each block by its slowest rank: a collective has ended when the last rank has."""
-    return [max(block) for block in zip(*seconds.values(), strict=True)]
-
-
-def middle_and_best(blocks: Sequence[float]) -> tuple[float, float]:
-    return median(blocks), min(blocks)

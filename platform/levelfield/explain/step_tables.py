@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -10,15 +9,13 @@ from itertools import accumulate, pairwise
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import Sheet, padded, widths_of
 from levelfield.report.words import NONE, wrapped
-from levelfield.specs.short_names import clipped
+from levelfield.specs.short_names import short_kernel
 from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, of_all_layers
 
 _LARGE = 0.05  # of the step: an unexplained part of this size is shown first
 _NO_DIFFERENCE = "The whole change is within the spread of the recorded steps: there may be no difference."
 _MOST_PLACES, _MOST_KERNELS = 10, 5
 _BAR = 30  # columns
-_NAMESPACES = re.compile(r"at::native::|\(anonymous namespace\)::|at::|std::|void ")
-_MOST_NAME = 60
 Change = tuple[str, float, float, float | None]  # the part, before, after, half of the interval of the change
 
 
@@ -53,11 +50,6 @@ def step_sheets(parts: StepParts) -> Iterator[Sheet]:
     yield Sheet("operations that ran", ("part", "name", "kind", "dtype", "ms"), tuple(kernels[:_MOST_KERNELS]))
     if len(parts.ranks) > 1:
         yield Sheet("ranks", ("rank", "step ms", "work ms", "waits for"), tuple(_ranks(parts)))
-
-
-def short_kernel(name: str, most: int = _MOST_NAME) -> str:
-    """Return the name of a kernel without namespaces and without the end of its C++ types."""
-    return clipped(_NAMESPACES.sub("", name.removeprefix("void ")), most)
 
 
 def _alone_sheet(alone: StepAlone) -> Sheet:

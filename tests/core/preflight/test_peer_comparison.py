@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from levelfield.measure.preflight import (
+from levelfield.preflight.peer_comparison import (
     MANY_PEERS,
     MULTIPLES,
     NORMAL,

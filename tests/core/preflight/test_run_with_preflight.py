@@ -13,7 +13,7 @@ from levelfield.cli.main import main
 from levelfield.judge.collector import collect
 from levelfield.plan.request import UserRequest
 from levelfield.plan.resolution import preflight_of
-from levelfield.run import runner
+from levelfield.preflight import preflight_run
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setenv("FAKE_DEVICES", "1")
 
     def start(found: PreflightReport, *arguments: str) -> tuple[int, Any]:
-        monkeypatch.setattr(runner, "preflight_in", lambda *given: found)
+        monkeypatch.setattr(preflight_run, "preflight_in", lambda *given: found)
         given = ["--case", "tiny:fake:F1", "--scale", "smoke", "--python", sys.executable, "--json"]
         code = main([*given, "--plugins", str(PLUGINS), "--runs", str(tmp_path / "runs"), *arguments])
         return code, json.loads(capsys.readouterr().out)[0]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.measure.step_parts import RankLayout, divided, rank_parts
+from levelfield.explain.step_division import RankLayout, divided, rank_parts
 from levelfield.measure.step_timeline import timeline
-from levelfield.report.step_tables import short_kernel
+from levelfield.specs.short_names import short_kernel
 
 RECORDED = Path(__file__).parent / "recorded"
 

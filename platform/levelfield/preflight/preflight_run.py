@@ -6,65 +6,96 @@ The same launcher, nodes, environment and variables are used as by the training.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from levelfield.catalog.machine import devices_of
 from levelfield.contracts.execution import Launcher, Outcome, ReadyRuntime, Say
+from levelfield.contracts.phases import PreparedRun, RunFeature
 from levelfield.contracts.vendor import Vendor
-from levelfield.errors import RunFailed
-from levelfield.judge.node_comparison import DeviceState, findings, word_of
 from levelfield.judge.status import GOOD, last_line
-from levelfield.node.device_files import DeviceInUse
-from levelfield.run.launchers import LOCAL, means, speaking
-from levelfield.run.run_devices import devices_locked
+from levelfield.preflight.node_findings import DeviceState, node_findings, word_of
+from levelfield.preflight.preflight_events import PreflightFacts, read_preflight
 from levelfield.rundir import directory
+from levelfield.rundir.directory import write_atomically
+from levelfield.rundir.event_lines import measured_events
 from levelfield.rundir.node_readings import read_nodes
-from levelfield.rundir.preflight_events import PreflightFacts, measured_by, read_preflight
 from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.telemetry_files import read_telemetry
 from levelfield.specs.base import dump, load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, PreflightPlan, job_of
-from levelfield.specs.preflight_report import PreflightReport, PreflightWord
+from levelfield.specs.preflight_report import PreflightReport
 
 FOLDER = "preflights"  # below the runs: these folders hold no run
 NODE_ONLY = ("{python}", "-m", "levelfield.worker.preflight")
 SECONDS = 120.0  # without a new measurement, after which a preflight counts as hung
-_SAID = {"node": "the node's checks are done", "matmul": "products measured", "barrier": "collectives begin"}
+_PROGRESS = {"node": "the node's checks are done", "matmul": "products measured", "barrier": "collectives begin"}
 
 
-def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Say) -> PreflightReport:
-    """Prepare the plan's environment, run its preflight and return the report, also when the launch failed."""
-    runtime, launcher = means(plan)
-    try:
-        with devices_locked(plan), runtime.in_use(plan, say) as ready:
-            return preflight_in(plan, vendor, runs, ready, launcher, say)
-    except (DeviceInUse, RunFailed) as error:
-        evidence = " ".join(str(error).split())
-        return PreflightReport.model_validate({**_head(plan), "word": "failed", "evidence": evidence})
+class Preflight(RunFeature):
+    """The preflight of a run, for plans that have one."""
+
+    def before(self, run: PreparedRun) -> Outcome | None:
+        """Run the preflight and write its report. Return the outcome where a rank or a node failed, as the training
+        starts the same way, or where others use a machine that is to be quiet."""
+        if run.plan.preflight is None:
+            return None
+        report = preflight_in(run.plan, run.vendor, run.paths.root.parent, run.runtime, run.launcher, run.say)
+        write_atomically(run.paths.preflight, dump(report))
+        if report.was_interrupted:
+            raise KeyboardInterrupt
+        if report.word == "failed":
+            return Outcome("preflight", (), report.evidence or "nothing is known about it")
+        run.say(f"preflight: {report.sentence}")
+        for finding in report.findings:
+            run.say(finding.sentence)
+        if run.plan.preflight.quiet and report.others:
+            others = "; ".join(finding.sentence for finding in report.others)
+            return Outcome("device-taken", (), f"{others}; a quiet machine was asked for")
+        return None
 
 
 def preflight_in(
-    plan: Plan, vendor: Vendor, runs: Path, ready: ReadyRuntime, launcher: Launcher, say: Say
+    plan: Plan, vendor: Vendor, runs: Path, runtime: ReadyRuntime, launcher: Launcher, say: Say
 ) -> PreflightReport:
     """Run the preflight of a plan in an environment that is ready, and return the report.
 
     Its folder is kept when it failed: the ranks' logs are there.
     """
-    own = plan_of(plan)
-    paths = directory.create(runs / FOLDER, own.run_id)
-    here = _device_states(own, vendor)
-    say(f"preflight of {own.hardware.nodes} node(s), {own.world_size} rank(s): no training yet")
-    outcome = _outcome(own, paths, ready, launcher, say)
-    report = _report(own, paths, outcome, [*here, *_recorded_states(own, paths, vendor)])
-    directory.write_atomically(paths.preflight, dump(report))
+    plan = plan_of(plan)
+    paths = directory.create(runs / FOLDER, plan.run_id)
+    states = _device_states(plan, vendor)
+    say(f"preflight of {plan.hardware.nodes} node(s), {plan.world_size} rank(s): no training yet")
+    outcome = _outcome(plan, paths, runtime, launcher, say)
+    states += _recorded_states(plan, paths, vendor)
+    facts, evidence = read_preflight(paths, plan), _evidence(outcome, paths)
+    findings = node_findings(facts, states, plan.hardware.nodes > 1 and not plan.hardware.is_host)
+    report = PreflightReport(
+        **_head(plan, launcher),
+        word="failed" if evidence else word_of(findings, facts.nodes),
+        evidence=evidence,
+        backend=facts.backend,
+        nodes=facts.nodes,
+        barrier_seconds=facts.barrier_seconds,
+        collectives=facts.collectives,
+        collectives_missing=_collectives_missing(plan, facts),
+        pairs=facts.pairs,
+        findings=tuple(findings),
+    )
+    write_atomically(paths.preflight, dump(report))
     directory.write_status(paths, "done", report.word)
     if report.word != "failed":
         shutil.rmtree(paths.root, ignore_errors=True)
     return report
+
+
+def failed_preflight(plan: Plan, launcher: Launcher, reason: str) -> PreflightReport:
+    """Return the report of a preflight that could not start."""
+    return PreflightReport(**_head(plan, launcher), word="failed", evidence=reason)
 
 
 def plan_of(plan: Plan) -> Plan:
@@ -80,12 +111,12 @@ def plan_of(plan: Plan) -> Plan:
     return plan.model_copy(update=changed | {"capture_step": None, "save_weights": False})
 
 
-def _outcome(plan: Plan, paths: RunPaths, ready: ReadyRuntime, launcher: Launcher, say: Say) -> Outcome:
-    request = launcher.request(plan, paths, ready)
-    directory.write_atomically(paths.plan, dump(plan))
+def _outcome(plan: Plan, paths: RunPaths, runtime: ReadyRuntime, launcher: Launcher, say: Say) -> Outcome:
+    request = launcher.request(plan, paths, runtime)
+    write_atomically(paths.plan, dump(plan))
     directory.write_json(paths.job, job_of(plan, paths))
     directory.write_json(paths.request, request.to_dict())
-    outcome = speaking(launcher, say).execute(request, _progress(paths, say))
+    outcome = launcher.execute(request, _progress(paths, say))
     directory.write_json(paths.outcome, outcome.to_dict())
     return outcome
 
@@ -95,42 +126,21 @@ def _progress(paths: RunPaths, say: Say) -> Callable[[], None]:
     done: set[str] = set()
 
     def watch() -> None:
-        for name in measured_by(paths.events / "rank0.jsonl"):
-            if name in _SAID and name not in done:
-                say(f"preflight: {_SAID[name]}")
+        for name in measured_events(paths.events / "rank0.jsonl"):
+            if name in _PROGRESS and name not in done:
+                say(f"preflight: {_PROGRESS[name]}")
             done.add(name)
 
     return watch
 
 
-def _report(plan: Plan, paths: RunPaths, outcome: Outcome, devices: Sequence[DeviceState]) -> PreflightReport:
-    facts = read_preflight(paths, plan)
-    locks_memory = plan.hardware.nodes > 1 and not plan.hardware.is_host
-    found = findings(facts, devices, locks_memory)
-    evidence = _evidence(outcome, paths)
-    word: PreflightWord = "failed" if evidence else word_of(found, facts.nodes)
-    return PreflightReport(
-        **_head(plan),
-        word=word,
-        evidence=evidence,
-        backend=facts.backend,
-        nodes=facts.nodes,
-        barrier_seconds=facts.barrier_seconds,
-        collectives=facts.collectives,
-        collectives_missing=_why_no_collectives(plan, facts),
-        pairs=facts.pairs,
-        findings=tuple(found),
-    )
-
-
-def _head(plan: Plan) -> dict[str, object]:
-    chosen = plan.preflight or PreflightPlan()
+def _head(plan: Plan, launcher: Launcher) -> dict[str, Any]:
     return {
         "run_id": plan.run_id,
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "launcher": plan.launch.launcher if plan.launch else "containers" if plan.runtime == "docker" else LOCAL,
+        "launcher": launcher.name,
         "framework": f"{plan.implementation.framework} {plan.implementation.version}",
-        "short": chosen.short,
+        "short": (plan.preflight or PreflightPlan()).short,
     }
 
 
@@ -149,7 +159,7 @@ def _evidence(outcome: Outcome, paths: RunPaths) -> str | None:
     return "; ".join([outcome.cause, *filter(None, [known]), *said, *lost[:4]])
 
 
-def _why_no_collectives(plan: Plan, facts: PreflightFacts) -> str | None:
+def _collectives_missing(plan: Plan, facts: PreflightFacts) -> str | None:
     if plan.world_size == 1:
         return "one rank has no group"
     if plan.implementation.argv[: len(NODE_ONLY)] == NODE_ONLY:
@@ -182,7 +192,7 @@ def _recorded_states(plan: Plan, paths: RunPaths, vendor: Vendor) -> list[Device
     read_nodes(paths, plan, vendor)
     memory = plan.hardware.memory_bytes_per_device
     return [
-        DeviceState(f"node{each.node}", reading.device, reading.memory_used_bytes, memory, reading.utilisation)
-        for each in read_telemetry(paths, [])
-        for reading in {reading.device: reading for reading in each.readings if reading.before}.values()
+        DeviceState(f"node{node.node}", reading.device, reading.memory_used_bytes, memory, reading.utilisation)
+        for node in read_telemetry(paths, [])
+        for reading in {reading.device: reading for reading in node.readings if reading.before}.values()
     ]

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 import pytest
-from levelfield.measure.step_alone import ChipRates, least_seconds, message_seconds, product_flops, repeated, step_alone
-from levelfield.measure.step_parts import RankLayout, divided, mean_parts, parts_by_step, rank_parts
+from levelfield.explain.step_alone import ChipRates, least_seconds, message_seconds, product_flops, repeated, step_alone
+from levelfield.explain.step_division import RankLayout, divided, mean_parts, parts_by_step, rank_parts
 from levelfield.measure.step_timeline import timeline, with_arguments
 from levelfield.specs.step_parts import StepAlone
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.measure.preflight import bus_factor
-from levelfield.rundir.preflight_events import read_preflight
+from levelfield.measure.collectives import bus_factor
+from levelfield.preflight.preflight_events import read_preflight
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from preflights import node_values, write_preflight

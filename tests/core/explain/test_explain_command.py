@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.compare.step_difference import step_difference
-from levelfield.judge.explanation import explained
+from levelfield.explain.explanation import explained
+from levelfield.explain.step_difference import step_difference
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
@@ -197,7 +197,7 @@ def test_a_record_that_makes_no_sense_is_said_by_name(change: Any, said: str, re
 
 
 def test_a_cut_record_is_no_trace_though_its_digest_holds(recorded) -> None:
-    from levelfield.judge.explanation import trace_of
+    from levelfield.explain.explanation import trace_of
 
     content = gzip.compress(json.dumps(trace()).encode())
     assert trace_of(content)["host_name"] == "0"

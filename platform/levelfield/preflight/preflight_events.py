@@ -1,33 +1,22 @@
-"""What the ranks of a preflight recorded, read without trust: figures of nodes, collectives and pairs. Its report in a
-sentence.
-"""
+"""What the ranks of a preflight recorded, read without trust: figures of nodes, collectives and pairs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from levelfield.errors import DocumentError
-from levelfield.measure.preflight import bus_factor, middle_and_best, slowest_blocks
-from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapping, whole
-from levelfield.specs.base import load
+from levelfield.measure.collectives import bus_factor, middle_and_best, slowest_blocks
+from levelfield.rundir.event_lines import DAMAGED, Event, MeasuredEvents, listed, mapping, measured_events, whole
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.preflight_report import CollectiveReport, Fact, NodeReport, PairReport, PreflightReport, Rate
+from levelfield.specs.preflight_report import CollectiveReport, Fact, NodeReport, PairReport, Rate
 
-MOST_EVENT_BYTES = 64 * 2**20  # of one rank's file
 CHECKS = ("load", "memory", "limits")
 PRODUCT = "matmul"
 MOST_TEXT = 200
 _TERA = 1e12
-Measured = dict[str, list[Event]]  # the values of each measured event by its name, in order
-
-_GIGA = 1e9
-LONGEST_SENTENCE = 500
 
 
 class PreflightFacts(NamedTuple):
@@ -43,7 +32,7 @@ class PreflightFacts(NamedTuple):
 
 def read_preflight(paths: RunPaths, plan: Plan) -> PreflightFacts:
     """Return what the ranks recorded. What is damaged or missing is missing here; nothing raises."""
-    ranks = {rank: measured_by(paths.events / f"rank{rank}.jsonl") for rank in range(plan.world_size)}
+    ranks = {rank: measured_events(paths.events / f"rank{rank}.jsonl") for rank in range(plan.world_size)}
     nodes = node_reports(plan, ranks)
     each = {rank: nodes[rank // plan.hardware.devices_per_node].name for rank in ranks}
     names = each if len(nodes) > 1 else {rank: f"{name} device {rank}" for rank, name in each.items()}
@@ -58,22 +47,7 @@ def read_preflight(paths: RunPaths, plan: Plan) -> PreflightFacts:
     )
 
 
-def measured_by(path: Path) -> Measured:
-    """Return the measured events of a rank's file. Other lines count for nothing."""
-    try:
-        lines = read_regular(path, MOST_EVENT_BYTES).split(b"\n")
-    except OSError:
-        return {}
-    found: Measured = {}
-    for line in lines:
-        with suppress(*DAMAGED):
-            event = event_of(line)
-            if event.get("event") == "measured" and isinstance(event.get("values"), dict):
-                found.setdefault(str(event["name"]), []).append(event["values"])
-    return found
-
-
-def _barrier(ranks: Mapping[int, Measured]) -> float | None:
+def _barrier(ranks: Mapping[int, MeasuredEvents]) -> float | None:
     each = {rank: _seconds(values[-1]) for rank, found in ranks.items() if (values := found.get("barrier"))}
     return _slowest(each)[0] if each and len(each) == len(ranks) and all(each.values()) else None
 
@@ -89,7 +63,7 @@ def _slowest(each: Mapping[int, Sequence[float]]) -> tuple[float, float]:
     return middle_and_best(slowest_blocks({rank: seconds[:fewest] for rank, seconds in each.items()}))
 
 
-def _collectives(ranks: Mapping[int, Measured]) -> Iterable[CollectiveReport]:
+def _collectives(ranks: Mapping[int, MeasuredEvents]) -> Iterable[CollectiveReport]:
     """Return each collective that every rank has timed."""
     timed: dict[tuple[str, int], dict[int, Event]] = {}
     for rank, found in ranks.items():
@@ -127,7 +101,7 @@ def _wrong(by_rank: Mapping[int, Event]) -> str | None:
     return None
 
 
-def _pairs(ranks: Mapping[int, Measured], names: Mapping[int, str]) -> Iterable[PairReport]:
+def _pairs(ranks: Mapping[int, MeasuredEvents], names: Mapping[int, str]) -> Iterable[PairReport]:
     for found in ranks.values():
         for values in found.get("pair", ()):
             with suppress(*DAMAGED):
@@ -144,7 +118,7 @@ def _pairs(ranks: Mapping[int, Measured], names: Mapping[int, str]) -> Iterable[
                 )
 
 
-def node_reports(plan: Plan, ranks: Mapping[int, Measured]) -> tuple[NodeReport, ...]:
+def node_reports(plan: Plan, ranks: Mapping[int, MeasuredEvents]) -> tuple[NodeReport, ...]:
     """Return the report of each node, from what its ranks recorded."""
     names = enumerate(_names(plan, ranks))
     return tuple(_node(number, name, ranks, plan.ranks_of(number)) for number, name in names)
@@ -154,7 +128,7 @@ def is_rate(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def _names(plan: Plan, ranks: Mapping[int, Measured]) -> list[str]:
+def _names(plan: Plan, ranks: Mapping[int, MeasuredEvents]) -> list[str]:
     """Return the nodes' names: those of the hosts file; where an engine chose the nodes, what they call themselves."""
     hosts = plan.launch.hosts if plan.launch else ()
     names = []
@@ -165,14 +139,14 @@ def _names(plan: Plan, ranks: Mapping[int, Measured]) -> list[str]:
     return names
 
 
-def _hostname(measured: Measured) -> str | None:
+def _hostname(measured: MeasuredEvents) -> str | None:
     with suppress(*DAMAGED):
         found = measured["node"][0]["checks"]["limits"]["facts"]["hostname"]
         return str(found)[:MOST_TEXT] if found else None
     return None
 
 
-def _node(number: int, name: str, ranks: Mapping[int, Measured], own: range) -> NodeReport:
+def _node(number: int, name: str, ranks: Mapping[int, MeasuredEvents], own: range) -> NodeReport:
     """Return the report of a node, from its first rank's checks and its ranks' products."""
     found = next(iter(ranks[own[0]].get("node", ())), {})
     missing: dict[str, str] = {}
@@ -205,7 +179,7 @@ def _facts(answer: Any) -> dict[str, Fact]:
     return kept
 
 
-def _products(ranks: Mapping[int, Measured], own: range) -> dict[str, Rate]:
+def _products(ranks: Mapping[int, MeasuredEvents], own: range) -> dict[str, Rate]:
     """Return the rate of matrix products of each device of a node, or of its processors as a whole."""
     found = {rank: values[-1] for rank in own if (values := ranks[rank].get(PRODUCT))}
     alone = list(found) == [own[0]]
@@ -224,28 +198,3 @@ def _product(values: Event) -> Rate:
         spread=(best - middle) / middle,
         repeats=repeats if isinstance(repeats, int) and repeats > 0 else 1,
     )
-
-
-def preflight_sentence(path: Path) -> str | None:
-    """Return the report of a run in a sentence; None where there is none."""
-    if not path.is_file():
-        return None
-    try:
-        return sentence_of(load(PreflightReport, path))
-    except DocumentError:
-        return "preflight.json is damaged"
-
-
-def sentence_of(report: PreflightReport) -> str:
-    """Return the word, the number of nodes, the fastest all-reduce, and what is out of line."""
-    if report.word == "failed":
-        why = report.evidence or "; ".join(finding.sentence for finding in report.faults)
-        return f"failed: {why}"[:LONGEST_SENTENCE]
-    rates = [row.bus_bytes_per_second for row in report.collectives if row.operation == "all_reduce"]
-    said = [f"{report.word}: {len(report.nodes)} node(s)"]
-    said += [f"all_reduce up to {max(rates) / _GIGA:.3g} GB/s bus bandwidth"] if rates else []
-    said += [finding.sentence for finding in report.faults[:2]]
-    more = len(report.faults) - 2
-    said += [f"{more} more in preflight.json"] if more > 0 else []
-    remarks = len(report.remarks)
-    return "; ".join([*said, *([f"{remarks} remark(s)"] if remarks else [])])[:LONGEST_SENTENCE]

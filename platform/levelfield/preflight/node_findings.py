@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from levelfield.measure.device_use import device_sentence, in_use
 from levelfield.measure.other_use import HOST_LIMIT
-from levelfield.measure.preflight import PeerFinding, PeerReading, compare_peers
-from levelfield.rundir.preflight_events import PRODUCT, PreflightFacts
+from levelfield.preflight.peer_comparison import PeerFinding, PeerReading, compare_peers
+from levelfield.preflight.preflight_events import PRODUCT, PreflightFacts
 from levelfield.specs.preflight_report import Fact, FindingKind, NodeReport, PairReport, PreflightFinding, PreflightWord
 
 # Facts that a training needs equal on all nodes, by the check that reads them.
@@ -32,7 +32,7 @@ class DeviceState(NamedTuple):
     load: float | None
 
 
-def findings(
+def node_findings(
     facts: PreflightFacts, devices: Sequence[DeviceState] = (), locks_memory: bool = False
 ) -> list[PreflightFinding]:
     """Return everything that is out of line, and remarks.
