@@ -146,13 +146,7 @@ class RowChoices(NamedTuple):
         )
 
 
-class RankedRow(NamedTuple):
-    """A row of a search, without its parts. tokens_per_second: of one device."""
-
-    layout: Layout
-    choices: RowChoices
-    total_bytes: int
-    tokens_per_second: float
+PLAIN = RowChoices(1, "none", 1)  # for figures that the choices of a row do not change
 
 
 class OverfullRow(NamedTuple):
@@ -161,6 +155,15 @@ class OverfullRow(NamedTuple):
     layout: Layout
     choices: RowChoices
     total_bytes: int
+
+
+class RankedRow(NamedTuple):
+    """A row that fits, without its parts. tokens_per_second: of one device."""
+
+    layout: Layout
+    choices: RowChoices
+    total_bytes: int
+    tokens_per_second: float
 
 
 def fastest_first(rows: Iterable[RankedRow]) -> list[RankedRow]:
@@ -211,7 +214,7 @@ class LayoutRanking:
 def answer(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
-    rows = RankedRows(question, search.with_first_layers(search.fastest(_layouts(question))))
+    rows = RankedRows(question, search.with_first_layers(search.fastest()))
     return LayoutRanking(rows, search.considered, search.beyond())
 
 
@@ -223,7 +226,7 @@ def not_offered(question: LayoutQuestion) -> RankedRows:
     uneven = {"uneven"} if "pipeline" in offer.parallelism else set()
     wider = replace(offer, parallelism=offer.parallelism | {"context", "expert"} | uneven, refuses=refuses)
     widened = replace(question, offer=wider)
-    rows = _Search(widened).fastest(_layouts(widened))
+    rows = _Search(widened).fastest()
     return RankedRows(widened, [row for row in rows if offer.lacks(row.choices.tuning(row.layout), layers)])
 
 
@@ -232,19 +235,21 @@ class _LayoutFigures:
 
     def __init__(self, search: _Search, layout: Layout) -> None:
         self._search, self.layout = search, layout
-        stages = layout.data, layout.context, layout.tensor, layout.pipeline
-        self._weights = (*stages, layout.expert, layout.sharding_stage, layout.sharding_degree)
+        ranks = layout.data, layout.context, layout.tensor, layout.pipeline
+        self._weights = (*ranks, layout.expert, layout.sharding_stage, layout.sharding_degree)
         self._passing: dict[RowChoices, tuple[int, ...]]
         self._passes: dict[tuple[object, ...], StepPasses]
-        self._passing = search.once(("passing", *stages, layout.sequence_parallel), dict)
-        self._passes = search.once(("passes", *stages, layout.sequence_parallel, layout.expert), dict)
-        self._held = search.once(("held", *self._weights), lambda: held_bytes(self._plain_setup))
+        self._passing = search.once(("passing", *ranks, layout.sequence_parallel), dict)
+        self._passes = search.once(("passes", *ranks, layout.sequence_parallel, layout.expert), dict)
+        self._held = search.once(("held", *self._weights), lambda: held_bytes(self._setup(PLAIN)))
 
     def total_bytes(self, choices: RowChoices) -> int:
         """Return the bytes of the fullest stage."""
         passing = self._passing.get(choices)
         if passing is None:
-            passing = self._passing[choices] = self._passing_bytes(self._setup(choices))
+            setup = self._setup(choices)
+            layer = self._search.once(("layer bytes", *_layer_key(setup)), lambda: layer_bytes(setup))
+            passing = self._passing[choices] = passing_bytes(setup, layer)
         return fullest_bytes(self._held, passing, self._search.gaps)
 
     def tokens_per_second(self, choices: RowChoices) -> float:
@@ -252,36 +257,23 @@ class _LayoutFigures:
         key = choices if choices.recompute_layers else choices[:2]  # where all layers are alike, so are chunks of them
         passes = self._passes.get(key)
         if passes is None:
-            passes = self._passes[key] = self._step_passes(choices)
+            work, plain = self._work(choices), None
+            if choices.recompute_layers is not None:
+                plain = self._pass_seconds(self._work(choices.without_recomputation()))
+            passes = self._passes[key] = step_passes(work, self._pass_seconds(work), plain)
         step = self._exchange.added_to(passes, choices.chunks)
         return self._search.tokens_per_step / step.total / self._search.question.devices
 
     @cached_property
     def _exchange(self) -> WeightExchange:
-        return self._search.once(("exchange", *self._weights), lambda: exchange_of(self._work(self._plain_setup)))
-
-    @cached_property
-    def _plain_setup(self) -> TrainingSetup:
-        """A setup for what the choices of a row do not change."""
-        return self._setup(RowChoices(1, "none", 1))
-
-    def _passing_bytes(self, setup: TrainingSetup) -> tuple[int, ...]:
-        layer = self._search.once(("layer bytes", *_layer_key(setup)), lambda: layer_bytes(setup))
-        return passing_bytes(setup, layer)
-
-    def _step_passes(self, choices: RowChoices) -> StepPasses:
-        work = self._work(self._setup(choices))
-        if choices.recompute_layers is None:
-            return step_passes(work, self._pass_seconds(work))
-        plain = self._work(self._setup(choices.without_recomputation()))
-        return step_passes(work, self._pass_seconds(work), self._pass_seconds(plain))
+        return self._search.once(("exchange", *self._weights), lambda: exchange_of(self._work(PLAIN)))
 
     def _pass_seconds(self, work: RankWork) -> PassSeconds:
         return self._search.once(("layer seconds", *_layer_key(work.setup)), lambda: pass_seconds(work))
 
-    def _work(self, setup: TrainingSetup) -> RankWork:
+    def _work(self, choices: RowChoices) -> RankWork:
         question = self._search.question
-        return work_of(setup, question.machine, question.constants.pace_on(question.on_host))
+        return work_of(self._setup(choices), question.machine, question.constants.pace_on(question.on_host))
 
     def _setup(self, choices: RowChoices) -> TrainingSetup:
         question = self._search.question
@@ -314,9 +306,9 @@ class _Search:
             self._figures[key] = compute()
         return self._figures[key]  # type: ignore[no-any-return]
 
-    def fastest(self, layouts: Iterable[Layout]) -> list[RankedRow]:
+    def fastest(self) -> list[RankedRow]:
         """Return the rows of all layouts that fit, fastest first."""
-        return fastest_first(row for layout in layouts for row in self._rows(layout))
+        return fastest_first(row for layout in _layouts(self.question) for row in self._rows(layout))
 
     def beyond(self) -> tuple[LayoutEstimate, ...]:
         """Return the rows that ended a branch and need least memory."""
@@ -445,25 +437,23 @@ def _contexts(question: LayoutQuestion, ranks: int) -> list[int]:
 
 
 def _variants(question: LayoutQuestion, tensor: int, pipeline: int, context: int, data: int) -> Iterator[Layout]:
-    ranks = {"data": data, "context": context, "tensor": tensor, "pipeline": pipeline}
-    sequences = [False, True] if tensor > 1 and "sequence" in question.offer.parallelism else [False]
-    for stage, degree in _shardings(question, tensor, data * context):
-        for sequence_parallel, expert in product(sequences, _expert_ranks(question, data * context)):
-            yield Layout(
-                **ranks,
-                expert=expert,
-                sequence_parallel=sequence_parallel,
-                sharding_stage=stage,
-                sharding_degree=degree,
-            )
-
-
-def _expert_ranks(question: LayoutQuestion, ranks: int) -> list[int]:
-    """Return the numbers of ranks that can divide the experts: 1, and for a mixture those that divide both."""
-    experts = question.work.model.experts
-    if experts is None or "expert" not in question.offer.parallelism:
-        return [1]
-    return divisors(math.gcd(ranks, experts.count))
+    """Yield the layouts of these ranks: every sharding, with and without sequence parallelism, by expert ranks."""
+    has, experts = question.offer.parallelism, question.work.model.experts
+    sequences = [False, True] if tensor > 1 and "sequence" in has else [False]
+    expert_ranks = divisors(math.gcd(data * context, experts.count)) if experts and "expert" in has else [1]
+    for (stage, degree), sequence_parallel, expert in product(
+        _shardings(question, tensor, data * context), sequences, expert_ranks
+    ):
+        yield Layout(
+            data=data,
+            context=context,
+            tensor=tensor,
+            pipeline=pipeline,
+            expert=expert,
+            sequence_parallel=sequence_parallel,
+            sharding_stage=stage,
+            sharding_degree=degree,
+        )
 
 
 def _shardings(question: LayoutQuestion, tensor: int, ranks: int) -> Iterator[tuple[int, int]]:
