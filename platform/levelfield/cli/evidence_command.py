@@ -131,9 +131,8 @@ def _bundle(options: argparse.Namespace) -> int:
     """Write the bundle and return 0. Raises GateFailed for a tampered run. Nothing is written where it raises."""
     from levelfield.judge.packing import members_of, packed
     from levelfield.judge.verification import verified
-    from levelfield.rundir.bundle_archive import archive
+    from levelfield.rundir.bundle_archive import archive, signature_of
     from levelfield.rundir.bundle_reader import bundle_of
-    from levelfield.rundir.signature import signed
     from levelfield.specs.base import dump
 
     path, key = options.output, options.sign
@@ -145,7 +144,7 @@ def _bundle(options: argparse.Namespace) -> int:
     with Terminal().bytes_progress(f"packing {len(runs)} run(s)") as progress:
         found = packed(runs, progress)
     manifest = dump(found.manifest).encode()
-    content = archive(members_of(manifest, found.runs, signed(manifest, key) if key else None))
+    content = archive(members_of(manifest, found.runs, signature_of(manifest, key) if key else None))
     for run in verified(bundle_of(content, str(path)), registry_of(options)):  # before others see it refused
         for wrong in run.contradictions[:1]:
             raise UsageError(
@@ -213,7 +212,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _signer(bundle: Bundle, options: argparse.Namespace) -> str | None:
     """Return who signed, where --allowed-signers is given. Raises GateFailed for a signature that does not hold."""
-    from levelfield.rundir.signature import signer_of
+    from levelfield.rundir.bundle_archive import signer_of
 
     if not options.allowed_signers:
         return None

@@ -29,9 +29,8 @@ from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import Event, mapping
 from levelfield.rundir.node_parts import node_parts
-from levelfield.rundir.raw_files import RawRecords, read_raw
+from levelfield.rundir.raw_files import RawRecords, origin_of, read_raw
 from levelfield.rundir.seal import seal_finding
-from levelfield.rundir.system_facts import origin_of
 from levelfield.specs.base import load, sha256_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan

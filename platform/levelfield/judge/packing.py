@@ -55,7 +55,7 @@ def packed(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) -> Pa
 
 def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBundle:
     """Return the run with the result of its redacted files, which a reader computes again."""
-    seal, software = run.listed.seal, software_of(paths)
+    seal, software = run.entry.seal, software_of(paths)
     with written(run) as folder:
         result = collect(folder, redaction=Redaction(seal, software))
     if changed := next(_changed(original, result), None):
@@ -64,7 +64,7 @@ def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBu
             "fault. `evidence collect RUN --check` shows whether the run directory itself is whole"
         )
     text = dump(result).encode()
-    entries = {**run.listed.files, RESULT: BundledFile(original=sha256_of(text), stored=sha256_of(text))}
+    entries = {**run.entry.files, RESULT: BundledFile(original=sha256_of(text), stored=sha256_of(text))}
     listed = BundledRun(seal=seal, software=software, files=dict(sorted(entries.items())))
     return RunInBundle(run.name, {**run.files, RESULT: text}, listed)
 
@@ -104,7 +104,7 @@ def _manifest(runs: Sequence[RunInBundle], placeholders: Placeholders) -> Manife
     counts = sorted(placeholders.counts.items())
     draft = Manifest(
         platform_version=levelfield.__version__,
-        runs={run.name: run.listed for run in runs},
+        runs={run.name: run.entry for run in runs},
         replacements=tuple(Replacement(kind=kind, placeholder=text, times=n) for (kind, text), n in counts),
         kept=placeholders.kept,
         digest="",

@@ -17,8 +17,7 @@ from levelfield.measure.weights import final_weight_reasons, gradient_reasons
 from levelfield.node.regular_files import read_last
 from levelfield.rundir.event_lines import listed
 from levelfield.rundir.node_parts import NodePart, node_parts
-from levelfield.rundir.raw_files import RawRecords
-from levelfield.rundir.system_facts import clipped, clipped_texts
+from levelfield.rundir.raw_files import RawRecords, clipped, clipped_texts
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import INTERRUPTED, PRETENDED, NodeResult, Status, Word

@@ -98,7 +98,7 @@ def _verified(run: RunInBundle, known: Registry, bundle: Bundle) -> VerifiedRun:
             plan = read_plan(paths)
             _check_size(plan)
             raw = read_raw(paths)
-            result = collect(paths, raw, Redaction(run.seal, run.listed.software))
+            result = collect(paths, raw, Redaction(run.seal, run.entry.software))
             job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
             found = [
                 *_seal(run),
@@ -180,8 +180,8 @@ def _check_size(plan: Plan) -> None:
 
 def _seal(run: RunInBundle) -> Iterator[Contradiction]:
     """Yield where the manifest calls the run otherwise than its files do."""
-    if run.seal != run.listed.seal:
-        yield Contradiction("seal", run.listed.seal.word, f"{run.seal.word} {run.seal.reason or ''}".strip())
+    if run.seal != run.entry.seal:
+        yield Contradiction("seal", run.entry.seal.word, f"{run.seal.word} {run.seal.reason or ''}".strip())
 
 
 def _differences(run: RunInBundle, found: Result) -> Iterator[Contradiction | str]:
@@ -279,7 +279,7 @@ def _certificate(
         return
     try:
         with written(own) as folder:
-            result = collect(folder, redaction=Redaction(own.seal, own.listed.software))
+            result = collect(folder, redaction=Redaction(own.seal, own.entry.software))
     except (DocumentError, *DAMAGED) as error:
         yield Contradiction(CERTIFICATE, f"run {own.name}", " ".join(str(error).split())[:120])
         return

@@ -1,6 +1,7 @@
 """The archive of a bundle: a zip file in which every byte has one right value, written and read in memory.
 
-runs/<run id>/<file> for each file, manifest.json with the digest of each, and manifest.json.sig if it is signed.
+runs/<run id>/<file> for each file, manifest.json with the digest of each, and manifest.json.sig if it is signed: by
+OpenSSH, with a key that the user has already, and checked against a file of allowed signers.
 
 The library reads the list at the end only. Members are inflated here, up to the size that the list states.
 """
@@ -10,11 +11,15 @@ from __future__ import annotations
 import io
 import re
 import struct
+import subprocess
+import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from levelfield.errors import DocumentError, GateFailed
+from levelfield.errors import DocumentError, GateFailed, UsageError
 from levelfield.specs.base import twice_in
 from levelfield.specs.bundle import MANIFEST, SIGNATURE
 
@@ -27,6 +32,9 @@ _LONGEST_ENTRY = 400  # bytes of a member in the list; a name has at most 321
 _VERSION, _UNIX, _DATE = 20, 3, 33  # deflate; whose rights a member has; the first of January 1980
 # What the library raises for a damaged archive.
 _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OSError)
+
+NAMESPACE = "levelfield"  # of signatures
+_SSH_SECONDS = 120  # a key may need its passphrase
 
 MOST_BYTES = 64 * 2**20  # of all members together; the archive has the bound of every document
 MOST_MEMBERS = 2000
@@ -63,18 +71,19 @@ def members_in(content: bytes, origin: str) -> dict[str, bytes]:
     try:
         if not _is_ended(content):
             raise ValueError("its last bytes are not the end of an archive of `evidence bundle`")
-        with zipfile.ZipFile(io.BytesIO(content)) as listed:
-            infos = listed.infolist()
+        with zipfile.ZipFile(io.BytesIO(content)) as archived:
+            infos = archived.infolist()
     except _BROKEN as error:
         raise DocumentError(f"{origin}: not a bundle, or a truncated one: {error}") from None
     if MANIFEST not in {info.filename for info in infos}:
         raise DocumentError(f"{origin}: not a bundle: found no {MANIFEST} in the archive")
-    if why := next(filter(None, map(_why_not, infos)), None) or _why_refused(infos) or _why_not_dense(infos, content):
-        raise GateFailed(f"{origin}: refused: {why}")
+    fault = next(filter(None, map(_member_fault, infos)), None) or _list_fault(infos) or _stray_bytes(infos, content)
+    if fault:
+        raise GateFailed(f"{origin}: refused: {fault}")
     return {info.filename: _read(info, content, origin) for info in infos}
 
 
-def _why_refused(infos: list[zipfile.ZipInfo]) -> str | None:
+def _list_fault(infos: list[zipfile.ZipInfo]) -> str | None:
     """Return what is wrong with the list of members as a whole; None for nothing."""
     names = [info.filename for info in infos]
     if len(infos) > MOST_MEMBERS:
@@ -88,32 +97,29 @@ def _why_refused(infos: list[zipfile.ZipInfo]) -> str | None:
     return None
 
 
-def _why_not(info: zipfile.ZipInfo) -> str | None:
-    name = info.filename
+def _member_fault(info: zipfile.ZipInfo) -> str | None:
+    name, ratio = info.filename, info.file_size / max(1, info.compress_size)
     if not MEMBER_NAME.fullmatch(name) or info.orig_filename != name:
         return f"found a member {name[:120]!r}, which no bundle has"
     if info.external_attr != _MODE:
-        found, expected = (
-            f"{attributes >> 16:o}, {attributes & 0xFFFF:#x}" for attributes in (info.external_attr, _MODE)
-        )
+        attributes, expected = (f"{mode >> 16:o}, {mode & 0xFFFF:#x}" for mode in (info.external_attr, _MODE))
         return (
-            f"member '{name}': found attributes {found}, expected {expected} of a regular file: it is a link or "
+            f"member '{name}': found attributes {attributes}, expected {expected} of a regular file: it is a link or "
             "another kind of file, or another program than `evidence bundle` wrote the archive"
         )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return f"member '{name}': found compression {info.compress_type}, expected none or deflate"
     if info.file_size > MOST_RATIO * max(1, info.compress_size):
-        ratio = info.file_size / max(1, info.compress_size)
         return f"member '{name}': found {ratio:,.0f} times its compressed size, expected {MOST_RATIO}"
     return None
 
 
-def _why_not_dense(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
+def _stray_bytes(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
     """Return where the archive has other bytes than its members and the headers of `evidence bundle`; None: nowhere.
 
     The members follow each other, then comes the list of them, then the end, and each field has its one right value.
     """
-    place, listed = 0, b""
+    place, entries = 0, b""
     for info in infos:
         header = _header_of(info)
         if info.header_offset != place or content[place : place + len(header)] != header:
@@ -121,8 +127,8 @@ def _why_not_dense(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
                 f"the header of member '{info.filename}' differs from the archive's list, or other bytes are before it"
             )
         place += len(header) + info.compress_size
-        listed += _entry_of(info)
-    if content[place:] != listed + _END.pack(b"PK\5\6", 0, 0, len(infos), len(infos), len(listed), place, 0):
+        entries += _entry_of(info)
+    if content[place:] != entries + _END.pack(b"PK\5\6", 0, 0, len(infos), len(infos), len(entries), place, 0):
         return "found bytes that belong to no member"
     return None
 
@@ -130,18 +136,17 @@ def _why_not_dense(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
 def _read(info: zipfile.ZipInfo, content: bytes, origin: str) -> bytes:
     """Return a member, whose header was checked. It cannot become longer than the list says."""
     begin = info.header_offset + len(_header_of(info))
-    packed = found = content[begin : begin + info.compress_size]
-    is_whole = True
+    member, is_whole = content[begin : begin + info.compress_size], True
     if info.compress_type == zipfile.ZIP_DEFLATED:
         inflating = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            found = inflating.decompress(packed, info.file_size + 1)
+            member = inflating.decompress(member, info.file_size + 1)
+            is_whole = inflating.eof and not inflating.unused_data
         except zlib.error:
             is_whole = False
-        is_whole = is_whole and inflating.eof and not inflating.unused_data
-    if not is_whole or len(found) != info.file_size or zlib.crc32(found) != info.CRC:
+    if not is_whole or len(member) != info.file_size or zlib.crc32(member) != info.CRC:
         raise GateFailed(f"{origin}: refused: member '{info.filename}' is damaged, or has another size than listed")
-    return found
+    return member
 
 
 def _header_of(info: zipfile.ZipInfo) -> bytes:
@@ -166,3 +171,61 @@ def _is_ended(content: bytes) -> bool:
     mark, *_, size, place, comment = _END.unpack_from(content, len(content) - _END.size)
     is_at_the_end = mark == b"PK\5\6" and comment == 0 and place + size + _END.size == len(content)
     return bool(is_at_the_end and size <= MOST_MEMBERS * _LONGEST_ENTRY)
+
+
+class Signer(NamedTuple):
+    """Who signed, as the file of allowed signers names them, and ssh-keygen's words about the key."""
+
+    name: str
+    key: str
+
+
+def signature_of(content: bytes, key: Path) -> bytes:
+    """Return the signature of `content`. Raises UsageError for a key that does not sign."""
+    if not key.is_file():
+        raise UsageError(f"--sign {key}: found no file, expected a private key of ssh (or the public one of an agent)")
+    done = _ssh_keygen(["-Y", "sign", "-n", NAMESPACE, "-f", str(key)], content)
+    if done.returncode or not done.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
+        raise UsageError(f"--sign {key}: ssh-keygen made no signature: {_message(done)}")
+    return done.stdout
+
+
+def signer_of(content: bytes, signature: bytes, allowed: Path, name: str | None) -> Signer:
+    """Return who signed `content`. name: the only signer that counts; None: any that the file allows.
+
+    Raises GateFailed for a signature that does not hold, UsageError for a missing file.
+    """
+    if not allowed.is_file():
+        raise UsageError(f"--allowed-signers {allowed}: found no file, expected one as in `man ssh-keygen`")
+    with tempfile.TemporaryDirectory(prefix="levelfield-signature-") as folder:
+        path = Path(folder) / "signature"
+        path.write_bytes(signature)
+        for signer in [name] if name else _principals(allowed, path):
+            words = ["-Y", "verify", "-n", NAMESPACE, "-f", str(allowed), "-I", signer, "-s", str(path)]
+            done = _ssh_keygen(words, content)
+            if done.returncode == 0:
+                return Signer(signer, _message(done))
+    who = f"'{name}'" if name else "a signer whom the file allows"
+    raise GateFailed(f"the signature is not of {who}, or the manifest was changed after it was signed")
+
+
+def _principals(allowed: Path, signature: Path) -> list[str]:
+    """Return whose key made the signature, by the file of allowed signers."""
+    done = _ssh_keygen(["-Y", "find-principals", "-f", str(allowed), "-s", str(signature)], b"")
+    lines = done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []
+    return [name for line in lines for name in line.split(",") if name]
+
+
+def _ssh_keygen(words: Sequence[str], content: bytes) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            ["ssh-keygen", *words], input=content, capture_output=True, timeout=_SSH_SECONDS, check=False
+        )
+    except FileNotFoundError:
+        raise UsageError("ssh-keygen is not on PATH; install OpenSSH 8.2 or later to sign and to check") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"ssh-keygen did not answer: {error}") from None
+
+
+def _message(done: subprocess.CompletedProcess[bytes]) -> str:
+    return " ".join((done.stderr or done.stdout).decode(errors="replace").split())[:200] or "no words"

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.rundir.bundle_archive import FILE_NAME, members_in
@@ -31,7 +30,7 @@ class RunInBundle:
 
     name: str
     files: dict[str, bytes]
-    listed: BundledRun
+    entry: BundledRun
 
     @property
     def seal(self) -> SealFinding:
@@ -39,18 +38,21 @@ class RunInBundle:
 
         Of a redacted file the manifest keeps the digest before, which nobody can compute again from the bundle.
         """
-        entries = {name: entry for name, entry in self.listed.files.items() if name != RESULT}
-        if changed := sorted(n for n, e in entries.items() if n != OUTCOME and e.is_whole and e.stored != e.original):
+        raw = {name: file for name, file in self.entry.files.items() if name not in (RESULT, OUTCOME)}
+        if changed := sorted(name for name, file in raw.items() if file.is_whole and file.stored != file.original):
             return tampered(f"changed and not listed as redacted: {', '.join(changed[:3])}", {})
-        originals: dict[str, str | None] = {name: entry.original for name, entry in entries.items() if name != OUTCOME}
-        own = entries.get(OUTCOME)
-        before = own.original if own and not own.is_whole else None
-        return finding_of(self._outcome, originals, self._without_names(), before)
+        originals: dict[str, str | None] = {name: file.original for name, file in raw.items()}
+        outcome = self.entry.files.get(OUTCOME)
+        before = outcome.original if outcome and not outcome.is_whole else None
+        names = [name for name in self.redacted if name.endswith((".json", ".jsonl")) and name in self.files]
+        documents = {name: document_of(name, self.files[name]) for name in names}
+        redacted = {name: document for name, document in documents.items() if document is not None}
+        return finding_of(self._outcome, originals, redacted, before)
 
     @property
     def redacted(self) -> list[str]:
         """The names of the files that are not as the run left them."""
-        return sorted(name for name, entry in self.listed.files.items() if not entry.is_whole)
+        return sorted(name for name, file in self.entry.files.items() if not file.is_whole)
 
     @property
     def unbound(self) -> list[str]:
@@ -64,11 +66,6 @@ class RunInBundle:
     @property
     def _outcome(self) -> Event | None:
         return event_or_none(self.files.get(OUTCOME, b""))
-
-    def _without_names(self) -> dict[str, Any]:
-        named = [name for name in self.redacted if name.endswith((".json", ".jsonl")) and name in self.files]
-        found = {name: document_of(name, self.files[name]) for name in named}
-        return {name: document for name, document in found.items() if document is not None}
 
 
 @dataclass(frozen=True)
@@ -96,19 +93,18 @@ def bundle_of(content: bytes, origin: str) -> Bundle:
     members = members_in(content, origin)
     manifest = _manifest(members[MANIFEST], origin)
     files = {name: member for name, member in members.items() if name not in (MANIFEST, SIGNATURE)}
-    listed = {
-        f"runs/{run}/{name}": entry.stored
-        for run, found in manifest.runs.items()
-        for name, entry in found.files.items()
-        if entry.stored is not None
+    stored = {
+        f"runs/{run}/{name}": file.stored
+        for run, entry in manifest.runs.items()
+        for name, file in entry.files.items()
+        if file.stored is not None
     }
-    _check_left_out(manifest, origin)
-    _check_members(files, listed, origin)
+    _check_members(files, stored, origin)
     runs = []
     for run, entry in manifest.runs.items():
-        before = f"runs/{run}/"
-        own = {name.removeprefix(before): content for name, content in files.items() if name.startswith(before)}
-        runs.append(RunInBundle(run, own, entry))
+        folder = f"runs/{run}/"
+        content_of = {name.removeprefix(folder): member for name, member in files.items() if name.startswith(folder)}
+        runs.append(RunInBundle(run, content_of, entry))
     return Bundle(manifest, members[MANIFEST], members.get(SIGNATURE), tuple(runs))
 
 
@@ -126,32 +122,32 @@ def written(run: RunInBundle) -> Iterator[RunPaths]:
 
 
 def _manifest(content: bytes, origin: str) -> Manifest:
+    """Return the manifest. Raises GateFailed where it was changed.
+
+    It may leave out no file whose name a bundle allows: a verdict could depend on it.
+    """
     where = f"{origin}: {MANIFEST}"
     try:
-        found = parse(Manifest, strict_json(content), where)
+        manifest = parse(Manifest, strict_json(content), where)
     except ValueError as error:
         raise DocumentError(f"{where}: {error}") from None
-    if found.digest != found.content_digest:
-        raise GateFailed(f"{where}: found digest {found.digest}, expected {found.content_digest}: it was changed")
-    return found
-
-
-def _check_left_out(manifest: Manifest, origin: str) -> None:
-    """Check that no file is left out whose name a bundle allows: a verdict could depend on it. Raises GateFailed."""
-    for run, found in manifest.runs.items():
-        for name, entry in found.files.items():
-            if entry.stored is None and FILE_NAME.fullmatch(name):
+    if manifest.digest != manifest.content_digest:
+        raise GateFailed(f"{where}: found digest {manifest.digest}, expected {manifest.content_digest}: it was changed")
+    for run, entry in manifest.runs.items():
+        for name, file in entry.files.items():
+            if file.stored is None and FILE_NAME.fullmatch(name):
                 raise GateFailed(f"{origin}: refused: {name} of run {run} is left out, expected every such file")
+    return manifest
 
 
-def _check_members(files: dict[str, bytes], listed: dict[str, str], origin: str) -> None:
+def _check_members(files: dict[str, bytes], stored: dict[str, str], origin: str) -> None:
     """Check that the members are those of the manifest, and that their JSON is strict. Raises GateFailed."""
-    for name in sorted(files.keys() | listed.keys()):
-        if name not in listed:
+    for name in sorted(files.keys() | stored.keys()):
+        if name not in stored:
             raise GateFailed(f"{origin}: refused: member '{name}' is not in the manifest: it was added")
         if name not in files:
             raise GateFailed(f"{origin}: refused: member '{name}' of the manifest is missing")
-        if sha256_of(files[name]) != listed[name]:
+        if sha256_of(files[name]) != stored[name]:
             raise GateFailed(f"{origin}: refused: member '{name}' differs from its digest in the manifest")
         try:
             if name.endswith((".json", ".jsonl")):

@@ -17,7 +17,7 @@ from levelfield.checkout import checkout
 from levelfield.errors import GateFailed, UsageError
 from levelfield.rundir.bundle_archive import FILE_NAME, MOST_BYTES
 from levelfield.rundir.bundle_reader import RunInBundle
-from levelfield.rundir.event_lines import DAMAGED, Event, event_or_none, mapping
+from levelfield.rundir.event_lines import DAMAGED, event_or_none, mapping
 from levelfield.rundir.placeholders import Placeholders, hosts_in, json_like, users_in, words_of
 from levelfield.rundir.seal import MOST_SEALED_BYTES, OUTCOME, finding_of, opened, outcome_digest, raw_paths
 from levelfield.specs.base import dump, sha256_of
@@ -35,19 +35,20 @@ _PART_BYTES = 2**20
 def placeholders_of(runs: Sequence[ReadRun]) -> Placeholders:
     """Return the placeholders for all runs of a bundle: their folders, hosts and users, and those of this machine."""
     documents = [
-        {name: event_or_none(run.files[name].content) for name in run.files if name.endswith(".json")} for run in runs
+        {name: event_or_none(file.content) for name, file in run.files.items() if name.endswith(".json")}
+        for run in runs
     ]
-    roots = {place: name for each in documents for place, name in _roots(each)}
+    roots = {place: name for by_name in documents for place, name in _roots(by_name)}
     texts = (f.content.decode(errors="replace") for run in runs for n, f in run.files.items() if n.startswith(LOGS))
     users = {user for text in (*texts, json.dumps(documents, ensure_ascii=False)) for user in users_in(text)}
-    users |= {user_name(), home_folder().name, *(by for each in documents for by in _by(each.get("reference.json")))}
-    hosts = {platform.node(), *(_host(each.get("provenance.json")) for each in documents)}
-    hosts |= {host for each in documents for document in each.values() for host in hosts_in(document)}
+    users |= {user_name(), home_folder().name}
+    users |= {user for by_name in documents for user in _promoters(by_name.get("reference.json"))}
+    hosts = {platform.node(), *(_host(by_name.get("provenance.json")) for by_name in documents)}
+    hosts |= {host for by_name in documents for document in by_name.values() for host in hosts_in(document)}
     # of a plan without the names and addresses of the machines that it was to run on
-    plans = [{key: v for key, v in mapping(each.get("plan.json")).items() if key != "launch"} for each in documents]
+    plans = [{k: v for k, v in mapping(by_name.get("plan.json")).items() if k != "launch"} for by_name in documents]
     words = {word for plan in plans for word in words_of(plan)}
-    own = {str(checkout()): "checkout", str(home_folder()): "home"}
-    return Placeholders({**own, **roots}, hosts, users, words)
+    return Placeholders({str(checkout()): "checkout", str(home_folder()): "home", **roots}, hosts, users, words)
 
 
 def redacted_run(run: ReadRun, placeholders: Placeholders) -> RunInBundle:
@@ -70,24 +71,20 @@ def redacted_run(run: ReadRun, placeholders: Placeholders) -> RunInBundle:
 
 def _with_certificate(run: RunInBundle) -> RunInBundle:
     """Return the run whose redacted certificate has the digest of its own content, also in the plan that names it."""
-    name, plan, entries = "certificate.json", "plan.json", run.listed.files
+    name, plan, entries = "certificate.json", "plan.json", run.entry.files
     document = event_or_none(run.files.get(name, b""))
     if document is None or entries[name].is_whole:
         return run
     with suppress(*DAMAGED):
-        sealed_again = _resealed(document)
-        new, old = sealed_again.digest.encode(), str(document["digest"]).encode()
-        files = {**run.files, name: dump(sealed_again).encode(), plan: run.files[plan].replace(old, new)}
-        stored = {each: entries[each].model_copy(update={"stored": sha256_of(files[each])}) for each in (name, plan)}
-        return RunInBundle(run.name, files, run.listed.model_copy(update={"files": {**entries, **stored}}))
+        layers = tuple(map(AlignmentLayer.model_validate, document["layers"]))
+        subject = CertificateSubject.model_validate(document["subject"])
+        rest = {k: v for k, v in document.items() if k not in ("schema", "digest", "subject", "layers")}
+        certificate = Certificate.seal(**rest, subject=subject, layers=layers)
+        new, old = certificate.digest.encode(), str(document["digest"]).encode()
+        files = {**run.files, name: dump(certificate).encode(), plan: run.files[plan].replace(old, new)}
+        stored = {path: entries[path].model_copy(update={"stored": sha256_of(files[path])}) for path in (name, plan)}
+        return RunInBundle(run.name, files, run.entry.model_copy(update={"files": {**entries, **stored}}))
     return run  # a damaged one, which does not hold before or after
-
-
-def _resealed(document: Event) -> Certificate:
-    layers = tuple(AlignmentLayer.model_validate(each) for each in document["layers"])
-    subject = CertificateSubject.model_validate(document["subject"])
-    kept = {key: each for key, each in document.items() if key not in ("schema", "digest", "subject", "layers")}
-    return Certificate.seal(**kept, subject=subject, layers=layers)
 
 
 def _redacted(name: str, content: bytes, placeholders: Placeholders) -> bytes:
@@ -100,9 +97,9 @@ def _redacted(name: str, content: bytes, placeholders: Placeholders) -> bytes:
 
 def _redacted_json(content: bytes, placeholders: Placeholders) -> bytes:
     """Return JSON with placeholders; of what is no JSON the text."""
-    found = json_like(content, placeholders.value)
-    if found is not None:
-        return found
+    redacted = json_like(content, placeholders.value)
+    if redacted is not None:
+        return redacted
     return placeholders.text(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
@@ -121,10 +118,10 @@ def _host(provenance: Any) -> str:
     return ""
 
 
-def _by(reference: Any) -> Iterator[str]:
+def _promoters(reference: Any) -> Iterator[str]:
     """Return who promoted a reference and who recorded its noise."""
     with suppress(*DAMAGED):
-        yield from (str(each["by"]) for each in (reference, *reference["noise"]) if each.get("by"))
+        yield from (str(record["by"]) for record in (reference, *reference["noise"]) if record.get("by"))
 
 
 @dataclass(frozen=True)
@@ -150,15 +147,15 @@ def read_run(paths: RunPaths, name: str) -> ReadRun:
 
     Raises UsageError for a file that is no regular file, and for one that is too large.
     """
-    named = [*raw_paths(paths.root), *([(OUTCOME, paths.outcome)] if os.path.lexists(paths.outcome) else ())]
-    files = {shown: _read(shown, path) for shown, path in named}
+    raw = [*raw_paths(paths.root), *([(OUTCOME, paths.outcome)] if os.path.lexists(paths.outcome) else ())]
+    files = {file: _read(file, path) for file, path in raw}
     outcome = event_or_none(files[OUTCOME].content) if OUTCOME in files else None
-    found = finding_of(outcome, {shown: file.digest for shown, file in files.items() if shown != OUTCOME})
-    if found.word == "tampered":
-        raise GateFailed(f"{name} is tampered: {found.reason}; a bundle needs the files that the run left")
+    seal = finding_of(outcome, {file: content.digest for file, content in files.items() if file != OUTCOME})
+    if seal.word == "tampered":
+        raise GateFailed(f"{name} is tampered: {seal.reason}; a bundle needs the files that the run left")
     if outcome is not None:
         files[OUTCOME] = replace(files[OUTCOME], digest=outcome_digest(outcome))
-    return ReadRun(name, files, found)
+    return ReadRun(name, files, seal)
 
 
 def _read(name: str, path: Path) -> ReadFile:
@@ -169,11 +166,11 @@ def _read(name: str, path: Path) -> ReadFile:
     if os.fstat(descriptor).st_size > largest:
         os.close(descriptor)
         raise UsageError(f"bundle: {path}: found more than {largest:,} bytes")
-    digest, kept, size = hashlib.sha256(), bytearray(), 0
+    digest, content, size = hashlib.sha256(), bytearray(), 0
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         while part := file.read(_PART_BYTES):
             digest.update(part)
-            kept, size = kept + part, size + len(part)
+            content, size = content + part, size + len(part)
             if name.startswith(LOGS):
-                kept = kept[-TAIL_BYTES:]
-    return ReadFile(f"sha256:{digest.hexdigest()}", bytes(kept), size - len(kept))
+                content = content[-TAIL_BYTES:]
+    return ReadFile(f"sha256:{digest.hexdigest()}", bytes(content), size - len(content))

@@ -56,15 +56,15 @@ def find_run(runs: Path, name: str) -> RunPaths:
     the run of a certificate, repeats and the entries of a suite are not in the order of their ids. A plan with a date
     in the future counts only where there is no other. A run of a pair has a name, and is never the latest.
     """
-    given = Path(name)
+    path = Path(name)
     if not name.strip():  # its path would be the current folder
         refuse_any("run", name)
     with suppress(OSError, ValueError):  # of a name that is too long for a path
-        if (given / "plan.json").is_file():
-            return RunPaths(given.resolve())
-        if os.sep in name and given.is_dir():
+        if (path / "plan.json").is_file():
+            return RunPaths(path.resolve())
+        if os.sep in name and path.is_dir():
             raise UsageError(
-                f"{given}: found a folder without a plan.json that is a file, expected a run directory; without its "
+                f"{path}: found a folder without a plan.json that is a file, expected a run directory; without its "
                 "plan nothing of a run can be read"
             )
     refuse_any("run", name)
@@ -75,11 +75,11 @@ def find_run(runs: Path, name: str) -> RunPaths:
         plan.parent for plan in (*plans, *sorted(runs.glob(f"{PAIRS}/*/plan.json"))) if name in plan.parent.name
     ]
     if len(matching) > 1:
-        named = ", ".join(folder.name for folder in matching[:4])
-        raise UsageError(f"run '{name}': found {len(matching)} matching runs: {named}; give more of the id")
+        names = ", ".join(folder.name for folder in matching[:4])
+        raise UsageError(f"run '{name}': found {len(matching)} matching runs: {names}; give more of the id")
     if not matching:
-        known = [plan.parent.name for plan in plans]
-        raise UnknownName("run", name, known[-20:], hint=f"Runs are in {runs}; 'latest' is the newest run.")
+        newest = [plan.parent.name for plan in plans[-20:]]
+        raise UnknownName("run", name, newest, hint=f"Runs are in {runs}; 'latest' is the newest run.")
     return RunPaths(matching[0].resolve())
 
 
@@ -179,10 +179,10 @@ def finished_run(runs: Path, name: str) -> RunPaths:
 
 def settle(runs: Path) -> None:
     """Correct the status of runs whose platform was killed: the file says `running` no longer."""
-    found: list[Path] = []
+    documents: list[Path] = []
     with suppress(OSError):  # what is wrong with the folder is said when the run's own is made
-        found = sorted(runs.glob("*/status.json"))
-    for path in found[-NEWEST:]:
+        documents = sorted(runs.glob("*/status.json"))
+    for path in documents[-NEWEST:]:
         paths = RunPaths(path.parent)
         platform = platform_of(status_of(paths))
         if platform and was_killed(paths, platform):

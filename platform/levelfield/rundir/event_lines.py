@@ -10,7 +10,7 @@ import json
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic_core import from_json
 
@@ -33,15 +33,15 @@ def event_of(line: bytes | str) -> Event:
     pydantic's parser takes half the time of json's, and refuses more. What it refuses is left to json's.
     """
     try:
-        found = from_json(line)
+        event = from_json(line)
     except (TypeError, ValueError):  # TypeError: of half a pair of characters
         try:
-            found = json.loads(line)
+            event = json.loads(line)
         except RecursionError:
             raise ValueError("nested too deep") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"found {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(event, dict):
+        raise ValueError(f"found {type(event).__name__}, expected an object")
+    return event
 
 
 def event_or_none(content: bytes | str) -> Event | None:
@@ -89,18 +89,18 @@ def strict_json(content: bytes | str) -> Any:
 
 def _checked(content: bytes | str) -> Any:
     try:
-        found = json.loads(
+        value = json.loads(
             content,
             object_pairs_hook=unique_keys,
-            parse_constant=_constant,
+            parse_constant=_finite,
             parse_float=_finite,
             parse_int=bounded_number,
         )
     except RecursionError:
         raise ValueError(f"found more than {PLAIN_LEVELS} nested levels") from None
-    if _levels(found) > PLAIN_LEVELS:
+    if _levels(value) > PLAIN_LEVELS:
         raise ValueError(f"found more than {PLAIN_LEVELS} nested levels")
-    return found
+    return value
 
 
 def strict_lines(content: bytes) -> None:
@@ -129,11 +129,8 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"found {name}, expected a finite number")
-
-
 def _finite(text: str) -> float:
+    """Return the number. JSON's parser also passes its constants: NaN, Infinity and -Infinity."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"found {text[:40]}, expected a finite number")
@@ -142,9 +139,9 @@ def _finite(text: str) -> float:
 
 def _levels(value: Any) -> int:
     level, layer = 0, [value]
-    while layer := [each for each in layer if isinstance(each, (dict, list))]:
+    while layer := [item for item in layer if isinstance(item, (dict, list))]:
         level += 1
-        layer = [inner for each in layer for inner in (each.values() if isinstance(each, dict) else each)]
+        layer = [inner for item in layer for inner in (item.values() if isinstance(item, dict) else item)]
     return level
 
 

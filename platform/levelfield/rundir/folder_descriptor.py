@@ -33,7 +33,7 @@ class FolderDescriptor:
     def __init__(self, path: Path, above: FolderDescriptor | None = None) -> None:
         """Open the folder. above: the folder that it is in; it is then no link."""
         self.path = path
-        with _named(path):
+        with _whole_path(path):
             self.descriptor: int = (
                 os.open(path.name, _FOLDER | os.O_NOFOLLOW, dir_fd=above.descriptor)
                 if above
@@ -53,13 +53,13 @@ class FolderDescriptor:
 
     def made_below(self, name: str) -> FolderDescriptor:
         """Return a folder of this one, made where nothing has its name."""
-        with _named(self.path / name):
+        with _whole_path(self.path / name):
             if self.kind(name) is None:
                 os.mkdir(name, dir_fd=self.descriptor)
         return self.below(name)
 
     def names(self) -> list[str]:
-        with _named(self.path):
+        with _whole_path(self.path):
             return sorted(os.listdir(self.descriptor))  # noqa: PTH208 (pathlib takes no descriptor)
 
     def kind(self, name: str) -> str | None:
@@ -72,7 +72,7 @@ class FolderDescriptor:
 
     def read(self, name: str, largest: int) -> bytes:
         """Return the content of a regular file of at most `largest` bytes."""
-        with _named(self.path / name):
+        with _whole_path(self.path / name):
             if (kind := self.kind(name)) not in (None, "a file"):  # before it is opened: that may have an effect
                 raise OSError(errno.EINVAL, f"found {kind}, expected a regular file")
             with os.fdopen(os.open(name, _READ, dir_fd=self.descriptor), "rb") as file:
@@ -85,7 +85,7 @@ class FolderDescriptor:
 
     def write_new(self, name: str, content: bytes) -> None:
         """Write a file that was not there. Where that fails, none stays."""
-        with _named(self.path / name):
+        with _whole_path(self.path / name):
             file = os.fdopen(os.open(name, _NEW, 0o666, dir_fd=self.descriptor), "wb")
             try:
                 with file:
@@ -96,7 +96,7 @@ class FolderDescriptor:
 
     def move(self, name: str, target: FolderDescriptor, new_name: str) -> None:
         """Give a file its place in another folder. Of a link that has this place, the link is replaced."""
-        with _named(target.path / new_name):
+        with _whole_path(target.path / new_name):
             os.rename(name, new_name, src_dir_fd=self.descriptor, dst_dir_fd=target.descriptor)
 
     def replace(self, name: str, content: bytes) -> None:
@@ -111,14 +111,14 @@ class FolderDescriptor:
 
     def remove(self, name: str) -> None:
         """Remove a file or a link, if it is there."""
-        with _named(self.path / name):
+        with _whole_path(self.path / name):
             try:
                 os.unlink(name, dir_fd=self.descriptor)
             except FileNotFoundError:
                 return
 
     def remove_folder(self, name: str) -> None:
-        with _named(self.path / name):
+        with _whole_path(self.path / name):
             os.rmdir(name, dir_fd=self.descriptor)
 
     def locked(self) -> bool:
@@ -131,13 +131,10 @@ class FolderDescriptor:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _whole_path(path: Path) -> Iterator[None]:
     """Name the whole path in an error: by a descriptor, the system names the last part or none."""
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, error.filename if _is_whole(error.filename) else str(path)) from None
-
-
-def _is_whole(name: object) -> bool:
-    return isinstance(name, str) and os.sep in name
+        is_whole = isinstance(error.filename, str) and os.sep in error.filename
+        raise OSError(error.errno, error.strerror, error.filename if is_whole else str(path)) from None

@@ -14,6 +14,7 @@ from levelfield.rundir.event_lines import DAMAGED, Event, event_of, whole
 from levelfield.specs.plan import Plan
 
 _MOST_AT_ONCE = 2**26  # bytes of a rank's events in one look; the next look goes on from there
+_RECENT = 10  # steps over which the speed is shown
 
 
 @dataclass(frozen=True)
@@ -72,34 +73,27 @@ class Follower:
         with suppress(*DAMAGED):
             if event.get("event") == "begin" and path.stem == "rank0":
                 self._ends[0] = whole(event["end_ns"])
-            if event.get("event") == "step":
-                self._take_step(event, path)
-
-    def _take_step(self, event: Event, path: Path) -> None:
-        step = whole(event["step"])
-        if bound := self._bounds.get(step):
-            sighting = (self._looked_ns, time.monotonic_ns())
-            self.seen.setdefault(path.stem.removeprefix("rank"), {}).setdefault(bound, sighting)
-        if path.stem == "rank0":
-            self._ends[step] = whole(event["end_ns"])
-        if isinstance(event.get("loss"), float):
-            self._losses[step] = event["loss"]
-        for name in ("process_peak_bytes", "reserved_peak_bytes"):
-            if found := (event.get("memory") or {}).get(name):
-                self._memory = max(self._memory or 0, whole(found))
+            if event.get("event") != "step":
+                return
+            step = whole(event["step"])
+            if bound := self._bounds.get(step):
+                sighting = (self._looked_ns, time.monotonic_ns())
+                self.seen.setdefault(path.stem.removeprefix("rank"), {}).setdefault(bound, sighting)
+            if path.stem == "rank0":
+                self._ends[step] = whole(event["end_ns"])
+            if isinstance(event.get("loss"), float):
+                self._losses[step] = event["loss"]
+            for name in ("process_peak_bytes", "reserved_peak_bytes"):
+                if peak := (event.get("memory") or {}).get(name):
+                    self._memory = max(self._memory or 0, whole(peak))
 
     def _progress(self, step: int) -> Progress:
-        steps = self._plan.work.training.steps
-        seconds = self._seconds_per_step(step)
-        rate = self._plan.work.training.tokens_per_step / seconds / self._plan.world_size if seconds else None
-        left = seconds * (steps - step) if seconds else None
-        return Progress(step, steps, self._losses.get(step), rate, self._memory, left)
-
-    def _seconds_per_step(self, step: int, recent: int = 10) -> float | None:
-        first = max(0, step - recent)
-        if first not in self._ends or step <= first or self._ends[step] <= self._ends[first]:
-            return None
-        return (self._ends[step] - self._ends[first]) / 1e9 / (step - first)
+        training, first, rate, left = self._plan.work.training, max(0, step - _RECENT), None, None
+        if first in self._ends and step > first and self._ends[step] > self._ends[first]:
+            seconds = (self._ends[step] - self._ends[first]) / 1e9 / (step - first)
+            rate = training.tokens_per_step / seconds / self._plan.world_size
+            left = seconds * (training.steps - step)
+        return Progress(step, training.steps, self._losses.get(step), rate, self._memory, left)
 
 
 def event_file_sizes(events: Path) -> dict[str, int]:
@@ -108,8 +102,8 @@ def event_file_sizes(events: Path) -> dict[str, int]:
     Each file is opened: a client of a file server then asks for the newest state, and a mere stat may be a minute old.
     """
     try:
-        with os.scandir(events) as found:
-            names = [e.name for e in found if e.name.startswith("rank") and e.name.endswith(".jsonl")]
+        with os.scandir(events) as entries:
+            names = [e.name for e in entries if e.name.startswith("rank") and e.name.endswith(".jsonl")]
     except FileNotFoundError:
         return {}
     sizes = {}

@@ -45,8 +45,8 @@ class NodePart:
 
     def day_ns(self, time_ns: int) -> int:
         """Return a time of this machine's clock as its time of day, by the nearest of the readings of both clocks."""
-        own, day = min(self.read.wall_clock, key=lambda pair: abs(pair[0] - time_ns))
-        return day + time_ns - own
+        clock_ns, wall_ns = min(self.read.wall_clock, key=lambda pair: abs(pair[0] - time_ns))
+        return wall_ns + time_ns - clock_ns
 
     def device(self, index: str) -> str:
         """Return the name of a device among those of the whole run."""
@@ -71,11 +71,11 @@ def node_parts(plan: Plan, raw: RawRecords) -> tuple[NodePart, ...]:
 
     The platform's machine writes telemetry.jsonl, and a node telemetry/node<k>.jsonl.
     """
-    own, steps = next((each for each in raw.telemetry if each.node is None), None), by_rank(raw.steps)
-    if own is not None or (plan.hardware.nodes == 1 and not raw.telemetry):
-        return (_part(plan, None, range(plan.world_size), steps, own),)
-    each, nodes = {t.node: t for t in raw.telemetry}, range(plan.hardware.nodes)
-    return tuple(_part(plan, f"node{k}", plan.ranks_of(k), steps, each.get(k)) for k in nodes)
+    telemetry, steps = {t.node: t for t in raw.telemetry}, by_rank(raw.steps)
+    if None in telemetry or (plan.hardware.nodes == 1 and not telemetry):
+        return (_part(plan, None, range(plan.world_size), steps, telemetry.get(None)),)
+    nodes = range(plan.hardware.nodes)
+    return tuple(_part(plan, f"node{k}", plan.ranks_of(k), steps, telemetry.get(k)) for k in nodes)
 
 
 def part_of(parts: Sequence[NodePart], rank: int) -> NodePart:
@@ -87,8 +87,8 @@ def _part(
     plan: Plan, name: str | None, ranks: range, steps: Mapping[int, tuple[StepRecord, ...]], read: NodeTelemetry | None
 ) -> NodePart:
     ends = {record.step: record.end_ns for record in steps.get(ranks.start, ())}
-    own = tuple(record for rank in ranks for record in steps.get(rank, ()))
-    return NodePart(name, ranks, own, ends, read, _indices(plan, name, read))
+    records = tuple(record for rank in ranks for record in steps.get(rank, ()))
+    return NodePart(name, ranks, records, ends, read, _indices(plan, name, read))
 
 
 def _indices(plan: Plan, name: str | None, read: NodeTelemetry | None) -> tuple[str, ...]:

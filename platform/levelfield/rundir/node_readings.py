@@ -20,7 +20,7 @@ from levelfield.rundir.event_lines import Event, event_or_none, listed, mapping
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
-_KEPT = ("time_ns", "wall_ns", "before", "host")
+_COPIED = ("time_ns", "wall_ns", "before", "host")
 
 
 def read_nodes(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
@@ -77,7 +77,7 @@ def _tool_numbers(paths: RunPaths, node: int, vendor: Vendor) -> dict[int, int]:
 def _lines(recorded: bytes, plan: Plan, vendor: Vendor, numbers: Mapping[int, int]) -> Iterator[str]:
     """Return a line for each whole one. What is no object stays as it is: whoever reads the file reports it."""
     answers = answers_of(())
-    by_plan = {
+    devices = {
         device.index: replace(device, index=numbers.get(device.index, device.index)) for device in _devices(plan)
     }
 
@@ -86,27 +86,27 @@ def _lines(recorded: bytes, plan: Plan, vendor: Vendor, numbers: Mapping[int, in
 
     adapter = replayed(vendor, ask)  # lives through all lines of a node: it has counters
     for line in recorded.split(b"\n")[:-1]:
-        found = event_or_none(line)
-        if found is None:
+        event = event_or_none(line)
+        if event is None:
             yield line.decode("utf-8", "replace") + "\n"
             continue
-        answers = answers_of(listed(found.get("outputs")))
-        kept = {name: found[name] for name in _KEPT if found.get(name) is not None}
-        yield json.dumps({**kept, **_samples(adapter, by_plan, found)}) + "\n"
+        answers = answers_of(listed(event.get("outputs")))
+        times = {name: event[name] for name in _COPIED if event.get(name) is not None}
+        yield json.dumps({**times, **_samples(adapter, devices, event)}) + "\n"
 
 
-def _samples(adapter: Vendor | None, by_plan: Mapping[int, Device], line: Event) -> dict[str, object]:
+def _samples(adapter: Vendor | None, devices: Mapping[int, Device], line: Event) -> dict[str, object]:
     """Return the samples; none for a line without outputs, which the node wrote before it ran a tool.
 
-    by_plan: the devices as the tool counts them, by the plan's numbers, which the samples have.
+    devices: the devices as the tool counts them, by the plan's numbers, which the samples have.
     """
     if adapter is None:
         return {"samples": [], "error": NOT_REPLAYABLE}
     if not line.get("outputs"):
         return {"samples": []}
-    read = plausible_samples(adapter, list(by_plan.values()))
-    numbers = {device.index: number for number, device in by_plan.items()}
-    samples = [{**each, "index": numbers.get(each["index"], each["index"])} for each in listed(read["samples"])]
+    read = plausible_samples(adapter, list(devices.values()))
+    numbers = {device.index: number for number, device in devices.items()}
+    samples = [{**s, "index": numbers.get(s["index"], s["index"])} for s in listed(read["samples"])]
     return {**read, "samples": samples}
 
 

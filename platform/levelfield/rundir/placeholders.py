@@ -27,9 +27,7 @@ _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?:\"[^\"\n]{4,}\"|'[^'\n]{4,}'|[^\s\"
 _HOME = re.compile(r"/(?:home|Users)/([^\s/\"'`:;,\\]+)")
 _NO_NAME = ("root", "localhost", "")
 _HOST_KEYS = ("name", "hostname", "address", "first_node")
-_NAMES_NOBODY = re.compile(
-    r"node[0-9]*|127\..*|::1|\{.*\}|"
-)  # a node's number, this machine, and what is filled in later
+_NAMES_NOBODY = re.compile(r"node[0-9]*|127\..*|::1|\{.*\}|")  # a node's number, this machine, what is filled in later
 _SHORTEST = 3  # a shorter name is part of too many words
 
 
@@ -41,15 +39,15 @@ def users_in(text: str) -> set[str]:
 def hosts_in(value: Any, key: str = "") -> set[str]:
     """Return the names and addresses of machines in a JSON value: of its nodes, and of the hosts of its launch."""
     if isinstance(value, list):
-        return {host for each in value for host in hosts_in(each, key)}
+        return {host for item in value for host in hosts_in(item, key)}
     if not isinstance(value, dict):
         return set()
-    found = {host for name, each in value.items() for host in hosts_in(each, name)}
+    below = {host for name, item in value.items() for host in hosts_in(item, name)}
     if key != "hosts" and not ("node_rank" in value and value.keys() & {"name", "hostname"}):
-        return found
+        return below
     places = [value, *map(mapping, mapping(value.get("interfaces")).values())]  # their addresses name the machine too
-    texts = [text for each in places for text in (*map(each.get, _HOST_KEYS), *listed(each.get("addresses")))]
-    return found | {text for text in texts if isinstance(text, str) and not _NAMES_NOBODY.fullmatch(text)}
+    texts = [text for place in places for text in (*map(place.get, _HOST_KEYS), *listed(place.get("addresses")))]
+    return below | {text for text in texts if isinstance(text, str) and not _NAMES_NOBODY.fullmatch(text)}
 
 
 class Placeholders:
@@ -61,7 +59,7 @@ class Placeholders:
 
     def __init__(self, roots: Mapping[str, str], hosts: Iterable[str], users: Iterable[str], words: Iterable[str]):
         self.counts: Counter[tuple[str, str]] = Counter()
-        self._given: dict[tuple[str, str], str] = {}
+        self._numbers: dict[tuple[str, str], str] = {}
         self._roots = {place.rstrip("/"): f"{PREFIX}/{name}" for place, name in roots.items() if len(place) > 1}
         left = {*_NO_NAME, *words}
         self.kept = len((left - {*_NO_NAME}) & {*hosts, *users})
@@ -74,12 +72,12 @@ class Placeholders:
     def text(self, text: str) -> str:
         """Return the text with placeholders."""
         steps: tuple[tuple[re.Pattern[str] | None, Callable[[re.Match[str]], str]], ...] = (
-            (_PRIVATE_KEY, self._masked),
-            (SECRET_VALUE, self._masked),
+            (_PRIVATE_KEY, lambda match: self._counted("secret", MASK)),
+            (SECRET_VALUE, lambda match: self._counted("secret", MASK)),
             (self._places, lambda match: self._counted("folder", self._roots[match[0]])),
             (_PATH, lambda match: self._numbered("path", match[0])),
             (DEVICE, lambda match: self._numbered("device", match[0])),
-            (self._names, self._name),
+            (self._names, lambda match: self._numbered(self._kind(match[0]), match[0])),
         )
         for pattern, replacement in steps:
             text = pattern.sub(replacement, text) if pattern else text
@@ -94,12 +92,12 @@ class Placeholders:
         if isinstance(value, str):
             return self._whole(value)
         if isinstance(value, list):
-            return [self.value(each) for each in value]
+            return [self.value(item) for item in value]
         if not isinstance(value, dict):
             return value
         if key in VARIABLES and all(isinstance(text, str) for text in value.values()):
             value = self._variables(value, key == "inherited")
-        return {self.text(name): self.value(each, name) for name, each in value.items()}
+        return {self.text(name): self.value(item, name) for name, item in value.items()}
 
     def _variables(self, variables: dict[str, str], inherited: bool) -> dict[str, str]:
         """Return them without secrets; of what a shell had, without values that no training is known to read."""
@@ -112,29 +110,24 @@ class Placeholders:
     def _whole(self, text: str) -> str:
         """Return a text that may be one name as a whole, however short, or one path, with blanks in it."""
         if text in self._hosts | self._users:
-            return self._numbered("host" if text in self._hosts else "user", text)
+            return self._numbered(self._kind(text), text)
         is_path = re.fullmatch(rf"/(?!(?:{_COMMON})(?:/|\b))[^:\n/]+(?:/[^:\n/]+)+/?", text)
         if is_path and not (self._places and self._places.match(text)):
             return self._numbered("path", text)
         return self.text(text)
 
-    def _masked(self, match: re.Match[str]) -> str:
-        return self._counted("secret", MASK)
-
     def _assigned(self, match: re.Match[str]) -> str:
-        if not is_secret(match[1], ""):
-            return match[0]
-        return f"{match[1]}={self._counted('secret', MASK)}"
+        return f"{match[1]}={self._counted('secret', MASK)}" if is_secret(match[1], "") else match[0]
 
-    def _name(self, match: re.Match[str]) -> str:
-        return self._numbered("host" if match[0] in self._hosts else "user", match[0])
+    def _kind(self, name: str) -> str:
+        return "host" if name in self._hosts else "user"
 
     def _numbered(self, kind: str, text: str) -> str:
         """Return the placeholder of a text: of the first path `/redacted/path-1`, of the first host `host-1`."""
-        if (kind, text) not in self._given:
-            number = 1 + sum(known == kind for known, _ in self._given)
-            self._given[kind, text] = f"{PREFIX}/path-{number}" if kind == "path" else f"{kind}-{number}"
-        return self._counted(kind, self._given[kind, text])
+        if (kind, text) not in self._numbers:
+            number = 1 + sum(other == kind for other, _ in self._numbers)
+            self._numbers[kind, text] = f"{PREFIX}/path-{number}" if kind == "path" else f"{kind}-{number}"
+        return self._counted(kind, self._numbers[kind, text])
 
     def _counted(self, kind: str, placeholder: str) -> str:
         self.counts[kind, placeholder] += 1
@@ -146,23 +139,23 @@ def words_of(value: Any) -> set[str]:
     if isinstance(value, str):
         return {value}
     if isinstance(value, list):
-        return {word for each in value for word in words_of(each)}
+        return {word for item in value for word in words_of(item)}
     if isinstance(value, dict):
-        return {*value, *(word for each in value.values() for word in words_of(each))}
+        return {*value, *(word for item in value.values() for word in words_of(item))}
     return set()
 
 
 def json_like(content: bytes, redacted: Callable[[Any], Any]) -> bytes | None:
     """Return a JSON text with placeholders, its own bytes where nothing was replaced; None for what is no JSON."""
     try:
-        found = json.loads(content)
-        made = redacted(found)
+        value = json.loads(content)
+        replaced = redacted(value)
     except (ValueError, RecursionError):
         return None
-    if made == found:
+    if replaced == value:
         return content
     is_lines = b"\n" not in content.rstrip(b"\n")
-    text = json.dumps(made, ensure_ascii=is_lines, indent=None if is_lines else 2)
+    text = json.dumps(replaced, ensure_ascii=is_lines, indent=None if is_lines else 2)
     return text.encode() + content[len(content.rstrip(b"\n")) :]
 
 

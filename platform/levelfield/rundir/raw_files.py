@@ -6,8 +6,10 @@ that another process wrote into the file. It is reported, and makes the run inva
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,6 @@ from levelfield.measure.raw_facts import (
 )
 from levelfield.rundir.event_lines import DAMAGED, Event, count, listed, mapping, whole
 from levelfield.rundir.seal import document
-from levelfield.rundir.system_facts import system_of
 from levelfield.rundir.telemetry_files import (
     NodePowerTrace,
     NodeTelemetry,
@@ -34,11 +35,13 @@ from levelfield.rundir.telemetry_files import (
     read_telemetry,
     whole_or_none,
 )
+from levelfield.specs.base import sha256_of
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.result import System
+from levelfield.specs.result import Origin, System
 
 Slices = tuple[tuple[int, int], ...]
 _DIGITS = 6  # of a node's number
+LONGEST = 200  # characters of a text about a machine
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ class RawRecords:
     @property
     def oom_evidence(self) -> str | None:
         """How the kills for memory are known, in the launcher's words."""
-        said = self._extra.get("oom_evidence")
-        return str(said) if said else None
+        evidence = self._extra.get("oom_evidence")
+        return str(evidence) if evidence else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -112,16 +115,18 @@ def read_raw(paths: RunPaths) -> RawRecords:
     broken: list[str] = []
     pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
     choices = [(rank, e) for rank, path in _event_files(paths, broken, ".choices") for e in read_lines(path, broken)]
-    said = {rank: e.get("follows") for rank, e in choices if e.get("event") == "choices"}
-    follows = {rank: None if text is None else str(text) for rank, text in said.items()}
+    digests = {rank: e.get("follows") for rank, e in choices if e.get("event") == "choices"}
+    follows = {rank: None if digest is None else str(digest) for rank, digest in digests.items()}
     telemetry, node_power = read_telemetry(paths, broken), read_node_power(paths, broken)
     outcome, provenance = _outcome(paths.outcome), document(paths.provenance) or {}
+    # of two ends of one node the first one counts
+    node_ends = [end for end in listed(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
     return RawRecords(
         steps=tuple(_records(pairs, "step", _step, broken)),
-        weights=tuple(w for found in _records(pairs, "weights", _weights, broken) for w in found),
-        gradients=tuple(g for found in _records(pairs, "gradients", _gradients, broken) for g in found),
-        final=tuple(f for found in _records(pairs, "final_weights", _final, broken) for f in found),
-        experts=tuple(x for found in _records(pairs, "experts", _experts, broken) for x in found),
+        weights=tuple(chain.from_iterable(_records(pairs, "weights", _weights, broken))),
+        gradients=tuple(chain.from_iterable(_records(pairs, "gradients", _gradients, broken))),
+        final=tuple(chain.from_iterable(_records(pairs, "final_weights", _final_weights, broken))),
+        experts=tuple(chain.from_iterable(_records(pairs, "experts", _experts, broken))),
         follows=follows,
         compared=tuple(_records(choices, "compared", _compared, broken, ".choices")),
         chosen=tuple(_records(choices, "chosen", _chosen, broken, ".choices")),
@@ -134,7 +139,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         node_power=node_power,
         node_facts=dict(_node_documents(paths, "facts")),
         node_software=dict(_node_documents(paths, "software")),
-        node_ends=_node_ends(outcome),
+        node_ends={end["node_rank"]: end for end in reversed(node_ends)},
         seen=dict(_sightings(outcome, broken)),
         outcome=outcome,
         broken=tuple(broken),
@@ -146,14 +151,14 @@ def read_raw(paths: RunPaths) -> RawRecords:
 
 def _event_files(paths: RunPaths, broken: list[str], kind: str = "") -> list[tuple[int, Path]]:
     """Return each rank's file of a kind, by rank. kind: "" or ".choices". Other files are added to `broken` once."""
-    found = []
+    files = []
     for path in sorted(paths.events.glob("*.jsonl")):
         rank, dot, suffix = path.stem.removeprefix("rank").partition(".")
         if rank.isdecimal() and dot + suffix in ("", ".choices"):
-            found += [(int(rank), path)] if dot + suffix == kind else []
+            files += [(int(rank), path)] if dot + suffix == kind else []
         elif not kind:
             broken.append(f"{path.name}: not the events of a rank")
-    return sorted(found)
+    return sorted(files)
 
 
 def _records(pairs: list[tuple[int, Event]], kind: str, build: Any, broken: list[str], file: str = "") -> Iterator[Any]:
@@ -190,7 +195,7 @@ def _weights(rank: int, event: Event) -> list[WeightSlice]:
     return [WeightSlice(*_slice(rank, *where), int(checksum, 16)) for *where, checksum in event["parameters"]]
 
 
-def _final(rank: int, event: Event) -> list[FinalSlice]:
+def _final_weights(rank: int, event: Event) -> list[FinalSlice]:
     return [
         FinalSlice(*_slice(rank, *where), (number(square), *map(number, projections)))
         for *where, (square, *projections) in event["parameters"]
@@ -263,7 +268,40 @@ def _node_documents(paths: RunPaths, kind: str) -> Iterator[tuple[int, Event]]:
             yield int(node), document(path) or {}
 
 
-def _node_ends(outcome: Event) -> dict[int, Event]:
-    """Return how each node's part ended, by its rank. Of two ends of one node the first one counts."""
-    ends = [end for end in listed(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
-    return {end["node_rank"]: end for end in reversed(ends)}
+def system_of(provenance: Event) -> System | None:
+    """Return the machine as reports list it; None where the provenance is missing or of an earlier version."""
+    machine = provenance.get("machine")
+    if not isinstance(machine, dict) or "os" not in machine:
+        return None
+    version = clipped(mapping(provenance.get("engine")).get("Version"))
+    return System(
+        os=clipped(machine.get("os")),
+        kernel=clipped(machine.get("kernel")),
+        processor=clipped(machine.get("processor")),
+        model=clipped(machine.get("model")),
+        network=tuple(filter(None, map(clipped, listed(machine.get("network"))))),
+        software=clipped_texts(provenance.get("vendor_software")),
+        engine=f"docker {version}" if version else None,
+    )
+
+
+def origin_of(provenance: Event, implementation: str | None) -> Origin:
+    """Return what the run was made with. implementation: the digest of its code, by the plan."""
+    packages = provenance.get("environment_packages")
+    text = json.dumps(packages, sort_keys=True).encode()
+    return Origin(
+        implementation=implementation,
+        packages=sha256_of(text) if isinstance(packages, dict) else None,
+        image=clipped(mapping(provenance.get("image")).get("id")),
+        machine=clipped(mapping(provenance.get("machine")).get("identity")),
+    )
+
+
+def clipped(value: Any) -> str | None:
+    """Return a text of a bounded length; None for anything else."""
+    return value[:LONGEST] if isinstance(value, str) and value else None
+
+
+def clipped_texts(values: Any) -> dict[str, str]:
+    """Return the texts of a mapping, by name."""
+    return {str(name)[:LONGEST]: text for name, value in mapping(values).items() if (text := clipped(value))}

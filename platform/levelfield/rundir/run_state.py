@@ -21,7 +21,12 @@ _MOST_STATUS = 2**20  # bytes
 def refuse_running(paths: RunPaths) -> None:
     """Raises StillRunning while the run goes on: its files change, and its result is not known."""
     status = status_of(paths)
-    if (platform := platform_of(status)) is None or not _goes_on(paths, platform):
+    if (platform := platform_of(status)) is None:
+        return
+    alive = is_alive(platform)
+    # a platform of another machine is not visible; its run's files change every second
+    goes_on = not was_killed(paths, platform) if alive is False else alive or _changes(paths)
+    if not goes_on:
         return
     raise StillRunning(
         f"{paths.root.name} is running (process {platform.process} of {platform.host}, phase {status.get('phase')}); "
@@ -49,32 +54,27 @@ def has_job(paths: RunPaths) -> bool:
     return (paths.nodes / "engine.json").exists() and not paths.outcome.exists()
 
 
-def _goes_on(paths: RunPaths, platform: ProcessIdentity) -> bool:
-    """Return whether the platform lives. One of another machine is not visible; its run's files change every second."""
-    alive = is_alive(platform)
-    return not was_killed(paths, platform) if alive is False else alive or _changes(paths)
-
-
 def was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
     """Return whether the platform is known to have ended. A machine of this one's name that was started at another time
     may be this one before, or another one, whose files change."""
-    own = own_identity()
-    same_start = own is not None and own.boot == platform.boot
+    here = own_identity()
+    same_start = here is not None and here.boot == platform.boot
     return is_alive(platform) is False and (same_start or not _changes(paths))
 
 
 def _changes(paths: RunPaths) -> bool:
-    before = _times(paths)
+    """Return whether a file of the run is written within LOOK_SECONDS."""
+
+    def state() -> dict[Path, tuple[int, int]]:
+        states = {}
+        for path in (paths.telemetry, *paths.telemetry_folder.glob("*"), *paths.events.glob("*")):
+            with suppress(OSError):
+                states[path] = path.stat().st_mtime_ns, path.stat().st_size
+        return states
+
+    before = state()
     time.sleep(LOOK_SECONDS)
-    return _times(paths) != before
-
-
-def _times(paths: RunPaths) -> dict[Path, tuple[int, int]]:
-    found = {}
-    for path in (paths.telemetry, *paths.telemetry_folder.glob("*"), *paths.events.glob("*")):
-        with suppress(OSError):
-            found[path] = path.stat().st_mtime_ns, path.stat().st_size
-    return found
+    return state() != before
 
 
 def platform_of(status: dict[str, Any]) -> ProcessIdentity | None:
@@ -84,7 +84,7 @@ def platform_of(status: dict[str, Any]) -> ProcessIdentity | None:
 
 def status_of(paths: RunPaths) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular(paths.status, _MOST_STATUS))
+        status = json.loads(read_regular(paths.status, _MOST_STATUS))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return status if isinstance(status, dict) else {}

@@ -37,7 +37,7 @@ _NAMING_BELOW = (
 )
 # Of an object with the rank of a node and its name: how the machine is called and reached, and sentences about it.
 _NAMING_NODE = ("name", "hostname", "address", "addresses", "first_node", "boot_id", "interfaces", "detail")
-_SAID = ("text", "reason")  # by a command
+_NAMING_COMMAND = ("text", "reason")  # of an object with a command: its output
 _NAMED = 3  # files in a reason
 _UNPACKED = (
     "It lies in an unpacked bundle, which has other names in place of those of people and machines: read the bundle "
@@ -80,71 +80,71 @@ class Seal(Value):
 
 def sealed(paths: RunPaths, outcome: Event) -> Event:
     """Return the content of outcome.json with its seal. A rank that may still write leaves the run without one."""
-    return outcome if _may_still_write(outcome) else {**outcome, KEY: seal_of(paths, outcome).model_dump(mode="json")}
-
-
-def seal_of(paths: RunPaths, outcome: Event) -> Seal:
-    """Return the seal of the files as they are. outcome: the content of outcome.json."""
-    found = digests(paths)
-    every = {**documents(paths, found), OUTCOME: outcome}
-    facts = {name: facts_digest(document, VERSION) for name, document in every.items()}
-    files = _present(found, outcome) | {f"{name}{FACTS}": digest for name, digest in facts.items()}
+    if _may_still_write(outcome):
+        return outcome
+    raw = digests(paths)
+    every = {**_documents(paths, raw), OUTCOME: outcome}
+    facts = {f"{name}{FACTS}": facts_digest(content, VERSION) for name, content in every.items()}
+    files = _present(raw, outcome) | facts
     left_out = tuple(name for name in LEFT_OUT if (paths.root / name).exists())
-    return Seal(version=VERSION, files=files, left_out=left_out, digest=json_digest(files))
+    seal = Seal(version=VERSION, files=files, left_out=left_out, digest=json_digest(files))
+    return {**outcome, KEY: seal.model_dump(mode="json")}
 
 
 def seal_finding(paths: RunPaths) -> SealFinding:
     """Return whether the raw files are those that were sealed when the run ended. Nothing raises."""
-    present = digests(paths)
-    found = finding_of(document(paths.outcome), present)
-    if found.word == "tampered" and _is_unpacked(paths, present):
-        return found.model_copy(update={"reason": f"{found.reason}. {_UNPACKED}"})
-    return found
+    raw = digests(paths)
+    finding = finding_of(document(paths.outcome), raw)
+    if finding.word == "tampered" and _is_unpacked(paths, raw):
+        return finding.model_copy(update={"reason": f"{finding.reason}. {_UNPACKED}"})
+    return finding
 
 
-def _is_unpacked(paths: RunPaths, present: Mapping[str, str | None]) -> bool:
+def _is_unpacked(paths: RunPaths, raw: Mapping[str, str | None]) -> bool:
     """Return whether the run lies in an unpacked bundle, and its raw files are those that the manifest lists."""
     root = paths.root.absolute()
     try:
-        listed = load(Manifest, root.parent.parent / MANIFEST).runs.get(root.name)
+        entry = load(Manifest, root.parent.parent / MANIFEST).runs.get(root.name)
     except LevelfieldError:
         return False
-    files = listed.files if listed else {}
-    own = {**present, OUTCOME: _file_digest(paths.outcome)}
-    return all(name in files and digest == files[name].stored for name, digest in own.items())
+    files = entry.files if entry else {}
+    present = {**raw, OUTCOME: _file_digest(paths.outcome)}
+    return all(name in files and digest == files[name].stored for name, digest in present.items())
 
 
 def finding_of(
     outcome: Event | None,
-    found: Mapping[str, str | None],
+    raw: Mapping[str, str | None],
     redacted: Mapping[str, Any] | None = None,
-    own: str | None = None,
+    original: str | None = None,
 ) -> SealFinding:
     """Return whether files are those of the seal in `outcome`, the content of outcome.json; None: there is none.
 
-    found: the digest of each other raw file; None for what is not a regular file. redacted: the documents without
-    names, whose second digest counts. own: the digest of the outcome before it was redacted.
+    raw: the digest of each other raw file; None for what is not a regular file. redacted: the documents without names,
+    whose second digest counts. original: the digest of the outcome before it was redacted.
     """
-    present = _present(found, outcome or {}) | ({OUTCOME: own} if own else {})
+    present = _present(raw, outcome or {}) | ({OUTCOME: original} if original else {})
     if outcome is None:
         return _unsealed("outcome.json is missing or unreadable", present)
     if KEY not in outcome:
-        return _unsealed(_why_none(outcome), present)
+        return _unsealed(_unsealed_reason(outcome), present)
     stored = stored_seal(outcome)
     if stored is None:
         return tampered("the seal in outcome.json is damaged", present)
-    facts = {f"{name}{FACTS}": facts_digest(each, stored.version) for name, each in sorted((redacted or {}).items())}
+    facts = {
+        f"{name}{FACTS}": facts_digest(content, stored.version) for name, content in sorted((redacted or {}).items())
+    }
     if differs := _differences(stored.files, present, facts):
         return tampered(f"changed after the run ended: {differs}", present)
-    if irregular := [name for name, digest in found.items() if digest is None]:
+    if irregular := [name for name, digest in raw.items() if digest is None]:
         sealable = f"a regular file of at most {MOST_SEALED_BYTES / 2**30:.0f} GiB"
         return _unsealed(f"found {', '.join(irregular[:_NAMED])}: only {sealable} can be sealed", present)
     return SealFinding(word="sealed", digest=stored.digest)
 
 
-def _present(found: Mapping[str, str | None], outcome: Event) -> dict[str, str]:
+def _present(raw: Mapping[str, str | None], outcome: Event) -> dict[str, str]:
     """Return the digests of the regular files and of the outcome."""
-    return {**{name: digest for name, digest in found.items() if digest}, OUTCOME: outcome_digest(outcome)}
+    return {**{name: digest for name, digest in raw.items() if digest}, OUTCOME: outcome_digest(outcome)}
 
 
 def facts_digest(document: Any, version: int) -> str:
@@ -153,31 +153,24 @@ def facts_digest(document: Any, version: int) -> str:
     version: of the seal.
     """
     try:
-        found = _unnamed(document)
+        facts = _unnamed(document)
         if version > 1 and isinstance(document, dict) and isinstance(extra := document.get(EXTRA), dict):
-            found[EXTRA] = {name: len(str(text).splitlines()) for name, text in extra.items()}
-        return json_digest(found)
+            facts[EXTRA] = {name: len(str(text).splitlines()) for name, text in extra.items()}
+        return json_digest(facts)
     except RecursionError:
         return sha256_of(b"nested too deep")  # nothing of ours is; the digest of its file holds it
 
 
 def _unnamed(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        kept = {name: each for name, each in value.items() if name not in _NAMING and not names_something(name)}
-        kept = {name: each for name, each in kept.items() if (key, name) not in _NAMING_BELOW}
-        naming = _naming(kept)
-        kept = {name: each for name, each in kept.items() if name not in naming}
-        return sorted(kept) if key in VARIABLES else {name: _unnamed(each, name) for name, each in kept.items()}
+        names = [n for n in value if not (n in _NAMING or names_something(n) or (key, n) in _NAMING_BELOW)]
+        is_node = "node_rank" in names and not {"name", "hostname"}.isdisjoint(names)
+        naming = _NAMING_NODE if is_node else _NAMING_COMMAND if "argv" in names else ()
+        names = [name for name in names if name not in naming]
+        return sorted(names) if key in VARIABLES else {name: _unnamed(value[name], name) for name in names}
     if isinstance(value, list):
-        return [_unnamed(each) for each in value]
+        return [_unnamed(item) for item in value]
     return None if isinstance(value, str) and names_something(value) else value
-
-
-def _naming(value: dict[str, Any]) -> tuple[str, ...]:
-    """Return the keys of an object that name a machine: of a node, and of a command with its output."""
-    if "node_rank" in value and value.keys() & {"name", "hostname"}:
-        return _NAMING_NODE
-    return _SAID if "argv" in value else ()
 
 
 def names_something(text: str) -> bool:
@@ -196,10 +189,10 @@ def tampered(reason: str, present: dict[str, str]) -> SealFinding:
 def stored_seal(outcome: Event) -> Seal | None:
     """Return the seal that outcome.json holds; None for one whose own digest is not that of its files."""
     try:
-        found = Seal.model_validate(outcome.get(KEY))
+        seal = Seal.model_validate(outcome.get(KEY))
     except ValidationError:
         return None
-    return found if found.digest == json_digest(found.files) else None
+    return seal if seal.digest == json_digest(seal.files) else None
 
 
 def _differences(stored: Mapping[str, str], present: Mapping[str, str], facts: Mapping[str, str]) -> str:
@@ -208,12 +201,12 @@ def _differences(stored: Mapping[str, str], present: Mapping[str, str], facts: M
     facts: the second digests of redacted files. Of a whole file it follows from the first, so it is not computed.
     """
     whole = {name for name in stored if not name.endswith(FACTS)}
-    said = [f"{name} is missing" for name in sorted(whole - present.keys())]
-    said += [f"{name} was added" for name in sorted(present.keys() - whole)]
-    said += [f"{name} differs" for name in sorted(whole & present.keys()) if stored[name] != present[name]]
-    said += [f"{name} differs" for name, digest in facts.items() if stored.get(name, digest) != digest]
-    more = f" and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
-    return ", ".join(said[:_NAMED]) + more
+    differences = [f"{name} is missing" for name in sorted(whole - present.keys())]
+    differences += [f"{name} was added" for name in sorted(present.keys() - whole)]
+    differences += [f"{name} differs" for name in sorted(whole & present.keys()) if stored[name] != present[name]]
+    differences += [f"{name} differs" for name, digest in facts.items() if stored.get(name, digest) != digest]
+    more = f" and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
+    return ", ".join(differences[:_NAMED]) + more
 
 
 def outcome_digest(outcome: Event) -> str:
@@ -226,7 +219,7 @@ def _may_still_write(outcome: Event) -> bool:
     return any(mapping(end).get("process") is not None for end in listed(outcome.get("ends")))
 
 
-def _why_none(outcome: Event) -> str:
+def _unsealed_reason(outcome: Event) -> str:
     if _may_still_write(outcome):
         return "a rank did not end and may still write, so the run was not sealed"
     if outcome.get("cause") == "storage":
@@ -249,22 +242,22 @@ def raw_paths(root: Path) -> Iterator[tuple[str, Path]]:
 def opened(path: Path) -> int | None:
     """Return a descriptor of a regular file; None for a link, a pipe, a device, and what cannot be read."""
     try:
-        found = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    if stat.S_ISREG(os.fstat(found).st_mode):
-        return found
-    os.close(found)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
     return None
 
 
 def _below(root: Path, folder: str, ending: str) -> Iterator[tuple[str, Path]]:
     """Return the files below a folder, and the links to folders, which nothing else may hide behind."""
-    found = []
+    paths = []
     for place, folders, names in os.walk(root / folder):
-        found += [Path(place, name) for name in names if name.endswith(ending)]
-        found += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
-    for path in sorted(found):  # named as JSON can hold it: bytes that are not UTF-8 are written out
+        paths += [Path(place, name) for name in names if name.endswith(ending)]
+        paths += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
+    for path in sorted(paths):  # named as JSON can hold it: bytes that are not UTF-8 are written out
         yield os.fsencode(path.relative_to(root)).decode("utf-8", "backslashreplace"), path
 
 
@@ -286,12 +279,13 @@ def _file_digest(path: Path) -> str | None:
     return None if size > MOST_SEALED_BYTES else f"sha256:{digest.hexdigest()}"
 
 
-def documents(paths: RunPaths, found: Mapping[str, str | None]) -> dict[str, Any]:
+def _documents(paths: RunPaths, raw: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the content of every regular file that is JSON, by its name."""
-    named = {
-        name: path for name, path in raw_paths(paths.root) if found.get(name) and name.endswith((".json", ".jsonl"))
+    contents = {
+        name: _content(name, path)
+        for name, path in raw_paths(paths.root)
+        if raw.get(name) and name.endswith((".json", ".jsonl"))
     }
-    contents = {name: _content(name, path) for name, path in named.items()}
     return {name: content for name, content in contents.items() if content is not None}
 
 
@@ -307,8 +301,8 @@ def document_of(name: str, content: bytes) -> Any:
 
 def document(path: Path) -> Event | None:
     """Return the JSON object of a file; None for anything else."""
-    found = _content("", path)
-    return found if isinstance(found, dict) else None
+    content = _content("", path)
+    return content if isinstance(content, dict) else None
 
 
 def _content(name: str, path: Path) -> Any:

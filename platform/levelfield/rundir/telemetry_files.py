@@ -19,7 +19,7 @@ from levelfield.rundir.event_lines import DAMAGED, Event, event_of, listed, mapp
 from levelfield.specs.paths import RunPaths
 
 T = TypeVar("T")
-_OF_NODE = re.compile(r"node(0|[1-9][0-9]{0,5})\.jsonl", re.ASCII)
+_NODE_FILE = re.compile(r"node(0|[1-9][0-9]{0,5})\.jsonl", re.ASCII)
 _RAW = ".raw.jsonl"  # what the tools printed on a node; the other file is made from it
 _COPIED = 0.5  # of the lines of a file
 _LARGEST = 1e100
@@ -46,9 +46,9 @@ def read_telemetry(paths: RunPaths, broken: list[str]) -> tuple[NodeTelemetry, .
         return (_telemetry(None, paths.telemetry, broken),) if paths.telemetry.exists() else ()
     if paths.telemetry.exists():
         broken.append("telemetry.jsonl: found beside telemetry/; a run has one of the two")
-    found = tuple(_telemetry(node, path, broken) for node, path in files)
-    broken += _copies(found)
-    return found
+    telemetry = tuple(_telemetry(node, path, broken) for node, path in files)
+    broken += _copies(telemetry)
+    return telemetry
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,15 @@ class NodePowerTrace:
 
 def read_node_power(paths: RunPaths, broken: list[str]) -> dict[int, NodePowerTrace]:
     """Return what was read of the nodes' power, by node. Damaged lines are added to `broken`."""
-    lines: dict[int, list[Event]] = {}
+    name, lines, traces = paths.node_power.name, dict[int, list[Event]](), {}
     for line in read_lines(paths.node_power, broken):
-        for node in _tried(lambda each: [whole(each["node"])], "an answer", line, broken, paths.node_power.name):
+        for node in _built(lambda answer: [whole(answer["node"])], "an answer", line, broken, name):
             lines.setdefault(node, []).append(line)
-    return {node: _power_trace(each, broken, paths.node_power.name) for node, each in sorted(lines.items())}
-
-
-def _power_trace(lines: Sequence[Event], broken: list[str], name: str) -> NodePowerTrace:
-    readings = tuple(reading for line in lines for reading in _tried(_power, "an answer", line, broken, name))
-    said = {key: str(line[key]) for line in lines for key in ("source", "error") if key in line}
-    return NodePowerTrace(readings, said.get("source"), said.get("error"))
+    for node, answers in sorted(lines.items()):
+        readings = tuple(reading for line in answers for reading in _built(_power, "an answer", line, broken, name))
+        texts = {key: str(line[key]) for line in answers for key in ("source", "error") if key in line}
+        traces[node] = NodePowerTrace(readings, texts.get("source"), texts.get("error"))
+    return traces
 
 
 def _power(line: Event) -> list[PowerReading]:
@@ -84,13 +82,13 @@ def _power(line: Event) -> list[PowerReading]:
 
 
 def _node_files(paths: RunPaths, broken: list[str]) -> list[tuple[int, Path]]:
-    found = []
+    files = []
     for path in sorted(paths.telemetry_folder.glob("*")):
-        if match := _OF_NODE.fullmatch(path.name):
-            found.append((int(match[1]), path))
+        if match := _NODE_FILE.fullmatch(path.name):
+            files.append((int(match[1]), path))
         elif not path.name.endswith(_RAW):
             broken.append(f"telemetry/{path.name}: not the telemetry of a node")
-    return sorted(found)
+    return sorted(files)
 
 
 def _telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry:
@@ -98,22 +96,22 @@ def _telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry
     lines = list(read_lines(path, broken, name))
     return NodeTelemetry(
         node,
-        tuple(r for line in lines for r in _tried(_readings, "a reading", line, broken, name)),
-        tuple(r for line in lines for r in _tried(_host_reading, "a reading of the host", line, broken, name)),
-        tuple(pair for line in lines for pair in _tried(_wall_clock, "a time of day", line, broken, name)),
+        tuple(r for line in lines for r in _built(_readings, "a reading", line, broken, name)),
+        tuple(r for line in lines for r in _built(_host_reading, "a reading of the host", line, broken, name)),
+        tuple(pair for line in lines for pair in _built(_wall_clock, "a time of day", line, broken, name)),
         _reasons(lines),
     )
 
 
-def _copies(found: Iterable[NodeTelemetry]) -> Iterator[str]:
+def _copies(telemetry: Iterable[NodeTelemetry]) -> Iterator[str]:
     """Return a sentence for each node whose readings are those of another node."""
     first: dict[int, int] = {}
-    for each in found:
-        times = {time for time, _ in each.wall_clock} or {reading.time_ns for reading in each.readings}
+    for node in telemetry:
+        times = {time for time, _ in node.wall_clock} or {reading.time_ns for reading in node.readings}
         owners = [first[time] for time in times if time in first]
         if owners and len(owners) >= _COPIED * len(times):
-            yield f"telemetry/node{each.node}.jsonl: its readings have the times of node{owners[0]}'s: it is a copy"
-        first |= {time: each.node or 0 for time in times if time not in first}
+            yield f"telemetry/node{node.node}.jsonl: its readings have the times of node{owners[0]}'s: it is a copy"
+        first |= {time: node.node or 0 for time in times if time not in first}
 
 
 def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterator[Event]:
@@ -134,7 +132,7 @@ def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterat
         yield event
 
 
-def _tried(build: Callable[[Event], Sequence[T]], what: str, line: Event, broken: list[str], name: str) -> Sequence[T]:
+def _built(build: Callable[[Event], Sequence[T]], what: str, line: Event, broken: list[str], name: str) -> Sequence[T]:
     """Return what is built from a line; nothing, and a sentence in `broken`, for a damaged one."""
     try:
         return build(line)
@@ -145,32 +143,32 @@ def _tried(build: Callable[[Event], Sequence[T]], what: str, line: Event, broken
 
 def _readings(line: Event) -> list[Reading]:
     is_before = bool(line.get("before"))
-    return [_reading(whole(line["time_ns"]), sample, is_before) for sample in line["samples"]]
+    return [
+        Reading(
+            time_ns=whole(line["time_ns"]),
+            device=str(sample["index"]),
+            power_watts=number_or_none(sample.get("power_watts")),
+            energy_joules=number_or_none(sample.get("energy_joules")),
+            memory_used_bytes=whole_or_none(sample.get("memory_used_bytes")),
+            utilisation=number_or_none(sample.get("utilisation")),
+            temperature_celsius=number_or_none(sample.get("temperature_celsius")),
+            before=is_before,
+            reasons={str(name): str(reason) for name, reason in dict(sample.get("reasons") or {}).items()},
+        )
+        for sample in line["samples"]
+    ]
 
 
 def _host_reading(line: Event) -> list[HostReading]:
     if (host := line.get("host")) is None:
         return []
-    own, is_before = number_or_none(host["own_seconds"]), bool(line.get("before"))
-    return [HostReading(whole(host["time_ns"]), number(host["busy_seconds"]), own, whole(host["cores"]), is_before)]
+    own_seconds, is_before = number_or_none(host["own_seconds"]), bool(line.get("before"))
+    times = whole(host["time_ns"]), number(host["busy_seconds"]), own_seconds
+    return [HostReading(*times, whole(host["cores"]), is_before)]
 
 
 def _wall_clock(line: Event) -> list[tuple[int, int]]:
     return [] if line.get("wall_ns") is None else [(whole(line["time_ns"]), whole(line["wall_ns"]))]
-
-
-def _reading(time_ns: int, sample: Event, is_before: bool) -> Reading:
-    return Reading(
-        device=str(sample["index"]),
-        time_ns=time_ns,
-        power_watts=number_or_none(sample.get("power_watts")),
-        energy_joules=number_or_none(sample.get("energy_joules")),
-        memory_used_bytes=whole_or_none(sample.get("memory_used_bytes")),
-        utilisation=number_or_none(sample.get("utilisation")),
-        temperature_celsius=number_or_none(sample.get("temperature_celsius")),
-        before=is_before,
-        reasons={str(name): str(why) for name, why in dict(sample.get("reasons") or {}).items()},
-    )
 
 
 def number_or_none(value: Any) -> float | None:
@@ -180,19 +178,19 @@ def number_or_none(value: Any) -> float | None:
 
 def number(value: Any) -> float:
     """Return a number; infinite beyond _LARGEST: no figure of a training is so large, and sums of such overflow."""
-    found = float(value)
-    return math.copysign(math.inf, found) if abs(found) > _LARGEST else found
+    figure = float(value)
+    return math.copysign(math.inf, figure) if abs(figure) > _LARGEST else figure
 
 
 def whole_or_none(value: Any) -> int | None:
     return None if value is None else whole(value)
 
 
-def _reasons(telemetry: list[Event]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for line in telemetry:
+def _reasons(lines: list[Event]) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    for line in lines:
         for sample in listed(line.get("samples")):
-            found |= {str(name): str(why) for name, why in mapping(mapping(sample).get("reasons")).items()}
+            reasons |= {str(name): str(text) for name, text in mapping(mapping(sample).get("reasons")).items()}
         if "error" in line:
-            found["tool"] = str(line["error"])
-    return found
+            reasons["tool"] = str(line["error"])
+    return reasons

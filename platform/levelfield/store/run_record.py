@@ -21,9 +21,8 @@ from levelfield.measure.throughput import steps_from_start
 from levelfield.measure.validity import loss_curve
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import mapping
-from levelfield.rundir.raw_files import RawRecords, read_raw
+from levelfield.rundir.raw_files import RawRecords, read_raw, system_of
 from levelfield.rundir.seal import seal_finding
-from levelfield.rundir.system_facts import system_of
 from levelfield.specs.base import Document, json_digest, load
 from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.paths import RunPaths

@@ -23,7 +23,7 @@ from levelfield.store.run_record import record_of, storable
 def recorded(run: RunInBundle) -> tuple[Result, RunRecord]:
     """Return the result of a run, computed from the raw files of its bundle, and the record of it."""
     with written(run) as paths:
-        raw, redaction = read_raw(paths), Redaction(run.seal, run.listed.software)
+        raw, redaction = read_raw(paths), Redaction(run.seal, run.entry.software)
         result = collect(paths, raw, redaction)
         record = record_of(paths, result=result, raw=raw)
     return result, storable(record, record.run_id)
@@ -49,7 +49,7 @@ def opened_runs(path: Path, pattern: str, known: Registry, opened: ExitStack) ->
             wrong.append(f"{path}: {run.name} does not follow from its raw files: {found.contradictions[0].text}")
             continue
         paths = opened.enter_context(written(run))
-        yield paths, collect(paths, read_raw(paths), Redaction(run.seal, run.listed.software))
+        yield paths, collect(paths, read_raw(paths), Redaction(run.seal, run.entry.software))
     if wrong:
         raise GateFailed("\n".join([*wrong, f"`evidence verify {path}` shows all"]))
 

@@ -11,7 +11,7 @@ import pytest
 from levelfield.judge.collector import collect
 from levelfield.run.provenance import machine_facts, topology_of
 from levelfield.rundir.directory import write_json
-from levelfield.rundir.system_facts import system_of
+from levelfield.rundir.raw_files import system_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.vendor import VendorFile
 

@@ -12,7 +12,7 @@ from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.launched_ranks import first_failure, node_ranks_ends
 from levelfield.run.launchers.liveness import file_state
 from levelfield.rundir.event_lines import event_or_none
-from levelfield.rundir.system_facts import clipped
+from levelfield.rundir.raw_files import clipped
 
 FULL_BYTES = 2**20  # a disk with less left is full
 MOST_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
