@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from levelfield.cli.main import main
+from levelfield.evidence.bundle_archive import archive
+from levelfield.evidence.bundle_reader import RESULT
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
-from levelfield.rundir.bundle_archive import archive
-from levelfield.rundir.bundle_reader import RESULT
 from levelfield.rundir.seal import outcome_digest, seal_finding, sha256_of
 from levelfield.specs.base import dump, parse
 from levelfield.specs.bundle import MANIFEST, BundledFile, BundledRun, Manifest

@@ -16,8 +16,8 @@ import rehearse_all
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import Rehearsals
 from levelfield.cli.main import main
+from levelfield.evidence.bundle_reader import read_bundle, written
 from levelfield.judge.verdict import judged
-from levelfield.rundir.bundle_reader import read_bundle, written
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.base import load

@@ -23,9 +23,9 @@ from levelfield.rundir.directory import write_new
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
-    from levelfield.judge.packing import Packed
-    from levelfield.judge.verification import VerifiedRun
-    from levelfield.rundir.bundle_reader import Bundle
+    from levelfield.evidence.bundle_reader import Bundle
+    from levelfield.evidence.packing import Packed
+    from levelfield.evidence.verification import VerifiedRun
     from levelfield.specs.paths import RunPaths
 
 EVIDENCE = """\
@@ -129,10 +129,10 @@ def _bundle_options(parser: argparse.ArgumentParser) -> None:
 
 def _bundle(options: argparse.Namespace) -> int:
     """Write the bundle and return 0. Raises GateFailed for a tampered run. Nothing is written where it raises."""
-    from levelfield.judge.packing import members_of, packed
-    from levelfield.judge.verification import verified
-    from levelfield.rundir.bundle_archive import archive, signature_of
-    from levelfield.rundir.bundle_reader import bundle_of
+    from levelfield.evidence.bundle_archive import archive, signature_of
+    from levelfield.evidence.bundle_reader import bundle_of
+    from levelfield.evidence.packing import members_of, packed
+    from levelfield.evidence.verification import verified
     from levelfield.specs.base import dump
 
     path, key = options.output, options.sign
@@ -181,8 +181,8 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     """Return 0 when everything follows, else 4. Raises DocumentError for a file that is no bundle."""
-    from levelfield.judge.verification import SCHEMA, verified
-    from levelfield.rundir.bundle_reader import read_bundle
+    from levelfield.evidence.bundle_reader import read_bundle
+    from levelfield.evidence.verification import SCHEMA, verified
 
     if options.signer and not options.allowed_signers:
         raise UsageError("--signer names one of the allowed signers: give --allowed-signers FILE too")
@@ -212,7 +212,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _signer(bundle: Bundle, options: argparse.Namespace) -> str | None:
     """Return who signed, where --allowed-signers is given. Raises GateFailed for a signature that does not hold."""
-    from levelfield.rundir.bundle_archive import signer_of
+    from levelfield.evidence.bundle_archive import signer_of
 
     if not options.allowed_signers:
         return None

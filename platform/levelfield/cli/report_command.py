@@ -294,8 +294,8 @@ def _results(options: argparse.Namespace, named: NamedRuns) -> Iterator[tuple[St
 def _records(named: NamedRuns) -> Iterator[RunRecord]:
     """Return the record of each run, with the figures of its raw files: an edited result.json changes no page."""
     from levelfield.catalog.registry import Registry
+    from levelfield.evidence.verification import record_of_files
     from levelfield.explain.explanation import recomputed
-    from levelfield.judge.verification import record_of_files
 
     known = Registry()
     for paths in named.over():

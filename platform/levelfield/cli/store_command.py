@@ -242,8 +242,8 @@ class _ImportSource:
                 progress(number, len(folders))
 
     def _of_run(self, paths: RunPaths) -> RunRecord:
+        from levelfield.evidence.verification import record_of_files
         from levelfield.explain.explanation import recomputed
-        from levelfield.judge.verification import record_of_files
         from levelfield.rundir.run_state import refuse_running
         from levelfield.store.run_record import record_of, storable
 

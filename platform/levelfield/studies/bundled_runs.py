@@ -9,10 +9,10 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import GateFailed, LevelfieldError, UnknownName
+from levelfield.evidence.bundle_reader import RunInBundle, read_bundle, written
+from levelfield.evidence.verification import verified
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
-from levelfield.judge.verification import verified
-from levelfield.rundir.bundle_reader import RunInBundle, read_bundle, written
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord

@@ -26,7 +26,7 @@ from levelfield.compare.sides import (
     repeats_around,
 )
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
-from levelfield.judge.verification import record_of_files
+from levelfield.evidence.verification import record_of_files
 from levelfield.rundir.directory import finished_run, read_plan
 from levelfield.rundir.run_state import refuse_running
 from levelfield.specs.paths import RunPaths

@@ -12,10 +12,10 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, GateFailed, LevelfieldError, UnknownName, UsageError
+from levelfield.evidence.bundle_reader import RunInBundle
+from levelfield.evidence.verification import VerifiedRun
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction
-from levelfield.judge.verification import VerifiedRun
-from levelfield.rundir.bundle_reader import RunInBundle
 from levelfield.rundir.directory import PAIRS, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store

@@ -29,9 +29,9 @@ from bundles import (
 )
 from levelfield.catalog import registry as registries
 from levelfield.cli.main import main
+from levelfield.evidence.verification import UNSTATED
 from levelfield.judge import cross_checks
 from levelfield.judge.promotion import reference_from
-from levelfield.judge.verification import UNSTATED
 from levelfield.rundir.seal import sha256_of
 from levelfield.specs.base import dump
 from levelfield.specs.bundle import MANIFEST, Manifest

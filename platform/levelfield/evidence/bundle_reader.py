@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.errors import DocumentError, GateFailed
-from levelfield.rundir.bundle_archive import FILE_NAME, members_in
+from levelfield.evidence.bundle_archive import FILE_NAME, members_in
 from levelfield.rundir.event_lines import Event, event_or_none, strict_json, strict_lines
 from levelfield.rundir.seal import FACTS, OUTCOME, document_of, finding_of, stored_seal, tampered
 from levelfield.specs.base import parse, sha256_of

@@ -13,15 +13,15 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, LevelfieldError
+from levelfield.evidence.bundle_reader import RESULT, Bundle, RunInBundle, written
+from levelfield.evidence.packing import leaves
 from levelfield.judge.admission import is_wider
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction, cross_checked
 from levelfield.judge.noise import noise_of
-from levelfield.judge.packing import leaves
 from levelfield.judge.verdict import Redaction, judged
 from levelfield.node.code_digest import code_digest
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.bundle_reader import RESULT, Bundle, RunInBundle, written
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import DAMAGED, event_or_none
 from levelfield.rundir.raw_files import RawRecords, read_raw

@@ -1,0 +1,1 @@
+"""Runs that others can check: bundles of raw files, made, signed, read and verified."""
