@@ -91,7 +91,7 @@ def _question(
     terminal, text = Terminal(quiet=options.json), "{}:{}:{}:1:1".format
     return Diagnosis(
         registry=registry,
-        found=ComparedTraining(text(plan.case, own, plan.hardware.vendor), TuningChoice(**same, **mine), given),
+        diagnosed=ComparedTraining(text(plan.case, own, plan.hardware.vendor), TuningChoice(**same, **mine), given),
         expected=ComparedTraining(text(plan.case, other, plan.hardware.vendor), TuningChoice(**same), options.python),
         scale=plan.scale,
         corpus=None if plan.corpus.prefix is None else terminal.checked_corpus(plan.corpus.prefix),
@@ -117,7 +117,7 @@ def _lines(
 ) -> Iterator[str]:
     rows = [
         ("the run", f"{verdict.verdict}: {verdict.reason}"),
-        ("compared", f"{question.found.text} and {question.expected.text}, one process each"),
+        ("compared", f"{question.diagnosed.text} and {question.expected.text}, one process each"),
     ]
     first = 0
     if found is None:
@@ -166,7 +166,7 @@ def _meaning(found: StepComparison, first: int) -> str:
 def _as_json(question: Diagnosis, verdict: Alignment, suspect: int, found: StepComparison | None) -> dict[str, Any]:
     return {
         "run": {"verdict": verdict.verdict, "reason": verdict.reason},
-        "found": question.found.text,
+        "found": question.diagnosed.text,
         "expected": question.expected.text,
         "suspected_step": suspect,
         "steps_compared": sorted(question.probes),

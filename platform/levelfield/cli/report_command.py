@@ -119,8 +119,7 @@ def _report(options: argparse.Namespace) -> int:
 def _collected(options: argparse.Namespace, named: NamedRuns, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
     """Yield each named run and its result. Those of bundles have their files until `opened` ends."""
     from levelfield.judge.collector import collect
-    from levelfield.studies.bundled_runs import opened_runs
-    from levelfield.studies.compared_runs import bundle_and_run
+    from levelfield.studies.compared_runs import bundle_and_run, opened_runs
 
     for name in options.run:
         with named.kept_error():

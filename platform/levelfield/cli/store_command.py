@@ -219,7 +219,7 @@ class _ImportSource:
                     self.statements.append(document)
 
     def _of_bundle(self, path: Path) -> Iterator[RunRecord]:
-        from levelfield.studies.bundled_runs import bundled
+        from levelfield.studies.compared_runs import bundled
 
         for found in bundled(path, self._registry):
             if isinstance(found, LevelfieldError):

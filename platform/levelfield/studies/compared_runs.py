@@ -25,16 +25,20 @@ from levelfield.compare.sides import (
     repeat_number,
     repeats_around,
 )
-from levelfield.errors import LevelfieldError, UnknownName, UsageError
-from levelfield.evidence.verification import record_of_files
+from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
+from levelfield.evidence.bundle_reader import read_bundle, written
+from levelfield.evidence.verification import record_of_files, verified
+from levelfield.judge.collector import collect
+from levelfield.judge.verdict import Redaction
 from levelfield.rundir.directory import finished_run, read_plan
+from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.run_state import refuse_running
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import Point, RunRecord, Series, first_future_date
+from levelfield.specs.result import Result
 from levelfield.specs.short_names import refuse_any
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
-from levelfield.store.run_record import series_of
-from levelfield.studies.bundled_runs import bundled
+from levelfield.store.run_record import record_of, series_of, storable
 
 if TYPE_CHECKING:
     from levelfield.store.database import Store  # a second of imports that a folder of runs does not need
@@ -54,42 +58,42 @@ class FolderRuns:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._known = folder, Registry()
+        self._folder, self._registry = folder, Registry()
 
     def find(self, name: str) -> str:
         return str(finished_run(self._folder, name).root)
 
     def matching(self, pattern: str) -> list[str]:
-        named = [root for root in self._roots() if fnmatch.fnmatchcase(root.name, pattern)]
-        given = Path(pattern)  # with a folder it is a path
-        paths = sorted(p.parent for p in given.parent.glob(f"{given.name}/plan.json")) if "/" in pattern else []
-        return [str(root) for root in (*named, *paths)]
+        roots = [root for root in self._roots() if fnmatch.fnmatchcase(root.name, pattern)]
+        path = Path(pattern)  # with a folder it is a path
+        paths = sorted(p.parent for p in path.parent.glob(f"{path.name}/plan.json")) if "/" in pattern else []
+        return [str(root) for root in (*roots, *paths)]
 
     def record(self, key: str) -> RunRecord:
         paths = RunPaths(Path(key))
         refuse_running(paths)
-        found = record_of_files(paths, self._known)
-        return found.model_copy(update={"result": {**found.result, REPEATS: _repeats_beside(paths)}})
+        record = record_of_files(paths, self._registry)
+        return record.model_copy(update={"result": {**record.result, REPEATS: _repeats_beside(paths)}})
 
     def series(self) -> list[Series]:
-        return [series for series, _ in self._by_series.values()]
+        return [series for series, _ in self._placed_runs.values()]
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
-        _, placed = self._by_series.get(series.fingerprint(), (series, []))
+        _, placed = self._placed_runs.get(series.fingerprint(), (series, []))
         ahead = first_future_date().strftime("%Y%m%dT%H%M%SZ")
-        for _, _, root in sorted(placed, key=lambda each: (each[0] < ahead, *each), reverse=True):
+        for _, _, root in sorted(placed, key=lambda place: (place[0] < ahead, *place), reverse=True):
             yield self.record(str(root))
 
     def _roots(self) -> list[Path]:
         return sorted(path.parent for path in self._folder.glob("*/plan.json"))
 
     @cached_property
-    def _by_series(self) -> dict[str, tuple[Series, list[_Placed]]]:
+    def _placed_runs(self) -> dict[str, tuple[Series, list[_Placed]]]:
         """Return the run directories by the digest of their series. One that goes on or is damaged is left out.
 
         All repeats of a command have the time of its start in their ids, so their numbers give their order.
         """
-        found: dict[str, tuple[Series, list[_Placed]]] = {}
+        places: dict[str, tuple[Series, list[_Placed]]] = {}
         for root in self._roots():
             try:
                 refuse_running(RunPaths(root))
@@ -97,17 +101,17 @@ class FolderRuns:
             except LevelfieldError:
                 continue
             series = series_of(plan)
-            found.setdefault(series.fingerprint(), (series, []))[1].append((root.name[:_STAMP], plan.repeat, root))
-        return found
+            places.setdefault(series.fingerprint(), (series, []))[1].append((root.name[:_STAMP], plan.repeat, root))
+        return places
 
 
 def _repeats_beside(paths: RunPaths) -> int:
     """Return how many repeats of the run's command are in its folder. They have the time of its start in their ids."""
-    numbers, own = set[int](), read_plan(paths).repeats_digest
+    numbers, digest = set[int](), read_plan(paths).repeats_digest
     for path in paths.root.parent.glob(f"{paths.root.name.split('_', 1)[0]}_*/plan.json"):
         with suppress(LevelfieldError):
             plan = read_plan(RunPaths(path.parent))
-            if plan.repeats_digest == own:
+            if plan.repeats_digest == digest:
                 numbers.add(plan.repeat)
     return max(1, len(numbers))
 
@@ -128,7 +132,7 @@ class KeptRuns:
         return self._store.record(key)
 
     def series(self) -> list[Series]:
-        return [found.series for found in self._store.series()]
+        return [stored.series for stored in self._store.series()]
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
         digest = series.fingerprint()
@@ -142,16 +146,58 @@ class KeptRuns:
         return self._store.points(digests)
 
 
+def opened_runs(path: Path, pattern: str, registry: Registry, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
+    """Yield each run of a bundle whose id has or matches `pattern`, and its result, computed from its raw files; its
+    files stay until `opened` ends.
+
+    Raises DocumentError for what is no bundle, UnknownName without such a run, and GateFailed, after the others, for a
+    run that does not follow.
+    """
+    bundle = read_bundle(path)
+    names = [run.name for run in bundle.runs]
+    matching = {name for name in names if pattern in name or fnmatch.fnmatchcase(name, pattern)}
+    if not matching:
+        raise UnknownName(f"run of {path}", pattern, names)
+    wrong = []
+    for run, check in zip(bundle.runs, verified(bundle, registry), strict=True):
+        if run.name not in matching:
+            continue
+        if check.contradictions:
+            wrong.append(f"{path}: {run.name} does not follow from its raw files: {check.contradictions[0].text}")
+            continue
+        paths = opened.enter_context(written(run))
+        yield paths, collect(paths, read_raw(paths), Redaction(run.seal, run.entry.software))
+    if wrong:
+        raise GateFailed("\n".join([*wrong, f"`evidence verify {path}` shows all"]))
+
+
+def bundled(path: Path, registry: Registry) -> Iterator[RunRecord | LevelfieldError]:
+    """Yield the record of each run of a bundle, computed from its raw files, or why there is none. One whose facts
+    contradict each other is *reported*. Raises DocumentError for what is no bundle."""
+    bundle = read_bundle(path)
+    for run, check in zip(bundle.runs, verified(bundle, registry), strict=True):
+        try:
+            with written(run) as paths:
+                raw = read_raw(paths)
+                result = collect(paths, raw, Redaction(run.seal, run.entry.software))
+                record = record_of(paths, result=result, raw=raw)
+            record = storable(record, record.run_id)
+        except LevelfieldError as error:
+            yield error
+        else:
+            yield record.reported(check.contradictions[0].text) if check.contradictions else record
+
+
 class BundleRuns:
     """The runs of a bundle, by the same names, computed again from their raw files. Raises DocumentError for what is no
     bundle, and the error of a run that cannot be computed."""
 
-    def __init__(self, path: Path, known: Registry) -> None:
+    def __init__(self, path: Path, registry: Registry) -> None:
         self._path, self._records = path, dict[str, RunRecord]()
-        for found in bundled(path, known):
-            if isinstance(found, LevelfieldError):
-                raise UsageError(f"{path}: {found}")
-            self._records[found.run_id] = found
+        for record in bundled(path, registry):
+            if isinstance(record, LevelfieldError):
+                raise UsageError(f"{path}: {record}")
+            self._records[record.run_id] = record
 
     def find(self, name: str) -> str:
         refuse_any("run", name)
@@ -172,8 +218,8 @@ class BundleRuns:
         return list({record.series.fingerprint(): record.series for record in self._records.values()}.values())
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
-        own = [record for record in self._records.values() if record.series == series]
-        yield from sorted(own, key=lambda record: record.began, reverse=True)
+        records = [record for record in self._records.values() if record.series == series]
+        yield from sorted(records, key=lambda record: record.began, reverse=True)
 
 
 RunSource = FolderRuns | KeptRuns | BundleRuns
@@ -184,15 +230,15 @@ def bundle_and_run(text: str) -> tuple[Path, str] | None:
 
     Raises UsageError where there is no such file, and for an empty NAME.
     """
-    found = _BUNDLE.fullmatch(text)
-    if not found or Path(found[1]).is_dir():
+    match = _BUNDLE.fullmatch(text)
+    if not match or Path(match[1]).is_dir():
         return None
-    if not Path(found[1]).is_file():
-        raise UsageError(f"{found[1]}: no such file, expected a bundle")
-    name = _ALL if found[2] is None else found[2]
+    if not Path(match[1]).is_file():
+        raise UsageError(f"{match[1]}: no such file, expected a bundle")
+    name = _ALL if match[2] is None else match[2]
     if not _is_pattern(name):
         refuse_any("run", name)
-    return Path(found[1]), name
+    return Path(match[1]), name
 
 
 def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list[RunRecord]:
@@ -200,11 +246,11 @@ def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> list
 
     Raises UnknownName for a name without a run, and UsageError for a label that several series have.
     """
-    found: dict[str, RunRecord] = {}
+    records: dict[str, RunRecord] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
-        for record in _named(source, name, with_repeats):
-            found[record.run_id] = record
-    return list(found.values())
+        for record in _runs_of_name(source, name, with_repeats):
+            records[record.run_id] = record
+    return list(records.values())
 
 
 def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
@@ -246,13 +292,13 @@ def _until(records: Iterable[RunRecord], is_last: Callable[[RunRecord], bool]) -
             ended = record.began
 
 
-def _named(source: RunSource, name: str, with_repeats: bool) -> list[RunRecord]:
+def _runs_of_name(source: RunSource, name: str, with_repeats: bool) -> list[RunRecord]:
     if _is_pattern(name):
         if keys := source.matching(name):
             return [source.record(key) for key in keys]
         raise UnknownName("run", name, source.matching("*")[-20:])
     if ":" in name:
-        return list(_of_newest_build(source, _labelled(source.series(), name)))
+        return list(_newest_build_runs(source, _series_of_label(source.series(), name)))
     record = source.record(source.find(name))
     return repeats_around(record, list(_until_first_repeat(source, record))) if with_repeats else [record]
 
@@ -265,32 +311,33 @@ def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRec
     """Yield the runs of the record's series, the newest first, until the first repeat of its command."""
     begin = began(record)
 
-    def is_first(each: RunRecord) -> bool:
-        other = began(each)
-        return repeat_number(each) == 1 and (begin is None or other is None or other <= begin)
+    def is_first(repeat: RunRecord) -> bool:
+        other = began(repeat)
+        return repeat_number(repeat) == 1 and (begin is None or other is None or other <= begin)
 
     return _until(source.newest(record.series), is_first)
 
 
-def _labelled(series: Iterable[Series], label: str) -> Series:
+def _series_of_label(series: Iterable[Series], label: str) -> Series:
     """Return the series of a label: CASE:FRAMEWORK[:CHIP-OR-VENDOR[:NODES[:DEVICES]]], then words of its label."""
-    known = list(series)
-    fits = [each for each in known if _fits(each, label)]
+    candidates = list(series)
+    fits = [candidate for candidate in candidates if _fits(candidate, label)]
     if len(fits) > 1:
-        listed = "\n  ".join(each.label for each in fits[:8])
-        raise UsageError(f"series '{label}': found {len(fits)} series; add words of one of these labels:\n  {listed}")
+        labels = "\n  ".join(candidate.label for candidate in fits[:8])
+        raise UsageError(f"series '{label}': found {len(fits)} series; add words of one of these labels:\n  {labels}")
     if not fits:
-        raise UnknownName("series", label, [each.label for each in known])
+        raise UnknownName("series", label, [candidate.label for candidate in candidates])
     return fits[0]
 
 
 def _fits(series: Series, label: str) -> bool:
     target, *words = label.split()
-    own = [{series.case}, {series.framework_label}, {series.chip, series.vendor}, {str(series.nodes)},
-           {str(series.devices // series.nodes)}]  # fmt: skip
     parts = target.split(":")
-    named = len(parts) <= len(own) and all(part in names for part, names in zip(parts, own, strict=False))
-    return named and set(words) <= set(series.label.split()[1:])
+    columns = [{series.case}, {series.framework_label}, {series.chip, series.vendor}, {str(series.nodes)},
+               {str(series.devices // series.nodes)}]  # fmt: skip
+    if len(parts) > len(columns) or not set(words) <= set(series.label.split()[1:]):
+        return False
+    return all(part in names for part, names in zip(parts, columns, strict=False))
 
 
 def _with_chip_name(registry: Registry, label: str) -> str:
@@ -304,7 +351,7 @@ def _with_chip_name(registry: Registry, label: str) -> str:
     return " ".join((":".join(parts), *words))
 
 
-def _of_newest_build(source: RunSource, series: Series) -> Iterator[RunRecord]:
+def _newest_build_runs(source: RunSource, series: Series) -> Iterator[RunRecord]:
     """Yield the newest runs of a series as long as build and conditions of those that count stay the same.
 
     One that does not count says nothing of a build: it may have ended before its software was known.
@@ -345,35 +392,32 @@ class RunPlaces:
         names = [name.strip() for name in text.split(",")]
         if "" in names:  # the side would lack a run that somebody meant to name
             refuse_any("run", "")
-        of_bundles = {name: part for name in names if (part := bundle_and_run(name))}
-        found = [run for part in of_bundles.values() for run in self._bundled(*part, with_repeats)]
-        others = ",".join(_with_chip_name(self._registry, name) for name in names if name not in of_bundles)
-        return [*found, *self._here(others, with_repeats)] if others else found
+        bundled_names = {name: part for name in names if (part := bundle_and_run(name))}
+        records: list[RunRecord] = []
+        for file, name in bundled_names.values():
+            if file not in self._bundles:
+                self._bundles[file] = BundleRuns(file, self._registry)
+            records += named_runs(self._bundles[file], _with_chip_name(self._registry, name), with_repeats)
+        others = ",".join(_with_chip_name(self._registry, name) for name in names if name not in bundled_names)
+        return [*records, *self._unbundled(others, with_repeats)] if others else records
 
-    def _bundled(self, file: Path, name: str, with_repeats: bool) -> list[RunRecord]:
-        if file not in self._bundles:
-            self._bundles[file] = BundleRuns(file, self._registry)
-        return named_runs(self._bundles[file], _with_chip_name(self._registry, name), with_repeats)
-
-    def _here(self, text: str, with_repeats: bool) -> list[RunRecord]:
+    def _unbundled(self, text: str, with_repeats: bool) -> list[RunRecord]:
         if self._url is None:
             try:
                 return named_runs(self._folder, text, with_repeats)
             except UnknownName:
                 if self._store is None or not self._store.matching("*"):
                     raise
-        return named_runs(self._known_store, text, with_repeats)
+        if self._store is None:
+            raise UsageError("compare: found no store, expected one; name it with --store")
+        return named_runs(self._store, text, with_repeats)
 
     def latest(self) -> Iterator[RunRecord]:
         """Yield the newest runs of every series, until the newest that counts: of the folder, else of the store."""
-        if source := self._first:
+        source = self._folder if self._url is None and self._folder.series() else self._store
+        if source:
             for series in source.series():
                 yield from latest_of_series(source, series)
-
-    @property
-    def _first(self) -> RunSource | None:
-        """Return the folder where it has runs, else the store; None where there is neither."""
-        return self._folder if self._url is None and self._folder.series() else self._store
 
     def histories(self, records: Iterable[RunRecord]) -> Histories:
         """Return the stored runs of the series of these records; empty where there is no store."""
@@ -388,9 +432,3 @@ class RunPlaces:
         from levelfield.store.database import Store
 
         return KeptRuns(self._open.enter_context(Store.open(self._url, read_only=True)))
-
-    @property
-    def _known_store(self) -> KeptRuns:
-        if self._store is None:
-            raise UsageError("compare: found no store, expected one; name it with --store")
-        return self._store

@@ -53,7 +53,7 @@ class Diagnosis:
     """The two trainings and the folder of their short runs. Raises RunFailed when a run does not reach its step."""
 
     registry: Registry
-    found: ComparedTraining
+    diagnosed: ComparedTraining
     expected: ComparedTraining
     scale: Scale
     corpus: CorpusFacts | None
@@ -63,8 +63,8 @@ class Diagnosis:
 
     def probe(self, step: int) -> StepComparison:
         if step not in self.probes:
-            self.listener.say(f"step {step}: training {self.found.text} and {self.expected.text}")
-            plan, ours = self._train(self.found, step)
+            self.listener.say(f"step {step}: training {self.diagnosed.text} and {self.expected.text}")
+            plan, ours = self._train(self.diagnosed, step)
             _, theirs = self._train(self.expected, step)
             training = plan.work.training
             model = namespace(plan.work.model.model_dump())
@@ -121,14 +121,14 @@ def first_difference(question: Diagnosis, suspect: int) -> StepComparison | None
     return high
 
 
-def _inputs(found: RawRecords, expected: RawRecords, step: int) -> Iterator[str]:
+def _inputs(actual: RawRecords, expected: RawRecords, step: int) -> Iterator[str]:
     """Return sentences about initial weights and tokens with different checksums."""
-    ours = {w.name: w.checksum for w in found.weights}
+    ours = {w.name: w.checksum for w in actual.weights}
     theirs = {w.name: w.checksum for w in expected.weights}
     for name in sorted({*ours, *theirs}, key=list({**theirs, **ours}).index):
         if ours.get(name) != theirs.get(name):
             yield f"the initial weights of {name}"
-    read, expected_read = _tokens(found), _tokens(expected)
+    read, expected_read = _tokens(actual), _tokens(expected)
     for number in range(1, step + 1):
         if read.get(number) != expected_read.get(number):
             yield f"the tokens of step {number}"

@@ -58,13 +58,13 @@ class DuelOutcome:
     @property
     def ratio(self) -> Ratio:
         """Return B over A by the pairs."""
-        found, n = self.ruling, self.ruling.pairs
-        if found.excess is None or found.low is None or found.high is None:
+        ruling, n = self.ruling, self.ruling.pairs
+        if ruling.excess is None or ruling.low is None or ruling.high is None:
             return Ratio(None, None, None, "inconclusive", f"found {n} pair(s), expected at least {LEAST_RUNS}")
-        value, high, low = (1 + change_of(cost, FIGURE) for cost in (found.excess, found.low, found.high))
+        value, high, low = (1 + change_of(cost, FIGURE) for cost in (ruling.excess, ruling.low, ruling.high))
         looks = f", wider for {len(self.looks.alpha)} looks" if len(self.looks.alpha) > 1 else ""
-        why = f"95 %, Student's t on logarithms, {n} pairs in turns{looks}"
-        return Ratio(value, low, high, standing_of(low, high), why)
+        reason = f"95 %, Student's t on logarithms, {n} pairs in turns{looks}"
+        return Ratio(value, low, high, standing_of(low, high), reason)
 
 
 def looks_of(repeats: int | None, least_percent: float) -> Looks:
@@ -79,10 +79,10 @@ def looks_of(repeats: int | None, least_percent: float) -> Looks:
 def refuse_other_work(a: Series, b: Series) -> None:
     """Raises GateFailed for planned runs that no comparison takes, before one of them runs."""
     for name in _FIXED:
-        found, expected = getattr(b, name), getattr(a, name)
-        if found != expected:
+        actual, expected = getattr(b, name), getattr(a, name)
+        if actual != expected:
             raise GateFailed(
-                f"compare duel: not comparable: found {name} {expected} and {found}, expected the same of both"
+                f"compare duel: not comparable: found {name} {expected} and {actual}, expected the same of both"
             )
 
 
@@ -102,9 +102,11 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun) -> DuelOutcome:
     except (LevelfieldError, KeyboardInterrupt) as stop:
         if not pairs:
             raise
-        stopped, code = _ended(stop)
-    each = (time.monotonic() - began) / len(pairs)
-    return DuelOutcome(cases, looks, pairs, test.ruling(is_last=True), stopped, code, each)
+        stopped, code = (
+            (str(stop), stop.exit_code) if isinstance(stop, LevelfieldError) else ("interrupted", INTERRUPTED)
+        )
+    pair_seconds = (time.monotonic() - began) / len(pairs)
+    return DuelOutcome(cases, looks, pairs, test.ruling(is_last=True), stopped, code, pair_seconds)
 
 
 def _counted(cases: Sequence[str], start: StartRun) -> Callable[[str], RunRecord]:
@@ -114,15 +116,11 @@ def _counted(cases: Sequence[str], start: StartRun) -> Callable[[str], RunRecord
     def counted(arm: str) -> RunRecord:
         started[arm] += 1
         record = start(arm, started[arm])
-        if why := exclusion(record):
-            raise RunFailed(f"{cases['ab'.index(arm)]}: {record.run_id} is {why}")
+        if reason := exclusion(record):
+            raise RunFailed(f"{cases['ab'.index(arm)]}: {record.run_id} is {reason}")
         return record
 
     return counted
-
-
-def _ended(stop: LevelfieldError | KeyboardInterrupt) -> tuple[str, int]:
-    return (str(stop), stop.exit_code) if isinstance(stop, LevelfieldError) else ("interrupted", INTERRUPTED)
 
 
 def _compared(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:
@@ -131,39 +129,39 @@ def _compared(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Co
     return compare(sides, prices=prices)
 
 
-def comparison_of(found: DuelOutcome, prices: Prices | None = None) -> Comparison:
+def comparison_of(outcome: DuelOutcome, prices: Prices | None = None) -> Comparison:
     """Return the comparison of both sides, with the ratio of the speed by pairs."""
-    whole = _compared(found.pairs, prices)
-    paired = (replace(f, ratios=(found.ratio,)) if f.quantity is RATE else f for f in whole.figures)
+    whole = _compared(outcome.pairs, prices)
+    paired = (replace(f, ratios=(outcome.ratio,)) if f.quantity is RATE else f for f in whole.figures)
     return replace(whole, figures=tuple(paired))
 
 
-def conclusion(found: DuelOutcome) -> str:
+def conclusion(outcome: DuelOutcome) -> str:
     """Return what the duel shows in a sentence."""
-    (a, b), ratio, n = found.cases, found.ratio, found.ruling.pairs
+    (a, b), ratio, n = outcome.cases, outcome.ratio, outcome.ruling.pairs
     if ratio.value is None:
         return f"inconclusive: {ratio.reason}"
     numbers = f"{ratio.value:.3f} of A's speed, {n} pairs, 95 % interval {ratio.ends}"
-    if found.word in ("slower", "faster"):
-        return f"{b} (B) is {found.word} than {a} (A): {numbers}"
-    if found.word == "no difference":
-        return f"no difference of more than {100 * math.expm1(found.looks.floor):.3g} %: {b} (B) has {numbers}"
+    if outcome.word in ("slower", "faster"):
+        return f"{b} (B) is {outcome.word} than {a} (A): {numbers}"
+    if outcome.word == "no difference":
+        return f"no difference of more than {100 * math.expm1(outcome.looks.floor):.3g} %: {b} (B) has {numbers}"
     return f"inconclusive: {b} (B) has {numbers}; A is {a}"
 
 
-def _advice(found: DuelOutcome) -> Iterator[str]:
+def _advice(outcome: DuelOutcome) -> Iterator[str]:
     """Yield what to know about the conclusion, and what to do next."""
-    if found.stopped:
-        yield f"stopped: {found.stopped}. The runs so far are kept"
-    runs = [run for pair in found.pairs for run in pair]
+    if outcome.stopped:
+        yield f"stopped: {outcome.stopped}. The runs so far are kept"
+    runs = [run for pair in outcome.pairs for run in pair]
     if runs[0].series.scale == "smoke":
         yield "at smoke scale: this says nothing about the full case"
     if unsteady := _unsteady(runs):
         yield f"in {unsteady} of {len(runs)} runs the steps' time drifted or jumped: the machine was not steady"
-    n = found.ruling.pairs
-    needed = n + (found.ruling.more or 0)
-    if found.word == "inconclusive" and n > 1 and not found.stopped:
-        yield _needed(needed, found.pair_seconds)
+    n = outcome.ruling.pairs
+    needed = n + (outcome.ruling.more or 0)
+    if outcome.word == "inconclusive" and n > 1 and not outcome.stopped:
+        yield _needed(needed, outcome.pair_seconds)
     yield "why one is slower: both runs with --explain-step, then report explain; pages of all runs: report pages out"
 
 
@@ -180,29 +178,32 @@ def _unsteady(runs: Sequence[RunRecord]) -> int:
     return checked - steady
 
 
-def duel_sheets(found: DuelOutcome, prices: Prices | None = None) -> list[Sheet]:
+def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Sheet]:
     """Return the comparison of both sides, then the pairs in their order below the conclusion."""
-    rows, shown = [], RATE.column.shown
-    for number, (a, b) in enumerate(found.pairs):
+    rows, show = [], RATE.column.shown
+    for number, (a, b) in enumerate(outcome.pairs):
         first, second = RATE.read(a), RATE.read(b)
         ratio = f"{second / first:.3f}" if first and second else ""
-        rows.append((str(number + 1), "B A" if number % 2 else "A B", shown(first), shown(second), ratio))
+        rows.append((str(number + 1), "B A" if number % 2 else "A B", show(first), show(second), ratio))
     header = ("pair", "order", "A, tokens/s/device", "B, tokens/s/device", "B/A")
-    return [*sheets(comparison_of(found, prices)), Sheet(conclusion(found), header, tuple(rows), tuple(_advice(found)))]
+    return [
+        *sheets(comparison_of(outcome, prices)),
+        Sheet(conclusion(outcome), header, tuple(rows), tuple(_advice(outcome))),
+    ]
 
 
-def duel_values(found: DuelOutcome, prices: Prices | None = None) -> dict[str, Any]:
+def duel_values(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str, Any]:
     """Return the duel as a JSON object: that of the comparison, with what the pairs show."""
     return {
-        **as_values(comparison_of(found, prices)),
+        **as_values(comparison_of(outcome, prices)),
         "duel": {
-            "cases": list(found.cases),
-            "word": found.word,
-            **{name: value for name, value in asdict(found.ratio).items() if name != "standing"},
-            "pairs": [[a.run_id, b.run_id] for a, b in found.pairs],
-            "least": math.expm1(found.looks.floor),
-            "more_pairs": found.ruling.more,
-            "unsteady_runs": _unsteady([run for pair in found.pairs for run in pair]),
-            "stopped": found.stopped,
+            "cases": list(outcome.cases),
+            "word": outcome.word,
+            **{name: value for name, value in asdict(outcome.ratio).items() if name != "standing"},
+            "pairs": [[a.run_id, b.run_id] for a, b in outcome.pairs],
+            "least": math.expm1(outcome.looks.floor),
+            "more_pairs": outcome.ruling.more,
+            "unsteady_runs": _unsteady([run for pair in outcome.pairs for run in pair]),
+            "stopped": outcome.stopped,
         },
     }

@@ -65,25 +65,24 @@ def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
 
 
 def question_here(
-    registry: Registry, found: Selection, work: Work, devices: int, say: Callable[[str], None]
+    registry: Registry, selection: Selection, work: Work, devices: int, say: Callable[[str], None]
 ) -> LayoutQuestion:
     """Return the question about the devices here. A host is measured once; later questions use the stored rates."""
-    memory = found.devices[0].memory_bytes if found.devices else None
-    if not found.vendor.is_host:
-        return question_on_chip(
-            registry, found.implementation.framework, work, found.chip, found.vendor.device_kind, 1, devices, None
-        )
+    framework, vendor = selection.implementation.framework, selection.vendor
+    if not vendor.is_host:
+        return question_on_chip(registry, framework, work, selection.chip, vendor.device_kind, 1, devices, None)
+    memory = selection.devices[0].memory_bytes if selection.devices else None
     rates = measurement.known_host_rates(registry) or measurement.measure_host_rates(registry, say)
-    return question_on_host(registry, found.implementation.framework, work, devices, memory, rates)
+    return question_on_host(registry, framework, work, devices, memory, rates)
 
 
 def variations(registry: Registry, plan: Plan) -> list[Entry]:
     """Return entries of the same work: one thread, other micro-batches, each layout over two processes."""
     framework, vendor = plan.implementation.label, plan.hardware.vendor
-    one, two = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
-    choices = [(one, TuningChoice(threads=1))]
-    choices += [(one, TuningChoice(micro_batch=size)) for size in _micro_batches(plan)]
-    choices += [(two, TuningChoice(layout=layout, threads=1)) for layout in _layouts(registry, plan)]
+    single, pair = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
+    choices = [(single, TuningChoice(threads=1))]
+    choices += [(single, TuningChoice(micro_batch=size)) for size in _micro_batches(plan)]
+    choices += [(pair, TuningChoice(layout=layout, threads=1)) for layout in _layouts(registry, plan)]
     return [Entry(text, UserRequest(plan.scale, choice)) for text, choice in choices]
 
 

@@ -34,7 +34,7 @@ class Steps:
 
     def __init__(self, parting: int) -> None:
         self.parting, self.probes = parting, {}
-        self.found = self.expected = SimpleNamespace(text="case:framework:vendor:1:1")
+        self.diagnosed = self.expected = SimpleNamespace(text="case:framework:vendor:1:1")
 
     def probe(self, step: int) -> StepComparison:
         self.probes[step] = probe(step, "layers.1" if step >= self.parting else None)
@@ -119,7 +119,7 @@ def test_the_diagnosed_side_is_trained_with_the_run_s_own_choices(tmp_path):
     plan = make_plan(registry, "gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True, graph=True, compile=True)
     options = SimpleNamespace(against="jax", python=None, json=True)
     question = _question(options, registry, RunPaths(tmp_path), plan, None)
-    assert (question.found.choice.graph, question.found.choice.compile) == (True, True)
+    assert (question.diagnosed.choice.graph, question.diagnosed.choice.compile) == (True, True)
     assert (question.expected.choice.graph, question.expected.choice.compile) == (None, None)
 
 

@@ -7,19 +7,19 @@ import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, GateFailed, LevelfieldError, UnknownName, UsageError
-from levelfield.evidence.bundle_reader import RunInBundle
 from levelfield.evidence.verification import VerifiedRun
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction
 from levelfield.rundir.directory import PAIRS, write_json
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
-from levelfield.studies import bundled_runs
+from levelfield.studies import compared_runs
 from levelfield.studies.compared_runs import BundleRuns, FolderRuns, KeptRuns, RunPlaces
 from recorded_runs import rename
 
@@ -206,14 +206,14 @@ def test_the_newest_run_of_a_bundle_s_series_comes_first() -> None:
 def test_a_run_of_a_bundle_that_cannot_be_computed_is_named_and_the_others_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorded_unchanged = bundled_runs.recorded
+    record_unchanged = compared_runs.record_of
 
-    def recorded(run: RunInBundle) -> object:
-        if run.name.endswith("5a07ac"):
+    def record_of(paths: RunPaths, **computed: Any) -> object:
+        if paths.root.name.endswith("5a07ac"):
             raise DocumentError("no date")
-        return recorded_unchanged(run)
+        return record_unchanged(paths, **computed)
 
-    monkeypatch.setattr(bundled_runs, "recorded", recorded)
+    monkeypatch.setattr(compared_runs, "record_of", record_of)
     bundle = str(BUNDLES["H100"])
     assert main(["store", "import", bundle, "--store", str(tmp_path / "s.sqlite")]) == 2
     said = capsys.readouterr()
@@ -245,7 +245,7 @@ def test_a_report_may_be_of_a_bundle(
         assert "found a bundle, expected a run here; `report` and `compare` take" in " ".join(
             capsys.readouterr().err.split()
         )
-    verified_unchanged = bundled_runs.verified
+    verified_unchanged = compared_runs.verified
 
     def verified(*given: object) -> list[VerifiedRun]:
         wrong = (Contradiction("the loss of step 1", "12.5", "12.4"),)
@@ -254,7 +254,7 @@ def test_a_report_may_be_of_a_bundle(
             for each in verified_unchanged(*given)
         ]
 
-    monkeypatch.setattr(bundled_runs, "verified", verified)
+    monkeypatch.setattr(compared_runs, "verified", verified)
     assert main(["report", str(bundle), "--format", "csv"]) == 4
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 12 and "5a07ac" not in said.out
