@@ -97,9 +97,9 @@ def recall(kind: Kind, prefix: Path) -> Remembered | None:
     """Return the stored facts of this corpus, or None when none can be read. They may be out of date."""
     for path in (_beside(prefix), _cached(prefix)):
         with contextlib.suppress(DocumentError):
-            found = load(Remembered, path)
-            if found.facts.kind == kind:
-                return found.model_copy(update={"facts": found.facts.model_copy(update={"prefix": str(prefix)})})
+            stored = load(Remembered, path)
+            if stored.facts.kind == kind:
+                return stored.model_copy(update={"facts": stored.facts.model_copy(update={"prefix": str(prefix)})})
     return None
 
 
@@ -115,8 +115,8 @@ def remember(facts: CorpusFacts, marks: tuple[FileMark, FileMark]) -> None:
 
 def _mark(path: Path) -> FileMark:
     with readable(path) as file:
-        found = os.fstat(file.fileno())
-    return FileMark(size_bytes=found.st_size, mtime_ns=found.st_mtime_ns)
+        status = os.fstat(file.fileno())
+    return FileMark(size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
 def _beside(prefix: Path) -> Path:

@@ -32,39 +32,44 @@ def check(
     place = Path(prefix).absolute()
     kind = kind or detect(place)
     marks = mark(kind, place)
-    known = recall(kind, place)
-    if known and known.marks == marks and not again:
-        return known.facts
+    stored = recall(kind, place)
+    if stored and stored.marks == marks and not again:
+        return stored.facts
     facts = _read_all(kind, place, progress or (lambda done, total: None))
     if mark(kind, place) != marks:
         raise CorpusError(f"{place}: its files changed while they were checked; start again when they are complete")
-    if known and known.facts.digest == facts.digest:
-        facts = facts.model_copy(update={"prepared": known.facts.prepared})
+    if stored and stored.facts.digest == facts.digest:
+        facts = facts.model_copy(update={"prepared": stored.facts.prepared})
     remember(facts, marks)
     return facts
 
 
 def detect(prefix: Path) -> Kind:
     """Return the kind of the files at `prefix`. Raises CorpusError for no kind, both kinds, and half a pair."""
-    found = {kind: [path.name for path in paths_of(kind, prefix) if path.exists()] for kind in SUFFIXES}
+    files = {kind: [path.name for path in paths_of(kind, prefix) if path.exists()] for kind in SUFFIXES}
     pairs = {kind: " and ".join(path.name for path in paths_of(kind, prefix)) for kind in SUFFIXES}
-    present = [kind for kind, names in found.items() if names]
+    present = [kind for kind, names in files.items() if names]
     if not present:
         hint = "; give the prefix without the suffix" if prefix.is_file() else ""
         raise CorpusError(f"{prefix}: found no corpus, expected {', or '.join(pairs.values())}{hint}")
     if len(present) > 1:
-        names = ", ".join(name for each in found.values() for name in each)
+        names = ", ".join(name for pair in files.values() for name in pair)
         raise CorpusError(f"{prefix}: found files of two kinds ({names}), expected one kind; move the other files away")
     kind = present[0]
-    if len(found[kind]) == 1:
-        raise CorpusError(f"{prefix}: found only {found[kind][0]}, expected both {pairs[kind]}")
+    if len(files[kind]) == 1:
+        raise CorpusError(f"{prefix}: found only {files[kind][0]}, expected both {pairs[kind]}")
     return kind
 
 
 def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
     try:
         corpus = open_corpus(kind, str(prefix))
-        check_entries(kind, paths_of(kind, prefix)[1], len(corpus.tokens))
+        if kind == "paddle":
+            _check_lens(paths_of(kind, prefix)[1], len(corpus.tokens))
+        else:
+            index = open_index(str(paths_of(kind, prefix)[1]))
+            _check_sequences(index)
+            _check_documents(index)
         digest, max_token = scan(paths_of(kind, prefix), corpus.tokens.dtype, len(corpus.tokens), progress)
     except WorkerCorpusError as error:
         raise CorpusError(str(error)) from None
@@ -79,16 +84,6 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
         digest=digest,
         max_token=max_token,
     )
-
-
-def check_entries(kind: Kind, path: Path, tokens: int) -> None:
-    """Check the index at `path` of a corpus with `tokens` tokens. Raises CorpusError at the first wrong entry."""
-    if kind == "paddle":
-        _check_lens(path, tokens)
-        return
-    index = open_index(str(path))
-    _check_sequences(index)
-    _check_documents(index)
 
 
 def _check_sequences(index: Index) -> None:
@@ -157,12 +152,12 @@ def scan(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: Progress) 
 
     def add(block: bytes) -> None:
         nonlocal seen, largest
-        found = np.frombuffer(block, dtype=dtype)
-        if int(found.min()) < 0:
-            at = int(np.argmax(found < 0))
-            raise CorpusError(f"{paths[0]}: token {seen + at} is {found[at]}, expected 0 or more")
-        largest = max(largest, int(found.max()))
-        seen += len(found)
+        values = np.frombuffer(block, dtype=dtype)
+        if int(values.min()) < 0:
+            at = int(np.argmax(values < 0))
+            raise CorpusError(f"{paths[0]}: token {seen + at} is {values[at]}, expected 0 or more")
+        largest = max(largest, int(values.max()))
+        seen += len(values)
 
     header_bytes = sizes[0] - tokens * dtype.itemsize
     first = _digest(paths[0], header_bytes, add, lambda done: progress(done, sum(sizes)))

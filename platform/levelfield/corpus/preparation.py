@@ -202,8 +202,12 @@ class MegatronWriter:
         code = next(code for code, name in DTYPES.items() if np.dtype(name) == self._dtype)
         file.write(HEADER.pack(MAGIC, 1, code, len(lengths), len(lengths) + 1))
         file.write(lengths.astype("<i4").tobytes())
-        for pointers in _pointers(lengths, self._dtype.itemsize):
-            file.write(pointers.astype("<i8").tobytes())
+        end = 0
+        for start in range(0, len(lengths), _ENTRIES):
+            sizes = lengths[start : start + _ENTRIES].astype(np.int64) * self._dtype.itemsize
+            ends = end + np.cumsum(sizes)
+            file.write((ends - sizes).astype("<i8").tobytes())
+            end = int(ends[-1])
         for start in range(0, len(lengths) + 1, _ENTRIES):
             file.write(np.arange(start, min(start + _ENTRIES, len(lengths) + 1), dtype="<i8").tobytes())
 
@@ -216,14 +220,15 @@ def new_corpus(prefix: Path, dtype: str, force: bool) -> Iterator[MegatronWriter
     process that writes the same corpus, and when the files cannot be written.
     """
     tokens, index = paths_of("megatron", prefix)
-    _refuse_existing((tokens, index), force)
+    existing = [str(path) for path in (tokens, index) if path.exists()]
+    if existing and not force:
+        raise CorpusError(f"{' and '.join(existing)}: exists; name another output, or replace it with --force")
     partial = [path.with_name(path.name + ".partial") for path in (tokens, index)]
     try:
         tokens.parent.mkdir(parents=True, exist_ok=True)
         with _exclusive(partial[0]) as file:
             try:
-                writer = MegatronWriter(file, dtype)
-                yield writer
+                yield (writer := MegatronWriter(file, dtype))
                 with open(partial[1], "wb", opener=_without_links) as index_file:
                     writer.write_index(index_file)
                     _sync(index_file)
@@ -254,21 +259,6 @@ def _exclusive(path: Path) -> Iterator[IO[bytes]]:
 def _without_links(path: str, flags: int) -> int:
     """Open a partial file. A link in its place leads to a file of somebody else, which would be emptied."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def _refuse_existing(paths: tuple[Path, ...], force: bool) -> None:
-    there = [str(path) for path in paths if path.exists()]
-    if there and not force:
-        raise CorpusError(f"{' and '.join(there)}: exists; name another output, or replace it with --force")
-
-
-def _pointers(lengths: Any, itemsize: int) -> Iterator[Any]:
-    end = 0
-    for start in range(0, len(lengths), _ENTRIES):
-        part = lengths[start : start + _ENTRIES].astype(np.int64) * itemsize
-        ends = end + np.cumsum(part)
-        yield ends - part
-        end = int(ends[-1])
 
 
 def _sync(file: IO[bytes]) -> None:

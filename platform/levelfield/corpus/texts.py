@@ -37,21 +37,21 @@ def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = No
     They are sorted by name within each directory. Names that begin with a dot are left out. Links are followed,
     each directory only once. suffixes: SUFFIXES by default, ("*",) for all. Raises CorpusError for a missing input.
     """
-    wanted = tuple(suffix.lower() for suffix in suffixes or SUFFIXES)
-    found: list[Path] = []
+    endings = tuple(suffix.lower() for suffix in suffixes or SUFFIXES)
+    texts: list[Path] = []
     for path in map(Path, inputs):
         if path.is_dir():
-            found.extend(_walk(path, wanted, set()))
+            texts.extend(_walk(path, endings, set()))
         elif path.is_file():
-            found.append(path)
+            texts.append(path)
         else:
             raise CorpusError(f"{path}: found nothing, expected a file or a directory of texts")
-    if not found:
+    if not texts:
         raise CorpusError(
-            f"{', '.join(map(str, inputs))}: found no file with one of the suffixes {' '.join(wanted)}; --suffix '*' "
+            f"{', '.join(map(str, inputs))}: found no file with one of the suffixes {' '.join(endings)}; --suffix '*' "
             "takes every file, and --field NAME reads every file as JSON lines"
         )
-    return found
+    return texts
 
 
 def is_text(path: Path) -> bool:
@@ -104,7 +104,7 @@ def _cut(content: bytes) -> int:
     return at
 
 
-def _walk(directory: Path, wanted: tuple[str, ...], seen: set[tuple[int, int]]) -> Iterator[Path]:
+def _walk(directory: Path, endings: tuple[str, ...], seen: set[tuple[int, int]]) -> Iterator[Path]:
     status = directory.stat()
     if (status.st_dev, status.st_ino) in seen:
         return
@@ -117,8 +117,8 @@ def _walk(directory: Path, wanted: tuple[str, ...], seen: set[tuple[int, int]]) 
         path = directory / name
         mode = 0 if name.startswith(".") else _mode(path)
         if stat.S_ISDIR(mode):
-            yield from _walk(path, wanted, seen)
-        elif stat.S_ISREG(mode) and ("*" in wanted or name.lower().endswith(wanted)):
+            yield from _walk(path, endings, seen)
+        elif stat.S_ISREG(mode) and ("*" in endings or name.lower().endswith(endings)):
             yield path
 
 
@@ -153,13 +153,15 @@ def _text(line: bytes, field: str, place: str) -> bytes:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
-        found = repr(line[:40].decode(errors="replace"))
-        raise CorpusError(f"{place}: found no JSON: {found}; {expected}. Without --field a file is a text") from None
+        beginning = repr(line[:40].decode(errors="replace"))
+        raise CorpusError(
+            f"{place}: found no JSON: {beginning}; {expected}. Without --field a file is a text"
+        ) from None
     if not isinstance(content, dict):
         raise CorpusError(f"{place}: found {type(content).__name__}, {expected}")
     if field not in content:
-        known = ", ".join(map(str, content)) or "none"
-        raise CorpusError(f"{place}: found no field '{field}', {expected}; its fields: {known[:200]}")
+        fields = ", ".join(map(str, content)) or "none"
+        raise CorpusError(f"{place}: found no field '{field}', {expected}; its fields: {fields[:200]}")
     text = content[field]
     if not isinstance(text, str):
         raise CorpusError(f"{place}: field '{field}': found {type(text).__name__}, expected a text")

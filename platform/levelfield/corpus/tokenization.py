@@ -83,13 +83,15 @@ class FileTokenizer(LibraryTokenizer):
         self.end_token = _end_token(path, vocabulary, end_token)
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
-        found = self._library.encode_batch([text.decode() for text in texts], add_special_tokens=False)
-        return [np.array(each.ids, dtype=np.int64) for each in found]
+        encodings = self._library.encode_batch([text.decode() for text in texts], add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def _placed(self, texts: list[str]) -> list[Tokens]:
-        found = self._library.encode_batch(texts, add_special_tokens=False)
-        starts = (np.array(each.offsets, np.int64).reshape(-1, 2)[:, 0] for each in found)
-        return [Tokens(np.array(each.ids, np.int64), first) for each, first in zip(found, starts, strict=True)]
+        encodings = self._library.encode_batch(texts, add_special_tokens=False)
+        starts = (np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 0] for encoding in encodings)
+        return [
+            Tokens(np.array(encoding.ids, np.int64), first) for encoding, first in zip(encodings, starts, strict=True)
+        ]
 
 
 class Tokenizer(Protocol):
@@ -127,12 +129,12 @@ def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
     return FileTokenizer(Path(name), end_token)
 
 
-def _end_token(path: Path, vocabulary: dict[str, int], asked: str | None) -> int:
-    names = (asked,) if asked is not None else END_TOKENS
+def _end_token(path: Path, vocabulary: dict[str, int], end_token: str | None) -> int:
+    names = END_TOKENS if end_token is None else (end_token,)
     for name in names:
         if name in vocabulary:
             return vocabulary[name]
-    hint = "" if asked else "; name the token that ends a document with --end-token"
+    hint = "" if end_token else "; name the token that ends a document with --end-token"
     raise CorpusError(f"{path}: found none of the tokens {' '.join(names)} in its vocabulary{hint}")
 
 
@@ -171,8 +173,8 @@ class LongText:
         windows = self._windows(parts)
         before, length = self._encode([text := next(windows)])[0], len(text)
         while texts := list(islice(windows, _AT_ONCE)):
-            for text, found in zip(texts, self._encode(texts), strict=True):
-                done, before = self._joined(before, length, text, found)
+            for text, tokens in zip(texts, self._encode(texts), strict=True):
+                done, before = self._joined(before, length, text, tokens)
                 length = len(text)
                 yield done
         yield before.numbers
@@ -187,17 +189,17 @@ class LongText:
                 rest = rest[self._window - self._overlap :]
         yield rest
 
-    def _joined(self, before: Tokens, length: int, text: str, found: Tokens) -> tuple[Any, Tokens]:
+    def _joined(self, before: Tokens, length: int, text: str, after: Tokens) -> tuple[Any, Tokens]:
         """Return the tokens up to the joint, and the tokens of `text` after it.
 
-        before: of the previous window, whose text has `length` characters. found: of `text`.
+        before: of the previous window, whose text has `length` characters. after: of `text`.
         """
         overlap, start = self._overlap, length - self._overlap
         middle, margin = overlap // 2, overlap // 4
         ours = before.between(start + margin, start + overlap - margin)
-        theirs = found.between(margin, overlap - margin)
+        theirs = after.between(margin, overlap - margin)
         if len(ours.numbers) and all(map(np.array_equal, ours, theirs)):
-            return before.between(0, start + middle).numbers, found.behind(middle)
+            return before.between(0, start + middle).numbers, after.behind(middle)
         self.cuts += 1
         alone = self._encode([text[overlap:]])[0]
         return before.numbers, Tokens(alone.numbers, alone.starts + overlap)
@@ -217,17 +219,17 @@ class SentencePieceTokenizer(LibraryTokenizer):
         """Return the token numbers of each UTF-8 text as an array, without the end-of-document token."""
         return [np.array(ids, dtype=np.int64) for ids in self._library.encode([text.decode() for text in texts])]
 
-    def _end_token(self, path: Path, asked: str | None) -> int:
+    def _end_token(self, path: Path, name: str | None) -> int:
         """Return the number of the named token, without a name of the model's own end of a sentence."""
-        number = int(self._library.eos_id() if asked is None else self._library.piece_to_id(asked))
-        if number < 0 or (asked is not None and self._library.id_to_piece(number) != asked):
-            found = "no end of a sentence" if asked is None else f"no token {asked}"
-            raise CorpusError(f"{path}: found {found}, expected a token of its vocabulary; see --end-token")
+        number = int(self._library.eos_id() if name is None else self._library.piece_to_id(name))
+        if number < 0 or (name is not None and self._library.id_to_piece(number) != name):
+            lacking = "no end of a sentence" if name is None else f"no token {name}"
+            raise CorpusError(f"{path}: found {lacking}, expected a token of its vocabulary; see --end-token")
         return number
 
     def _placed(self, texts: list[str]) -> list[Tokens]:
-        found = self._library.encode(texts, return_type="offset_mapping")
+        encodings = self._library.encode(texts, return_type="offset_mapping")
         return [
-            Tokens(np.array(each["ids"], np.int64), np.array(each["offsets"], np.int64).reshape(-1, 2)[:, 0])
-            for each in found
+            Tokens(np.array(encoding["ids"], np.int64), np.array(encoding["offsets"], np.int64).reshape(-1, 2)[:, 0])
+            for encoding in encodings
         ]

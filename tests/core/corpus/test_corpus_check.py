@@ -38,7 +38,7 @@ def test_the_digest_is_of_the_contents_alone(tmp_path):
 FAULTS = {
     "first pointers swapped": (dict(pointers=[200, 0, 210]), "sequence 0 starts at byte 200 of"),
     "last pointers swapped": (dict(pointers=[0, 210, 200]), "found 2000 bytes, expected 1990, where sequence 2 ends"),
-    "pointer in between": (dict(pointers=[0, 199, 210]), "sequence 1 starts at byte 199, expected 200"),
+    "pointer in between": (dict(pointers=[0, 199, 210]), "byte 199, expected 200, where the sequences before it end"),
     "negative pointer": (dict(pointers=[0, -200, 210]), "sequence 1 starts at byte -200, expected 200"),
     "length shifted": (dict(index_lengths=[101, 5, 895]), "sequence 1 starts at byte 200, expected 202"),
     "length of one per cent more": (dict(index_lengths=[100, 6, 895]), "sequence 2 starts at byte 210, expected 212"),
@@ -78,12 +78,6 @@ def test_faults_beyond_the_first_part_are_found_at_their_number(tmp_path, monkey
         write_megatron(tmp_path / "c", lengths, documents=documents)
         with pytest.raises(CorpusError, match=f"document index {at} is 0, expected {at - 1} "):
             check(tmp_path / "c")
-
-
-def test_swapped_pointers_in_the_middle_are_found(tmp_path):
-    write_megatron(tmp_path / "c", [100, 5, 95, 800], pointers=[0, 210, 200, 400])
-    with pytest.raises(CorpusError, match="sequence 1 starts at byte 210, expected 200, where the sequences before it"):
-        check(tmp_path / "c")
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_what_is_there_is_kept_without_force(tmp_path, folder):
         (["absent"], "bytes", "absent: found nothing"),
         (["d.txt"], "bytes", r"found no text in 1 files \(1 are not UTF-8"),
         (["f.txt"], "bytes", "1 are empty"),
-        (["a.txt"], "words", "expected 'bytes', or the path of a TOKENIZER.json"),
+        (["a.txt"], "words", "expected 'bytes', or the path of a TOKENIZER.json or of a SentencePiece"),
         (["a.txt"], "a.txt", "not a tokenizer"),
     ],
 )

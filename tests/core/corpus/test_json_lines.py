@@ -90,13 +90,6 @@ def test_a_line_without_end_is_refused(tmp_path, wiki, monkeypatch):
         prepare(wiki, "bytes", tmp_path / "c", field="text")
 
 
-def test_only_empty_texts_are_no_corpus(tmp_path, wiki):
-    for path in wiki.rglob("wiki_*"):
-        path.write_text(line(""))
-    with pytest.raises(CorpusError, match="3 are empty"):
-        prepare(wiki, "bytes", tmp_path / "c", field="text")
-
-
 def test_a_long_line_is_one_document(tmp_path, wiki, monkeypatch):
     monkeypatch.setattr(preparation_module.pieces_of, "__defaults__", (8,))
     (wiki / "AA/wiki_00").write_text(line("ä€😀\n" * 9))

@@ -70,12 +70,6 @@ def test_any_text(tokenizer, text, window):
     assert cuts or found == whole(tokenizer, text)
 
 
-def test_pieces_cut_at_lines_gave_other_tokens(tokenizer):
-    """What was done before: each piece by itself."""
-    half = TEXT.index("\n", len(TEXT) // 2) + 1
-    assert whole(tokenizer, TEXT[:half]) + whole(tokenizer, TEXT[half:]) != whole(tokenizer, TEXT)
-
-
 def test_where_no_joint_is_found_the_text_is_cut_and_that_is_counted():
     """Tokens that depend on the place from the start of the text: windows cannot agree."""
 

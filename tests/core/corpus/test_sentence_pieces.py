@@ -71,8 +71,3 @@ def test_a_damaged_model_is_refused(model: Path, damage: str, tmp_path: Path) ->
     path.write_bytes(content[damage])
     with pytest.raises(CorpusError, match=r"t\.model: (not a SentencePiece model|found no)"):
         open_tokenizer(str(path))
-
-
-def test_a_missing_model_names_what_can_be_given(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"TOKENIZER.json or of a SentencePiece \.model"):
-        open_tokenizer(str(tmp_path / "t.model"))
