@@ -17,44 +17,20 @@ ALL = tuple(sorted((*DECLARED, "cpu", "nvidia")))
 Values = tuple[float | None, ...]
 # By index: power, energy, memory used, utilisation, temperature.
 EXPECTED: dict[str, dict[int, Values]] = {
-    "amd/monitor.json": {
-        0: (146.0, 1532.25, 283 * MIB, 0.12, 41.0),
-        1: (151.0, 1533.5, 284 * MIB, 0.0, 42.0),
-    },
-    "ascend/monitor.txt": {
-        0: (99.3, None, 3453 * MIB, 0.0, 50.0),
-        1: (97.2, None, 3454 * MIB, 0.0, 49.0),
-    },
+    "amd/monitor.json": {0: (146.0, 1532.25, 283 * MIB, 0.12, 41.0), 1: (151.0, 1533.5, 284 * MIB, 0.0, 42.0)},
+    "ascend/monitor.txt": {0: (99.3, None, 3453 * MIB, 0.0, 50.0), 1: (97.2, None, 3454 * MIB, 0.0, 49.0)},
     "ascend/older-910a.txt": {0: (None, None, 861 * MIB, 0.0, 43.0)},
-    "ascend/two-dies-a3.txt": {
-        0: (163.6, None, 3180 * MIB, 0.0, 30.0),
-        1: (None, None, 2896 * MIB, 0.0, 30.0),
-    },
+    "ascend/two-dies-a3.txt": {0: (163.6, None, 3180 * MIB, 0.0, 30.0), 1: (None, None, 2896 * MIB, 0.0, 30.0)},
     "cambricon/monitor.txt": {0: (106.0, None, 0, 0.0, 32.0), 1: (106.0, None, 0, 0.0, 39.0)},
     "hygon/monitor.txt": {0: (96.0, None, None, 0.0, 53.0), 1: (97.0, None, None, 0.05, 54.0)},
     "hygon/newer-hcu.txt": {0: (157.0, None, None, 0.0, 40.0), 1: (162.0, None, None, 0.0, 41.0)},
-    "iluvatar/monitor.csv": {
-        0: (50.0, None, 513 * MIB, 0.0, 26.0),
-        1: (51.0, None, 514 * MIB, 0.03, 27.0),
-    },
-    "intel/monitor.csv": {
-        0: (226.0, None, 672 * MIB, 0.0, 36.0),
-        1: (230.0, None, 673 * MIB, 0.04, 39.0),
-    },
-    "kunlunxin/monitor.txt": {
-        0: (93.0, None, 0, 0.0, 37.0),
-        1: (114.0, None, 28653 * MIB, 0.94, 40.0),
-    },
-    "metax/monitor.txt": {
-        0: (29.0, None, 666 * MIB, 0.0, 37.0),
-        1: (33.0, None, 666 * MIB, 0.0, 37.0),
-    },
+    "iluvatar/monitor.csv": {0: (50.0, None, 513 * MIB, 0.0, 26.0), 1: (51.0, None, 514 * MIB, 0.03, 27.0)},
+    "intel/monitor.csv": {0: (226.0, None, 672 * MIB, 0.0, 36.0), 1: (230.0, None, 673 * MIB, 0.04, 39.0)},
+    "kunlunxin/monitor.txt": {0: (93.0, None, 0, 0.0, 37.0), 1: (114.0, None, 28653 * MIB, 0.94, 40.0)},
+    "metax/monitor.txt": {0: (29.0, None, 666 * MIB, 0.0, 37.0), 1: (33.0, None, 666 * MIB, 0.0, 37.0)},
     "metax/older-c500.txt": {0: (56.0, None, 914 * MIB, 0.0, 35.0)},
-    "mthreads/monitor.json": {
-        0: (109.51, None, 1 * MIB, 0.0, 45.0),
-        1: (110.25, None, 2 * MIB, 0.07, 46.0),
-    },
-}
+    "mthreads/monitor.json": {0: (109.51, None, 1 * MIB, 0.0, 45.0), 1: (110.25, None, 2 * MIB, 0.07, 46.0)},
+}  # fmt: skip
 WHOLE = [name for name in EXPECTED if "/monitor." in name]
 
 

@@ -49,12 +49,10 @@ def test_a_link_is_the_same_however_its_source_counts() -> None:
         ({**LINK, "each_way_bytes_per_second": float("nan")}, "'interconnect.each_way_bytes_per_second': found nan"),
         ({**LINK, "pair_each_way_bytes_per_second": 4.5e11}, "leave it out where a pair has all links"),
         ({**LINK, "pair_each_way_bytes_per_second": 6e11}, "expected less than each_way_bytes_per_second (4.5e+11)"),
-        (
-            {**without("each_way_bytes_per_second"), "pair_each_way_bytes_per_second": 1e9},
-            "expected less than each_way_bytes_per_second (absent)",
-        ),
+        ({**without("each_way_bytes_per_second"), "pair_each_way_bytes_per_second": 1e9},
+         "expected less than each_way_bytes_per_second (absent)"),
     ],
-)
+)  # fmt: skip
 def test_a_link_that_is_ambiguous_or_contradicts_itself_is_refused(link: dict[str, Any], says: str) -> None:
     with pytest.raises(DocumentError) as caught:
         chip_of(interconnect=link)

@@ -118,12 +118,10 @@ PLANTS = [
         "interconnect.bytes_per_second does not say whether it counts both ways",
     ),
     Plant("chips", "vendor.yaml", "match: [Acme A1]", "match: ['']", "empty text"),
-    Plant(
-        "chips", "vendor.yaml", "container:", "  - {name: B, match: [New Acme A1], device_is: card}\ncontainer:", "A1"
-    ),
-    Plant(
-        "chips", "vendor.yaml", VENDOR[VENDOR.index("chips:") : VENDOR.index("container:")], "chips: []\n", "no chips"
-    ),
+    Plant("chips", "vendor.yaml", "container:", "  - {name: B, match: [New Acme A1], device_is: card}\ncontainer:",
+        "A1"),
+    Plant("chips", "vendor.yaml", VENDOR[VENDOR.index("chips:") : VENDOR.index("container:")], "chips: []\n",
+        "no chips"),
     Plant("chips", "vendor.yaml", "match: [Acme A1]", "aliases: [H100]\n    match: [Acme A1]", "H100-SXM5-80GB"),
     Plant("chips", "vendor.yaml", "match: [Acme A1]", "aliases: [NVidia]\n    match: [Acme A1]", "the vendor nvidia"),
     Plant("recordings", "recorded/monitor.csv", "", None, "no recorded/monitor.csv"),
@@ -132,28 +130,20 @@ PLANTS = [
     Plant("devices", "recorded/monitor.csv", "", "another tool\n", "found no device in the recordings"),
     Plant("devices", "recorded/monitor.csv", "", None, "no recorded/monitor.csv"),
     Plant("devices", "recorded/monitor.csv", "", "", "monitor.csv is empty"),
-    Plant(
-        "devices",
-        "recorded/monitor.csv",
-        MONITOR,
-        MONITOR.replace("Acme", "Acm\udce9"),
-        "monitor.csv cannot be read: the tool printed no",
-    ),
+    Plant("devices", "recorded/monitor.csv", MONITOR, MONITOR.replace("Acme", "Acm\udce9"),
+        "monitor.csv cannot be read: the tool printed no"),
     Plant("devices", "recorded/monitor.csv", "2, SN", "0, SN", "monitor.csv: more than one record of index '0'; none"),
     Plant("devices", "recorded/monitor.csv", "SN-102", "SN-100", "more than one record of identity 'SN-100'"),
     Plant("devices", "vendor.yaml", "match: [Acme A1]", "match: [Acme A2]", "'Acme A1', which ends with no chip"),
     Plant("values", "vendor.yaml", "power: {column: 6", "power: {column: 3", "name and power are read from one place"),
-    Plant(
-        "values", "vendor.yaml", "index: {column: 1}", "index: {column: 5}", "index and memory_used are read from one"
-    ),
+    Plant("values", "vendor.yaml", "index: {column: 1}", "index: {column: 5}",
+        "index and memory_used are read from one"),
     Plant("values", "recorded/monitor.csv", "N/A", "1.5", "device 1: power: null, where another device has a value"),
     Plant("values", "vendor.yaml", "printed: C", "printed: F", "monitor.fields.temperature is read on no device"),
-    Plant(
-        "values", "adapter.py", "", HEAD + "    def sample(self, d): return [Sample(x.index) for x in d]\n", "reason"
-    ),
-    Plant(
-        "truncated", "recorded/monitor.csv", "2, SN", "0, SN", "monitor.csv: more than one record of index '0'; none"
-    ),
+    Plant("values", "adapter.py", "", HEAD + "    def sample(self, d): return [Sample(x.index) for x in d]\n",
+        "reason"),
+    Plant("truncated", "recorded/monitor.csv", "2, SN", "0, SN",
+        "monitor.csv: more than one record of index '0'; none"),
     Plant("truncated", "adapter.py", "", BY_PLACE, "expected null or 250.5"),
     Plant("reordered", "adapter.py", "", BY_PLACE, "expected null or"),
     Plant("repeated", "adapter.py", "", BY_PLACE, "expected null or"),
@@ -170,35 +160,19 @@ PLANTS = [
     Plant("tool-missing", "adapter.py", "", BY_PLACE, "FileNotFoundError"),
     Plant("tool-failing", "adapter.py", "", BY_PLACE, "the tool fails, but devices() returns 3"),
     Plant("tool-slow", "adapter.py", "", BY_PLACE, "still waited for its tool after 2 s"),
-    Plant(
-        "tool-slow",
-        "adapter.py",
-        "",
-        SAMPLES % "subprocess.Popen(['acme-smi'], start_new_session=True)",
-        "process(es) of a slow tool still run",
-    ),
+    Plant("tool-slow", "adapter.py", "", SAMPLES % "subprocess.Popen(['acme-smi'], start_new_session=True)",
+        "process(es) of a slow tool still run"),
     Plant("versions", "vendor.yaml", "driver ([0-9.]+)", "Driver: ([0-9.]+)", "software.driver: unreadable"),
     Plant("visible", "vendor.yaml", "visible_devices_variable: ACME_VISIBLE_DEVICES\n", "", "no visible_devices"),
     Plant("schema", "vendor.yaml", "ACME_VISIBLE_DEVICES", "ACME-VISIBLE", "found the name 'ACME-VISIBLE'"),
-    Plant(
-        "visible",
-        "vendor.yaml",
-        "device_kind: acme\nvisible_devices_variable: ACME_VISIBLE_DEVICES\n",
-        "device_kind: cpu\n",
-        "found 3 devices, expected one record",
-    ),
-    Plant(
-        "visible", "adapter.py", "", HEAD + "    def devices(self): return self._all_devices()\n", "devices [0, 1, 2]"
-    ),
+    Plant("visible", "vendor.yaml", "device_kind: acme\nvisible_devices_variable: ACME_VISIBLE_DEVICES\n",
+        "device_kind: cpu\n", "found 3 devices, expected one record"),
+    Plant("visible", "adapter.py", "", HEAD + "    def devices(self): return self._all_devices()\n",
+        "devices [0, 1, 2]"),
     Plant("container", "vendor.yaml", '"/dev/acme{index}"', '"/dev/acme{number}"', "device node '/dev/acme{number}'"),
     Plant("container", "vendor.yaml", '"/dev/acme{index}"', "/srv/acme0", "device node '/srv/acme0'"),
-    Plant(
-        "container",
-        "vendor.yaml",
-        'device_nodes: ["/dev/acme{index}", /dev/acmectl]',
-        "renumbered: true",
-        "the same for every choice of devices",
-    ),
+    Plant("container", "vendor.yaml", 'device_nodes: ["/dev/acme{index}", /dev/acmectl]', "renumbered: true",
+        "the same for every choice of devices"),
     Plant(
         "container",
         "adapter.py",
@@ -249,23 +223,15 @@ PLANTS = [
     Plant("plausible", "vendor.yaml", "68719476736", "64", "memory_bytes in GiB is 5.96e-08, expected 2 to 4096"),
     Plant("plausible", "vendor.yaml", PEAKS, BANDWIDTH % 3350, "bandwidth in GB/s is 3.35e-06, expected 50 to 50000"),
     Plant("plausible", "vendor.yaml", PEAKS, BANDWIDTH % 2e13, "FLOP per byte of bandwidth is 5, expected 20 to 1000"),
-    Plant(
-        "plausible", "vendor.yaml", PEAKS, LINK % 900, "a rate of interconnect in GB/s is 9e-07, expected 1 to 10000"
-    ),
+    Plant("plausible", "vendor.yaml", PEAKS, LINK % 900,
+        "a rate of interconnect in GB/s is 9e-07, expected 1 to 10000"),
     Plant("plausible", "vendor.yaml", PEAKS, LINK % 7.2e12, "sends 7200 GB/s each way, above the memory's 1000 GB/s"),
     Plant("values", "recorded/monitor.csv", MONITOR, FULL, "memory_used equals memory_total on every device"),
-    Plant(
-        "claims",
-        "../twin/vendor.yaml",
-        "",
-        VENDOR.replace("name: acme\n", "name: twin\n"),
-        "vendor twin claims device 0 (Acme A1) as well",
-    ),
+    Plant("claims", "../twin/vendor.yaml", "", VENDOR.replace("name: acme\n", "name: twin\n"),
+        "vendor twin claims device 0 (Acme A1) as well"),
     Plant("commands", "vendor.yaml", "command: [acme-smi, --query]", "command: [sh, -c, acme-smi]", "begins with sh"),
-    Plant(
-        *("cases", "vendor.yaml", VENDOR[VENDOR.index("frameworks:") : VENDOR.index("chips:")]),
-        *("", "no framework or no chip"),
-    ),
+    Plant(*("cases", "vendor.yaml", VENDOR[VENDOR.index("frameworks:") : VENDOR.index("chips:")]),
+        *("", "no framework or no chip")),
     Plant("launch", "vendor.yaml", "  torch: {device", "  tensorflow: {device", "unknown 'tensorflow'"),
     Plant("schema", "vendor.yaml", ACCESS, "device: 'acme:0', backend: accl", "torch.device: found 'acme:0', expected"),
     Plant("schema", "vendor.yaml", ACCESS, "device: acme A1, backend: accl", "torch.device: found 'acme A1', expected"),
@@ -277,31 +243,16 @@ PLANTS = [
     Plant("launch", "vendor.yaml", "has_framework: true, ", "", "no plan for torch"),
     Plant("launch", "vendor.yaml", "verified:", "environment: {RANK: '0'}\nverified:", "RANK"),
     Plant("launch", "vendor.yaml", "verified:", "environment: {ACME_VISIBLE_DEVICES: '9'}\nverified:", "ACME_VISIBLE"),
-    Plant(
-        "telemetry", "vendor.yaml", "verified:", "environment: {PYTHONHASHSEED: none}\nverified:", "the run is failed"
-    ),
-    Plant(
-        "telemetry", "adapter.py", "", LATE + "        return super().sample(devices)\n", "sample() raised in the run"
-    ),
-    Plant(
-        "failures", "vendor.yaml", "verified:", "environment: {PYTHONHASHSEED: none}\nverified:", "fault 'killed' is"
-    ),
-    Plant(
-        "cleanup",
-        "adapter.py",
-        "",
-        SAMPLES % "subprocess.Popen(['/bin/sleep', '60'])",
-        "left behind: process",
-    ),
-    Plant(
-        "cleanup",
-        "adapter.py",
-        "",
-        SAMPLES % "Path(__file__).with_name('cache').touch()",
-        "left behind: file",
-    ),
+    Plant("telemetry", "vendor.yaml", "verified:", "environment: {PYTHONHASHSEED: none}\nverified:",
+        "the run is failed"),
+    Plant("telemetry", "adapter.py", "", LATE + "        return super().sample(devices)\n",
+        "sample() raised in the run"),
+    Plant("failures", "vendor.yaml", "verified:", "environment: {PYTHONHASHSEED: none}\nverified:",
+        "fault 'killed' is"),
+    Plant("cleanup", "adapter.py", "", SAMPLES % "subprocess.Popen(['/bin/sleep', '60'])", "left behind: process"),
+    Plant("cleanup", "adapter.py", "", SAMPLES % "Path(__file__).with_name('cache').touch()", "left behind: file"),
     Plant("cleanup", "adapter.py", "", SAMPLES % "Path('cache').touch()", "left behind: file"),
-]
+]  # fmt: skip
 
 
 def test_the_command_that_records_knows_the_same_folder(tmp_path: Path) -> None:

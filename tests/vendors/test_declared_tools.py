@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from adapters import tool
 from declared_specs import CSV, KEYED, LIST, MX, NPU, recorded, spec_of
 from levelfield.contracts.command import CommandOutput, ask
 from levelfield.contracts.declared import DeclaredVendor
@@ -23,16 +25,10 @@ Script = Callable[[str, str], None]
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+def script(tools: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     """script(name, body): a tool of this name, first on PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("ACME_VISIBLE_DEVICES", raising=False)
-
-    def write(name: str, body: str) -> None:
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return write
+    return partial(tool, tools)
 
 
 def replay(**outputs: str) -> Callable[[Sequence[str], float], CommandOutput]:
@@ -61,14 +57,12 @@ def test_a_tool_is_found_by_path_and_run_with_its_arguments_in_the_c_locale(
         ("kill -9 $$", "acme-smi ended with exit code -9"),
         ("printf '0\\377'", "acme-smi printed no UTF-8 text: byte 1"),
         ("printf '61 \\260C'", "acme-smi printed no UTF-8 text: byte 3"),
-        (
-            "printf '\\317\\324\\264\\346 1'",
-            "acme-smi printed no UTF-8 text: byte 0; perhaps GBK: let the tool print English, or UTF-8",
-        ),
+        ("printf '\\317\\324\\264\\346 1'",
+         "acme-smi printed no UTF-8 text: byte 0; perhaps GBK: let the tool print English, or UTF-8"),
         ("exec sleep 30", "acme-smi did not answer within 0.3 s"),
         ("sleep 30 & wait", "acme-smi did not answer within 0.3 s"),
     ],
-)
+)  # fmt: skip
 def test_a_tool_without_an_answer_gives_the_reason_for_every_value(
     script: Script, body: str | None, reason: str
 ) -> None:
@@ -196,9 +190,9 @@ def test_the_tools_of_a_thread_are_ended_and_no_others(script: Script) -> None:
     assert not threads["b"].is_alive() and command._running == {}
 
 
-def test_a_file_that_is_no_program_is_no_tool(script: Script, tmp_path: Path) -> None:
+def test_a_file_that_is_no_program_is_no_tool(script: Script, tools: Path) -> None:
     script("acme-smi", "")
-    (tmp_path / "acme-smi").chmod(0o644)
+    (tools / "acme-smi").chmod(0o644)
     assert "Permission denied" in ask(["acme-smi"], 1).reason
 
 
@@ -307,25 +301,15 @@ def test_any_unit_of_a_field_is_a_unit_or_a_scale_of_one(
     ("part", "old", "new", "says"),
     [
         (CSV, "columns: 10", "columns: 10 parts", "found '10 parts', expected a whole number, without a unit"),
-        (
-            CSV,
-            "[acme-smi, --query]",
-            "acme-smi",
-            "key 'monitor.command': found 'acme-smi', expected a list, as in [a, b]",
-        ),
+        (CSV, "[acme-smi, --query]", "acme-smi",
+         "key 'monitor.command': found 'acme-smi', expected a list, as in [a, b]"),
         (CSV, "format: csv", "format: xml", "key 'monitor.format': found 'xml', expected 'csv'"),
-        (CSV, "[acme-smi, --query]", "acme-smi", "key 'monitor.command': found 'acme-smi'"),
         (CSV, "[acme-smi, --query]", "[]", "key 'monitor.command': found []"),
         (CSV, "timeout_seconds: 2", "timeout_seconds: 0", "key 'monitor.timeout_seconds': found 0"),
         (CSV, "timeout_seconds", "timeout", "key 'monitor.timeout': unknown key"),
         (CSV, "power:", "watts:", "key 'monitor.fields.watts"),
         (CSV, "unit: W}", "unit: hp}", "key 'monitor': fields.power.unit: found 'hp', expected one of W, mW, uW, kW"),
-        (
-            CSV,
-            "unit: W}",
-            "unit: W, scale: 0}",
-            "key 'monitor.fields.power.scale': found 0, expected more than 0",
-        ),
+        (CSV, "unit: W}", "unit: W, scale: 0}", "key 'monitor.fields.power.scale': found 0, expected more than 0"),
         (CSV, "index: {column: 1}", "index: {column: 1, scale: 2}", "fields.index.scale: found 2, expected none"),
         (CSV, ", unit: W}", "}", "key 'monitor': fields.power.unit: found None, expected one of W, mW"),
         (CSV, "index: {column: 1}", "index: {column: 1, unit: W}", "fields.index.unit: found 'W', expected none"),
@@ -348,7 +332,7 @@ def test_any_unit_of_a_field_is_a_unit_or_a_scale_of_one(
         ("discovery: {device_nodes: davinci*}", "", "", "key 'discovery.device_nodes': found 'davinci*'"),
         ("software: {driver: {command: [x]}}", "", "", "key 'software.driver.pattern': missing"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_spec_is_refused_naming_the_key(part: str, old: str, new: str, says: str) -> None:
     assert old in part
     with pytest.raises(DocumentError) as caught:

@@ -190,12 +190,10 @@ def test_a_plan_gives_hip_its_own_numbers_and_refuses_some_of_unknown_ones(
     [
         ("{}", "expected one of the keys 'tool' and 'keeps_gaps: true'"),
         ("{keeps_gaps: false}", "expected one of the keys"),
-        (
-            "{tool: {command: [a], format: csv, columns: 1, fields: {index: {column: 1}}}}",
-            "tool.fields.visible: missing",
-        ),
+        ("{tool: {command: [a], format: csv, columns: 1, fields: {index: {column: 1}}}}",
+         "tool.fields.visible: missing"),
     ],
-)
+)  # fmt: skip
 def test_a_numbering_says_one_thing(text: str, says: str) -> None:
     with pytest.raises(Exception, match=re.escape(says)):
         spec_of(f"numbering: {text}\n")

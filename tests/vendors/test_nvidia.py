@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from adapters import load_adapter, load_spec
+from adapters import load_adapter, load_spec, tool
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.contracts.command import CommandOutput
@@ -411,6 +411,7 @@ def test_a_library_that_is_here_and_fails_is_not_an_absent_one(
     bare = NVIDIA.Adapter(spec)
     found = bare.devices()
     assert found == [] and (found.problem is None if problem is None else problem in found.problem)
+    assert problem or bare.software()["driver"] == "not found"
     assert set(bare.sample([Device(0, None, "", None)])[0].reasons) == FIELDS
 
 
@@ -455,14 +456,10 @@ def test_a_chip_is_known_by_its_whole_name(spec: VendorFile, name: str, chip: st
     ("variable", "indices"),
     [
         (None, [0, 1]),
-        ("1", [1]),
         ("1,0", [1, 0]),
         ("", []),
-        ("-1", []),
-        ("0,9,1", [0]),
         ("GPU-1", [1]),
         ("GPU-", []),
-        ("0,0", [0]),
         ("MIG-1111", []),
     ],
 )
@@ -485,27 +482,11 @@ def test_containers_get_devices_by_uuid(spec: VendorFile) -> None:
     assert options.device_request == ("GPU-1", "3") and options.device_nodes == ()
 
 
-def test_without_driver_and_tool_there_is_nothing_and_no_error(
-    spec: VendorFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def absent() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", absent)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    bare = NVIDIA.Adapter(spec)
-    assert bare.devices() == [] and bare.devices().problem is None and bare.software()["driver"] == "not found"
-    assert set(bare.sample([Device(0, None, "", None)])[0].reasons) == FIELDS
-
-
 def test_nvidia_smi_takes_over_where_nvml_cannot_be_loaded(
-    spec: VendorFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    spec: VendorFile, monkeypatch: pytest.MonkeyPatch, tools: Path
 ) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\necho '{RECORDED.splitlines()[0]}'\n")
-    tool.chmod(0o755)
+    tool(tools, "nvidia-smi", f"echo '{RECORDED.splitlines()[0]}'")
     monkeypatch.setattr(NVIDIA, "open_nvml", lambda: None)
-    monkeypatch.setenv("PATH", str(tmp_path))
     found = NVIDIA.Adapter(spec)
     assert [d.chip for d in found.devices()] == ["A100-SXM4-40GB"]
     assert found.software()["read through"] == "nvidia-smi"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from adapters import VENDORS, load_spec
+from adapters import VENDORS, load_spec, tool
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.lookup import detect
 from levelfield.catalog.registry import Registry
@@ -149,11 +149,6 @@ def test_the_containers_of_makers_runtimes() -> None:
 
 
 # -- detection among all of them
-
-
-def tool(folder: Path, name: str, body: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-    (folder / name).chmod(0o755)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from acme_folder import MONITOR, replace, write_acme
+from adapters import tool
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import RunFailed, UsageError
@@ -23,22 +24,15 @@ def run(*arguments: object) -> int:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A vendor without recordings, on a machine with its tool. Gives the folder of recordings."""
     folder = write_acme(tmp_path)
     for path in (folder / "recorded").iterdir():
         path.unlink()
-    (tmp_path / "bin").mkdir()
     (tmp_path / "monitor").write_text(MONITOR)
-    tool(tmp_path, f'[ "$1" = --version ] && echo "driver 6.7.0" || cat {tmp_path}/monitor')
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    tool(tmp_path / "bin", "acme-smi", f'[ "$1" = --version ] && echo "driver 6.7.0" || cat {tmp_path}/monitor')
     monkeypatch.delenv("ACME_VISIBLE_DEVICES", raising=False)
     return folder / "recorded"
-
-
-def tool(folder: Path, body: str) -> None:
-    (folder / "bin/acme-smi").write_text(f"#!/bin/sh\n{body}\n")
-    (folder / "bin/acme-smi").chmod(0o755)
 
 
 def record(machine: Path, *options: str) -> int:
@@ -92,11 +86,9 @@ SMI = (
 )
 
 
-def test_what_an_adapter_asks_is_recorded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_adapter_asks_is_recorded_too(tmp_path: Path, tools: Path) -> None:
     """adapter.py of nvidia has no tool in vendor.yaml; it asks nvidia-smi on other nodes."""
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '%s\\n' '{SMI.strip()}'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    tool(tools, "nvidia-smi", f"printf '%s\\n' '{SMI.strip()}'")
     folder = tmp_path / "nvidia"
     (folder / "recorded").mkdir(parents=True)
     kept = folder / "recorded/tool.nvidia-smi.csv"
@@ -112,14 +104,14 @@ def test_what_an_adapter_asks_is_recorded_too(tmp_path: Path, monkeypatch: pytes
     assert any("1 identity replaced" in each for each in said)
     origins = (folder / "recorded/README.md").read_text()
     assert "in two lines" not in origins and "- `b`: stays" in origins and "query-gpu=index,uuid" in origins
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    tool(tools, "nvidia-smi", "exit 9")
     with pytest.raises(RunFailed, match="nvidia-smi"):
         recorder.record(vendor, folder, redact=True, force=True)
 
 
 def test_a_tool_that_hangs_is_waited_for_as_long_as_a_run_waits(machine: Path, capsys: Said) -> None:
     """acme's vendor.yaml gives its monitor two seconds, and its version the default of five."""
-    tool(machine.parents[2], '[ "$1" = --version ] || exec sleep 50')
+    tool(machine.parents[2] / "bin", "acme-smi", '[ "$1" = --version ] || exec sleep 50')
     begin = time.monotonic()
     assert record(machine) == 3 and time.monotonic() - begin < 20
     said = " ".join(capsys.readouterr().err.split())
@@ -170,7 +162,7 @@ def test_a_tool_that_does_not_answer_leaves_nothing(machine: Path, capsys: Said,
     if body is None:
         (machine.parents[2] / "bin/acme-smi").unlink()
     else:
-        tool(machine.parents[2], body)
+        tool(machine.parents[2] / "bin", "acme-smi", body)
     assert record(machine) == 3
     said = capsys.readouterr().err
     assert says in said and (body == "exit 0" or "on a machine with the chip" in said)
@@ -241,18 +233,18 @@ def test_places_on_the_bus_stay() -> None:
 
 def test_a_redaction_that_would_change_what_is_read_is_refused(tmp_path: Path) -> None:
     replace(write_acme(tmp_path) / "vendor.yaml", "identity: {column: 2}", "identity: {column: 5}")
-    tool = VendorSubject("acme", [tmp_path]).spec.monitor
-    assert tool is not None
+    monitor = VendorSubject("acme", [tmp_path]).spec.monitor
+    assert monitor is not None
     with pytest.raises(UsageError, match="gives other values without its identities"):
-        redacted({"monitor.csv": MONITOR}, {"monitor.csv": tool})
+        redacted({"monitor.csv": MONITOR}, {"monitor.csv": monitor})
 
 
 def test_identities_that_would_become_one_are_refused(tmp_path: Path) -> None:
-    tool = VendorSubject("acme", [write_acme(tmp_path).parents[1]]).spec.monitor
-    assert tool is not None
+    monitor = VendorSubject("acme", [write_acme(tmp_path).parents[1]]).spec.monitor
+    assert monitor is not None
     many = "".join(f"{n}, {chr(65 + n)}, Acme A1, 64, 1, 1, 1C\n" for n in range(7))
     with pytest.raises(UsageError, match="too short for unique masks"):
-        redacted({"monitor.csv": many}, {"monitor.csv": tool})
+        redacted({"monitor.csv": many}, {"monitor.csv": monitor})
 
 
 FORMS = {

@@ -68,6 +68,6 @@ def test_nested_json_is_read_as_the_page_says() -> None:
     monitor = acme(**block("monitor")).monitor
     assert monitor is not None and monitor.format == "json"
     first, second = texts(monitor, re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
-    assert (first.found["index"], first.found["memory_total"]) == ("card0", "65536 MiB")
-    assert (first.found["power"], first.found["temperature"]) == ("183.5 W", "61 C")
-    assert (second.found["identity"], second.found["power"]) == ("AC-000002", "N/A")
+    assert (first.values["index"], first.values["memory_total"]) == ("card0", "65536 MiB")
+    assert (first.values["power"], first.values["temperature"]) == ("183.5 W", "61 C")
+    assert (second.values["identity"], second.values["power"]) == ("AC-000002", "N/A")

@@ -52,36 +52,38 @@ class CheckedAdapter:
         return CheckedAdapter(type(self._adapter)(spec), self._path)  # type: ignore[call-arg]
 
     def devices(self) -> Sequence[Device]:
-        found = self._answer("devices", self._adapter.devices)
-        if isinstance(found, (str, Mapping)) or not isinstance(found, Iterable):
-            raise self._fault("devices", found, "a list of Device")
-        listed = self._answer("devices", lambda: list(islice(found, MOST_DEVICES + 1)))
-        if wrong := wrong_devices(listed):
+        answer = self._answer("devices", self._adapter.devices)
+        if isinstance(answer, (str, Mapping)) or not isinstance(answer, Iterable):
+            raise self._fault("devices", answer, "a list of Device")
+        devices = self._answer("devices", lambda: list(islice(answer, MOST_DEVICES + 1)))
+        if wrong := wrong_devices(devices):
             raise AdapterFault(f"{self._path}: devices(): {wrong}")
-        return DeviceList(listed, found.problem if isinstance(found, DeviceList) else None)
+        return DeviceList(devices, answer.problem if isinstance(answer, DeviceList) else None)
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         try:
-            found = self._answer("container", lambda: self._adapter.container(devices))
+            options = self._answer("container", lambda: self._adapter.container(devices))
         except DocumentError:
             raise
         except Exception as error:  # an adapter may raise anything: name its file
             raise AdapterFault(f"{self._path}: container() raised {type(error).__name__}: {error}") from None
-        if not isinstance(found, ContainerOptions):
-            raise self._fault("container", found, "ContainerOptions")
-        return found
+        if not isinstance(options, ContainerOptions):
+            raise self._fault("container", options, "ContainerOptions")
+        return options
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
-        found = self._answer("sample", lambda: self._adapter.sample(devices))
-        if not isinstance(found, (list, tuple)) or not all(isinstance(each, Sample) for each in found):
-            raise self._fault("sample", found, "a list of Sample")
-        return found
+        samples = self._answer("sample", lambda: self._adapter.sample(devices))
+        if not isinstance(samples, (list, tuple)) or not all(isinstance(sample, Sample) for sample in samples):
+            raise self._fault("sample", samples, "a list of Sample")
+        return samples
 
     def software(self) -> dict[str, str]:
-        found = self._answer("software", self._adapter.software)
-        if not isinstance(found, dict) or not all(isinstance(text, str) for pair in found.items() for text in pair):
-            raise self._fault("software", found, "texts by their names")
-        return found
+        versions = self._answer("software", self._adapter.software)
+        if not isinstance(versions, dict) or not all(
+            isinstance(text, str) for pair in versions.items() for text in pair
+        ):
+            raise self._fault("software", versions, "texts by their names")
+        return versions
 
     def _answer(self, method: str, ask: Callable[[], Any]) -> Any:
         """Return what a method gives. To end the process is not for an adapter; Ctrl-C is the user's."""
@@ -94,8 +96,8 @@ class CheckedAdapter:
         except _NoAnswer:
             raise AdapterFault(f"{self._path}: {method}() gave no answer within {LIMIT_SECONDS:g} s") from None
 
-    def _fault(self, method: str, found: object, expected: str) -> AdapterFault:
-        return AdapterFault(f"{self._path}: {method}() returned {found!r:.80}, expected {expected}")
+    def _fault(self, method: str, answer: object, expected: str) -> AdapterFault:
+        return AdapterFault(f"{self._path}: {method}() returned {answer!r:.80}, expected {expected}")
 
 
 class _NoAnswer(Exception):
@@ -116,27 +118,27 @@ def _within_limit(ask: Callable[[], Any]) -> Any:
 
     threading.Thread(target=answer, daemon=True, name="adapter").start()
     try:
-        found, error = ends.get(timeout=LIMIT_SECONDS)
+        result, error = ends.get(timeout=LIMIT_SECONDS)
     except queue.Empty:
         end_tools(asking)
         raise _NoAnswer from None
     if error is not None:
         raise error
-    return found
+    return result
 
 
 class CheckedReplayableAdapter(CheckedAdapter):
     """The same for an adapter that can read what its tools printed on another node."""
 
     def node_commands(self) -> NodeCommands:
-        found = self._answer("node_commands", self._adapter.node_commands)  # type: ignore[attr-defined]
-        if not isinstance(found, NodeCommands):
-            raise self._fault("node_commands", found, "NodeCommands")
-        return found
+        commands = self._answer("node_commands", self._adapter.node_commands)  # type: ignore[attr-defined]
+        if not isinstance(commands, NodeCommands):
+            raise self._fault("node_commands", commands, "NodeCommands")
+        return commands
 
     def replayed(self, ask: Ask) -> Vendor | None:
-        found = self._answer("replayed", lambda: self._adapter.replayed(ask))  # type: ignore[attr-defined]
-        return None if found is None else checked_adapter(found, self._path)
+        adapter = self._answer("replayed", lambda: self._adapter.replayed(ask))  # type: ignore[attr-defined]
+        return None if adapter is None else checked_adapter(adapter, self._path)
 
 
 def checked_adapter(adapter: Vendor, path: Path) -> Vendor:
@@ -150,14 +152,14 @@ def wrong_devices(devices: Sequence[object]) -> str | None:
     if len(devices) > MOST_DEVICES:
         return f"found more than {MOST_DEVICES:,} devices, expected those of one machine"
     seen: set[int] = set()
-    for each in devices:
-        if not isinstance(each, Device):
-            return f"found {each!r:.80}, expected a Device"
+    for device in devices:
+        if not isinstance(device, Device):
+            return f"found {device!r:.80}, expected a Device"
         for name, (types, expected) in _FIELDS.items():
-            value = getattr(each, name)
+            value = getattr(device, name)
             if type(value) not in types or (type(value) is int and value < 0):
                 return f"key '{name}': found {value!r:.80}, expected {expected}"
-        if each.index in seen:
-            return f"key 'index': found {each.index} twice, expected a number of its own for each device"
-        seen.add(each.index)
+        if device.index in seen:
+            return f"key 'index': found {device.index} twice, expected a number of its own for each device"
+        seen.add(device.index)
     return None

@@ -13,8 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
-from levelfield.contracts.numbering import named_by_user, numbered
-from levelfield.contracts.readings import Read, chip_named, hides_all, none_shown, sample_of, shown, take, without
+from levelfield.contracts.readings import (
+    Read,
+    chip_named,
+    hides_all,
+    named_by_user,
+    none_shown,
+    numbered,
+    sample_of,
+    shown,
+    take,
+    without,
+)
 from levelfield.contracts.tool_records import Parsed, Record, first_match, parse
 from levelfield.contracts.vendor import (
     ContainerOptions,
@@ -54,15 +64,15 @@ class DeclaredVendor:
         outer, inner = (os.environ.get(name) if name else None for name in names)
         if hides_all(outer) or hides_all(inner):
             return DeviceList()
-        found = self._all_devices()
-        if any(device.unnumbered for device in found) and (outer or inner):
-            return named_by_user(self.spec, found, outer, inner)
-        left = shown(found, outer)
-        counted = left if outer is None else [replace(each, visible_as=str(place)) for place, each in enumerate(left)]
-        kept = shown(counted, inner)
-        problem = found.problem or none_shown(found, left, str(names[0]), outer)
-        problem = problem or none_shown(counted, kept, str(names[1]), inner)
-        return DeviceList([left[counted.index(device)] for device in kept], problem)
+        devices = self._all_devices()
+        if any(device.unnumbered for device in devices) and (outer or inner):
+            return named_by_user(self.spec, devices, outer, inner)
+        left = shown(devices, outer)
+        counted = left if outer is None else [replace(d, visible_as=str(place)) for place, d in enumerate(left)]
+        chosen = shown(counted, inner)
+        problem = devices.problem or none_shown(devices, left, str(names[0]), outer)
+        problem = problem or none_shown(counted, chosen, str(names[1]), inner)
+        return DeviceList([left[counted.index(device)] for device in chosen], problem)
 
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         return container_options(self.spec.container, devices)
@@ -75,14 +85,16 @@ class DeclaredVendor:
         return [_sample(device, parsed) for device in devices]
 
     def software(self) -> dict[str, str]:
-        found = {"kernel": f"{platform.system()} {platform.release()}"}
-        return found | {name: self._version(command) for name, command in self.spec.software.items()}
+        versions = {"kernel": f"{platform.system()} {platform.release()}"}
+        return versions | {name: self._version(command) for name, command in self.spec.software.items()}
 
     def node_commands(self) -> NodeCommands:
         """Return the monitor, which is repeated, and the commands of discovery and software, which run once."""
         monitor, discovery, numbering = self.spec.monitor, self.spec.discovery, self.spec.numbering
-        own = {"discovery": discovery.tool if discovery else None, "monitor": monitor, "topology": self.spec.topology}
-        tools = {**own, "numbering": numbering.tool if numbering else None, **self.spec.software}
+        tools = {
+            "discovery": discovery and discovery.tool, "monitor": monitor, "topology": self.spec.topology,
+            "numbering": numbering and numbering.tool, **self.spec.software,
+        }  # fmt: skip
         facts = {name: _node_command(tool) for name, tool in tools.items() if tool}
         return NodeCommands((_node_command(monitor),) if monitor else (), facts)
 
@@ -109,9 +121,9 @@ class DeclaredVendor:
         numbers = self._records(self.spec.numbering.tool) if self.spec.numbering and indices else Parsed({})
         records = [parsed.records for parsed in (first, seen, numbers)]
         of_each = {index: [r[index] for r in records if index in r] for index in sorted(indices)}
-        printed = {index: _word("visible", each) for index, each in of_each.items()}
+        printed = {index: _word("visible", rows) for index, rows in of_each.items()}
         without = next((numbers.why_not(index) for index in of_each if printed[index] is None), "two have one number")
-        devices = [_device(self.spec, index, each) for index, each in of_each.items()]
+        devices = [_device(self.spec, index, rows) for index, rows in of_each.items()]
         devices = numbered(self.spec, devices, printed, without)
         unknown = next((d.unnumbered for d in devices if d.unnumbered), None)
         problem = first.problem or seen.problem or unknown or first.skipped

@@ -197,7 +197,7 @@ class Outcome:
         """The content of outcome.json."""
         kills = str(self.oom_kills or "")
         extra = {"warnings": "\n".join(self.warnings), "oom_kills": kills, "oom_evidence": self.oom_evidence}
-        known = {
+        optional = {
             "seen": self.seen,
             "code": self.code,
             "elsewhere": [{"path": path, "sha256": digest} for path, digest in (self.elsewhere or {}).items()],
@@ -208,7 +208,7 @@ class Outcome:
             "ends": [end.to_dict() for end in self.ends],
             "evidence": self.evidence,
             "extra": {name: text for name, text in extra.items() if text},
-            **{name: content for name, content in known.items() if content},
+            **{name: content for name, content in optional.items() if content},
         }
 
 

@@ -1,4 +1,8 @@
-"""Checks of values that every adapter shares: a value outside its limits becomes None with a reason."""
+"""What adapters share: limits of values, beyond which one is None with a reason, and the numbers of devices.
+
+A runtime counts the devices that it finds from 0 without a gap. A tool may count slots, of which one is empty, or in
+another order. What is then unknown is unknown: a device is never taken by another one's number.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from levelfield.contracts.vendor import Device, DeviceList, Sample, Vendor
+from levelfield.specs.tool import Tool
 from levelfield.specs.vendor import Chip, VendorFile
 
 # An accelerator that can be reached draws more when it is idle (the least recorded: 29 W). Less is no reading: a tool
@@ -31,11 +36,11 @@ LEAST_PART, MOST_PART = 0.01, 0.6  # of a chip's memory; a wrong unit gives 0.95
 MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the share that drivers reserve (1 %)
 
 
-def number(found: str) -> float:
+def number(text: str) -> float:
     """Return a bare decimal number. Raises ValueError for a word (`[N/A]`, `[Not Supported]`), a unit or a comma."""
-    if not re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", found):
-        raise ValueError(f"found '{found}', expected a number")
-    return float(found)
+    if not re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text):
+        raise ValueError(f"found '{text}', expected a number")
+    return float(text)
 
 
 def take(field: str, read: Read, reasons: dict[str, str]) -> float | None:
@@ -57,10 +62,10 @@ def take(field: str, read: Read, reasons: dict[str, str]) -> float | None:
 
 def sample_of(index: int, reads: Mapping[str, Read], reasons: Mapping[str, str] = MappingProxyType({})) -> Sample:
     """Return a sample from one reading function per field. `reasons`: for fields that the tool does not have."""
-    why = dict(reasons)
-    values = {field: take(field, read, why) for field, read in reads.items()}
+    nulls = dict(reasons)
+    values = {field: take(field, read, nulls) for field, read in reads.items()}
     used = values.pop("memory_used_bytes", None)
-    return Sample(index=index, memory_used_bytes=None if used is None else int(used), reasons=why, **values)
+    return Sample(index=index, memory_used_bytes=None if used is None else int(used), reasons=nulls, **values)
 
 
 def without(index: int, reason: str) -> Sample:
@@ -91,36 +96,36 @@ def shown(devices: Sequence[Device], variable: str | None) -> list[Device]:
     """
     if variable is None:
         return list(devices)
-    found: list[Device] = []
+    chosen: list[Device] = []
     for entry in map(str.strip, variable.split(",")):
         if entry.isdecimal():
             match = [device for device in devices if device.visible == entry]
         else:
             match = [device for device in devices if entry and (device.identity or "").startswith(entry)]
-        if len(match) != 1 or match[0] in found:
+        if len(match) != 1 or match[0] in chosen:
             break
-        found += match
-    return found
+        chosen += match
+    return chosen
 
 
 def none_shown(devices: Sequence[Device], left: Sequence[Device], name: str, variable: str | None) -> str | None:
     """Return what is wrong with a visible-devices variable that leaves none of the devices that are here, or None."""
     if left or not devices or variable is None or hides_all(variable):
         return None
-    said = "parts of a card are not supported; " if variable.strip().startswith("MIG-") else ""
+    note = "parts of a card are not supported; " if variable.strip().startswith("MIG-") else ""
     return (
-        f"{name}={variable[:80]} shows none of the devices that the tool lists: {said}expected some of "
+        f"{name}={variable[:80]} shows none of the devices that the tool lists: {note}expected some of "
         f"{', '.join(device.visible for device in devices)}, or an empty value to hide all"
     )
 
 
 def memory_fault(device: Device, chip: Chip | None) -> str | None:
     """Return why the tool's total memory of a device cannot be that of its chip; None where it can, or is unknown."""
-    right, found = chip.memory_bytes if chip else None, device.memory_bytes
-    if not right or not found or abs(found / right - 1) <= MEMORY_TOLERANCE:
+    right, actual = chip.memory_bytes if chip else None, device.memory_bytes
+    if not right or not actual or abs(actual / right - 1) <= MEMORY_TOLERANCE:
         return None
     return (
-        f"the tool's total memory is {found} bytes, and chip {device.chip} has {right}: {abs(found / right - 1):.1%} "
+        f"the tool's total memory is {actual} bytes, and chip {device.chip} has {right}: {abs(actual / right - 1):.1%} "
         "apart, so that its unit or its place is wrong"
     )
 
@@ -130,8 +135,8 @@ def used_fault(device: Device, chip: Chip | None, used: int | None) -> str | Non
     if used is None:
         return None
     if device.memory_bytes is not None:
-        said = f"found {used} bytes in use, expected at most the device's {device.memory_bytes}"
-        return None if used <= device.memory_bytes else said
+        fault = f"found {used} bytes in use, expected at most the device's {device.memory_bytes}"
+        return None if used <= device.memory_bytes else fault
     if chip is None or chip.memory_bytes is None or used <= chip.memory_bytes * (1 + MEMORY_TOLERANCE):
         return None
     return f"found {used} bytes in use, expected at most the {chip.memory_bytes} of chip {chip.name}"
@@ -186,13 +191,13 @@ def _left_out(parts: Mapping[int, str]) -> str | None:
     by_reason: dict[str, list[int]] = {}
     for index, reason in parts.items():
         by_reason.setdefault(reason, []).append(index)
-    named = "; ".join(
+    listing = "; ".join(
         f"device{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}: {reason}"
         for reason, indices in by_reason.items()
     )
     return (
-        f"{named}. Parts of a card are not supported, because their share of its peak and memory is unknown, and they "
-        "are left out. Set the card to one partition (AMD: SPX and NPS1)"
+        f"{listing}. Parts of a card are not supported, because their share of its peak and memory is unknown, and "
+        "they are left out. Set the card to one partition (AMD: SPX and NPS1)"
     )
 
 
@@ -206,7 +211,7 @@ def several_of_a_host(count: int) -> str:
 
 def plausible(spec: VendorFile, device: Device, sample: Sample) -> Sample:
     """Return the sample with null for each value that cannot be right on this device, with the reason."""
-    faults = {field: why for field, why in _faults(spec, device, sample) if getattr(sample, field) is not None}
+    faults = {field: reason for field, reason in _faults(spec, device, sample) if getattr(sample, field) is not None}
     nulls: dict[str, Any] = dict.fromkeys(faults)
     return replace(sample, **nulls, reasons={**sample.reasons, **faults}) if faults else sample
 
@@ -215,9 +220,9 @@ def plausible_samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, ob
     """Return what a line of telemetry holds: the samples of now, or the error of an adapter, which may be any."""
     try:
         samples = vendor.sample(devices)
-        known = {device.index: device for device in devices}
-        kept = [plausible(vendor.spec, known[s.index], s) if s.index in known else s for s in samples]
-        return {"samples": [asdict(sample) for sample in kept]}
+        by_index = {device.index: device for device in devices}
+        samples = [plausible(vendor.spec, by_index[s.index], s) if s.index in by_index else s for s in samples]
+        return {"samples": [asdict(sample) for sample in samples]}
     except Exception as error:  # an adapter may raise anything, and the run must go on
         return {"samples": [], "error": f"{type(error).__name__}: {error}"}
 
@@ -232,3 +237,81 @@ def _faults(spec: VendorFile, device: Device, sample: Sample) -> Iterator[tuple[
 
 def _chip(spec: VendorFile, device: Device) -> Chip | None:
     return spec.chip(device.chip) if device.chip else None
+
+
+# ---- which value the visible-devices variable has for each device, where the vendor's tool counts otherwise
+
+
+def numbered(
+    spec: VendorFile, devices: Sequence[Device], printed: Mapping[int, str | None], reason: str
+) -> list[Device]:
+    """Return the devices with their values in the variable, or each with the reason why its value is unknown.
+
+    printed: the value that a tool prints, by the tool's index. reason: why it prints none, where it does not.
+    """
+    tool = printer(spec)
+    if tool is None:
+        unknown = _why_gap(spec, devices)
+        return [replace(device, unnumbered=unknown) for device in devices]
+    values = [printed.get(device.index) or "" for device in devices]
+    is_known = len({*values}) == len(values) and all(re.fullmatch("[0-9]{1,6}", value) for value in values)
+    if is_known:
+        pairs = zip(devices, values, strict=True)
+        return [replace(d, visible_as=None if value == str(d.index) else value) for d, value in pairs]
+    if [device.index for device in devices] == [0]:
+        return list(devices)
+    unknown = (
+        f"`{' '.join(tool.command)}` does not say by which number {spec.visible_devices_variable} means each of "
+        f"{_indices(devices)}: {reason}. Use all {len(devices)} of them, or install a release of {tool.command[0]} "
+        "that says it"
+    )
+    return [replace(device, unnumbered=unknown) for device in devices]
+
+
+def printer(spec: VendorFile) -> Tool | None:
+    """Return the tool that prints the value of each device in the variable; None where none does."""
+    discovery, numbering = spec.discovery, spec.numbering
+    tools = (numbering and numbering.tool, discovery and discovery.tool, spec.monitor)
+    return next((tool for tool in tools if tool and "visible" in tool.fields), None)
+
+
+def _why_gap(spec: VendorFile, devices: Sequence[Device]) -> str | None:
+    """Return why the values are unknown where the tool's numbers are not 0, 1, 2 and so on; None where they are."""
+    variable, count = spec.visible_devices_variable, len(devices)
+    keeps_gaps = spec.numbering is not None and spec.numbering.keeps_gaps
+    if variable is None or keeps_gaps or sorted(device.index for device in devices) == list(range(count)):
+        return None
+    container = "; or use --runtime docker, which gives a container their files" if spec.container.renumbered else ""
+    return (
+        f"found {_indices(devices)}, expected {', '.join(map(str, range(count)))}: {variable} counts from 0 without a "
+        "gap, so it is unknown which number means which device. If the runtime counts no other device, name its "
+        f"numbers yourself, {variable}={','.join(map(str, range(count)))}; they are taken in this order{container}"
+    )
+
+
+def named_by_user(spec: VendorFile, devices: DeviceList, outer: str | None, inner: str | None) -> DeviceList:
+    """Return the devices, whose numbers are unknown, that the user's variables name by the runtime's numbers.
+
+    Behind a gap they are taken in the tool's order. Where a tool should print the numbers, their order itself is
+    unknown: then all devices have to be named.
+    """
+    by_number = {str(place): device for place, device in enumerate(devices)}
+    lists = [[entry.strip() for entry in value.split(",")] for value in (outer, inner) if value is not None]
+    are_numbers = all(len({*entries}) == len(entries) and {*entries} <= {*by_number} for entries in lists)
+    if printer(spec) and are_numbers and all(len(entries) == len(devices) for entries in lists):
+        return devices
+    if printer(spec) is None and are_numbers and outer is None:
+        chosen = [replace(by_number[entry], visible_as=entry, unnumbered=None) for entry in lists[0]]
+        notice = f"found {spec.visible_devices_variable}={inner}, which is taken for {_indices(chosen)}"
+        return DeviceList(chosen, f"{notice} of {_numbers(devices)}, in this order")
+    pairs = ((spec.outer_devices_variable, outer), (spec.visible_devices_variable, inner))
+    settings = ", ".join(f"{name}={value[:80]}" for name, value in pairs if value is not None)
+    return DeviceList(problem=f"found {settings}, which cannot be read: {devices[0].unnumbered}")
+
+
+def _indices(devices: Sequence[Device]) -> str:
+    return f"{'device' if len(devices) == 1 else 'devices'} {_numbers(devices)}"
+
+
+def _numbers(devices: Sequence[Device]) -> str:
+    return ", ".join(str(device.index) for device in devices)

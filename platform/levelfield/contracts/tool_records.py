@@ -34,7 +34,7 @@ LIMIT_SECONDS = 0.5  # of one search; the slowest shipped pattern takes a hundre
 class Texts:
     """A record's texts by field, and the reasons for missing ones. damage: why the whole record is unusable."""
 
-    found: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     damage: str | None = None
 
@@ -60,8 +60,8 @@ def _csv(tool: Tool, output: str) -> Iterator[Texts]:
     at = next((at for at, row in enumerate(rows) if all(row.count(name) == 1 for name in names)), None)
     if at is None:
         raise ValueError(_no_header(names, rows))
-    named = {name: rows[at].index(str(place)) for name, place in places.items()}
-    return (_row(row, named, len(rows[at])) for row in rows[at + 1 :])
+    positions = {name: rows[at].index(str(place)) for name, place in places.items()}
+    return (_row(row, positions, len(rows[at])) for row in rows[at + 1 :])
 
 
 def _no_header(names: Sequence[str], rows: Sequence[list[str]]) -> str:
@@ -69,14 +69,14 @@ def _no_header(names: Sequence[str], rows: Sequence[list[str]]) -> str:
     nearest = max(rows, key=lambda row: sum(name in row for name in names), default=[])
     lacking = [name for name in names if name not in nearest]
     if len(lacking) == len(names):
-        first = f"the first line is '{_shown(rows[0])}'" if rows else "no line is whole"
+        first = f"the first line is '{_header(rows[0])}'" if rows else "no line is whole"
         return f"found no header with the columns {', '.join(names)}; {first}"
     wrong = [f"no column '{name}'" for name in lacking]
     wrong += [f"column '{name}' twice" for name in names if nearest.count(name) > 1]
-    return f"found {' and '.join(wrong)} in the header '{_shown(nearest)}'"
+    return f"found {' and '.join(wrong)} in the header '{_header(nearest)}'"
 
 
-def _shown(row: list[str]) -> str:
+def _header(row: list[str]) -> str:
     return clipped(", ".join(row), 200)
 
 
@@ -112,14 +112,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _object(tool: Tool, record: Any) -> Texts:
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     problems: dict[str, str] = {}
     for name, where in tool.fields.items():
         try:
-            found[name] = _text(_descend(record, where.path or ()))
+            values[name] = _text(_descend(record, where.path or ()))
         except ValueError as error:
             problems[name] = str(error)
-    return Texts(found, problems)
+    return Texts(values, problems)
 
 
 def _descend(value: Any, path: tuple[int | str, ...]) -> Any:
@@ -164,12 +164,12 @@ def _look_for(pattern: str, text: str, start: int, end: int, record: Texts) -> N
     """Add the pattern's groups to the record when the pattern matches once in it; otherwise add the reason."""
     matches = every_match(pattern, text, start, end)
     if len(matches) == 1:
-        found, absent = _groups(matches[0])
-        record.found.update(found)
+        groups, absent = _groups(matches[0])
+        record.values.update(groups)
         record.problems.update(absent)
         return
-    why = "the record says it more than once" if matches else "the record does not say, or not in this form"
-    record.problems.update(dict.fromkeys(re.compile(pattern).groupindex, why))
+    reason = "the record says it more than once" if matches else "the record does not say, or not in this form"
+    record.problems.update(dict.fromkeys(re.compile(pattern).groupindex, reason))
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,12 @@ class Record:
 
     def word(self, field: FieldName) -> str | None:
         """Return a name or an identity, or None."""
-        text = self.texts.found.get(field)
+        text = self.texts.values.get(field)
         return None if text is None or self._is_unavailable(text) else value_in(self.tool, field, text)
 
     def quantity(self, field: FieldName) -> float:
         """Return the value in the contract's unit. Raises ValueError with the reason when there is none."""
-        text = self.texts.found.get(field)
+        text = self.texts.values.get(field)
         if text is None:
             raise ValueError(self.texts.problems.get(field, "vendor.yaml does not say where the tool has it"))
         if self._is_unavailable(text):
@@ -238,24 +238,24 @@ def parse(tool: Tool, output: str) -> Parsed:
     """Return all records of an output. Two records of one device are both dropped: either may be wrong."""
     if not output.strip():
         return Parsed({}, ("the tool printed nothing",), problem=f"{tool.command[0]} printed nothing")
-    found: list[Record] = []
+    records: list[Record] = []
     damage: list[str] = []
     try:
         for candidate in texts(tool, output):
             try:
-                found.append(_record(tool, candidate))
+                records.append(_record(tool, candidate))
             except ValueError as error:
                 damage.append(str(error))
     except ValueError as error:
         return Parsed({}, (str(error),), problem=_unreadable(tool, str(error)))
     keys: tuple[FieldName, ...] = ("index", "identity")
     for key in keys:
-        counts = Counter(record.word(key) for record in found)
+        counts = Counter(record.word(key) for record in records)
         twice = {word for word, count in counts.items() if word and count > 1}
         damage += [f"{TWICE} {key} '{word}'" for word in sorted(twice)]
-        found = [record for record in found if record.word(key) not in twice]
-    problem = None if found else _why_no_record(tool, damage)
-    return Parsed({record.index: record for record in found}, tuple(damage), problem=problem, tool=tool.command[0])
+        records = [record for record in records if record.word(key) not in twice]
+    problem = None if records else _why_no_record(tool, damage)
+    return Parsed({record.index: record for record in records}, tuple(damage), problem=problem, tool=tool.command[0])
 
 
 def _why_no_record(tool: Tool, damage: Sequence[str]) -> str | None:
@@ -271,15 +271,15 @@ def _why_no_record(tool: Tool, damage: Sequence[str]) -> str | None:
     return _unreadable(tool, "found no record")
 
 
-def _unreadable(tool: Tool, found: str) -> str:
-    return f"{tool.command[0]} printed no device that vendor.yaml can read: {found}"
+def _unreadable(tool: Tool, reason: str) -> str:
+    return f"{tool.command[0]} printed no device that vendor.yaml can read: {reason}"
 
 
 def _record(tool: Tool, candidate: Texts) -> Record:
     """Return a record with valid marks (index, name, identity). Raises ValueError with what was found."""
     if candidate.damage:
         raise ValueError(candidate.damage)
-    marks = {field: candidate.found.get(field, "") for field in tool.fields if not units_of(field)}
+    marks = {field: candidate.values.get(field, "") for field in tool.fields if not units_of(field)}
     values = {field: value_in(tool, field, text) for field, text in marks.items()}
     if not re.fullmatch("[0-9]{1,6}", values["index"]):
         raise ValueError(f"found the index '{values['index']}', expected a number")
@@ -300,24 +300,24 @@ def value_in(tool: Tool, field: FieldName, text: str) -> str:
 def every_match(pattern: str, text: str, start: int = 0, end: int | None = None) -> list[Any]:
     """Return the matches in a part of the text; `^` and `$` match at every line. Raises ValueError after the limit."""
     compiled = regex.compile(pattern, regex.MULTILINE)
-    with _in_time(pattern):
+    with _time_limit(pattern):
         return list(compiled.finditer(text, start, len(text) if end is None else end, timeout=LIMIT_SECONDS))
 
 
 def first_match(pattern: str, text: str) -> Any:
     """Return the first match, or None; `^` and `$` match at every line. Raises ValueError after the limit."""
-    with _in_time(pattern):
+    with _time_limit(pattern):
         return regex.search(pattern, text, regex.MULTILINE, timeout=LIMIT_SECONDS)
 
 
 def whole_match(pattern: str, text: str) -> Any:
     """Return the match of the whole text, or None. Raises ValueError after the limit."""
-    with _in_time(pattern):
+    with _time_limit(pattern):
         return regex.fullmatch(pattern, text, timeout=LIMIT_SECONDS)
 
 
 @contextmanager
-def _in_time(pattern: str) -> Iterator[None]:
+def _time_limit(pattern: str) -> Iterator[None]:
     try:
         yield
     except TimeoutError:

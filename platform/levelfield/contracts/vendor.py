@@ -151,10 +151,12 @@ def replayed(vendor: Vendor, ask: Ask) -> Vendor | None:
 
 def answers_of(outputs: Iterable[Any]) -> Ask:
     """Return an `Ask` that gives recorded outputs: objects with `argv`, and `text` or `reason`. Nothing raises."""
-    found = {}
-    for output in (each for each in outputs if isinstance(each, dict)):
+    answers = {}
+    for output in outputs:
+        if not isinstance(output, dict):
+            continue
         argv, text = output.get("argv"), output.get("text")
         reason, is_absent = str(output.get("reason", "no output was recorded")), bool(output.get("absent"))
         key = tuple(map(str, argv)) if isinstance(argv, list) else ()
-        found[key] = CommandOutput(text) if isinstance(text, str) else CommandOutput(None, reason, is_absent)
-    return lambda argv, seconds: found.get(tuple(argv), CommandOutput(None, f"{argv[0]} was not recorded on the node"))
+        answers[key] = CommandOutput(text) if isinstance(text, str) else CommandOutput(None, reason, is_absent)
+    return lambda argv, _: answers.get(tuple(argv), CommandOutput(None, f"{argv[0]} was not recorded on the node"))

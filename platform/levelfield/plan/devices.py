@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from levelfield.catalog.lookup import Selection
-from levelfield.contracts.numbering import printer
+from levelfield.contracts.readings import printer
 from levelfield.contracts.vendor import Device
 from levelfield.errors import UsageError
 from levelfield.plan.arrangement import Arrangement

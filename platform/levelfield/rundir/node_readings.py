@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from levelfield.contracts.command import CommandOutput
-from levelfield.contracts.numbering import printer
-from levelfield.contracts.readings import plausible_samples
+from levelfield.contracts.readings import plausible_samples, printer
 from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, Vendor, answers_of, replayed
 from levelfield.node.regular_files import read_regular

@@ -54,10 +54,10 @@ class Conformance:
     def test_conformance(self, check_name: str) -> None:
         check = next(check for check in self.suite.CHECKS if check.name == check_name)
         subject = self.subject()
-        found = self.suite.find(subject, check)
-        if found.status == "not applicable":
-            raise SkipTest(f"{subject.name}: {found.says}")
-        assert found.is_good, f"{found.check} {found.status}: {found.says}. {found.do}"
+        finding = self.suite.find(subject, check)
+        if finding.status == "not applicable":
+            raise SkipTest(f"{subject.name}: {finding.says}")
+        assert finding.is_good, f"{finding.check} {finding.status}: {finding.says}. {finding.do}"
 
 
 class VendorConformance(Conformance):

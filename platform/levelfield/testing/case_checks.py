@@ -17,7 +17,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.selector import Selector
 from levelfield.specs.suite import NamedHardware
 from levelfield.specs.tuning import TuningChoice
-from levelfield.testing.findings import CheckFinding, Fails, Missing, NotApplicable, found
+from levelfield.testing.findings import CheckFinding, Fails, Missing, NotApplicable, run_check
 from levelfield.testing.plan_checks import elsewhere, planned
 
 HARDWARE = NamedHardware(nodes=1, devices=8, chip="H100-SXM5-80GB")  # where the full scale is planned by default
@@ -36,17 +36,17 @@ class CaseSubject:
 
 def check_case(subject: CaseSubject) -> Iterator[CheckFinding]:
     """Return the findings one by one: the document, both scales, each framework, and what they show together."""
-    yield found("digests", lambda: _digests(subject.case))
-    yield found("parameters", lambda: _parameters(subject.case))
-    yield found("smoke", lambda: _smoke(subject.case))
-    yield found("values", lambda: _values(subject))
+    yield run_check("digests", lambda: _digests(subject.case))
+    yield run_check("parameters", lambda: _parameters(subject.case))
+    yield run_check("smoke", lambda: _smoke(subject.case))
+    yield run_check("values", lambda: _values(subject))
     if any(_unreadable(choice.layout) for choice in subject.case.tuning.values()):
         return  # each framework would be refused by the same words
     plans: dict[str, Plan] = {}
     for framework in sorted(subject.registry.frameworks):
-        yield found(framework, lambda name=framework: _framework(subject, name, plans))  # type: ignore[misc]
-    yield found("frameworks", lambda: _together(subject, plans))
-    yield found("reference", lambda: _reference(subject, plans))
+        yield run_check(framework, lambda name=framework: _framework(subject, name, plans))  # type: ignore[misc]
+    yield run_check("frameworks", lambda: _together(subject, plans))
+    yield run_check("reference", lambda: _reference(subject, plans))
 
 
 def _digests(case: Case) -> str:
@@ -57,8 +57,8 @@ def _parameters(case: Case) -> str:
     work = case.work("full")
     count = parameters(work.model, work.training.sequence_length)
     active = f", {count.active:,} active" if work.model.experts else ""
-    said = "as the case says" if case.parameters else "the case says none: `parameters: N` would hold it to N"
-    return f"{count.total:,}{active}; {said}"
+    note = "as the case says" if case.parameters else "the case says none: `parameters: N` would hold it to N"
+    return f"{count.total:,}{active}; {note}"
 
 
 def _smoke(case: Case) -> str:
@@ -98,8 +98,8 @@ def _wrong_values(subject: CaseSubject, scale: Scale) -> Iterator[str]:
     data = 1
     if choice.layout is not None:
         key = _place(subject, scale, "tuning", "layout")
-        if said := _unreadable(choice.layout):
-            yield f"{key}: {said}"
+        if fault := _unreadable(choice.layout):
+            yield f"{key}: {fault}"
         else:
             layout = parse_layout(choice.layout).layout
             data = layout.data
@@ -131,10 +131,10 @@ def _place(subject: CaseSubject, scale: Scale, part: str, key: str) -> str:
         if scale == "smoke" and key in extension.smoke.get(part, {}):
             break
         name = registry.spelled(extension.extends)
-    own = extension or registry.case(name)
+    document = extension or registry.case(name)
     if part == "tuning":
         path = f"tuning.{scale}.{key}"
-    elif scale == "smoke" and key in own.smoke.get(part, {}):
+    elif scale == "smoke" and key in document.smoke.get(part, {}):
         path = f"smoke.{part}.{key}"
     else:
         path = f"changes.{part}.{key}" if extension else f"{part}.{key}"
@@ -151,14 +151,14 @@ def _framework(subject: CaseSubject, framework: str, plans: dict[str, Plan]) -> 
         smoke = plans[framework] = planned(elsewhere(subject.registry, on_cpu), on_cpu, "smoke")
     except NotHere as error:
         raise NotApplicable(f"refuses it: {error}") from None
-    said = f"smoke: {smoke.tuning.layout}, micro-batch {smoke.tuning.micro_batch}"
+    line = f"smoke: {smoke.tuning.layout}, micro-batch {smoke.tuning.micro_batch}"
     chip, nodes, devices = subject.hardware.chip, subject.hardware.nodes, subject.hardware.devices
-    there = Selector(case=subject.case.name, framework=framework, target=chip, nodes=nodes, devices=devices)
+    on_hardware = Selector(case=subject.case.name, framework=framework, target=chip, nodes=nodes, devices=devices)
     try:
-        full = planned(elsewhere(subject.registry, there), there, "full")
-        return f"{said}; full on {subject.hardware}: {_described(full)}"
+        full = planned(elsewhere(subject.registry, on_hardware), on_hardware, "full")
+        return f"{line}; full on {subject.hardware}: {_described(full)}"
     except UsageError as error:
-        return f"{said}; full on {subject.hardware}: no plan: {' '.join(str(error).split())}"
+        return f"{line}; full on {subject.hardware}: no plan: {' '.join(str(error).split())}"
 
 
 def _described(plan: Plan) -> str:
@@ -166,8 +166,8 @@ def _described(plan: Plan) -> str:
     size = f"{memory / GIB:,.0f} of {capacity / GIB:,.0f} GiB" if capacity else f"{memory / GIB:,.0f} GiB"
     if capacity and memory > capacity:
         return f"does not fit; the least is {size} with {plan.tuning.layout}"
-    known = plan.predicted[0].tokens_per_second if plan.predicted else None
-    rate = "" if known is None else f", {known:,.0f} tokens/s/device predicted"
+    speed = plan.predicted[0].tokens_per_second if plan.predicted else None
+    rate = "" if speed is None else f", {speed:,.0f} tokens/s/device predicted"
     chosen = f"{plan.tuning.layout}, micro-batch {plan.tuning.micro_batch}, recompute {plan.tuning.recomputation}"
     return f"{chosen}, {size}{rate}"
 

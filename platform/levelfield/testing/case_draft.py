@@ -59,11 +59,11 @@ def new_case(
     config: Path,
     published: PublishedModel,
     ignored: Sequence[str],
-    known: int | None,
+    expected: int | None,
     plugins: Path,
     registry: Registry,
 ) -> Path:
-    """Write configs/cases/<name>.yaml below `plugins` and return it. known: the published number of parameters.
+    """Write configs/cases/<name>.yaml below `plugins` and return it. expected: the published number of parameters.
 
     Raises UsageError for a name that exists, and for a model with another number of parameters.
     """
@@ -73,12 +73,12 @@ def new_case(
         raise UsageError(f"case new: the case '{spelled}' exists: {registry.all_cases[spelled]}; use another name")
     path = plugins / "configs" / "cases" / f"{name}.yaml"
     count = parameters(published.model, sequence_length(published)).total
-    if known is not None and count != known:
+    if expected is not None and count != expected:
         raise UsageError(
-            f"--parameters: found {known:,}, and {config} gives {count:,}: {abs(count - known):,} apart. The model has "
-            "a part that its config.json does not say, or the number counts other things; nothing was written"
+            f"--parameters: found {expected:,}, and {config} gives {count:,}: {abs(count - expected):,} apart. The "
+            "model has a part that its config.json does not say, or the number counts other things; nothing was written"
         )
-    text = document(name, config, published, ignored, is_known=known is not None)
+    text = document(name, config, published, ignored, is_known=expected is not None)
     parse(Case, yaml.safe_load(text), str(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,9 @@ def document(name: str, config: Path, published: PublishedModel, ignored: Sequen
         "tokenizer": f"the model's own, {model.vocab_size} tokens",
         "parameters": parameters(model, length).total,
     }
-    own = "" if is_known else "# parameters: Levelfield's count of this model. Hold it against the published number.\n"
+    notice = (
+        "" if is_known else "# parameters: Levelfield's count of this model. Hold it against the published number.\n"
+    )
     rate = 5e-4 if model.query_key_norm else 1e-3  # with norms of queries and keys the higher rate lets the loss jump
     training = _TRAINING.format(
         length=length,
@@ -117,7 +119,7 @@ def document(name: str, config: Path, published: PublishedModel, ignored: Sequen
         rate=f"{rate:.1e}",
         floor=f"{rate / 10:.1e}",
     )
-    return _yaml(head) + own + _yaml({"model": model.model_dump(mode="json", exclude_defaults=True)}) + training
+    return _yaml(head) + notice + _yaml({"model": model.model_dump(mode="json", exclude_defaults=True)}) + training
 
 
 def _yaml(content: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from levelfield.testing import (
     tool_checks,
     value_checks,
 )
-from levelfield.testing.findings import Check, CheckFinding, found
+from levelfield.testing.findings import Check, CheckFinding, run_check
 from levelfield.testing.subject import VendorSubject
 
 CHECKS: tuple[Check[VendorSubject], ...] = (
@@ -32,7 +32,7 @@ CHECKS: tuple[Check[VendorSubject], ...] = (
     Check("repeated", sample_checks.repeated),
     Check("decimal-comma", sample_checks.with_comma),
     Check("not-available", sample_checks.unavailable),
-    Check("other-units", sample_checks.in_another_unit),
+    Check("other-units", sample_checks.other_units),
     Check("extra-devices", sample_checks.extra_devices),
     Check("no-text", sample_checks.no_text),
     Check("commands", tool_checks.commands),
@@ -73,7 +73,7 @@ def find(subject: VendorSubject, item: Check[VendorSubject]) -> CheckFinding:
         with subject.surroundings():
             return item.run(subject)
 
-    finding = found(item.name, run)
+    finding = run_check(item.name, run)
     if item.rows is not None:
         with suppress(Exception), subject.surroundings():  # the finding already reports the cause
             return replace(finding, rows=item.rows(subject))

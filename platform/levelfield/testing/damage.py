@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from levelfield.testing.recordings import Recording
@@ -56,14 +57,14 @@ def reordered(recording: Recording) -> Iterator[str]:
 def _json_reordered(text: str, records: tuple[int | str, ...]) -> Iterator[str]:
     """Return copies with keys in reverse order, and with a list of records in reverse order."""
     try:
-        document = found = json.loads(text)
+        document = inner = json.loads(text)
         yield json.dumps(_turned(document))
         for key in records:
-            found = found[key]
+            inner = inner[key]
     except (ValueError, LookupError, TypeError):
         return
-    if isinstance(found, list):
-        found.reverse()
+    if isinstance(inner, list):
+        inner.reverse()
         yield json.dumps(document)
 
 
@@ -75,30 +76,22 @@ def _turned(value: Any) -> Any:
 
 
 def repeated(text: str) -> Iterator[str]:
-    """Return copies with the whole output twice, and with each line twice."""
+    """Return copies with the whole output twice, with each line twice, and without each line."""
     yield text + text
     lines = text.splitlines(keepends=True)
     stride = max(1, len(lines) // MOST_COPIES)
     yield from ("".join([*lines[: at + 1], *lines[at:]]) for at in range(0, len(lines), stride))
-
-
-def lines_lost(text: str) -> Iterator[str]:
-    """Return copies without one line each."""
-    lines = text.splitlines(keepends=True)
-    stride = max(1, len(lines) // MOST_COPIES)
     yield from ("".join([*lines[:at], *lines[at + 1 :]]) for at in range(0, len(lines), stride))
 
 
 def numbers(text: str) -> list[NumberPlace]:
     """Return the first numbers of a text, each with the unit after it, if there is one."""
-    found: list[NumberPlace] = []
-    for match in re.finditer(r"-?[0-9]+(?:\.[0-9]+)?", text):
-        if len(found) == MOST_NUMBERS:
-            break
+    places: list[NumberPlace] = []
+    for match in islice(re.finditer(r"-?[0-9]+(?:\.[0-9]+)?", text), MOST_NUMBERS):
         unit = _UNIT.match(text, match.end())
         span = (unit.span(1) if unit[1] else unit.span(2)) if unit else None
-        found.append(NumberPlace(match.start(), match.end(), span))
-    return found
+        places.append(NumberPlace(match.start(), match.end(), span))
+    return places
 
 
 def nudged(text: str, number: NumberPlace) -> str:
@@ -118,16 +111,15 @@ def with_comma(text: str, number: NumberPlace) -> str:
 def unavailable(text: str, number: NumberPlace) -> str:
     """Return the text with NA instead of the number and its unit."""
     end = number.unit[1] if number.unit and text[number.end : number.unit[0]].strip() == "" else number.end
-    quoted = _is_bare_json(text, number)
-    return f"{text[: number.start]}{_quoted('NA', quoted)}{text[end:]}"
+    return text[: number.start] + _as_json("NA", text, number) + text[end:]
 
 
-def in_another_unit(text: str, number: NumberPlace, field: str) -> str:
+def other_unit(text: str, number: NumberPlace, field: str) -> str:
     """Return the text with an impossible unit, instead of the printed unit or after a number without one."""
     if number.unit:
         return text[: number.unit[0]] + FOREIGN[field] + text[number.unit[1] :]
-    shown = _quoted(f"{text[number.start : number.end]} {FOREIGN[field]}", _is_bare_json(text, number))
-    return text[: number.start] + shown + text[number.end :]
+    quantity = f"{text[number.start : number.end]} {FOREIGN[field]}"
+    return text[: number.start] + _as_json(quantity, text, number) + text[number.end :]
 
 
 def without_unit(text: str, number: NumberPlace) -> str:
@@ -138,10 +130,6 @@ def without_unit(text: str, number: NumberPlace) -> str:
     return text[: number.end if stands_behind else number.unit[0]] + text[number.unit[1] :]
 
 
-def _is_bare_json(text: str, number: NumberPlace) -> bool:
-    """Return whether the number is a JSON value without quotes."""
-    return re.search(r'":\s*$', text[: number.start]) is not None
-
-
-def _quoted(text: str, needed: bool) -> str:
-    return f'"{text}"' if needed else text
+def _as_json(word: str, text: str, number: NumberPlace) -> str:
+    """Return the word in quotes where the number that it replaces is a JSON value without quotes."""
+    return f'"{word}"' if re.search(r'":\s*$', text[: number.start]) else word

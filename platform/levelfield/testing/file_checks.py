@@ -58,17 +58,20 @@ def _check_blanks(path: Path) -> None:
 
 def chips(subject: VendorSubject) -> str:
     """Check that every number of a chip has its source, that no chip hides a later one, and that names are its own."""
-    known = subject.spec.chips
-    if not known:
+    entries = subject.spec.chips
+    if not entries:
         raise Missing("vendor.yaml has no chips", "add one: name, match, device_is, memory_bytes and memory_source")
-    for chip in known:
+    for chip in entries:
         _check_sources(chip)
-    _check_matches(known)
+    for at, chip in enumerate(entries):
+        for other in entries[:at]:
+            if name := next((end for end in chip.match if is_named(end, other.match)), None):
+                raise Fails(f"a device named '{name}' matches {other.name} before {chip.name}", "make match longer")
     if clash := chip_clash(subject.registry, subject.spec):
         raise Fails(clash, "choose a name that no other vendor and no chip of one has")
-    without = [chip.name for chip in known if not chip.peaks]
+    without = [chip.name for chip in entries if not chip.peaks]
     note = f"; no peak, so no MFU: {', '.join(without)}" if without else ""
-    return f"{len(known)} chip(s){note}"
+    return f"{len(entries)} chip(s){note}"
 
 
 def _check_sources(chip: Chip) -> None:
@@ -83,14 +86,6 @@ def _check_sources(chip: Chip) -> None:
         )
     if any(not end.strip() for end in chip.match):
         raise Fails(f"chip {chip.name}: match holds an empty text, which fits every name", "remove it")
-
-
-def _check_matches(known: tuple[Chip, ...]) -> None:
-    """Check that no name of a chip matches an earlier chip."""
-    for at, chip in enumerate(known):
-        for other in known[:at]:
-            if taken := next((end for end in chip.match if is_named(end, other.match)), None):
-                raise Fails(f"a device named '{taken}' matches {other.name} before {chip.name}", "make match longer")
 
 
 def origins(subject: VendorSubject) -> str:
@@ -116,14 +111,21 @@ def _hint(recording: Recording) -> str:
 
 def plausible(subject: VendorSubject) -> str:
     """Check every number of every chip against its range, and against the chip's other numbers."""
-    known = subject.spec.chips
-    for chip in known:
-        if found := next(out_of_range(chip), None):
-            raise Fails(f"chip {chip.name}: {found[0]}", found[1])
-        _check_links(chip)
+    entries = subject.spec.chips
+    for chip in entries:
+        if fault := next(out_of_range(chip), None):
+            raise Fails(f"chip {chip.name}: {fault[0]}", fault[1])
+        link, bandwidth = chip.interconnect, chip.memory_bandwidth_bytes_per_second
+        rate = link.each_way_bytes_per_second if link else None
+        if rate and bandwidth and not rate <= bandwidth:
+            raise Fails(
+                f"chip {chip.name}: interconnect sends {rate / 1e9:g} GB/s each way, above the memory's "
+                f"{bandwidth / 1e9:g} GB/s",
+                "check whether the source counts bits, all devices together, or both ways",
+            )
     if doubt := next(_high_peaks(subject), None):
         raise Warns(*doubt)
-    return f"{len(known)} chip(s): numbers are within their ranges and fit together"
+    return f"{len(entries)} chip(s): numbers are within their ranges and fit together"
 
 
 def _high_peaks(subject: VendorSubject) -> Iterator[tuple[str, str]]:
@@ -134,26 +136,14 @@ def _high_peaks(subject: VendorSubject) -> Iterator[tuple[str, str]]:
         if "bf16" in peaks and peaks.get("fp16") == 2 * peaks["bf16"]:
             yield f"chip {chip.name}: fp16 is exactly twice bf16 ({peaks['bf16']:g}): is it with sparsity?", SPARSE
         for dtype in HELD:
-            known = [(c.peaks[dtype].tflops, c.name) for spec in others for c in spec.chips if dtype in c.peaks]
-            most, name = max(known, default=(0.0, ""))
-            if known and dtype in peaks and not peaks[dtype] <= ABOVE * most:
+            rates = [(c.peaks[dtype].tflops, c.name) for spec in others for c in spec.chips if dtype in c.peaks]
+            most, name = max(rates, default=(0.0, ""))
+            if rates and dtype in peaks and not peaks[dtype] <= ABOVE * most:
                 yield (
                     f"chip {chip.name}: the {dtype} peak is {peaks[dtype]:g} TFLOP/s, and the highest of another "
                     f"vendor's is {most:g} ({name}): is it with sparsity, of several chips, or of a smaller type?",
                     "compare its source; if it is dense and of one device, leave it",
                 )
-
-
-def _check_links(chip: Chip) -> None:
-    """Check that a device does not send faster to others than it reads its own memory."""
-    link, bandwidth = chip.interconnect, chip.memory_bandwidth_bytes_per_second
-    rate = link.each_way_bytes_per_second if link else None
-    if rate and bandwidth and not rate <= bandwidth:
-        raise Fails(
-            f"chip {chip.name}: interconnect sends {rate / 1e9:g} GB/s each way, above the memory's "
-            f"{bandwidth / 1e9:g} GB/s",
-            "check whether the source counts bits, all devices together, or both ways",
-        )
 
 
 def claims(subject: VendorSubject) -> str:
@@ -177,7 +167,7 @@ def _is_one_of(device: Device, mine: Sequence[Device]) -> bool:
     """Return whether a device has the identity, or index and name, of one of mine; one of a node has its index only."""
     by_node = device.chip is None and device.identity is None
     return any(
-        (device.identity is not None and device.identity == own.identity)
-        or (device.index == own.index and (by_node or device.description == own.description))
-        for own in mine
+        (device.identity is not None and device.identity == other.identity)
+        or (device.index == other.index and (by_node or device.description == other.description))
+        for other in mine
     )

@@ -79,7 +79,7 @@ class NotApplicable(NotOk):
     status = "not applicable"
 
 
-def found(check: str, run: Callable[[], str]) -> CheckFinding:
+def run_check(check: str, run: Callable[[], str]) -> CheckFinding:
     """Return the finding of one check. Code under test that raises fails the check and does not end the suite."""
     try:
         return CheckFinding(check, "ok", run())

@@ -6,24 +6,127 @@ import hashlib
 import ipaddress
 import json
 import os
+import sys
 import tempfile
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import FIRST_NODE, ProcessWork, Request
-from levelfield.run.launchers import launcher_code
+from levelfield.errors import LevelfieldError
+from levelfield.plan.request import Entry, UserRequest
+from levelfield.run import runner, scheduler
+from levelfield.run.launchers import launcher_code, means
 from levelfield.run.launchers.node_content import SCHEMA
+from levelfield.run.runner import Listener
+from levelfield.rundir.directory import new_run_id
+from levelfield.rundir.follower import Progress
 from levelfield.specs.base import load
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan
+from levelfield.specs.result import Result
 from levelfield.specs.site import HostsFile, LaunchPlan, Site
+from levelfield.specs.tuning import TuningChoice
 from levelfield.testing.findings import Fails, NotOk
-from levelfield.testing.launcher_subject import SECRET, LaunchedRun, LauncherSubject, processes_here
+from levelfield.testing.rehearsal import DRILL
+from levelfield.testing.subject import marked_processes
 
+SECRET = "a-conformance-value-that-no-file-may-hold"
+MARK = "DRILL_MARK"
+PATIENCE_SECONDS = 10.0  # for processes that were ended and have not gone yet
+Left = Callable[[str], Sequence[str]]
 _NAMES_OF_HERE = ("localhost", "localhost.localdomain", "ip6-localhost")
 _DYNAMIC = ("--rdzv", "c10d", "etcd")  # a rendezvous that chooses rank 0 by itself
 _STEPS_BEFORE_FAULT = [1, 2]
 _BEGIN = f'"{SCHEMA}"'
-Check = Callable[[LauncherSubject], str]
+Check = Callable[["LauncherSubject"], str]
+
+
+@dataclass(frozen=True)
+class LaunchedRun:
+    """A run that has ended. outcome: the content of outcome.json. left: processes that still run."""
+
+    result: Result
+    paths: RunPaths
+    outcome: dict[str, Any]
+    left: tuple[str, ...]
+
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        return list(self.outcome.get("nodes", ()))
+
+
+@dataclass
+class LauncherSubject:
+    """The state that all checks of one launcher share. nodes: 2 or more. runs: a folder that the nodes see, if they
+    must. left: returns the processes on the nodes whose variable DRILL_MARK has a value.
+    temporary: what exists as long as the subject, such as a temporary folder."""
+
+    launch: LaunchPlan
+    runs: Path
+    plugins: tuple[Path, ...] = ()
+    nodes: int = 2
+    left: Left = field(default=lambda mark: processes_here(mark))
+    temporary: object = None
+    shared: dict[str, LaunchedRun] = field(default_factory=dict)
+
+    def plan(self, fault: str = "none", mark: str = "none") -> Plan:
+        """Return the plan of the simulated training. Raises Fails where the platform refuses it."""
+        variables = {"DRILL_FAULT": fault, MARK: mark, "DRILL_TOKEN": SECRET}
+        python = self.launch.site.python or sys.executable
+        choice = TuningChoice(environment=variables)
+        request = UserRequest("smoke", choice, python=python, launch=self.launch, preflight=False)
+        registry = Registry([DRILL, DRILL / "hosts", *self.plugins])
+        try:
+            (job,) = scheduler.jobs(registry, [Entry(f"drill:drill:drill:{self.nodes}:1", request)], None)
+        except LevelfieldError as error:
+            raise Fails(f"the platform refused the plan: {error}", "correct the site's file or the hosts") from None
+        self._vendor = job.vendor
+        return job.plan
+
+    def request(self) -> Request:
+        """Return a request of a plan that is always the same."""
+        plan = self.plan().model_copy(update={"run_id": "20260102T030405Z_drill_drill_drill_abcdef"})
+        runtime, launcher = means(plan)
+        return launcher.request(plan, RunPaths(self.runs / plan.run_id), runtime)
+
+    def run(self, fault: str, interrupted_at: int | None = None) -> LaunchedRun:
+        """Run once for each fault. interrupted_at: the step after which the user interrupts."""
+        if fault not in self.shared:
+            self.shared[fault] = self._run(fault, interrupted_at)
+        return self.shared[fault]
+
+    def _run(self, fault: str, interrupted_at: int | None) -> LaunchedRun:
+        mark = uuid.uuid4().hex
+        plan = self.plan(fault, mark)
+        plan = plan.model_copy(update={"run_id": new_run_id("drill", "drill", f"{plan.hardware.vendor}-{fault}")})
+        done: list[int] = []
+
+        def step(plan: Plan, progress: Progress) -> None:
+            if interrupted_at is not None and not done and progress.step >= interrupted_at:
+                done.append(progress.step)
+                raise KeyboardInterrupt
+
+        listener = Listener(lambda sentence: None, step)
+        result = runner.run(plan, self._vendor, self.runs, listener, "conformance")
+        paths = RunPaths(self.runs / plan.run_id)
+        outcome = json.loads(paths.outcome.read_text(encoding="utf-8"))
+        return LaunchedRun(result, paths, outcome, tuple(self._left(mark)))
+
+    def _left(self, mark: str) -> Sequence[str]:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (left := self.left(mark)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+
+def processes_here(mark: str) -> Sequence[str]:
+    """Return the processes of this machine with a mark."""
+    return [f"process {p.pid} ({p.info['name']})" for p in marked_processes(MARK, mark)]
 
 
 class LauncherConformance:
@@ -66,10 +169,10 @@ class LauncherConformance:
     def _subject(cls) -> LauncherSubject:
         """Return the state of this test class, which its checks share. A temporary folder goes with the process."""
         if cls not in _SUBJECTS:
-            held = None if cls.runs else tempfile.TemporaryDirectory(prefix="levelfield-launcher-")
-            runs = cls.runs or Path(str(held and held.name))
+            temporary = None if cls.runs else tempfile.TemporaryDirectory(prefix="levelfield-launcher-")
+            runs = cls.runs or Path(str(temporary and temporary.name))
             plugins = tuple(path.absolute() for path in cls.plugins)
-            _SUBJECTS[cls] = LauncherSubject(cls.launch_plan(), runs, plugins, cls.nodes, cls.left, held)
+            _SUBJECTS[cls] = LauncherSubject(cls.launch_plan(), runs, plugins, cls.nodes, cls.left, temporary)
         return _SUBJECTS[cls]
 
 
@@ -83,13 +186,13 @@ def pure(subject: LauncherSubject) -> str:
     """Check that a request has no effect, and is the same twice, whatever the variables of the caller say."""
     before = set(subject.runs.rglob("*"))
     first = subject.request()
-    held = dict(os.environ)
+    variables = dict(os.environ)
     os.environ.update({"LEVELFIELD_CONFORMANCE": "1", "MASTER_ADDR": "192.0.2.1", "RANK": "99"})
     try:
         second = subject.request()
     finally:
         os.environ.clear()
-        os.environ.update(held)
+        os.environ.update(variables)
     if first != second:
         raise Fails("two requests of one plan differ", "take nothing from the clock, the environment or a counter")
     if set(subject.runs.rglob("*")) != before:
@@ -100,9 +203,9 @@ def pure(subject: LauncherSubject) -> str:
 def ranks(subject: LauncherSubject) -> str:
     """Check that every rank of every node is in the request once, in order, with its place."""
     request, world = subject.request(), subject.nodes
-    found = [process.rank for node in request.nodes for process in node.processes]
-    if found != list(range(world)) or [node.node_rank for node in request.nodes] != list(range(subject.nodes)):
-        raise Fails(f"ranks {found}, expected {list(range(world))}", "use request_for_nodes, and drop no node")
+    numbers = [process.rank for node in request.nodes for process in node.processes]
+    if numbers != list(range(world)) or [node.node_rank for node in request.nodes] != list(range(subject.nodes)):
+        raise Fails(f"ranks {numbers}, expected {list(range(world))}", "use request_for_nodes, and drop no node")
     for process in _processes(request):
         expected = {"RANK": str(process.rank), "WORLD_SIZE": str(world), "NODE_RANK": str(process.rank)}
         wrong = {name for name, value in expected.items() if process.environment.get(name) != value}
@@ -114,10 +217,10 @@ def ranks(subject: LauncherSubject) -> str:
 def submitted(subject: LauncherSubject) -> str:
     """Check that what is sent has the work of every rank once. A dry run prints it."""
     works = _works(subject.request())
-    found = sorted(process["rank"] for work in works for process in work.get("processes", ()))
-    if found != list(range(subject.nodes)):
+    numbers = sorted(process["rank"] for work in works for process in work.get("processes", ()))
+    if numbers != list(range(subject.nodes)):
         expected = f"expected {list(range(subject.nodes))} once each"
-        raise Fails(f"the submissions have ranks {found}, {expected}", "put node_content of every node into them")
+        raise Fails(f"the submissions have ranks {numbers}, {expected}", "put node_content of every node into them")
     return "the submissions have every rank once"
 
 
@@ -153,7 +256,7 @@ def runs(subject: LauncherSubject) -> str:
     """Check a whole run: it is valid, and all evidence of every node is there."""
     run = subject.run("none")
     if run.outcome["cause"] != "exited" or run.result.status.word != "valid":
-        raise Fails(f"cause {run.outcome['cause']}, {run.result.status.word}: {_why(run)}", "see logs/ of the run")
+        raise Fails(f"cause {run.outcome['cause']}, {run.result.status.word}: {_reason(run)}", "see logs/ of the run")
     if bad := [node["name"] for node in run.nodes if node["word"] != "ended" or node["missing"]]:
         raise Fails(f"nodes {', '.join(bad)}: {run.nodes}", "bring the files of every node into the run directory")
     _check_ends(run, subject.nodes)
@@ -163,10 +266,10 @@ def runs(subject: LauncherSubject) -> str:
 def secret_arrives(subject: LauncherSubject) -> str:
     """Check that the secret reached every rank, and no file of the run."""
     run = subject.run("none")
-    told = f"token {hashlib.sha256(SECRET.encode()).hexdigest()}"
+    line = f"token {hashlib.sha256(SECRET.encode()).hexdigest()}"
     for rank in range(subject.nodes):
         log = run.paths.logs / f"rank{rank}.log"
-        if not log.is_file() or told not in log.read_text(errors="replace"):
+        if not log.is_file() or line not in log.read_text(errors="replace"):
             raise Fails(f"rank {rank} did not get the secret", "give each node the variables of secrets_of(plan)")
     files = (path for path in run.paths.root.rglob("*") if path.is_file())
     if holding := [path for path in files if SECRET.encode() in path.read_bytes()]:
@@ -178,7 +281,9 @@ def failure(subject: LauncherSubject) -> str:
     """Check that a killed rank is the cause, with its node's name, and that the finished steps are kept."""
     run = subject.run("killed")
     if run.outcome["cause"] != "rank-failed":
-        raise Fails(f"cause {run.outcome['cause']}: {_why(run)}", "the first cause decides, not what follows from it")
+        raise Fails(
+            f"cause {run.outcome['cause']}: {_reason(run)}", "the first cause decides, not what follows from it"
+        )
     last = subject.nodes - 1
     ends = _check_ends(run, subject.nodes)
     if ends[last]["signal"] != 9:
@@ -195,7 +300,7 @@ def interrupted(subject: LauncherSubject) -> str:
     """Check that a user's interrupt ends every rank on every node, and keeps the finished steps."""
     run = subject.run("waits", interrupted_at=2)
     if run.outcome["cause"] != "interrupted":
-        raise Fails(f"cause {run.outcome['cause']}: {_why(run)}", "return `interrupted` for KeyboardInterrupt")
+        raise Fails(f"cause {run.outcome['cause']}: {_reason(run)}", "return `interrupted` for KeyboardInterrupt")
     _check_ends(run, subject.nodes)
     if _steps(run, 0)[:2] != _STEPS_BEFORE_FAULT:
         raise Fails(f"steps {_steps(run, 0)} of rank 0", "bring the events also after an interrupt")
@@ -205,7 +310,7 @@ def interrupted(subject: LauncherSubject) -> str:
 def nothing_left(subject: LauncherSubject) -> str:
     """Check that no process of a run is left, however it ended."""
     made = (subject.run("none"), subject.run("killed"), subject.run("waits", interrupted_at=2))
-    if left := [each for run in made for each in run.left]:
+    if left := [process for run in made for process in run.left]:
         raise Fails(f"left behind: {', '.join(left[:4])}", "execute() ends every process before it returns or raises")
     return "no process is left after three runs"
 
@@ -232,21 +337,21 @@ def _works(request: Request) -> Iterator[Mapping[str, Any]]:
             while at >= 0:
                 start = text.rfind("{", 0, at)
                 try:
-                    found, end = decoder.raw_decode(text, start)
+                    content, end = decoder.raw_decode(text, start)
                 except ValueError:
-                    found, end = None, at + 1
-                if isinstance(found, dict):
-                    yield found
+                    content, end = None, at + 1
+                if isinstance(content, dict):
+                    yield content
                 at = text.find(_BEGIN, max(end, at + 1))
 
 
 def _is_here(address: str) -> bool:
     """Return whether an address means each machine itself."""
     try:
-        found = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return address.lower() in _NAMES_OF_HERE or not address
-    return found.is_loopback or found.is_unspecified
+    return ip.is_loopback or ip.is_unspecified
 
 
 def _check_ends(run: LaunchedRun, world: int) -> list[dict[str, Any]]:
@@ -265,5 +370,5 @@ def _steps(run: LaunchedRun, rank: int) -> list[int]:
     return [event["step"] for event in map(json.loads, lines) if event.get("event") == "step"]
 
 
-def _why(run: LaunchedRun) -> str:
+def _reason(run: LaunchedRun) -> str:
     return str(run.outcome.get("evidence") or run.result.status.evidence)

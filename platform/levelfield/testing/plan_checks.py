@@ -12,7 +12,6 @@ from levelfield.catalog import lookup
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.tuning_changes import tuning_rows
-from levelfield.contracts.execution import ProcessWork
 from levelfield.errors import NotHere, UnknownName, UsageError
 from levelfield.plan.permissions import needs
 from levelfield.plan.request import Decision, UserRequest
@@ -36,10 +35,10 @@ ERROR = 0.15  # of an estimated memory, in nine of ten published rows: docs/plan
 SHOWN = 160  # characters of why a case has no plan, in whole words
 
 
-def planned(found: Selection, selector: Selector, scale: Scale, **changes: object) -> Plan:
+def planned(selection: Selection, selector: Selector, scale: Scale, **changes: object) -> Plan:
     """Return the plan of a selection, for assumed devices. changes: of the request. Raises UsageError."""
     request = replace(UserRequest(scale, assume=True, python=sys.executable), **changes)  # type: ignore[arg-type]
-    return resolve(Decision(str(selector.case), selector, found, request, scale=scale), "check")
+    return resolve(Decision(str(selector.case), selector, selection, request, scale=scale), "check")
 
 
 def elsewhere(registry: Registry, selector: Selector) -> Selection:
@@ -76,40 +75,36 @@ def _check_framework(subject: VendorSubject, framework: str) -> None:
     job = job_of(plan, paths)
     if (job["device"], job["backend"], job["preload"]) != (access.device, access.backend, list(access.preload)):
         raise Fails(f"frameworks.{framework}: job.json has {job['device']}/{job['backend']}", "report this fault")
-    request = LocalLauncher().request(plan, paths, ProcessRuntime())
-    for process in request.nodes[0].processes:
-        _check_process(framework, plan, process)
-
-
-def _check_process(framework: str, plan: Plan, process: ProcessWork) -> None:
-    if process.argv[0] != sys.executable or any(re.search(r"\{\w*\}", text) for text in process.argv):
-        raise Fails(f"{framework}: argv {' '.join(process.argv)}", "correct launch.argv of implementation.yaml")
-    expected = {"RANK": str(process.rank), "WORLD_SIZE": str(plan.world_size), **plan.hardware.visible}
-    for name, value in {**plan.hardware.environment, **expected}.items():
-        found = process.environment.get(name)
-        if found != value:
-            do = f"remove {name} from `environment` of vendor.yaml"
-            raise Fails(f"{framework}: {name} is {found}, expected {value}", do)
+    for process in LocalLauncher().request(plan, paths, ProcessRuntime()).nodes[0].processes:
+        if process.argv[0] != sys.executable or any(re.search(r"\{\w*\}", text) for text in process.argv):
+            raise Fails(f"{framework}: argv {' '.join(process.argv)}", "correct launch.argv of implementation.yaml")
+        expected = {"RANK": str(process.rank), "WORLD_SIZE": str(plan.world_size), **plan.hardware.visible}
+        for name, value in {**plan.hardware.environment, **expected}.items():
+            if (actual := process.environment.get(name)) != value:
+                do = f"remove {name} from `environment` of vendor.yaml"
+                raise Fails(f"{framework}: {name} is {actual}, expected {value}", do)
 
 
 def _first_plan(subject: VendorSubject, framework: str) -> Plan:
     """Return a plan of the first case that the framework supports on this kind, and plan it in a container as well."""
     registry = subject.registry
     if framework not in registry.frameworks:
-        known = ", ".join(registry.frameworks)
-        raise Fails(f"frameworks: unknown '{framework}'; known: {known}", "correct the name or remove it")
-    why = "no case fits"
+        names = ", ".join(registry.frameworks)
+        raise Fails(f"frameworks: unknown '{framework}'; known: {names}", "correct the name or remove it")
+    reason = "no case fits"
     for name in sorted(registry.cases):
         selector = Selector(case=name, framework=framework, target=subject.name, devices=LAUNCHED)
         try:
-            found = lookup.find(registry, selector)
+            selection = lookup.find(registry, selector)
             if {"base", framework} & set(subject.spec.images):
-                allow = needs(found.adapter.container(subject.devices_or_two()))  # check `privileges` reports it
-                planned(found, selector, "smoke", python=None, runtime="docker", allow=allow)
-            return planned(found, selector, "smoke")
+                allow = needs(selection.adapter.container(subject.devices_or_two()))  # check `privileges` reports it
+                planned(selection, selector, "smoke", python=None, runtime="docker", allow=allow)
+            return planned(selection, selector, "smoke")
         except UsageError as error:
-            why = str(error)
-    raise Fails(f"frameworks: no plan for {framework}: {why}", "remove the framework, or ask its authors for support")
+            reason = str(error)
+    raise Fails(
+        f"frameworks: no plan for {framework}: {reason}", "remove the framework, or ask its authors for support"
+    )
 
 
 # ---- tuning/
@@ -138,12 +133,12 @@ def _check_row(subject: VendorSubject, case: str, number: int, row: TuningRow) -
     plans = 0
     for selector in _selectors(subject, case, row):
         try:
-            found = replace(lookup.find(subject.registry, selector), devices=())
+            selection = replace(lookup.find(subject.registry, selector), devices=())
         except NotHere:
             continue  # the framework does not have the case or the vendor, whatever the row says
-        is_possible, error = _tried(found, selector, row.scale)
+        is_possible, error = _plan_fault(selection, selector, row.scale)
         is_of_row = is_possible and row.devices and row.nodes
-        if error and (is_of_row or not _tried(replace(found, tuning_rows=()), selector, row.scale)[1]):
+        if error and (is_of_row or not _plan_fault(replace(selection, tuning_rows=()), selector, row.scale)[1]):
             where = f"{selector.framework} on {selector.nodes} x {selector.devices} {selector.target}"
             raise Fails(
                 f"tuning/{case}.yaml: key 'rows.{number}': {where}: {error}",
@@ -164,17 +159,19 @@ def _selectors(subject: VendorSubject, case: str, row: TuningRow) -> Iterator[Se
                 yield Selector(case=case, framework=framework, target=chip, nodes=nodes, devices=devices)
 
 
-def _tried(found: Selection, selector: Selector, scale: Scale) -> tuple[bool, str | None]:
+def _plan_fault(selection: Selection, selector: Selector, scale: Scale) -> tuple[bool, str | None]:
     """Return whether there is a plan, and what is wrong: why there is none, or by how much it does not fit."""
     try:
-        plan = planned(found, selector, scale)
+        plan = planned(selection, selector, scale)
     except UsageError as error:
         return False, str(error)
-    needed, there = plan.expected_memory.total_bytes, plan.expected_memory.available_bytes
-    if found.vendor.is_host or there is None or needed <= there * (1 + ERROR):  # a host's memory is this machine's
+    needed, available = plan.expected_memory.total_bytes, plan.expected_memory.available_bytes
+    if (
+        selection.vendor.is_host or available is None or needed <= available * (1 + ERROR)
+    ):  # a host's memory is this machine's
         return True, None
     what = f"{plan.tuning.layout} with micro-batch {plan.tuning.micro_batch}"
-    return True, f"{what} needs {needed / GIB:,.1f} GiB on the fullest device; there are {there / GIB:,.1f} GiB"
+    return True, f"{what} needs {needed / GIB:,.1f} GiB on the fullest device; there are {available / GIB:,.1f} GiB"
 
 
 # ---- the shipped cases
@@ -188,13 +185,15 @@ def cases(subject: VendorSubject) -> str:
     if not frameworks or not subject.spec.chips:
         raise Missing("no framework or no chip", "see the checks `launch` and `chips`")
     names, chip = sorted(subject.registry.cases), subject.spec.chips[0]
-    without = {name: why for name in names if (why := _why_not(subject, name, frameworks, chip))}
+    without = {name: reason for name in names if (reason := _why_not(subject, name, frameworks, chip))}
     if len(without) == len(names):
-        name, why = next(iter(without.items()))
-        raise Fails(f"none of {len(names)} cases has a plan on {DEVICES} x {chip.name}: {name}: {why}", "see `launch`")
-    said = f"{len(names) - len(without)} of {len(names)} cases have a plan on {DEVICES} x {chip.name}"
-    none = "; ".join(f"{name}: {shorten(why, SHOWN, placeholder=' ...')}" for name, why in without.items())
-    return f"{said}{f'; none: {none}' if none else ''}{_peaks(subject, names)}"
+        name, reason = next(iter(without.items()))
+        raise Fails(
+            f"none of {len(names)} cases has a plan on {DEVICES} x {chip.name}: {name}: {reason}", "see `launch`"
+        )
+    summary = f"{len(names) - len(without)} of {len(names)} cases have a plan on {DEVICES} x {chip.name}"
+    none = "; ".join(f"{name}: {shorten(reason, SHOWN, placeholder=' ...')}" for name, reason in without.items())
+    return f"{summary}{f'; none: {none}' if none else ''}{_peaks(subject, names)}"
 
 
 def _why_not(subject: VendorSubject, case: str, frameworks: Sequence[str], chip: Chip) -> str | None:
@@ -216,9 +215,9 @@ def _peaks(subject: VendorSubject, names: Sequence[str]) -> str:
     uses: dict[Precision, list[str]] = {}
     for name in names:
         uses.setdefault(subject.registry.case(name).training.precision, []).append(name)
-    said = ""
+    sentences = ""
     for precision, used in sorted(uses.items()):
         if lacking := [chip.name for chip in subject.spec.chips if precision not in chip.peaks]:
             others = f" and {len(used) - 1} other case{'s' if len(used) > 2 else ''}" if len(used) > 1 else ""
-            said += f". No {precision} peak, so no MFU without a probe in {used[0]}{others}: {', '.join(lacking)}"
-    return said
+            sentences += f". No {precision} peak, so no MFU without a probe in {used[0]}{others}: {', '.join(lacking)}"
+    return sentences

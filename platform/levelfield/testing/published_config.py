@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,46 +84,41 @@ class ConfigKeys:
         ignored: frozenset[str] = frozenset(),
         above: str = "",
     ) -> None:
-        self._content = {key: value for key, value in content.items() if key not in ignored}
-        self.defaults = defaults
-        self._ignored = ignored
-        self._above = above
-        self._read: set[str] = set()
+        self.content = {key: value for key, value in content.items() if key not in ignored}
+        self.defaults, self.ignored, self._above = defaults, ignored, above
+        self.read: set[str] = set()
         self.problems: list[str] = []
         self.may_ignore = False  # whether --ignore helps against one of the problems
         self.assumed: dict[str, Any] = {}
+        self.remarks: list[str] = []  # about what was converted
 
     def take(self, key: str, kind: type | tuple[type, ...]) -> Any:
         """Return a value of this type, or the default; None, with a problem, without either."""
-        self._read.add(key)
-        if key not in self._content:
+        self.read.add(key)
+        if key not in self.content:
             if key in self.defaults:
                 self.assumed[key] = self.defaults[key]
                 return self.defaults[key]
             without = "missing; transformers' own default has changed between releases, or there is none"
-            if self.is_ignored(key):
+            if key in self.ignored:
                 without = "the model needs it; it cannot be left out: give no --ignore for it"
             self.needed(key, without)
             return None
-        value = self._content[key]
-        wanted = kind if isinstance(kind, tuple) else (kind,)
+        value = self.content[key]
+        types = kind if isinstance(kind, tuple) else (kind,)
         is_truth = isinstance(value, bool)
-        if (is_truth and bool in wanted) or (not is_truth and isinstance(value, wanted)):
+        if (is_truth and bool in types) or (not is_truth and isinstance(value, types)):
             return value
-        names = " or ".join("null" if each is type(None) else each.__name__ for each in wanted)
+        names = " or ".join("null" if member is type(None) else member.__name__ for member in types)
         self.needed(key, f"found {_short(value)}, expected {names}")
         return None
 
-    def must(self, key: str, allowed: tuple[Any, ...], why: str) -> None:
+    def must(self, key: str, allowed: tuple[Any, ...], reason: str) -> None:
         """Add a problem for a value that is none of these. An absent key has its default, or the first of them."""
-        self._read.add(key)
-        value = self._content.get(key, self.defaults.get(key, allowed[0]))
-        if not any(type(value) is type(each) and value == each for each in allowed):
-            self.problem(key, f"{'found' if self.has(key) else 'by default'} {_short(value)}: {why}")
-
-    def leave(self, *keys: str) -> None:
-        """Take keys whose values do not count here."""
-        self._read.update(keys)
+        self.read.add(key)
+        value = self.content.get(key, self.defaults.get(key, allowed[0]))
+        if not any(type(value) is type(option) and value == option for option in allowed):
+            self.problem(key, f"{'found' if key in self.content else 'by default'} {_short(value)}: {reason}")
 
     def problem(self, key: str, says: str) -> None:
         """Add a problem of a key that the user may leave out."""
@@ -136,30 +131,13 @@ class ConfigKeys:
 
     def written_as(self, field: str) -> str | None:
         """Return the key here that gives a field of a case's model, such as n_layer; None without one."""
-        return next((key for key in _KEYS_OF.get(field, (field,)) if key.partition(".")[0] in self._content), None)
-
-    def value(self, key: str, otherwise: Any) -> Any:
-        """Return the value of a key, as it is written; `otherwise` for an inner one."""
-        return self._content.get(key, otherwise)
-
-    def is_ignored(self, key: str) -> bool:
-        return key in self._ignored
-
-    def has(self, key: str) -> bool:
-        return key in self._content
+        return next((key for key in _KEYS_OF.get(field, (field,)) if key.partition(".")[0] in self.content), None)
 
     def finish(self) -> None:
         """Add a problem for each key that nothing has read. An unknown null asks for nothing."""
-        for key in self._unread():
-            if key not in IDLE and self._content[key] is not None:
-                self.problem(key, f"found {_short(self._content[key])}, which a case cannot say")
-
-    def left_out(self) -> list[str]:
-        """Return the keys that change nothing."""
-        return sorted(self._unread())
-
-    def _unread(self) -> Iterator[str]:
-        return (key for key in self._content if key not in self._read)
+        for key, value in self.content.items():
+            if key not in self.read and key not in IDLE and value is not None:
+                self.problem(key, f"found {_short(value)}, which a case cannot say")
 
 
 @dataclass(frozen=True)
@@ -193,10 +171,12 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
         raise UsageError(f"--ignore {absent[0]}: {path} has no such key; leave the option out")
     read, defaults = _READERS[kind]
     keys = ConfigKeys(content, defaults, ignored)
-    remarks: list[str] = []
     keys.take("model_type", str)
-    _check_class(keys, kind)
-    fields = read(keys, remarks)
+    expected = "GPT2LMHeadModel" if kind == "gpt2" else kind.title().replace("_", "") + "ForCausalLM"
+    classes = keys.take("architectures", (list, type(None))) or [expected]
+    if {str(name).lower() for name in classes} != {expected.lower()}:  # some old files have LLaMAForCausalLM
+        keys.problem("architectures", f"found {_short(classes)}, expected {expected}, the language model of {kind}")
+    fields = read(keys)
     positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
     length = keys.take(positions, int)
     if length is not None and not 2 <= length <= MOST_SIZE:
@@ -205,35 +185,22 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
         keys.needed("vocab_size", f"found {fields['vocab_size']}, expected at least {LEAST_VOCABULARY}")
     keys.finish()
     if keys.problems:
-        raise UsageError(_refused(path, keys))
-    return PublishedModel(
-        kind, _model(path, kind, fields, keys), length, tuple(keys.left_out()), keys.assumed, tuple(remarks)
-    )
-
-
-def _check_class(keys: ConfigKeys, kind: str) -> None:
-    """Add a problem for a class that is not the language model of this model_type."""
-    expected = "GPT2LMHeadModel" if kind == "gpt2" else kind.title().replace("_", "") + "ForCausalLM"
-    given = keys.take("architectures", (list, type(None))) or [expected]
-    if {str(name).lower() for name in given} != {expected.lower()}:  # some old files have LLaMAForCausalLM
-        keys.problem("architectures", f"found {_short(given)}, expected {expected}, the language model of {kind}")
+        lines = "".join(f"\n  {problem}" for problem in keys.problems)
+        if not keys.may_ignore:
+            raise UsageError(f"{path}: gives no model:{lines}")
+        raise UsageError(
+            f"{path}: a case cannot say all of it:{lines}\nOf a key that changes nothing in this model, --ignore KEY "
+            "leaves it out, and the case's source says so"
+        )
+    left_out = tuple(sorted(set(keys.content) - keys.read))
+    return PublishedModel(kind, _model(path, kind, fields, keys), length, left_out, keys.assumed, tuple(keys.remarks))
 
 
 def _unknown(kind: object) -> str:
-    known = ", ".join(sorted(_READERS))
-    why = f", and {_OTHERS[kind]}, which a case cannot say" if isinstance(kind, str) and kind in _OTHERS else ""
-    found = "missing" if kind is None else f"found {str(kind)[:40]!r}{why}"
-    return f"{found}; expected one of {known}. For another one write the case by hand: docs/writing-a-case.md"
-
-
-def _refused(path: Path, keys: ConfigKeys) -> str:
-    lines = "".join(f"\n  {problem}" for problem in keys.problems)
-    if not keys.may_ignore:
-        return f"{path}: gives no model:{lines}"
-    return (
-        f"{path}: a case cannot say all of it:{lines}\nOf a key that changes nothing in this model, --ignore KEY "
-        "leaves it out, and the case's source says so"
-    )
+    reason = f", and {_OTHERS[kind]}, which a case cannot say" if isinstance(kind, str) and kind in _OTHERS else ""
+    value = "missing" if kind is None else f"found {str(kind)[:40]!r}{reason}"
+    kinds = ", ".join(sorted(_READERS))
+    return f"{value}; expected one of {kinds}. For another one write the case by hand: docs/writing-a-case.md"
 
 
 def _model(path: Path, kind: str, fields: Fields, keys: ConfigKeys) -> Model:
@@ -244,15 +211,15 @@ def _model(path: Path, kind: str, fields: Fields, keys: ConfigKeys) -> Model:
         first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
     if key := keys.written_as(field):
-        said = description({**first, "input": keys.value(key, first.get("input"))}, Model)
-        raise UsageError(f"{path}: key '{key}': {said}")
-    said = description(first, Model)
-    named = ((name.removeprefix(f"{field}."), keys.written_as(name)) for name in _KEYS_OF)
-    others = ", ".join(f"{name} is {key}" for name, key in named if key != name and key and name in said.split())
-    raise UsageError(f"{path}: gives no model: {field or 'model'}: {said}{f'; {others}' if others else ''}")
+        message = description({**first, "input": keys.content.get(key, first.get("input"))}, Model)
+        raise UsageError(f"{path}: key '{key}': {message}")
+    message = description(first, Model)
+    names = ((name.removeprefix(f"{field}."), keys.written_as(name)) for name in _KEYS_OF)
+    others = ", ".join(f"{name} is {key}" for name, key in names if key != name and key and name in message.split())
+    raise UsageError(f"{path}: gives no model: {field or 'model'}: {message}{f'; {others}' if others else ''}")
 
 
-def _gpt2(keys: ConfigKeys, _: list[str]) -> Fields:
+def _gpt2(keys: ConfigKeys) -> Fields:
     hidden, heads, inner = keys.take("n_embd", int), keys.take("n_head", int), keys.take("n_inner", (int, type(None)))
     dropout = keys.take("resid_pdrop", NUMBER)
     keys.must(
@@ -312,7 +279,7 @@ def _rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
     }
 
 
-def _llama(keys: ConfigKeys, _: list[str]) -> Fields:
+def _llama(keys: ConfigKeys) -> Fields:
     keys.must("pretraining_tp", (1,), "a case does not divide matrices in another order")
     bias = keys.take("attention_bias", bool)
     keys.must("mlp_bias", (bias,), f"a case has biases in all matrices or in none, and attention_bias is {bias}")
@@ -324,46 +291,42 @@ def _without_bias(keys: ConfigKeys, window: int | None = None) -> Fields:
     return {**_rotary(keys, window), "activation": _one_of(keys, "hidden_act", _GATED)}
 
 
-def _qwen2(keys: ConfigKeys, _: list[str]) -> Fields:
+def _switched(keys: ConfigKeys, is_mixture: bool = False) -> Fields:
     fields = _without_bias(keys)
-    return {**fields, "sliding_window": _switched_window(keys, fields["layers"]), "qkv_bias": True}
+    return {**fields, "sliding_window": _switched_window(keys, fields["layers"], is_mixture)}
 
 
-def _qwen3(keys: ConfigKeys, _: list[str]) -> Fields:
-    fields = _without_bias(keys)
-    return {**fields, "sliding_window": _switched_window(keys, fields["layers"]), "query_key_norm": True}
-
-
-def _mistral(keys: ConfigKeys, _: list[str]) -> Fields:
+def _mistral(keys: ConfigKeys) -> Fields:
     return _without_bias(keys, keys.take("sliding_window", (int, type(None))))
 
 
-def _gemma(keys: ConfigKeys, remarks: list[str]) -> Fields:
+def _gemma(keys: ConfigKeys) -> Fields:
     activation = keys.take("hidden_activation", (str, type(None)))
-    given = keys.take("hidden_act", str)
-    if activation not in (None, "gelu_pytorch_tanh") or given not in ("gelu", "gelu_pytorch_tanh"):
+    older = keys.take("hidden_act", str)
+    if activation not in (None, "gelu_pytorch_tanh") or older not in ("gelu", "gelu_pytorch_tanh"):
         key = "hidden_act" if activation in (None, "gelu_pytorch_tanh") else "hidden_activation"
-        keys.problem(key, f"found {activation!r} and hidden_act {given!r}, expected gelu_pytorch_tanh")
-    if given == "gelu":
-        remarks.append("hidden_act gelu is read as gelu_pytorch_tanh, as transformers does for Gemma")
+        keys.problem(key, f"found {activation!r} and hidden_act {older!r}, expected gelu_pytorch_tanh")
+    if older == "gelu":
+        keys.remarks.append("hidden_act gelu is read as gelu_pytorch_tanh, as transformers does for Gemma")
     keys.must("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
     fields = _rotary(keys)
     return {**fields, "activation": "geglu_tanh", "embedding_scale": math.sqrt(fields["hidden_size"] or 1)}
 
 
-def _mixtral(keys: ConfigKeys, remarks: list[str]) -> Fields:
+def _mixtral(keys: ConfigKeys) -> Fields:
     keys.must("router_jitter_noise", (0.0, 0), "a case's router has no noise")
-    fields = _without_bias(keys, keys.take("sliding_window", (int, type(None))))
-    chosen = keys.take("num_experts_per_tok", int)
-    experts = {"count": keys.take("num_local_experts", int), "chosen": chosen}
-    experts |= {"ffn_hidden_size": fields["ffn_hidden_size"]}
-    router = {"auxiliary_loss": _balance(keys, chosen, fields["layers"], remarks)}
-    return {**fields, "experts": {**experts, "router": router}}
+    fields, chosen = _mistral(keys), keys.take("num_experts_per_tok", int)
+    experts = {
+        "count": keys.take("num_local_experts", int),
+        "chosen": chosen,
+        "ffn_hidden_size": fields["ffn_hidden_size"],
+        "router": {"auxiliary_loss": _balance(keys, chosen, fields["layers"])},
+    }
+    return {**fields, "experts": experts}
 
 
-def _qwen3_moe(keys: ConfigKeys, remarks: list[str]) -> Fields:
-    fields = _without_bias(keys)
-    fields["sliding_window"] = _switched_window(keys, fields["layers"], is_mixture=True)
+def _qwen3_moe(keys: ConfigKeys) -> Fields:
+    fields = _switched(keys, is_mixture=True)
     chosen, step = keys.take("num_experts_per_tok", int), keys.take("decoder_sparse_step", int)
     dense = keys.take("mlp_only_layers", list) or []
     first = (step or 1) - 1
@@ -381,52 +344,54 @@ def _qwen3_moe(keys: ConfigKeys, remarks: list[str]) -> Fields:
         "every": step,
         "router": {
             "normalised": keys.take("norm_topk_prob", bool),
-            "auxiliary_loss": _balance(keys, chosen, fields["layers"], remarks),
+            "auxiliary_loss": _balance(keys, chosen, fields["layers"]),
         },
     }
     return {**fields, "query_key_norm": True, "experts": experts}
 
 
-def _balance(keys: ConfigKeys, chosen: int | None, layers: int | None, remarks: list[str]) -> float:
+def _balance(keys: ConfigKeys, chosen: int | None, layers: int | None) -> float:
     """Return the coefficient of a case's balancing loss, which is of a sequence and of a layer (writing-a-case.md)."""
-    given = keys.take("router_aux_loss_coef", NUMBER)
-    converted = float(f"{(given or 0) * (chosen or 1) / (layers or 1):.6g}")
-    remarks.append(f"router_aux_loss_coef {given} x {chosen} experts / {layers} layers is auxiliary_loss {converted:g}")
+    coefficient = keys.take("router_aux_loss_coef", NUMBER)
+    converted = float(f"{(coefficient or 0) * (chosen or 1) / (layers or 1):.6g}")
+    keys.remarks.append(
+        f"router_aux_loss_coef {coefficient} x {chosen} experts / {layers} layers is auxiliary_loss {converted:g}"
+    )
     return converted
 
 
-def _one_of(keys: ConfigKeys, key: str, known: dict[str, str]) -> str | None:
+def _one_of(keys: ConfigKeys, key: str, names: dict[str, str]) -> str | None:
     value = keys.take(key, str)
-    if value is not None and value not in known:
-        keys.problem(key, f"found '{value}', expected one of {', '.join(known)}")
-    return known.get(value or "")
+    if value is not None and value not in names:
+        keys.problem(key, f"found '{value}', expected one of {', '.join(names)}")
+    return names.get(value or "")
 
 
 def _switched_window(keys: ConfigKeys, layers: int | None, is_mixture: bool = False) -> int | None:
     """Return the sliding window of all layers; None without one. Adds a problem where only some layers have one."""
-    keys.leave(*_WINDOW_KEYS)
-    if ignored := [key for key in _WINDOW_KEYS if keys.is_ignored(key)]:
+    keys.read.update(_WINDOW_KEYS)
+    if ignored := [key for key in _WINDOW_KEYS if key in keys.ignored]:
         for key in ignored:
             keys.needed(key, "it says which layers have a window; it cannot be left out: give no --ignore for it")
         return None
     window = keys.take("sliding_window", (int, type(None))) if keys.take("use_sliding_window", bool) else None
-    key, found, kinds = _attention_kinds(keys, window, layers)
+    key, entry, kinds = _attention_kinds(keys, window, layers)
     if kinds not in ({_FULL}, {_SLIDING}):
-        keys.needed(key, f"found {found}: of a case, all layers have a sliding window or none")
+        keys.needed(key, f"found {entry}: of a case, all layers have a sliding window or none")
     elif kinds == {_SLIDING} and window is None:
-        keys.needed(key, f"found {found}, and use_sliding_window and sliding_window give no window")
+        keys.needed(key, f"found {entry}, and use_sliding_window and sliding_window give no window")
     elif kinds == {_FULL} and window is not None and is_mixture:
-        keys.needed(key, f"found {found}: by it no layer has a window, and in transformers' qwen3_moe all have it")
+        keys.needed(key, f"found {entry}: by it no layer has a window, and in transformers' qwen3_moe all have it")
     return window if kinds == {_SLIDING} else None
 
 
 def _attention_kinds(keys: ConfigKeys, window: int | None, layers: int | None) -> tuple[str, object, set[str]]:
     """Return the key that says which layers have a sliding window, what was found there, and the layers' kinds."""
-    given = keys.take("layer_types", (list, type(None)))
-    if given is not None:
-        kinds = set(map(str, given))
-        if layers is not None and len(given) != layers:
-            keys.needed("layer_types", f"found {len(given)} entries, expected one for each of {layers} layers")
+    types = keys.take("layer_types", (list, type(None)))
+    if types is not None:
+        kinds = set(map(str, types))
+        if layers is not None and len(types) != layers:
+            keys.needed("layer_types", f"found {len(types)} entries, expected one for each of {layers} layers")
         return "layer_types", ", ".join(sorted(kinds)) or "no entry", kinds
     first = None if window is None else keys.take("max_window_layers", int)
     if first is None or layers is None:
@@ -444,11 +409,11 @@ def _rope(keys: ConfigKeys) -> tuple[float | None, Fields | None]:
         keys.problem("rope_scaling", "found other values than in rope_parameters")
     name, content = ("rope_parameters", dict(newer)) if newer else ("rope_scaling", dict(older or {}))
     base = content.pop("rope_theta", None)
-    if base is None or keys.has("rope_theta"):
-        given = keys.take("rope_theta", NUMBER)
-        if base is not None and given != base:
-            keys.problem("rope_theta", f"found {given}, and {base} in {name}")
-        base = given
+    if base is None or "rope_theta" in keys.content:
+        theta = keys.take("rope_theta", NUMBER)
+        if base is not None and theta != base:
+            keys.problem("rope_theta", f"found {theta}, and {base} in {name}")
+        base = theta
     return base, _scaling(keys, name, content)
 
 
@@ -457,45 +422,39 @@ def _scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
     kind = kinds[0] if kinds else "default"
     if kind == "default":
         if content:
-            found = "found default" if kinds else "missing"
-            beside = f"{found} beside {', '.join(sorted(map(str, content)))}"
+            begin = "found default" if kinds else "missing"
+            beside = f"{begin} beside {', '.join(sorted(map(str, content)))}"
             keys.problem(f"{name}.rope_type", f"{beside}; expected {', '.join(_SCALINGS)}, or no such keys")
         return None
     if not isinstance(kind, str) or kind not in _SCALINGS:
         keys.problem(f"{name}.rope_type", f"found {kind!r}, expected default, {', '.join(_SCALINGS)}")
         return None
-    wanted, defaults = _SCALINGS[kind]
+    names, defaults = _SCALINGS[kind]
     inner = ConfigKeys(content, defaults, above=f"{name}.")
-    scaling = {ours: inner.take(theirs, (*NUMBER, type(None))) for theirs, ours in wanted.items()}
+    scaling = {ours: inner.take(theirs, (*NUMBER, type(None))) for theirs, ours in names.items()}
     if kind == "yarn" and scaling["original_length"] is None:
         scaling["original_length"] = keys.take("max_position_embeddings", int)
     inner.finish()
     keys.problems += inner.problems
     keys.may_ignore |= inner.may_ignore
-    given = {ours: value for ours, value in scaling.items() if value is not None}
-    if "original_length" in given:
-        given["original_length"] = int(given["original_length"])
-    return {"kind": kind, **given}
+    values = {ours: value for ours, value in scaling.items() if value is not None}
+    if "original_length" in values:
+        values["original_length"] = int(values["original_length"])
+    return {"kind": kind, **values}
 
 
 _LENGTH = {"original_max_position_embeddings": "original_length"}
 _SCALINGS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "linear": ({"factor": "factor"}, {}),
     "llama3": (
-        {"factor": "factor", **_LENGTH, "low_freq_factor": "low_factor", "high_freq_factor": "high_factor"},
-        {},
+        {"factor": "factor", **_LENGTH, "low_freq_factor": "low_factor", "high_freq_factor": "high_factor"}, {},
     ),
     "yarn": (
-        {
-            "factor": "factor",
-            **_LENGTH,
-            "beta_fast": "beta_fast",
-            "beta_slow": "beta_slow",
-            "attention_factor": "magnitude",
-        },
+        {"factor": "factor", **_LENGTH, "beta_fast": "beta_fast", "beta_slow": "beta_slow",
+         "attention_factor": "magnitude"},
         {"original_max_position_embeddings": None, "beta_fast": 32, "beta_slow": 1, "attention_factor": None},
     ),
-}
+}  # fmt: skip
 # The keys of config.json that give a field of a case's model, by the field; each file has one of them at most.
 _KEYS_OF: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer"),
@@ -517,18 +476,18 @@ _KEYS_OF: dict[str, tuple[str, ...]] = {
     "experts.router.auxiliary_loss": ("router_aux_loss_coef",),
     **{
         f"rope_scaling.{ours}": (f"rope_scaling.{theirs}", f"rope_parameters.{theirs}")
-        for wanted, _ in _SCALINGS.values()
-        for theirs, ours in wanted.items()
+        for names, _ in _SCALINGS.values()
+        for theirs, ours in names.items()
     },
 }
-_Reader = Callable[[ConfigKeys, list[str]], Fields]
+_Reader = Callable[[ConfigKeys], Fields]
 _WIDE = {key: value for key, value in _ROTARY.items() if key != "head_dim"}  # theirs is not hidden_size / heads
 _READERS: dict[str, tuple[_Reader, dict[str, Any]]] = {
     "gpt2": (_gpt2, _GPT2),
     "llama": (_llama, {**_ROTARY, "num_key_value_heads": None, "mlp_bias": False}),
     "mistral": (_mistral, _ROTARY),
-    "qwen2": (_qwen2, {**_ROTARY, **_SWITCHED}),
-    "qwen3": (_qwen3, {**_WIDE, **_SWITCHED}),
+    "qwen2": (lambda keys: {**_switched(keys), "qkv_bias": True}, {**_ROTARY, **_SWITCHED}),
+    "qwen3": (lambda keys: {**_switched(keys), "query_key_norm": True}, {**_WIDE, **_SWITCHED}),
     "gemma": (_gemma, {**_WIDE, **_GEMMA}),
     "mixtral": (_mixtral, {**_ROTARY, "rope_theta": 1e6}),
     "qwen3_moe": (_qwen3_moe, {**_WIDE, **_SWITCHED, "decoder_sparse_step": 1, "mlp_only_layers": []}),

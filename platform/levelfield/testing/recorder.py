@@ -6,13 +6,14 @@ import platform
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
 
-from levelfield.contracts.command import ask
+from levelfield.contracts.command import CommandOutput, ask
 from levelfield.contracts.tool_records import first_match, parse
 from levelfield.contracts.vendor import Device, Vendor, recorded_commands
 from levelfield.errors import RunFailed, UsageError
@@ -69,17 +70,18 @@ _PREFIX = re.compile(r"[A-Za-z]+[-_ ]|")
 
 @dataclass(frozen=True)
 class Captured:
-    """The output of one tool for a recording. problem: why there is none. wanted: there is no recording without it.
-    pattern: of the version in it."""
+    """The output of one tool for a recording."""
 
     role: str
     argv: tuple[str, ...]
     file: str
-    text: str | None
-    tool: Tool | None
-    problem: str = ""
-    wanted: bool = False
-    pattern: str = ""
+    answer: CommandOutput
+    rule: Tool | str | None  # that reads it, or the pattern of the version in it
+    required: bool  # there is no recording without it
+
+    @property
+    def text(self) -> str:
+        return self.answer.text or ""
 
 
 def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]:
@@ -88,58 +90,51 @@ def record(vendor: Vendor, folder: Path, redact: bool, force: bool) -> list[str]
     Raises UsageError for existing recordings without `force`. Raises RunFailed when a tool for devices or samples
     prints nothing or fails.
     """
-    known = commands(vendor.spec)
-    own = {} if any(tool for _, tool in known.values()) else adapter_tools(vendor, folder / "recorded")
-    if not own and not any(tool for _, tool in known.values()):
+    recorded, declared = folder / "recorded", commands(vendor.spec)
+    has_tool = any(tool for _, tool in declared.values())
+    of_adapter = {} if has_tool else adapter_tools(vendor, recorded)
+    if not of_adapter and not has_tool:
         raise UsageError(f"{folder}: found no tool in vendor.yaml; add `monitor`, or record adapter.py's by hand")
-    there = [path for role in known for path in sorted((folder / "recorded").glob(f"{role}.*"))]
-    there += [folder / "recorded" / file for file in own if (folder / "recorded" / file).exists()]
-    if there and not force:
-        raise UsageError(f"{there[0]} exists; --force replaces it and its line in {ORIGINS}")
-    software = {f"software.{name}": version for name, version in vendor.spec.software.items()}
+    existing = [path for role in declared for path in sorted(recorded.glob(f"{role}.*"))]
+    existing += [recorded / file for file in of_adapter if (recorded / file).exists()]
+    if existing and not force:
+        raise UsageError(f"{existing[0]} exists; --force replaces it and its line in {ORIGINS}")
     captured = []
-    for role, (argv, tool) in known.items():
-        answer = ask(argv, tool.timeout_seconds if tool else software[role].timeout_seconds)
-        pattern = "" if tool else software[role].pattern
-        captured.append(
-            Captured(role, argv, file_name(role, tool), answer.text, tool, answer.reason, bool(tool), pattern)
-        )
-    for file, command in own.items():
-        argv, answer = command.argv, ask(command.argv, command.timeout_seconds)
-        captured.append(Captured(Path(file).stem, argv, file, answer.text, None, answer.reason, True))
+    for role, (argv, tool) in declared.items():
+        source = tool or vendor.spec.software[role.removeprefix("software.")]
+        rule = source if isinstance(source, Tool) else source.pattern
+        answer = ask(argv, source.timeout_seconds)
+        captured.append(Captured(role, argv, file_name(role, tool), answer, rule, required=bool(tool)))
+    for file, command in of_adapter.items():
+        answer = ask(command.argv, command.timeout_seconds)
+        captured.append(Captured(Path(file).stem, command.argv, file, answer, None, required=True))
     _check_output(captured)
-    texts, rules = captured_texts(captured), _rules(captured)
-    kept = redacted(texts, rules) if redact else texts
-    _write(folder / "recorded", vendor, captured, kept)
-    said = _mask_notes(captured) if redact else _identity_notes(captured)
-    return [*_file_notes(folder / "recorded", captured), *said]
+    texts = {item.file: item.text for item in captured if item.answer.text is not None}
+    rules = {item.file: item.rule for item in captured if item.rule}
+    stored = redacted(texts, rules) if redact else texts
+    _write(recorded, vendor, captured, stored)
+    notes = _mask_notes(texts, rules) if redact else _identity_notes(texts, rules)
+    return [*_file_notes(recorded, captured), *notes]
 
 
 def adapter_tools(vendor: Vendor, recorded: Path) -> dict[str, NodeCommand]:
     """Return what adapter.py has a node repeat, by its recording, whose ending is kept; of a host none."""
     if vendor.spec.is_host:
         return {}
-    found = {f"tool.{Path(command.argv[0]).name}": command for command in recorded_commands(vendor).samples}
-    return {next((p.name for p in recorded.glob(f"{role}.*")), f"{role}.txt"): each for role, each in found.items()}
-
-
-def captured_texts(captured: list[Captured]) -> dict[str, str]:
-    return {item.file: item.text for item in captured if item.text is not None}
-
-
-def _rules(captured: list[Captured]) -> dict[str, Tool | str]:
-    return {item.file: item.tool or item.pattern for item in captured if item.tool or item.pattern}
+    roles = {f"tool.{Path(command.argv[0]).name}": command for command in recorded_commands(vendor).samples}
+    files = {role: next((path.name for path in recorded.glob(f"{role}.*")), f"{role}.txt") for role in roles}
+    return {files[role]: command for role, command in roles.items()}
 
 
 def _check_output(captured: list[Captured]) -> None:
     for item in captured:
-        if not item.wanted:
+        if not item.required:
             continue
         command = shlex.join(item.argv)
-        if item.text is None:
+        if item.answer.text is None:
             raise RunFailed(
-                f"failed (tool): {item.problem}. Run this on a machine with the chip, its driver and the vendor's "
-                f"tools on PATH, where `{command}` works within `timeout_seconds` of vendor.yaml"
+                f"failed (tool): {item.answer.reason}. Run this on a machine with the chip, its driver and the "
+                f"vendor's tools on PATH, where `{command}` works within `timeout_seconds` of vendor.yaml"
             )
         if not item.text.strip():
             raise RunFailed(f"failed (tool): `{command}` printed nothing; check the device and this user's rights")
@@ -148,9 +143,9 @@ def _check_output(captured: list[Captured]) -> None:
 def unread(subject: VendorSubject) -> Iterator[str]:
     """Return a sentence about each recording in which the rules of vendor.yaml find no device."""
     for item in subject.recordings:
-        if item.tool and item.is_text and (why := why_unread(item.role, item.tool, item.text)):
+        if item.tool and item.is_text and (reason := why_unread(item.role, item.tool, item.text)):
             begin = next((line for line in item.text.splitlines() if line.strip()), "").strip()[:80]
-            yield f"{item.path.name}: found no device with the rules of vendor.yaml: {why}; it begins '{begin}'"
+            yield f"{item.path.name}: found no device with the rules of vendor.yaml: {reason}; it begins '{begin}'"
 
 
 def has_rules(vendor_yaml: Path) -> bool:
@@ -159,22 +154,21 @@ def has_rules(vendor_yaml: Path) -> bool:
     return not any(BLANK in part for part in re.findall(r"(?m)^(?:monitor|discovery):.*(?:\n(?:[ #].*)?)*", text))
 
 
-def _identity_notes(captured: list[Captured]) -> Iterator[str]:
-    found = identities(captured_texts(captured), _rules(captured))
-    for item in captured:
-        if item.text is not None and any(word in item.text for word in found):
-            yield f"{item.file} holds identities of devices; --redact --force replaces them"
+def _identity_notes(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> Iterator[str]:
+    words = identities(texts, rules)
+    for file, text in texts.items():
+        if any(word in text for word in words):
+            yield f"{file} holds identities of devices; --redact --force replaces them"
 
 
-def _mask_notes(captured: list[Captured]) -> Iterator[str]:
+def _mask_notes(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> Iterator[str]:
     """Return sentences with the masks of the identities, without the identities themselves."""
-    masks = replacements(captured_texts(captured), _rules(captured))
-    for item in captured:
-        here = [mask for word, mask in masks.items() if item.text is not None and word in item.text]
-        if here:
-            more = ", ..." if len(here) > 3 else ""
-            identity = "identity" if len(here) == 1 else "identities"
-            yield f"{item.file}: {len(here)} {identity} replaced, now {', '.join(here[:3])}{more}"
+    masks = replacements(texts, rules)
+    for file, text in texts.items():
+        if used := [mask for word, mask in masks.items() if word in text]:
+            more = ", ..." if len(used) > 3 else ""
+            identity = "identity" if len(used) == 1 else "identities"
+            yield f"{file}: {len(used)} {identity} replaced, now {', '.join(used[:3])}{more}"
     if not masks:
         yield "--redact: found no serial number, UUID or name of this machine to replace"
     yield "PCI bus addresses are not secret and stay; read the files before you publish them"
@@ -182,17 +176,17 @@ def _mask_notes(captured: list[Captured]) -> Iterator[str]:
 
 def _file_notes(folder: Path, captured: list[Captured]) -> Iterator[str]:
     for item in captured:
-        if item.text is None:
-            yield f"{item.role}: not recorded: {item.problem}"
+        if item.answer.text is None:
+            yield f"{item.role}: not recorded: {item.answer.reason}"
         else:
             yield f"{folder / item.file}: {len(item.text.splitlines())} line(s) of `{shlex.join(item.argv)}`"
 
 
-def _write(folder: Path, vendor: Vendor, captured: list[Captured], kept: dict[str, str]) -> None:
+def _write(folder: Path, vendor: Vendor, captured: list[Captured], texts: dict[str, str]) -> None:
     """Replace the recordings. Raises UsageError for a link or a folder among them, before anything is changed."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FolderDescriptor(folder.parent) as own, own.made_below(folder.name) as recorded:
+        with FolderDescriptor(folder.parent) as parent, parent.made_below(folder.name) as recorded:
             old = [name for name in recorded.names() if any(fnmatchcase(name, f"{item.role}.*") for item in captured)]
             for name in (*old, ORIGINS):
                 if (kind := recorded.kind(name)) not in (None, "a file"):
@@ -200,36 +194,31 @@ def _write(folder: Path, vendor: Vendor, captured: list[Captured], kept: dict[st
             before = recorded.read(ORIGINS, MOST_DOCUMENT_BYTES).decode() if recorded.kind(ORIGINS) else HEADING + "\n"
             for name in old:
                 recorded.remove(name)
-            for name, text in kept.items():
+            for name, text in texts.items():
                 recorded.write_new(name, text.encode())
-            recorded.replace(ORIGINS, _with_origins(before, vendor, captured, kept).encode())
+            recorded.replace(ORIGINS, _with_origins(before, vendor, captured, texts).encode())
     except OSError as error:
-        said = f"{error.filename or folder} cannot be written: {error.strerror}"
-        raise UsageError(f"{said}; copy the vendor's folder elsewhere") from None
+        message = f"{error.filename or folder} cannot be written: {error.strerror}"
+        raise UsageError(f"{message}; copy the vendor's folder elsewhere") from None
 
 
-def _with_origins(before: str, vendor: Vendor, captured: list[Captured], kept: dict[str, str]) -> str:
+def _with_origins(before: str, vendor: Vendor, captured: list[Captured], texts: dict[str, str]) -> str:
     """Return the text with one line for each recording. It replaces an earlier line about the same file."""
-    names = "|".join(map(re.escape, kept))
+    names = "|".join(map(re.escape, texts))
     lines, is_replaced = list[str](), False
     for line in before.splitlines():
         is_replaced = bool(re.match(rf"- `({names})`", line)) or (is_replaced and line.startswith("  "))
         lines += [] if is_replaced else [line]
     lines = lines if not lines or lines[-1].startswith("- ") or not lines[-1].strip() else [*lines, ""]
-    made = [item for item in captured if item.file in kept]
-    return "\n".join([*lines, *(_origin(item, vendor, kept[item.file] != item.text) for item in made)]) + "\n"
-
-
-def _devices(vendor: Vendor) -> Sequence[Device]:
-    try:
-        return vendor.devices()
-    except Exception:  # an adapter may raise anything, and the recording is written in any case
-        return ()
+    made = [item for item in captured if item.file in texts]
+    return "\n".join([*lines, *(_origin(item, vendor, texts[item.file] != item.text) for item in made)]) + "\n"
 
 
 def _origin(item: Captured, vendor: Vendor, is_redacted: bool) -> str:
     day = datetime.now(timezone.utc).date().isoformat()
-    devices = _devices(vendor)
+    devices: Sequence[Device] = ()
+    with suppress(Exception):  # an adapter may raise anything, and the recording is written in any case
+        devices = vendor.devices()
     chips = f"{len(devices)} x {devices[0].description}" if devices else "no device that vendor.yaml recognises"
     software = "; ".join(f"{name} {version}" for name, version in vendor.software().items())
     ending = "; identities replaced" if is_redacted else ""
@@ -264,28 +253,27 @@ def identities(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> tup
     """Return what LABELS name, UUIDs and addresses without a label, identities by vendor.yaml, and this machine's
     name. Bus addresses are not identities, because they are the same on every machine of a kind."""
     read = str([_meaning(rules.get(name), text) for name, text in texts.items()])
-    found = dict.fromkeys(word for name, text in texts.items() for word in _in_text(text, rules.get(name), read))
-    return tuple(found)
+    words = (word for name, text in texts.items() for word in _identities_of(text, rules.get(name), read))
+    return tuple(dict.fromkeys(words))
 
 
-def _in_text(text: str, rule: Tool | str | None, read: str) -> Iterator[str]:
+def _identities_of(text: str, rule: Tool | str | None, read: str) -> Iterator[str]:
     """Return the identities of one text. read: what rules read of other values, which no form and no blank after a
     label makes an identity."""
     yield from (match.group() for pattern in (_UUID, _MAC) for match in pattern.finditer(text))
-    found = (*(match[1] for match in _LABELLED.finditer(text)), *_in_columns(text, _HEADING, _WORD))
-    yield from (word for word in found if not _UUID.search(word))
+    labelled = (*(match[1] for match in _LABELLED.finditer(text)), *_cells_below(_HEADING, _WORD, text))
+    yield from (word for word in labelled if not _UUID.search(word))
     words = [r.word("identity") for r in parse(rule, text).records.values()] if isinstance(rule, Tool) else []
     yield from (word for word in words if word and not _BUS.fullmatch(word) and not _UUID.search(word))
     beside = (match[1] for match in _BESIDE.finditer(text) if not _UUID.search(match[1]))
-    found = (*beside, *_addresses(text), *_hosts(text))
-    yield from (word for word in found if not _alone(word, read))
+    yield from (word for word in (*beside, *_addresses(text), *_hosts(text)) if not _alone(word, read))
     if len(platform.node()) > 3 and platform.node() in text:
         yield platform.node()
 
 
 def _hosts(text: str) -> Iterator[str]:
     """Return the names of hosts behind a label, and the first part of each where it stands alone."""
-    for name in (*(match[1] for match in _HOST_LABELLED.finditer(text)), *_in_columns(text, _HOST_HEADING, _HOST)):
+    for name in (*(match[1] for match in _HOST_LABELLED.finditer(text)), *_cells_below(_HOST_HEADING, _HOST, text)):
         first = name.partition(".")[0]
         for word in {name, first} if _alone(first, text) else {name}:
             if not _NO_NAME.fullmatch(word):
@@ -299,19 +287,19 @@ def _alone(word: str, text: str) -> bool:
 
 def _addresses(text: str) -> Iterator[str]:
     """Return the IP addresses by their form, but for those of every machine, and for versions of the same form."""
-    versions = {*_in_columns(text, _VERSION_HEADING, r"[0-9.]+")}
+    versions = {*_cells_below(_VERSION_HEADING, r"[0-9.]+", text)}
     for match in _ADDRESS.finditer(text):
         try:
-            found = ip_address(match.group())
+            address = ip_address(match.group())
         except ValueError:
             continue
-        is_everywhere = found.is_loopback or found.is_unspecified or found.is_reserved or found.is_multicast
+        is_everywhere = address.is_loopback or address.is_unspecified or address.is_reserved or address.is_multicast
         before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
         if not is_everywhere and match.group() not in versions and not _VERSION.search(before):
             yield match.group()
 
 
-def _in_columns(text: str, label: re.Pattern[str], word: str) -> Iterator[str]:
+def _cells_below(label: re.Pattern[str], word: str, text: str) -> Iterator[str]:
     """Return the words of every column whose heading is a label, in a table of any separator."""
     lines = [line for line in text.splitlines() if line.strip()]
     for separator in _SEPARATORS:
@@ -342,9 +330,9 @@ def _replaced(text: str, masks: Mapping[str, str]) -> str:
     """Replace all identities in one pass, so that no mask is replaced again."""
     if not masks:
         return text
-    found = sorted(masks, key=len, reverse=True)
     whole = "(?<![A-Za-z0-9]){}(?![A-Za-z0-9])"  # a short word may be a part of many others
-    words = (re.escape(word) if len(word) > 3 else whole.format(re.escape(word)) for word in found)
+    longest_first = sorted(masks, key=len, reverse=True)
+    words = (re.escape(word) if len(word) > 3 else whole.format(re.escape(word)) for word in longest_first)
     return re.sub("|".join(words), lambda match: masks[match.group()], text)
 
 
@@ -352,8 +340,8 @@ def _meaning(rule: Tool | str | None, text: str) -> list[object]:
     """Return the values that a tool's rules, or a version's pattern, read from the text, without identities."""
     if isinstance(rule, Tool):
         names = [name for name in rule.fields if name != "identity"]
-        found = parse(rule, text).records
-        return [(index, [record.texts.found.get(name) for name in names]) for index, record in sorted(found.items())]
+        records = parse(rule, text).records
+        return [(index, [record.texts.values.get(name) for name in names]) for index, record in sorted(records.items())]
     try:
         match = first_match(rule, text) if rule else None
     except ValueError:  # the pattern took too long

@@ -56,15 +56,15 @@ class Recording:
 
 def commands(spec: VendorFile) -> dict[str, tuple[tuple[str, ...], Tool | None]]:
     """Return the commands of vendor.yaml by the name of their recording."""
-    found: dict[str, tuple[tuple[str, ...], Tool | None]] = {}
+    roles: dict[str, tuple[tuple[str, ...], Tool | None]] = {}
     if spec.monitor:
-        found["monitor"] = (spec.monitor.command, spec.monitor)
+        roles["monitor"] = (spec.monitor.command, spec.monitor)
     if spec.discovery and spec.discovery.tool:
-        found["discovery"] = (spec.discovery.tool.command, spec.discovery.tool)
+        roles["discovery"] = (spec.discovery.tool.command, spec.discovery.tool)
     if spec.numbering and spec.numbering.tool:
-        found["numbering"] = (spec.numbering.tool.command, spec.numbering.tool)
-    found |= {f"software.{name}": (version.command, None) for name, version in spec.software.items()}
-    return found
+        roles["numbering"] = (spec.numbering.tool.command, spec.numbering.tool)
+    roles |= {f"software.{name}": (version.command, None) for name, version in spec.software.items()}
+    return roles
 
 
 def file_name(role: str, tool: Tool | None) -> str:
@@ -73,39 +73,39 @@ def file_name(role: str, tool: Tool | None) -> str:
 
 def recordings(folder: Path, spec: VendorFile) -> tuple[Recording, ...]:
     """Return the recordings of vendor.yaml's commands, and those of adapter.py: tool.<executable>.<suffix>."""
-    found = []
+    files = []
     for role, (argv, tool) in commands(spec).items():
         for path in sorted(folder.glob(f"{role}.*"))[:1]:
-            found.append(Recording(role, path, argv, path.read_bytes(), tool))
+            files.append(Recording(role, path, argv, path.read_bytes(), tool))
     for path in sorted(folder.glob("tool.*.*")):
-        found.append(Recording("tool", path, (path.stem.removeprefix("tool."),), path.read_bytes()))
-    return tuple(found)
+        files.append(Recording("tool", path, (path.stem.removeprefix("tool."),), path.read_bytes()))
+    return tuple(files)
 
 
 def why_unread(role: str, tool: Tool, text: str) -> str | None:
     """Return why the rules of vendor.yaml find no device in what a tool printed, or None where they find one."""
-    found = parse(tool, text)
-    if found.records:
+    parsed = parse(tool, text)
+    if parsed.records:
         return None
-    if not found.passed_over and tool.patterns:
+    if not parsed.passed_over and tool.patterns:
         key = f"{'discovery.tool' if role == 'discovery' else role}.patterns.0"
         return f"key '{key}': found no match of '{tool.patterns[0]}', expected one for each device"
-    return found.passed_over[0] if found.passed_over else "found no record"
+    return parsed.passed_over[0] if parsed.passed_over else "found no record"
 
 
-def outcome(vendor: Vendor, asked: Sequence[Device]) -> dict[Key, Any]:
+def outcome(vendor: Vendor, devices: Sequence[Device]) -> dict[Key, Any]:
     """Return all values that are not null, of the found devices and of the samples of `asked`."""
-    found = {(d.index, field): getattr(d, field) for d in vendor.devices() for field in OF_DEVICES}
-    values = {(s.index, field): getattr(s, field) for s in vendor.sample(asked) for field in SAMPLED}
-    return {key: value for key, value in {**found, **values}.items() if value is not None}
+    of_devices = {(d.index, field): getattr(d, field) for d in vendor.devices() for field in OF_DEVICES}
+    values = {(s.index, field): getattr(s, field) for s in vendor.sample(devices) for field in SAMPLED}
+    return {key: value for key, value in {**of_devices, **values}.items() if value is not None}
 
 
-def wrong(found: Outcome, right: Outcome) -> str | None:
+def wrong(values: Outcome, right: Outcome) -> str | None:
     """Return a sentence about a wrong value, or None when all are right or null."""
-    for (index, field), value in found.items():
+    for (index, field), value in values.items():
         if value != right.get((index, field)):
-            known = right.get((index, field), "none")
-            return f"device {index}: {field} is {_said(value)}, expected null or {_said(known)}"
+            expected = right.get((index, field), "none")
+            return f"device {index}: {field} is {_shortened(value)}, expected null or {_shortened(expected)}"
     return None
 
 
@@ -118,5 +118,5 @@ def without_reason(samples: Sequence[Sample]) -> str | None:
     return None
 
 
-def _said(value: Any) -> str:
+def _shortened(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -29,7 +29,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import IMPLAUSIBLE, Result
 from levelfield.specs.tuning import TuningChoice
 from levelfield.testing.findings import Fails, Missing, NotApplicable
-from levelfield.testing.sample_checks import told
+from levelfield.testing.sample_checks import undamaged
 from levelfield.testing.subject import VendorSubject
 
 DRILL = Path(__file__).with_name("drill")
@@ -60,21 +60,21 @@ class Rehearsal:
 
 def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
     """Run once for each fault: `none`, `killed` or `nan`. Raises Fails when there is no result."""
-    kept = subject.kept.get(f"run {fault}")
-    if not isinstance(kept, Rehearsal):
-        kept = subject.kept[f"run {fault}"] = _rehearse(subject, fault)
-    return kept
+    run = subject.shared.get(f"run {fault}")
+    if not isinstance(run, Rehearsal):
+        run = subject.shared[f"run {fault}"] = _rehearse(subject, fault)
+    return run
 
 
 def devices_of(subject: VendorSubject) -> list[Device]:
     """Return the devices of the rehearsal: the first two of the recordings, or of a vendor without tools."""
     try:
-        found = subject.devices()
+        devices = subject.devices()
     except NotApplicable:
-        found = list(subject.adapter().devices())
-    if not found:
+        devices = list(subject.adapter().devices())
+    if not devices:
         raise NotApplicable("found no device to run on, with or without recordings")
-    return found[:MOST_DEVICES]
+    return devices[:MOST_DEVICES]
 
 
 def _rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
@@ -86,13 +86,13 @@ def _rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
     try:
         registry = Registry([DRILL, folder.parent.parent, *subject.plugins])
         work = scheduler.jobs(registry, [Entry(text, request)], None)
-        silent = Listener(lambda said: None, lambda plan, step: None)
+        silent = Listener(lambda sentence: None, lambda plan, step: None)
         (result,) = scheduler.run_all(work, subject.stage.runs, silent, lambda plan: None)
     except LevelfieldError as error:
         raise Fails(f"the platform refused the run: {error}", "use `--dry-run` with this vendor") from None
     if result.status.failure == "interrupted":
         raise KeyboardInterrupt
-    left = [f"process {p.pid} ({p.name()})" for p in subject.stage.processes()]
+    left = [f"process {p.pid} ({p.info['name']})" for p in subject.stage.processes()]
     subject.stage.end_all()
     left += [f"file {path}" for path in sorted(_files(subject, folder) - before)]
     return Rehearsal(result, RunPaths(subject.stage.runs / result.run_id), tuple(left))
@@ -144,14 +144,14 @@ def _advice(evidence: str | None) -> str:
 def _check_recorded(subject: VendorSubject, values: dict[tuple[int, str], object], devices: Sequence[int]) -> None:
     """Check that the values are exactly the recorded values of these devices."""
     try:
-        right = told(subject).values
+        right = undamaged(subject).values
     except NotApplicable:
         return
     indices = {index for index, _ in values} | set(devices)
-    known = {key: value for key, value in right.items() if key[0] in indices and key[1] in SAMPLED}
-    if values != known:
-        key = next(key for key in {*values, *known} if values.get(key) != known.get(key))
-        raise Fails(f"telemetry: device {key[0]}: {key[1]} is {values.get(key)}, recorded {known.get(key)}", "")
+    expected = {key: value for key, value in right.items() if key[0] in indices and key[1] in SAMPLED}
+    if values != expected:
+        key = next(key for key in {*values, *expected} if values.get(key) != expected.get(key))
+        raise Fails(f"telemetry: device {key[0]}: {key[1]} is {values.get(key)}, recorded {expected.get(key)}", "")
     if not values:
         raise Missing("found no value in the telemetry", "compare vendor.yaml with the recording")
 
@@ -160,9 +160,9 @@ def failures(subject: VendorSubject) -> str:
     """Check that a killed rank and a NaN loss give their own status with this vendor."""
     for fault, expected in FAULTS.items():
         status = rehearse(subject, fault).result.status
-        found = (status.word, status.failure)
-        if found[0] != expected[0] or (expected[1] and found[1] != expected[1]):
-            words = f"{found[0]} ({found[1]}): {'; '.join(status.reasons)}; {status.evidence}"
+        word = (status.word, status.failure)
+        if word[0] != expected[0] or (expected[1] and word[1] != expected[1]):
+            words = f"{word[0]} ({word[1]}): {'; '.join(status.reasons)}; {status.evidence}"
             raise Fails(f"a run with fault '{fault}' is {words}, expected {expected[0]}", _advice(status.evidence))
     return "a killed rank is failed (killed), a NaN invalid"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,24 +24,24 @@ Quantity = tuple[Recording, NumberPlace, Key]
 
 
 @dataclass(frozen=True)
-class Told:
+class Undamaged:
     """The values of the undamaged recordings, with which every damaged copy is compared."""
 
     devices: tuple[Device, ...]
     values: dict[Key, Any]
 
 
-def told(subject: VendorSubject) -> Told:
+def undamaged(subject: VendorSubject) -> Undamaged:
     """Return the undamaged values. Raises Fails for a device with two records: a copy that lacks one shows more."""
     devices = subject.devices()
     _check_repeats(subject)
-    return Told(tuple(devices), outcome(subject.over(subject.outputs), devices))
+    return Undamaged(tuple(devices), outcome(subject.over(subject.outputs), devices))
 
 
 def _check_repeats(subject: VendorSubject) -> None:
     for recording in subject.recordings:
         damage_of = parse(recording.tool, recording.text).passed_over if recording.tool else ()
-        if repeated_record := next((each for each in damage_of if each.startswith(TWICE)), None):
+        if repeated_record := next((note for note in damage_of if note.startswith(TWICE)), None):
             raise Fails(
                 f"{recording.path.name}: {repeated_record}; none of them is read",
                 "one device has one record: compare the places of index and identity, or choose the records more "
@@ -49,7 +49,7 @@ def _check_repeats(subject: VendorSubject) -> None:
             )
 
 
-def after(subject: VendorSubject, right: Told, recording: Recording, text: str | bytes) -> dict[Key, Any]:
+def after(subject: VendorSubject, right: Undamaged, recording: Recording, text: str | bytes) -> dict[Key, Any]:
     """Return the outcome when one of the tools prints another text."""
     content = text if isinstance(text, bytes) else text.encode()
     return outcome(subject.over({**subject.outputs, recording.argv: content}), right.devices)
@@ -57,12 +57,12 @@ def after(subject: VendorSubject, right: Told, recording: Recording, text: str |
 
 def devices(subject: VendorSubject) -> str:
     """Check that the recordings show devices of known chips."""
-    found = subject.devices()
-    if not found:
+    listing = subject.devices()
+    if not listing:
         unread = ((r.path.name, why_unread(r.role, r.tool, r.text)) for r in subject.recordings if r.tool)
-        why = next((f": recorded/{name}: {why}" for name, why in unread if why), "")
-        raise Fails(f"found no device in the recordings{why}", COMPARE)
-    unknown = next((d for d in found if d.chip is None and d.description != f"{subject.name} device {d.index}"), None)
+        reason = next((f": recorded/{name}: {reason}" for name, reason in unread if reason), "")
+        raise Fails(f"found no device in the recordings{reason}", COMPARE)
+    unknown = next((d for d in listing if d.chip is None and d.description != f"{subject.name} device {d.index}"), None)
     if unknown:
         ends = ", ".join(f"'{end}'" for chip in subject.spec.chips for end in chip.match) or "none"
         raise Fails(
@@ -70,63 +70,58 @@ def devices(subject: VendorSubject) -> str:
             "add it to a chip's match",
         )
     _check_repeats(subject)
-    if len(whole := checked(subject.spec, DeviceList(found))) < len(found):
+    if len(whole := checked(subject.spec, DeviceList(listing))) < len(listing):
         raise Fails(
             str(whole.problem), "record cards that are whole, or correct the chip's compute_units or memory_bytes"
         )
-    named = sorted({d.chip or "a chip without a name" for d in found})
-    return f"{len(found)} device(s): {', '.join(named)}"
+    names = sorted({d.chip or "a chip without a name" for d in listing})
+    return f"{len(listing)} device(s): {', '.join(names)}"
 
 
-def _never_wrong(subject: VendorSubject, copies: Iterable[tuple[Recording, str]], what: str) -> str:
-    """Check that no copy gives a value that differs from the undamaged recording."""
-    right, count = told(subject), 0
-    for recording, text in copies:
-        count += 1
-        if error := wrong(after(subject, right, recording, text), right.values):
-            raise Fails(f"{recording.path.name} {what}: {error}", TIGHTEN)
+def _never_wrong(subject: VendorSubject, damaged: Callable[[Recording], Iterable[str]], what: str) -> str:
+    """Check that no damaged copy of a recording gives a value that differs from those of the recording itself."""
+    right, count = undamaged(subject), 0
+    for recording in subject.needs_recordings():
+        for text in damaged(recording):
+            count += 1
+            if error := wrong(after(subject, right, recording, text), right.values):
+                raise Fails(f"{recording.path.name} {what}: {error}", TIGHTEN)
     if not count:
         raise NotApplicable("found no recording that this check can change")
     return f"{count} copies {what}: no wrong value"
 
 
 def truncated(subject: VendorSubject) -> str:
-    pairs = [(r, text) for r in subject.needs_recordings() for text in damage.truncated(r.text)]
-    return _never_wrong(subject, pairs, "truncated")
+    return _never_wrong(subject, lambda recording: damage.truncated(recording.text), "truncated")
 
 
 def reordered(subject: VendorSubject) -> str:
-    pairs = [(r, text) for r in subject.needs_recordings() for text in damage.reordered(r)]
-    return _never_wrong(subject, pairs, "reordered")
+    return _never_wrong(subject, damage.reordered, "reordered")
 
 
 def repeated(subject: VendorSubject) -> str:
     """Check copies with repeated or lost lines."""
-    pairs = [
-        (r, text) for r in subject.needs_recordings() for text in (*damage.repeated(r.text), *damage.lines_lost(r.text))
-    ]
-    return _never_wrong(subject, pairs, "with lines twice or lost")
+    return _never_wrong(subject, lambda recording: damage.repeated(recording.text), "with lines twice or lost")
 
 
-def _quantities(subject: VendorSubject, right: Told) -> Iterator[Quantity]:
-    """Return the numbers of the recordings on which exactly one value depends. Each number is changed to find out."""
-    for recording in subject.needs_recordings():
-        for number in damage.numbers(recording.text):
-            found = after(subject, right, recording, damage.nudged(recording.text, number))
-            changed = [key for key in {*right.values, *found} if right.values.get(key) != found.get(key)]
-            if len(changed) == 1 and changed[0][1] in damage.FOREIGN:
-                yield recording, number, changed[0]
+def quantities(subject: VendorSubject) -> tuple[Undamaged, list[Quantity]]:
+    """Return the undamaged values, and the numbers of the recordings on which exactly one value depends.
 
-
-def quantities(subject: VendorSubject) -> tuple[Told, list[Quantity]]:
-    """Return the undamaged values and the quantities. Raises Fails when the recordings hold no quantity."""
-    if "quantities" not in subject.kept:
-        right = told(subject)
-        subject.kept["quantities"] = (right, list(_quantities(subject, right)))
-    right, found = cast(tuple[Told, list[Quantity]], subject.kept["quantities"])
-    if not found:
+    Each number is changed once to see that. Raises Fails when the recordings hold no quantity.
+    """
+    if "quantities" not in subject.shared:
+        right, numbers = undamaged(subject), list[Quantity]()
+        for recording in subject.needs_recordings():
+            for number in damage.numbers(recording.text):
+                nudged = after(subject, right, recording, damage.nudged(recording.text, number))
+                changed = [key for key in {*right.values, *nudged} if right.values.get(key) != nudged.get(key)]
+                if len(changed) == 1 and changed[0][1] in damage.FOREIGN:
+                    numbers.append((recording, number, changed[0]))
+        subject.shared["quantities"] = (right, numbers)
+    right, numbers = cast(tuple[Undamaged, list[Quantity]], subject.shared["quantities"])
+    if not numbers:
         raise Fails("found no number in the recordings that gives a value", COMPARE)
-    return right, found
+    return right, numbers
 
 
 def _must_be_null(
@@ -137,8 +132,8 @@ def _must_be_null(
     do: str = TIGHTEN,
 ) -> str:
     """Check that each damaged quantity (all, or `chosen`) is null, and that no other value is wrong."""
-    right, found = quantities(subject)
-    for recording, number, (index, field) in found if chosen is None else chosen:
+    right, numbers = quantities(subject)
+    for recording, number, (index, field) in numbers if chosen is None else chosen:
         text = damaged(recording.text, number, field)
         seen = after(subject, right, recording, text)
         where = f"{recording.path.name} {what}"
@@ -147,7 +142,7 @@ def _must_be_null(
             raise Fails(f"{where}: device {index}: {field} is {seen[index, field]} for '{line}'", do)
         if error := wrong(seen, right.values):
             raise Fails(f"{where}: {error} for '{line}'", do)
-    return f"{len(found)} number(s) {what}: each null"
+    return f"{len(numbers)} number(s) {what}: each null"
 
 
 def with_comma(subject: VendorSubject) -> str:
@@ -158,25 +153,25 @@ def unavailable(subject: VendorSubject) -> str:
     return _must_be_null(subject, "with NA", lambda text, number, field: damage.unavailable(text, number))
 
 
-def in_another_unit(subject: VendorSubject) -> str:
+def other_units(subject: VendorSubject) -> str:
     """Check copies with another unit, and copies without a unit where the tool always prints one."""
-    found = quantities(subject)[1]
-    bare = {(recording.role, key[1]) for recording, number, key in found if number.unit is None}
-    chosen = [item for item in found if (item[0].role, item[2][1]) not in bare]
+    numbers = quantities(subject)[1]
+    bare = {(recording.role, key[1]) for recording, number, key in numbers if number.unit is None}
+    chosen = [item for item in numbers if (item[0].role, item[2][1]) not in bare]
     _must_be_null(
         subject, "without its unit", lambda text, number, _: damage.without_unit(text, number), chosen, WITH_UNIT
     )
-    return _must_be_null(subject, "in another unit", damage.in_another_unit)
+    return _must_be_null(subject, "in another unit", damage.other_unit)
 
 
 def extra_devices(subject: VendorSubject) -> str:
     """Check samples of some devices while the tool shows more, and of a device that the tool does not show."""
-    right = told(subject)
+    right = undamaged(subject)
     for device in right.devices:
         seen = outcome(subject.over(subject.outputs), [device])
-        own = {key: value for key, value in seen.items() if key[0] == device.index}
-        lost = [f"no {field}" for index, field in right.values if index == device.index and (index, field) not in own]
-        if error := wrong(own, right.values) or next(iter(lost), None):
+        values = {key: value for key, value in seen.items() if key[0] == device.index}
+        lost = next((f"no {key[1]}" for key in right.values if key[0] == device.index and key not in values), None)
+        if error := wrong(values, right.values) or lost:
             raise Fails(f"device {device.index} alone of {len(right.devices)}: {error}", "pick records by index")
     absent = Device(max((d.index for d in right.devices), default=0) + 90, None, "", None)
     (sample,) = subject.over(subject.outputs).sample([absent])
@@ -192,7 +187,7 @@ def no_text(subject: VendorSubject) -> str:
 
     The list of devices must say why it is empty.
     """
-    right = told(subject)
+    right = undamaged(subject)
     for recording in subject.needs_recordings():
         for content in (b"", b"\n\n\n", b"\xff\xfe" + recording.content, recording.content.replace(b"\n", b"\xff\n")):
             if error := wrong(after(subject, right, recording, content), right.values):

@@ -49,9 +49,9 @@ def new_package(kind: Kind, name: str, parent: Path, registry: Registry) -> Path
 def _check_name(kind: Kind, name: str, registry: Registry) -> None:
     if not NAME.fullmatch(name) or len(name) > 40:
         raise UsageError(f"{kind} new: found the name '{name}', expected lower-case letters, digits and single hyphens")
-    known = registry.vendors if kind == "vendor" else registry.frameworks
-    if name in known:
-        raise UsageError(f"{kind} new: the {kind} '{name}' exists: {known[name]}; use another name")
+    names = registry.vendors if kind == "vendor" else registry.frameworks
+    if name in names:
+        raise UsageError(f"{kind} new: the {kind} '{name}' exists: {names[name]}; use another name")
 
 
 def _rendered(folder: Path, kind: Kind, name: str) -> dict[str, str]:

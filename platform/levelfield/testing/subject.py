@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -46,7 +47,7 @@ class VendorSubject:
         self.file = self.registry.vendors[name]
         self.folder = self.file.parent
         self.stage = Stage()
-        self.kept: dict[str, object] = {}  # findings of one check for others
+        self.shared: dict[str, object] = {}  # findings of one check for others
         self.has_hardware = False  # the adapter finds devices without its tools
 
     @cached_property
@@ -87,8 +88,8 @@ class VendorSubject:
         answers = {argv: _answer(content) for argv, content in outputs.items()}
 
         def ask(argv: Sequence[str], seconds: float) -> CommandOutput:
-            known = answers.get(tuple(argv)) or answers.get((argv[0],))
-            return known or CommandOutput(None, "not recorded", absent=True)
+            answer = answers.get(tuple(argv)) or answers.get((argv[0],))
+            return answer or CommandOutput(None, "not recorded", absent=True)
 
         if isinstance(made, CheckedAdapter):
             if self.has_hardware and (read := replayed(made, ask)):
@@ -99,18 +100,18 @@ class VendorSubject:
 
     def needs_recordings(self) -> tuple[Recording, ...]:
         """Return the recordings of the tools for devices and samples. Raises Missing or NotApplicable without them."""
-        found = tuple(r for r in self.recordings if not r.role.startswith("software."))
+        of_devices = tuple(r for r in self.recordings if not r.role.startswith("software."))
         for role, (argv, tool) in commands(self.spec).items():
-            if tool and role not in [recording.role for recording in found]:
+            if tool and role not in [recording.role for recording in of_devices]:
                 raise Missing(f"no recorded/{file_name(role, tool)}", self._how_to_record(argv))
-        if blank := next((r for r in found if not r.content.strip()), None):
+        if blank := next((r for r in of_devices if not r.content.strip()), None):
             raise Missing(f"recorded/{blank.path.name} is empty", self._how_to_record(blank.argv))
-        if foreign := next((r for r in found if not r.is_text), None):
-            why = _answer(foreign.content).reason
-            raise Fails(f"recorded/{foreign.path.name} cannot be read: {why}", self._how_to_record(foreign.argv))
-        if found:
+        if foreign := next((r for r in of_devices if not r.is_text), None):
+            reason = _answer(foreign.content).reason
+            raise Fails(f"recorded/{foreign.path.name} cannot be read: {reason}", self._how_to_record(foreign.argv))
+        if of_devices:
             self.asks_its_tools()
-            return found
+            return of_devices
         if self.has_adapter:
             raise NotApplicable("found no recording of a tool of adapter.py (recorded/tool.<name>.<suffix>)")
         raise Missing("vendor.yaml has no monitor", "add the command that prints power, memory and other values")
@@ -124,12 +125,12 @@ class VendorSubject:
         """
         if not self.has_adapter or self.has_hardware or self.stage.asked.exists() or not self.recordings:
             return
-        found = self.over(self.outputs).devices()
+        devices = self.over(self.outputs).devices()
         if not self.stage.asked.exists():
-            if found and recorded_commands(self.registry.vendor(self.name)).samples:
+            if devices and recorded_commands(self.registry.vendor(self.name)).samples:
                 self.has_hardware = True
                 return
-            if found:
+            if devices:
                 raise NotApplicable("adapter.py reads devices of this machine, not the recorded tools")
             names = ", ".join(recording.path.name for recording in self.recordings)
             raise Fails("adapter.py runs none of the recorded tools", f"run them by name, found by PATH: {names}")
@@ -146,10 +147,10 @@ class VendorSubject:
     def devices_or_two(self) -> list[Device]:
         """Return the recordings' devices, or two invented ones for checks that do not depend on a tool."""
         try:
-            found = self.devices()
+            devices = self.devices()
         except (Missing, NotApplicable):
-            found = []
-        return found or [
+            devices = []
+        return devices or [
             Device(index, None, f"{self.name} device {index}", None, f"device-{index}") for index in (0, 1)
         ]
 
@@ -161,7 +162,11 @@ class VendorSubject:
                 self.spec.model_copy(update={"discovery": None}),
                 lambda argv, seconds: _answer(self.outputs.get(tuple(argv), b"")),
             )
-            fake_nodes(root, discovery.device_nodes, [device.index for device in seen._all_devices()])
+            prefix = re.split(r"[*?[]", discovery.device_nodes.lstrip("/"), maxsplit=1)[0]
+            for device in seen._all_devices():
+                path = root / f"{prefix}{device.index}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
         return root
 
 
@@ -209,8 +214,8 @@ class Stage:
         """Put fake tools on PATH that print these outputs. A command of one word accepts any arguments."""
         self.clear()
         for name in {argv[0] for argv in outputs}:
-            own = {argv: content for argv, content in outputs.items() if argv[0] == name}
-            self.tool(name, "\n".join([f": > {shlex.quote(str(self.asked))}", *_answers(self.root, own)]))
+            answers = {argv: content for argv, content in outputs.items() if argv[0] == name}
+            self.tool(name, "\n".join([f": > {shlex.quote(str(self.asked))}", *_answers(self.root, answers)]))
 
     def tool(self, name: str, body: str) -> None:
         path = self.bin / Path(name).name
@@ -224,17 +229,15 @@ class Stage:
     def processes(self, patience_seconds: float = 2.0) -> list[psutil.Process]:
         """Return all marked processes that still run after a short wait for killed ones."""
         deadline = time.monotonic() + patience_seconds
-        while True:
-            found = [process for process in psutil.process_iter() if _is_ours(process, str(self.root))]
-            if not found or time.monotonic() > deadline:
-                return found
+        while (processes := marked_processes(MARK, str(self.root))) and time.monotonic() <= deadline:
             time.sleep(0.05)
+        return processes
 
     def end_all(self) -> None:
         """End all marked processes, and those that they started meanwhile."""
         deadline = time.monotonic() + END_SECONDS
-        while (found := self.processes(patience_seconds=0)) and time.monotonic() < deadline:
-            for process in found:
+        while (processes := self.processes(patience_seconds=0)) and time.monotonic() < deadline:
+            for process in processes:
                 with suppress(psutil.Error):
                     process.kill()
             time.sleep(0.02)
@@ -251,19 +254,11 @@ def _answers(root: Path, outputs: Outputs) -> Iterator[str]:
     yield 'echo "these arguments were not recorded: $*" >&2; exit 64'
 
 
-def _is_ours(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
-    except psutil.Error:
-        return False
-
-
-def fake_nodes(root: Path, pattern: str, indices: Sequence[int]) -> Path:
-    """Create a folder whose /dev has one node for each index that the glob `pattern` matches."""
-    literal = pattern.lstrip("/")
-    cut = min((at for at in map(literal.find, "*?[") if at >= 0), default=len(literal))
-    for index in indices:
-        path = root / f"{literal[:cut]}{index}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    return root
+def marked_processes(variable: str, value: str) -> list[psutil.Process]:
+    """Return the processes of this machine in whose environment the variable has this value."""
+    processes = []
+    for process in psutil.process_iter(["name"]):
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(variable) == value:
+                processes.append(process)
+    return processes

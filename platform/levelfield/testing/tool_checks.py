@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.numbering import printer
-from levelfield.contracts.readings import SAMPLED, several_of_a_host
+from levelfield.contracts.readings import SAMPLED, printer, several_of_a_host
 from levelfield.contracts.vendor import Device
 from levelfield.specs.base import MOST_DEVICES
 from levelfield.specs.vendor import VendorFile
@@ -48,21 +47,19 @@ def names_of_tools(subject: VendorSubject) -> list[str]:
 
 def commands(subject: VendorSubject) -> str:
     """Warn of a command whose program every host has: where the chip is not, it fails and is not absent."""
-    spec = subject.spec
-    tools = {"monitor": spec.monitor, "discovery.tool": spec.discovery.tool if spec.discovery else None}
-    tools["numbering.tool"] = spec.numbering.tool if spec.numbering else None
-    named = {key: tool.command for key, tool in tools.items() if tool}
-    if not named:
+    argvs = {role: argv for role, (argv, tool) in recordings.commands(subject.spec).items() if tool}
+    if not argvs:
         raise NotApplicable("no monitor and no discovery.tool")
-    for key, argv in named.items():
+    for role, argv in argvs.items():
         if argv[0] in EVERYWHERE:
+            key = role if role == "monitor" else f"{role}.tool"
             raise Warns(
                 f"{key}.command begins with {argv[0]}, which hosts without the chip have too: there it fails, so that "
                 "a run that names no vendor is refused",
                 "name the maker's tool itself, and choose its output by format, columns and patterns; what needs a "
                 "shell goes into an adapter.py",
             )
-    return f"{', '.join(argv[0] for argv in named.values())}: absent where the chip is not"
+    return f"{', '.join(argv[0] for argv in argvs.values())}: absent where the chip is not"
 
 
 def missing(subject: VendorSubject) -> str:
@@ -95,7 +92,7 @@ def slow(subject: VendorSubject) -> str:
     for name in names:
         subject.stage.tool(name, f"{sleep} 300 & wait")
     try:
-        _in_time(subject, lambda: _check_empty(subject, _with_short_limits(subject.spec), "does not answer"))
+        _within_limit(subject, lambda: _check_empty(subject, _with_short_limits(subject.spec), "does not answer"))
         left = subject.stage.processes()
     finally:
         subject.stage.end_all()  # also where the adapter raised
@@ -104,7 +101,7 @@ def slow(subject: VendorSubject) -> str:
     return f"{', '.join(names)} not answering: ended in time, no process left"
 
 
-def _in_time(subject: VendorSubject, act: Callable[[], None]) -> None:
+def _within_limit(subject: VendorSubject, act: Callable[[], None]) -> None:
     """Call `act` in a thread, so that an adapter that waits for ever does not block the suite."""
     raised: list[Exception] = []
 
@@ -131,11 +128,11 @@ def _check_empty(subject: VendorSubject, spec: VendorFile, how: str, is_here: bo
     is_here: the tool exists, so the list of devices needs a problem: without one, a run would take the cpu.
     """
     adapter = subject.adapter(spec)
-    found = adapter.devices()
+    devices = adapter.devices()
     samples = list(adapter.sample([DEVICE]))
-    if found and not (spec.discovery and spec.discovery.device_nodes):
-        raise Fails(f"the tool {how}, but devices() returns {len(found)}", "return no devices without output")
-    check_problem(found, how, is_here)
+    if devices and not (spec.discovery and spec.discovery.device_nodes):
+        raise Fails(f"the tool {how}, but devices() returns {len(devices)}", "return no devices without output")
+    check_problem(devices, how, is_here)
     if [s.index for s in samples] != [DEVICE.index]:
         raise Fails(f"the tool {how}: {len(samples)} samples for one device", "return one sample for each given device")
     if value := next((field for field in SAMPLED if getattr(samples[0], field) is not None), None):
@@ -144,9 +141,9 @@ def _check_empty(subject: VendorSubject, spec: VendorFile, how: str, is_here: bo
         raise Fails(f"the tool {how}: {blank}", "give a reason in Sample.reasons")
 
 
-def check_problem(found: Sequence[Device], how: str, is_here: bool) -> None:
+def check_problem(devices: Sequence[Device], how: str, is_here: bool) -> None:
     """Raise Fails when a list of devices lacks a problem for a tool that is here, or has one for a missing tool."""
-    problem = getattr(found, "problem", None)
+    problem = getattr(devices, "problem", None)
     if is_here and not problem:
         raise Fails(
             f"the tool {how}, but devices() gives no problem, so that a run would take the cpu",
@@ -160,12 +157,12 @@ def _with_short_limits(spec: VendorFile) -> VendorFile:
     """Return the same declarations with short time limits."""
     less = {"timeout_seconds": SLOW_TOOL_SECONDS}
     tool = spec.discovery.tool if spec.discovery else None
-    found = spec.discovery and spec.discovery.model_copy(update={"tool": tool and tool.model_copy(update=less)})
+    discovery = spec.discovery and spec.discovery.model_copy(update={"tool": tool and tool.model_copy(update=less)})
     versions = {name: version.model_copy(update=less) for name, version in spec.software.items()}
     monitor = spec.monitor and spec.monitor.model_copy(update=less)
     numbering, prints = spec.numbering, spec.numbering.tool if spec.numbering else None
     numbering = numbering and numbering.model_copy(update={"tool": prints and prints.model_copy(update=less)})
-    tools = {"monitor": monitor, "discovery": found, "numbering": numbering, "software": versions}
+    tools = {"monitor": monitor, "discovery": discovery, "numbering": numbering, "software": versions}
     return spec.model_copy(update=tools)
 
 
@@ -173,32 +170,32 @@ def versions(subject: VendorSubject) -> str:
     """Check that the pattern of each recorded version finds the version. An adapter.py may read versions by itself."""
     if not subject.spec.software:
         return _adapters_versions(subject)
-    known = {r.role.removeprefix("software.") for r in subject.recordings if r.role.startswith("software.")}
-    if not known:
+    recorded = {r.role.removeprefix("software.") for r in subject.recordings if r.role.startswith("software.")}
+    if not recorded:
         names = ", ".join(f"recorded/software.{name}.txt" for name in subject.spec.software)
         raise NotApplicable(f"no {names}: `vendor record` creates it, or store the command's output there")
-    found = subject.over(subject.outputs).software()
-    for name in sorted(known):
-        if found[name].startswith("unreadable"):
-            raise Fails(f"software.{name}: {found[name]}", "correct its pattern")
-    for name in sorted(known):
-        if re.search(r"\s", found[name]) or not re.search(r"\d", found[name]):
+    texts = subject.over(subject.outputs).software()
+    for name in sorted(recorded):
+        if texts[name].startswith("unreadable"):
+            raise Fails(f"software.{name}: {texts[name]}", "correct its pattern")
+    for name in sorted(recorded):
+        if re.search(r"\s", texts[name]) or not re.search(r"\d", texts[name]):
             raise Warns(
-                f"software.{name} is recorded as '{found[name]}'",
+                f"software.{name} is recorded as '{texts[name]}'",
                 "put the version alone into the pattern's first group, as in 'driver (\\S+)'",
             )
-    return ", ".join(f"{name} {found[name]}" for name in sorted(known))
+    return ", ".join(f"{name} {texts[name]}" for name in sorted(recorded))
 
 
 def _adapters_versions(subject: VendorSubject) -> str:
     """Return the versions that adapter.py adds to those of every vendor. Raises NotApplicable where it adds none."""
     every = DeclaredVendor(subject.spec.model_copy(update={"software": {}})).software()
-    own = {name: text for name, text in subject.over(subject.outputs).software().items() if name not in every}
-    if not own:
+    added = {name: text for name, text in subject.over(subject.outputs).software().items() if name not in every}
+    if not added:
         raise NotApplicable("vendor.yaml has no software: runs will not record the driver's version")
-    if bad := next((name for name, text in own.items() if text.startswith("unreadable")), None):
-        raise Fails(f"adapter.py: {bad} is {own[bad]}, with its tool's recording", "read it from the recorded output")
-    return "by adapter.py: " + ", ".join(f"{name} {text}" for name, text in own.items())
+    if bad := next((name for name, text in added.items() if text.startswith("unreadable")), None):
+        raise Fails(f"adapter.py: {bad} is {added[bad]}, with its tool's recording", "read it from the recorded output")
+    return "by adapter.py: " + ", ".join(f"{name} {text}" for name, text in added.items())
 
 
 def visible(subject: VendorSubject) -> str:
@@ -210,12 +207,16 @@ def visible(subject: VendorSubject) -> str:
                 raise Fails(several_of_a_host(count), "print one record, or name a visible_devices_variable")
             raise NotApplicable("one machine, divided into devices: there is no choice")
         raise Missing("no visible_devices_variable", "name the variable that restricts a process to some devices")
-    found = subject.devices()
-    if not found:
+    devices = subject.devices()
+    if not devices:
         raise NotApplicable("the recordings show no device")
-    _check_numbers(subject.spec, found)
-    last = found[-1].visible
-    for text, expected in ((last, [found[-1].index]), ("", []), ("99999", [])):
+    unknown = next((device.unnumbered for device in devices if device.unnumbered), None)
+    if unknown and printer(subject.spec):
+        raise Fails(unknown, "compare numbering.tool with its recording")
+    if subject.spec.numbering is None and not any(device.visible_as for device in devices):
+        _check_indices([device.index for device in devices], variable)
+    last = devices[-1].visible
+    for text, expected in ((last, [devices[-1].index]), ("", []), ("99999", [])):
         with subject.surroundings(**{variable: text}):
             seen = [device.index for device in subject.over(subject.outputs).devices()]
         if seen != expected:
@@ -223,27 +224,18 @@ def visible(subject: VendorSubject) -> str:
                 f"with {variable}='{text}' the adapter lists devices {seen}, expected {expected}",
                 "choose devices by index",
             )
-    return f"{variable} chooses among {len(found)} device(s)"
-
-
-def _check_numbers(spec: VendorFile, devices: Sequence[Device]) -> None:
-    """Check that the value of each device in the variable is known."""
-    unknown = next((device.unnumbered for device in devices if device.unnumbered), None)
-    if unknown and printer(spec):
-        raise Fails(unknown, "compare numbering.tool with its recording")
-    if spec.numbering is None and not any(device.visible_as for device in devices):
-        _check_indices([device.index for device in devices], str(spec.visible_devices_variable))
+    return f"{variable} chooses among {len(devices)} device(s)"
 
 
 def _check_indices(indices: Sequence[int], variable: str) -> None:
     """Check that the indices can be what the variable counts: 0, 1, 2 and so on."""
     if indices == list(range(len(indices))):
         return
-    said = f"the recording has devices {', '.join(map(str, indices))}; {variable} counts from 0"
+    message = f"the recording has devices {', '.join(map(str, indices))}; {variable} counts from 0"
     if max(indices) >= MOST_DEVICES:
-        raise Fails(f"{said}, and no node has {max(indices) + 1} devices", "compare the place of `index`")
+        raise Fails(f"{message}, and no node has {max(indices) + 1} devices", "compare the place of `index`")
     raise Warns(
-        f"{said}, and a run on a machine with such a gap is refused",
+        f"{message}, and a run on a machine with such a gap is refused",
         "compare the place of `index`; it is right where the other devices were not recorded. Where the variable takes "
         "these numbers, write `numbering: {keeps_gaps: true}`; where a tool prints its numbers, `numbering.tool`",
     )

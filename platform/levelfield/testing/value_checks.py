@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
 from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, used_fault, without
-from levelfield.contracts.tool_records import Record, parse
+from levelfield.contracts.tool_records import parse
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.report.sheets import padded, widths_of
 from levelfield.specs.tool import UNITS, FieldName, Tool, Where, units_of
@@ -61,28 +62,32 @@ def _declared(subject: VendorSubject) -> dict[FieldName, Recording]:
 
 
 def _seen(subject: VendorSubject, device: Device, sample: Sample) -> dict[FieldName, Any]:
-    named = device.description != f"{subject.name} device {device.index}"
-    own: dict[FieldName, Any] = {
-        "name": device.description if named else None,
+    is_named = device.description != f"{subject.name} device {device.index}"
+    values: dict[FieldName, Any] = {
+        "name": device.description if is_named else None,
         "identity": device.identity,
         "visible": None if device.unnumbered else device.visible,
         "compute_units": device.compute_units,
         "memory_total": device.memory_bytes,
     }
-    return own | {field: getattr(sample, name) for field, name in SAMPLED.items()}
+    return values | {field: getattr(sample, name) for field, name in SAMPLED.items()}
 
 
 def _row(
     index: int, seen: dict[FieldName, Any], sample: Sample, fields: Sequence[Any], declared: dict[FieldName, Recording]
 ) -> CheckRow:
     lacking = [field for field in fields if seen[field] is None]
-    reasons = {f: sample.reasons.get(SAMPLED[f]) if f in SAMPLED else _why(declared.get(f), index, f) for f in lacking}
-    return CheckRow(
-        index, {field: seen[field] for field in fields}, {f: why or "no reason" for f, why in reasons.items()}
-    )
+    reasons = {
+        field: (
+            sample.reasons.get(SAMPLED[field]) if field in SAMPLED else _null_reason(declared.get(field), index, field)
+        )
+        or "no reason"
+        for field in lacking
+    }
+    return CheckRow(index, {field: seen[field] for field in fields}, reasons)
 
 
-def _why(recording: Recording | None, index: int, field: FieldName) -> str:
+def _null_reason(recording: Recording | None, index: int, field: FieldName) -> str:
     """Return why a field outside the samples, such as memory_total, is null."""
     if recording is None or recording.tool is None:
         return "adapter.py gives none"
@@ -90,7 +95,7 @@ def _why(recording: Recording | None, index: int, field: FieldName) -> str:
     if index not in parsed.records:
         return parsed.why_not(index)
     record = parsed.records[index]
-    text = record.texts.found.get(field)
+    text = record.texts.values.get(field)
     if text is None:
         return record.texts.problems.get(field, "the record does not say")
     if not units_of(field):
@@ -103,18 +108,18 @@ def _why(recording: Recording | None, index: int, field: FieldName) -> str:
 
 def values(subject: VendorSubject) -> str:
     """Check that each declared field is read on every device that shows it, and that nulls have reasons."""
-    found, declared = rows(subject), _declared(subject)
+    table, declared = rows(subject), _declared(subject)
     if blank := without_reason(list(subject.over(subject.outputs).sample(subject.devices()))):
         raise Fails(blank, "give a reason in Sample.reasons")
     tools = [(r.role, r.tool) for r in subject.needs_recordings() if r.tool]
     _check_places(tools)
     _check_units(tools, _unit_of_heading)
-    _are_read(found, declared)
+    _check_read(table, declared)
     _check_memory(subject, declared.get("memory_total"))
     _check_units(tools, lambda where: where.printed)
-    _check_used(subject, found)
-    _are_lost_nowhere(found, declared)
-    fields = sorted({f for row in found for f, value in row.values.items() if value is not None} - {"name", "identity"})
+    _check_used(subject, table)
+    _check_not_lost(table, declared)
+    fields = sorted({f for row in table for f, value in row.values.items() if value is not None} - {"name", "identity"})
     if not fields:
         raise Fails("no device has any value", "compare vendor.yaml with the recording")
     if doubt := next(_doubts(tools), None):
@@ -135,22 +140,22 @@ def _check_places(tools: Sequence[tuple[str, Tool]]) -> None:
                 )
 
 
-def _check_units(tools: Sequence[tuple[str, Tool]], stated: Callable[[Where], str]) -> None:
+def _check_units(tools: Sequence[tuple[str, Tool]], unit_of: Callable[[Where], str]) -> None:
     """Check that the unit that the tool itself states is the field's, in `unit` and `scale`."""
     for role, tool in tools:
         for field, where in tool.fields.items():
-            quantity, unit = STATED.get(stated(where), ("", ""))
+            quantity, unit = STATED.get(unit_of(where), ("", ""))
             if not quantity:
                 continue
             if not units_of(field) or unit not in units_of(field):
                 raise Fails(
-                    f"{role}.fields.{field} is read from {_heading(where)}, whose unit {stated(where)} is one of "
+                    f"{role}.fields.{field} is read from {_heading(where)}, whose unit {unit_of(where)} is one of "
                     f"{quantity}",
                     COMPARE,
                 )
             if not 1 / SAME < _times(field, where, unit) < SAME:
                 raise Fails(
-                    f"{role}.fields.{field}: the tool's unit is {stated(where)} ({_heading(where)}), and vendor.yaml "
+                    f"{role}.fields.{field}: the tool's unit is {unit_of(where)} ({_heading(where)}), and vendor.yaml "
                     f"has {_unit(where)}",
                     f"write unit: {unit}{', without scale' if where.scale else ''}; where the tool itself is wrong, "
                     "read the columns by their numbers, and name the reason in README.md",
@@ -161,18 +166,19 @@ def _doubts(tools: Sequence[tuple[str, Tool]]) -> Iterator[str]:
     """Return a sentence about each field whose heading speaks of something else, or whose unit is only nearly it."""
     for role, tool in tools:
         for field, where in tool.fields.items():
+            place = f"{role}.fields.{field} is read from {_heading(where)}, which speaks of"
             words = re.findall("[a-z]+", _heading(where).lower())
-            said = [q for q, begins in HEADED.items() if any(word.startswith(begins) for word in words)]
-            own = "memory" if field in PARTS else field
-            if said and own not in said and field in ("index", *SAMPLED, "memory_total"):
-                yield f"{role}.fields.{field} is read from {_heading(where)}, which speaks of {' and '.join(said)}"
+            quantities = [q for q, begins in HEADED.items() if any(word.startswith(begins) for word in words)]
+            quantity = "memory" if field in PARTS else field
+            if quantities and quantity not in quantities and field in ("index", *SAMPLED, "memory_total"):
+                yield f"{place} {' and '.join(quantities)}"
             parts = [part for word in words for part in (*PARTS, "free") if word in PARTS.get(part, (part,))]
             if field in PARTS and parts and parts[-1] != field:
-                yield f"{role}.fields.{field} is read from {_heading(where)}, which speaks of {parts[-1]}"
-            stated = _unit_of_heading(where) or where.printed
+                yield f"{place} {parts[-1]}"
+            printed = _unit_of_heading(where) or where.printed
             is_checked = "memory_total" in tool.fields  # against the chip's memory, in the same tool
-            if stated in STATED and not is_checked and _times(field, where, STATED[stated][1]) != 1:
-                yield f"{role}.fields.{field}: the tool's unit is {stated}, and vendor.yaml has {_unit(where)}"
+            if printed in STATED and not is_checked and _times(field, where, STATED[printed][1]) != 1:
+                yield f"{role}.fields.{field}: the tool's unit is {printed}, and vendor.yaml has {_unit(where)}"
 
 
 def _heading(where: Where) -> str:
@@ -196,20 +202,20 @@ def _times(field: FieldName, where: Where, unit: str) -> float:
     return float(Decimal(sizes[where.unit or ""]) / Decimal(sizes[unit])) * (where.scale or 1)
 
 
-def _are_read(found: Sequence[CheckRow], declared: dict[FieldName, Recording]) -> None:
+def _check_read(table: Sequence[CheckRow], declared: dict[FieldName, Recording]) -> None:
     for field, recording in declared.items():
-        if found and all(row.values[field] is None for row in found):
-            why = "; ".join(list(dict.fromkeys(row.reasons[field] for row in found))[:2])
+        if table and all(row.values[field] is None for row in table):
+            reasons = "; ".join(list(dict.fromkeys(row.reasons[field] for row in table))[:2])
             raise Fails(
-                f"{recording.role}.fields.{field} is read on no device: {why}{_fitting_unit(recording, field)}",
+                f"{recording.role}.fields.{field} is read on no device: {reasons}{_fitting_unit(recording, field)}",
                 f"{COMPARE}; record a device that has it, or leave it out",
             )
 
 
-def _are_lost_nowhere(found: Sequence[CheckRow], declared: dict[FieldName, Recording]) -> None:
+def _check_not_lost(table: Sequence[CheckRow], declared: dict[FieldName, Recording]) -> None:
     """Check that a field is null on a device only when the record itself shows no value."""
-    read = {field for row in found for field in declared if row.values[field] is not None}
-    for row in found:
+    read = {field for row in table for field in declared if row.values[field] is not None}
+    for row in table:
         lost = [f for f in declared if f in read and row.values[f] is None and not _is_stated(row.reasons[f])]
         if lost:
             raise Fails(
@@ -221,35 +227,35 @@ def _are_lost_nowhere(found: Sequence[CheckRow], declared: dict[FieldName, Recor
 
 def _is_stated(reason: str) -> bool:
     """Return whether the record shows that there is no value, or lacks it where vendor.yaml allows that."""
-    stated = ("the tool says", "found nothing at", "found 0, expected")  # 0 W: some tools print it for no value
-    return reason.startswith(stated) or reason == "the record does not say"
+    begins = ("the tool says", "found nothing at", "found 0, expected")  # 0 W: some tools print it for no value
+    return reason.startswith(begins) or reason == "the record does not say"
 
 
 def _check_memory(subject: VendorSubject, recording: Recording | None) -> None:
     """Check that the tool's memory of a device equals the memory of its chip in vendor.yaml."""
-    known = {chip.name: chip.memory_bytes for chip in subject.spec.chips}
+    sizes = {chip.name: chip.memory_bytes for chip in subject.spec.chips}
     for device in subject.devices():
-        right, found = known.get(device.chip or ""), device.memory_bytes
-        if right and found and abs(found / right - 1) > MEMORY_TOLERANCE:
+        right, actual = sizes.get(device.chip or ""), device.memory_bytes
+        if right and actual and abs(actual / right - 1) > MEMORY_TOLERANCE:
             raise Fails(
-                f"device {device.index}: the tool's memory_total is {found} bytes, and memory_bytes of chip "
-                f"{device.chip} is {right}: {abs(found / right - 1):.1%} apart{_unit_hint(recording, found, right)}",
+                f"device {device.index}: the tool's memory_total is {actual} bytes, and memory_bytes of chip "
+                f"{device.chip} is {right}: {abs(actual / right - 1):.1%} apart{_unit_hint(recording, actual, right)}",
                 "correct the place or unit of memory_total, or memory_bytes; if a device reserves a part (ECC), write "
                 "the rest in memory_bytes, and the reason in memory_source",
             )
 
 
-def _check_used(subject: VendorSubject, found: Sequence[CheckRow]) -> None:
+def _check_used(subject: VendorSubject, table: Sequence[CheckRow]) -> None:
     """Check that no device uses more than it has, nor all devices all to the last byte: two fields have one place."""
-    for device, row in zip(subject.devices(), found, strict=True):
+    for device, row in zip(subject.devices(), table, strict=True):
         used, chip = row.values.get("memory_used"), subject.spec.chip(device.chip) if device.chip else None
         if fault := used_fault(device, chip, int(used) if isinstance(used, (int, float)) else None):
             raise Fails(f"device {device.index}: memory_used: {fault}", COMPARE)
-    pairs = [(row.values.get("memory_used"), row.values.get("memory_total")) for row in found]
-    known = [pair for pair in pairs if None not in pair]
-    if known and all(used == total for used, total in known):
+    pairs = [(row.values.get("memory_used"), row.values.get("memory_total")) for row in table]
+    pairs = [pair for pair in pairs if None not in pair]
+    if pairs and all(used == total for used, total in pairs):
         raise Fails(
-            f"memory_used equals memory_total on every device ({known[0][0]} bytes on the first)",
+            f"memory_used equals memory_total on every device ({pairs[0][0]} bytes on the first)",
             "compare the places of both fields with the recording; if the devices were full, record others",
         )
 
@@ -263,49 +269,44 @@ def _fitting_unit(recording: Recording, field: FieldName) -> str:
     fitting = []
     for unit in units_of(field):
         fields = {**tool.fields, field: where.model_copy(update={"unit": unit})}
-        records = parse(tool.model_copy(update={"fields": fields}), recording.text).records.values()
-        found = [value for record in records if (value := _quantity(record, field)) is not None]
-        if found and all(least <= value <= most for value in found):
+        values = []
+        for record in parse(tool.model_copy(update={"fields": fields}), recording.text).records.values():
+            with suppress(ValueError):
+                values.append(record.quantity(field))
+        if values and all(least <= value <= most for value in values):
             fitting.append(unit)
     return f"; with {fitting[0]} in the place of {where.unit} it would fit" if len(fitting) == 1 else ""
 
 
-def _quantity(record: Record, field: FieldName) -> float | None:
-    try:
-        return record.quantity(field)
-    except ValueError:
-        return None
-
-
-def _unit_hint(recording: Recording | None, found: int, right: int) -> str:
+def _unit_hint(recording: Recording | None, actual: int, right: int) -> str:
     """Return a hint with the unit with which both would agree, if there is one."""
     if recording is None or recording.tool is None:
         return ""
     unit, units = recording.tool.fields["memory_total"].unit or "", units_of("memory_total")
     gaps = {
-        name: abs(float(Decimal(found) * Decimal(size) / Decimal(units[unit]) / right) - 1)
+        name: abs(float(Decimal(actual) * Decimal(size) / Decimal(units[unit]) / right) - 1)
         for name, size in units.items()
     }
     best = min(gaps, key=lambda name: gaps[name])
     return f"; with {best} in the place of {unit} they would agree" if gaps[best] <= MEMORY_TOLERANCE else ""
 
 
-def readings(found: Sequence[CheckRow]) -> Iterator[str]:
+def readings(table: Sequence[CheckRow]) -> Iterator[str]:
     """Return a table of the quantities, one line per device, and then the reasons for nulls."""
-    if not found:
+    if not table:
         return
-    fields = [field for field in HEADINGS if field in found[0].values]
+    fields = [field for field in HEADINGS if field in table[0].values]
     cells = [[HEADINGS[field][0] for field in fields]]
-    for row in found:
+    for row in table:
         values = ((row.values[field], HEADINGS[field][1]) for field in fields)
         cells.append(["null" if value is None else f"{float(value) / unit:.8g}" for value, unit in values])
     widths = [-width for width in widths_of(cells)]
-    for first, line in zip(["device", *(str(row.device) for row in found)], cells, strict=True):
+    for first, line in zip(["device", *(str(row.device) for row in table)], cells, strict=True):
         yield padded((first, *line), (-6, *widths))
-    nulls = dict.fromkeys(null for row in found for null in row.reasons.items())
-    for field, why in nulls:
-        which = ", ".join(str(row.device) for row in found if row.reasons.get(field) == why)
-        yield f"device {which}: {field} null ({why})"
+    nulls = dict.fromkeys(null for row in table for null in row.reasons.items())
+    for field, reason in nulls:
+        which = ", ".join(str(row.device) for row in table if row.reasons.get(field) == reason)
+        yield f"device {which}: {field} null ({reason})"
 
 
 HEADINGS = {

@@ -13,10 +13,9 @@ from levelfield.errors import UsageError
 from levelfield.run.launchers import launcher_code
 from levelfield.run.launchers.kubernetes import cluster_run
 from levelfield.specs.site import LaunchPlan, Site
-from levelfield.testing import LauncherConformance, launcher_subject
+from levelfield.testing import LauncherConformance, launcher_conformance
 from levelfield.testing.findings import NotOk
-from levelfield.testing.launcher_conformance import LAUNCHER_CHECKS
-from levelfield.testing.launcher_subject import LauncherSubject
+from levelfield.testing.launcher_conformance import LAUNCHER_CHECKS, LauncherSubject
 from planted_pbs import example, planted, stand_ins
 from simulated_cluster import Kubelet, SimulatedCluster, served
 
@@ -84,7 +83,7 @@ LONGER = ("the secret stays here", "another cause is given", "ends are missing",
 
 @pytest.mark.parametrize("fault", [pytest.param(f, marks=[pytest.mark.thorough] * (f in LONGER)) for f in FAULTS])
 def test_the_suite_finds_planted_faults(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher_subject, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(launcher_conformance, "PATIENCE_SECONDS", 0.5)
     before, after, name = FAULTS[fault]
     text = example()
     assert text.count(before) == 1, before

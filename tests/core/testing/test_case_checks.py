@@ -19,23 +19,16 @@ from plans import PLUGINS, make_plan
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tuning.smoke.micro_batch": 5}, "key 'tuning.smoke.micro_batch': found 5, expected a divisor of global_batch 8"),
     ({"tuning.full.micro_batch": 3}, "key 'tuning.full.micro_batch': found 3, expected a divisor of global_batch 8"),
-    (
-        {"tuning.full.micro_batch": 8, "tuning.full.layout": "DP2"},
-        "key 'tuning.full.micro_batch': found 8, expected a divisor of global_batch 8 / 2 data-parallel ranks",
-    ),
+    ({"tuning.full.micro_batch": 8, "tuning.full.layout": "DP2"},
+     "key 'tuning.full.micro_batch': found 8, expected a divisor of global_batch 8 / 2 data-parallel ranks"),
     ({"tuning.smoke.layout": "DP3QX"}, "key 'tuning.smoke.layout': layout 'DP3QX' has an unknown notation; write"),
-    (
-        {"tuning.full.layout": "TP3"},
-        "key 'tuning.full.layout': found TP3, expected a layout that the work allows: ",
-    ),
+    ({"tuning.full.layout": "TP3"}, "key 'tuning.full.layout': found TP3, expected a layout that the work allows: "),
     ({"evidence.gradient_steps": [2, 1, 1]}, "key 'evidence.gradient_steps': found [2, 1, 1], expected [1, 2]: each"),
-    (
-        {"smoke.evidence.gradient_steps": [2, 1]},
-        "key 'smoke.evidence.gradient_steps': found [2, 1], expected [1, 2]: each step once, in order",
-    ),
+    ({"smoke.evidence.gradient_steps": [2, 1]},
+     "key 'smoke.evidence.gradient_steps': found [2, 1], expected [1, 2]: each step once, in order"),
     ({"data.split": [0, 0, 100]}, "key 'data.split': found [0.0, 0.0, 100.0], expected three parts from 0 on"),
     ({"data.split": [90, -1, 11]}, "key 'data.split': found [90.0, -1.0, 11.0], expected three parts from 0 on"),
-]
+]  # fmt: skip
 
 
 def values(registry: Registry, name: str) -> CheckFinding:

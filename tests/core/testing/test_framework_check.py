@@ -33,7 +33,7 @@ Said = pytest.CaptureFixture[str]
 def subject_of(folder: Path, name: str = "acme") -> FrameworkSubject:
     """The new folder's framework by this Python, compared with the recorded curves."""
     subject = FrameworkSubject(name, [folder], python=PYTHON)
-    subject.kept["torch"] = None
+    subject.shared["torch"] = None
     return subject
 
 
@@ -81,61 +81,26 @@ FAULTS: dict[str, tuple[str, str, str, str, str]] = {
     "no memory": ("training.py", "process_memory(),", "{},", "events", "memory {}, expected the fields"),
     "a rate of its own": ("training.py", '"learning_rate": self.rate', '"learning_rate": 1e-3', "events", "expected"),
     "a name of its own": ("training.py", "recorder.framework(NAME", 'recorder.framework("else"', "events", "says else"),
-    "a version of its own": (
-        "training.py",
-        "NAME, np.__version__",
-        'NAME, "9.9"',
-        "events",
-        "version 9.9, expected 2.2.6",
-    ),
-    "squares added up one by one in float32": (
-        "training.py",
-        "float(np.square(gradient, dtype=np.float64).sum())",
-        "float(np.cumsum(np.square(gradient))[-1])",
-        "large-tensors",
-        "differs from torch's by",
-    ),
-    "captured after clipping": (
-        "training.py",
-        'keep(f"gradient.{name}", gradient)',
-        'keep(f"gradient.{name}", gradient / 2)',
-        "capture",
-        "squared norm",
-    ),
+    "a version of its own": ("training.py", "NAME, np.__version__", 'NAME, "9.9"', "events",
+        "version 9.9, expected 2.2.6"),
+    "squares added up one by one in float32": ("training.py", "float(np.square(gradient, dtype=np.float64).sum())",
+        "float(np.cumsum(np.square(gradient))[-1])", "large-tensors", "differs from torch's by"),
+    "captured after clipping": ("training.py", 'keep(f"gradient.{name}", gradient)',
+        'keep(f"gradient.{name}", gradient / 2)', "capture", "squared norm"),
     "no logits": ("decoder.py", 'keep("logits", logits)', "pass", "capture", "no tensor `logits`"),
-    "half of the weights saved": (
-        "training.py",
-        'np.save(Path(folder) / f"{name}.npy", values)',
-        'name.endswith("bias") or np.save(Path(folder) / f"{name}.npy", values)',
-        "weights",
-        "save() did not write",
-    ),
-    "other weights saved": (
-        "training.py",
-        'f"{name}.npy", values)',
-        'f"{name}.npy", values * np.float32(1.01))',
-        "weights",
-        "squared norm",
-    ),
+    "half of the weights saved": ("training.py", 'np.save(Path(folder) / f"{name}.npy", values)',
+        'name.endswith("bias") or np.save(Path(folder) / f"{name}.npy", values)', "weights", "save() did not write"),
+    "other weights saved": ("training.py", 'f"{name}.npy", values)', 'f"{name}.npy", values * np.float32(1.01))',
+        "weights", "squared norm"),
     "no refusal": ("train.py", "    check(job)  #", "    # check(job)", "refusals", "is not offered, and the training"),
     "nan hidden": ("training.py", '"loss": self.loss', '"loss": float(np.nan_to_num(self.loss))', "nan", "ended with"),
-    "unseeded dropout": (
-        "layers.py",
-        "default_rng(seed)",
-        "default_rng()",
-        "dropout",
-        "differs when the same job runs",
-    ),
+    "unseeded dropout": ("layers.py", "default_rng(seed)", "default_rng()", "dropout",
+        "differs when the same job runs"),
     "the platform imported": ("training.py", "import math", "import levelfield.specs", "sources", "imports levelfield"),
-    "a device that nothing reaches": (
-        "implementation.yaml",
-        "reaches:\n  cpu: {device: cpu, backend: gloo}\n",
-        "",
-        "reaches",
-        "nothing says how acme reaches",
-    ),
+    "a device that nothing reaches": ("implementation.yaml", "reaches:\n  cpu: {device: cpu, backend: gloo}\n", "",
+        "reaches", "nothing says how acme reaches"),
     "an unknown key": ("implementation.yaml", "recompute: [none]", "recomputes: [none]", "schema", "recomputes"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
@@ -153,15 +118,13 @@ def test_a_planted_fault_fails_its_check(fault: str, acme: Path) -> None:
 # What the curve shows: lines of the new folder that are wrong in ways that frameworks have been wrong.
 WRONG_TRAININGS = {
     "decay on norms and biases": ("optimizer.py", "if values.ndim > 1:", "if True:"),
-    "the epsilon inside the root": (
-        "optimizer.py",
+    "the epsilon inside the root": ("optimizer.py",
         "root = np.sqrt(second) / np.float32(np.sqrt(1 - settings.beta2**self.count))",
-        "root = np.sqrt(second / np.float32(1 - settings.beta2**self.count) + np.float32(settings.eps))",
-    ),
+        "root = np.sqrt(second / np.float32(1 - settings.beta2**self.count) + np.float32(settings.eps))"),
     "gradients doubled": ("training.py", "1 / count, kept)", "2 / count, kept) / 2"),
     "a scale of attention left out": ("attention.py", "np.float32(self.size**-0.5)", "np.float32(1)"),
     "a mask that shows the next token": ("attention.py", "scores.shape[-1], dtype", "scores.shape[-1], 1, dtype"),
-}
+}  # fmt: skip
 
 
 def test_a_finding_names_the_figures_that_are_beyond_their_limits_and_the_section(acme: Path) -> None:
@@ -225,7 +188,7 @@ def test_a_run_with_the_bits_of_fp32_is_not_in_16_bits(acme: Path) -> None:
     same = "its losses and grad_norms have the bits of the fp32 run, so it was not computed in bf16"
     assert finding.says.endswith(same.replace("grad_norms", "gradient norms")), finding.says
     known, run = known_curve(subject, "gpt").curve, OfferedRun("gpt", "fp16", SINGLE)
-    subject.kept["fp32 curves"] = {("gpt", SINGLE.name): known}
+    subject.shared["fp32 curves"] = {("gpt", SINGLE.name): known}
     losses = tuple(1.00002 * value for value in known.losses)
     one = dataclasses.replace(known, losses=losses)
     assert str(layout_checks.precision_fault(subject, run, one)).startswith("its gradient norms have the bits")
@@ -318,7 +281,7 @@ def test_a_new_folder_offers_one_process(acme: Path) -> None:
 def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FrameworkSubject:
     """The new folder with one run of the matrix and its tested.json."""
     subject = subject_of(folder)
-    subject.kept["runs"] = (layout_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
+    subject.shared["runs"] = (layout_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
     assert write_tested(subject) == folder / "models/acme/tested.json"
     return subject
 
@@ -364,7 +327,7 @@ def test_the_runs_of_a_further_version_have_a_file_of_their_own(acme: Path, caps
     subject = subject_of(acme, "acme_2.0.3")
     assert (subject.name, subject.manifest.version) == ("acme", "2.0.3")
     assert found(subject, "launch")[0] == "ok"
-    subject.kept["runs"] = (layout_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
+    subject.shared["runs"] = (layout_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
     path = acme / "models/acme/tested-2.0.3.json"
     assert write_tested(subject) == path and load(LayoutRuns, path).version == "2.0.3"
     assert state(acme, capsys) == ("new", "")  # the default has none

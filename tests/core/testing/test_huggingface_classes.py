@@ -47,17 +47,12 @@ OTHER: dict[str, dict[str, Any]] = {
     "query_key_norm": {"query_key_norm": True},
     "sliding_window": {"sliding_window": 4},
     "rope_scaling": {"positions": "rope", "rope_base": 1e4, "rope_scaling": {"kind": "linear", "factor": 2}},
-    "latent_attention": {
-        "positions": "rope",
-        "bias": False,
-        "query_key_norm": False,
-        "rope_base": 1e4,
-        "latent_attention": {"key_value_rank": 8, "plain_size": 8, "rotary_size": 4, "value_size": 8},
-    },
+    "latent_attention": {"positions": "rope", "bias": False, "query_key_norm": False, "rope_base": 1e4,
+        "latent_attention": {"key_value_rank": 8, "plain_size": 8, "rotary_size": 4, "value_size": 8}},
     "norm_place": {"norm_place": "after"},
     "embedding_scale": {"embedding_scale": 2.0},
     "experts": {"experts": {"count": 4, "chosen": 2, "ffn_hidden_size": 8}},
-}
+}  # fmt: skip
 OTHER_OF_LLAMA = {
     "family": {"family": "gpt"},
     "positions": {"positions": "learned", "rope_base": None},

@@ -81,12 +81,10 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "mistral_7b": (
         rotary("mistral", 32, 4096, 32, 8, 14336, 32000, sliding_window=4096, rope_theta=10000.0, hidden_act="silu"),
-        7_241_732_096,
-    ),
+        7_241_732_096),
     "qwen2.5_7b": (
         rotary("qwen2", 28, 3584, 28, 4, 18944, 152064, **WINDOWLESS, rope_theta=1e6, tie_word_embeddings=False),
-        7_615_616_512,
-    ),
+        7_615_616_512),
     "qwen3_8b": (
         rotary(
             *("qwen3", 36, 4096, 32, 8, 12288, 151936),
@@ -97,8 +95,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "gemma_7b": (
         rotary("gemma", 28, 3072, 16, 16, 24576, 256000, head_dim=256, hidden_act="gelu", hidden_activation=None),
-        8_537_680_896,
-    ),
+        8_537_680_896),
     "mixtral_8x7b": (
         rotary(
             *("mixtral", 32, 4096, 32, 8, 14336, 32000),
@@ -116,7 +113,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         ),
         30_532_122_624,
     ),
-}
+}  # fmt: skip
 
 
 def written(folder: Path, content: dict[str, Any]) -> Path:
@@ -177,83 +174,44 @@ def test_a_case_is_whole_and_every_framework_says_what_it_does_with_it(tmp_path:
 
 
 REFUSED = [
-    (
-        "llama3.1_8b",
-        {"attention_bias": True},
-        "key 'mlp_bias': found false: a case has biases in all matrices or in none",
-    ),
-    (
-        "llama3.1_8b",
-        {"rope_scaling": {**LLAMA3, "rope_type": "dynamic"}},
-        "key 'rope_scaling.rope_type': found 'dynamic'",
-    ),
+    ("llama3.1_8b", {"attention_bias": True},
+     "key 'mlp_bias': found false: a case has biases in all matrices or in none"),
+    ("llama3.1_8b", {"rope_scaling": {**LLAMA3, "rope_type": "dynamic"}},
+     "key 'rope_scaling.rope_type': found 'dynamic'"),
     ("llama3.1_8b", {"rope_scaling": {**LLAMA3, "mscale": 1.0}}, "key 'rope_scaling.mscale': found 1.0, which a case"),
     ("llama3.1_8b", {"rope_scaling": {"rope_type": ["yarn"]}}, "key 'rope_scaling.rope_type': found ['yarn']"),
-    (
-        "llama3.1_8b",
-        {"partial_rotary_factor": 0.5},
-        "key 'partial_rotary_factor': found 0.5: a case rotates whole heads",
-    ),
+    ("llama3.1_8b", {"partial_rotary_factor": 0.5},
+     "key 'partial_rotary_factor': found 0.5: a case rotates whole heads"),
     ("llama3.1_8b", {"hidden_act": "relu"}, "key 'hidden_act': found 'relu', expected one of silu"),
-    (
-        "llama3.1_8b",
-        {"quantization_config": {"bits": 4}},
-        "key 'quantization_config': found {\"bits\": 4}, which a case",
-    ),
+    ("llama3.1_8b", {"quantization_config": {"bits": 4}},
+     "key 'quantization_config': found {\"bits\": 4}, which a case"),
     ("llama3.1_8b", {"auto_map": {"AutoModel": "theirs.Model"}}, "key 'auto_map'"),
     ("llama3.1_8b", {"rms_norm_eps": None}, "key 'rms_norm_eps': found null, expected int or float"),
     ("llama3.1_8b", {"num_hidden_layers": True}, "key 'num_hidden_layers': found true, expected int"),
-    (
-        "llama3.1_8b",
-        {"num_attention_heads": 31},
-        "gives no model: model: hidden_size 4096 is not divisible by heads 31; heads is num_attention_heads",
-    ),
-    (
-        "llama3.1_8b",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-        "key 'rope_scaling': found other",
-    ),
+    ("llama3.1_8b", {"num_attention_heads": 31},
+     "gives no model: model: hidden_size 4096 is not divisible by heads 31; heads is num_attention_heads"),
+    ("llama3.1_8b", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+     "key 'rope_scaling': found other"),
     ("mistral_7b", {"layer_types": ["full_attention"]}, "key 'layer_types'"),
-    (
-        "qwen2.5_7b",
-        {"use_sliding_window": True, "max_window_layers": 14},
-        "key 'max_window_layers': found 14: of a case, all layers have a sliding",
-    ),
-    (
-        "qwen3_8b",
-        {"layer_types": ["sliding_attention", "full_attention"]},
-        "key 'layer_types': found full_attention, sl",
-    ),
-    (
-        "gemma_7b",
-        {"final_logit_softcapping": 30.0},
-        "key 'final_logit_softcapping': found 30.0, which a case cannot say",
-    ),
+    ("qwen2.5_7b", {"use_sliding_window": True, "max_window_layers": 14},
+     "key 'max_window_layers': found 14: of a case, all layers have a sliding"),
+    ("qwen3_8b", {"layer_types": ["sliding_attention", "full_attention"]},
+     "key 'layer_types': found full_attention, sl"),
+    ("gemma_7b", {"final_logit_softcapping": 30.0},
+     "key 'final_logit_softcapping': found 30.0, which a case cannot say"),
     ("gemma_7b", {"model_type": "gemma2"}, "found 'gemma2', and it has norms before and after each part"),
     ("gemma_7b", {"model_type": ["gemma"]}, "expected one of gemma, gpt2, llama"),
     ("gemma_7b", {"head_dim": None}, "key 'head_dim': found null, expected int"),
-    (
-        "mixtral_8x7b",
-        {"router_jitter_noise": 0.1},
-        "key 'router_jitter_noise': found 0.1: a case's router has no noise",
-    ),
+    ("mixtral_8x7b", {"router_jitter_noise": 0.1},
+     "key 'router_jitter_noise': found 0.1: a case's router has no noise"),
     ("qwen3_30b_a3b", {"mlp_only_layers": [3]}, "key 'mlp_only_layers': found [3]"),
     ("qwen3_30b_a3b", {"shared_expert_intermediate_size": 64}, "key 'shared_expert_intermediate_size'"),
-    (
-        "llama3.1_8b",
-        {"rope_scaling": {"factor": 2}},
-        "key 'rope_scaling.rope_type': missing beside factor; expected linear, llama3, yarn, or no such keys",
-    ),
-    (
-        "llama3.1_8b",
-        {"rope_scaling": {"type": "default", "factor": 2}},
-        "key 'rope_scaling.rope_type': found default beside factor; expected linear",
-    ),
-    (
-        "llama3.1_8b",
-        {"rope_scaling": {"type": "linear", "factor": 0.5}},
-        "config.json: key 'rope_scaling.factor': found 0.5, expected at least 1",
-    ),
+    ("llama3.1_8b", {"rope_scaling": {"factor": 2}},
+     "key 'rope_scaling.rope_type': missing beside factor; expected linear, llama3, yarn, or no such keys"),
+    ("llama3.1_8b", {"rope_scaling": {"type": "default", "factor": 2}},
+     "key 'rope_scaling.rope_type': found default beside factor; expected linear"),
+    ("llama3.1_8b", {"rope_scaling": {"type": "linear", "factor": 0.5}},
+     "config.json: key 'rope_scaling.factor': found 0.5, expected at least 1"),
     ("llama3.1_8b", {"max_position_embeddings": 0}, "key 'max_position_embeddings': found 0, expected 2 to"),
     ("gpt2", {"vocab_size": 3}, "key 'vocab_size': found 3, expected at least 4"),
     ("gpt2", {"n_positions": 1}, "key 'n_positions': found 1, expected 2 to"),
@@ -261,19 +219,11 @@ REFUSED = [
     ("gpt2", {"n_layer": -1}, "config.json: key 'n_layer': found -1, expected at least 1"),
     ("gpt2", {"n_head": 7}, "not divisible by heads 7; hidden_size is n_embd, heads is n_head"),
     ("mixtral_8x7b", {"num_local_experts": 0}, "config.json: key 'num_local_experts': found 0, expected at least 2"),
-    (
-        "mixtral_8x7b",
-        {"num_experts_per_tok": 9},
-        "found 9, expected at most count 8; count is num_local_experts",
-    ),
-    (
-        "mixtral_8x7b",
-        {"router_aux_loss_coef": -1},
-        "key 'router_aux_loss_coef': found -1, expected at least 0",
-    ),
+    ("mixtral_8x7b", {"num_experts_per_tok": 9}, "found 9, expected at most count 8; count is num_local_experts"),
+    ("mixtral_8x7b", {"router_aux_loss_coef": -1}, "key 'router_aux_loss_coef': found -1, expected at least 0"),
     ("gpt2", {"embd_pdrop": 0.2}, "key 'embd_pdrop': found 0.2: a case has one rate"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "key 'scale_attn_by_inverse_layer_idx': found true"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "change", "says"), REFUSED, ids=[str(row[1])[:40] for row in REFUSED])

@@ -16,18 +16,8 @@ SAYS = "a simulated training; no figure and no verdict is of a device"
 def test_a_simulated_training_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "frameworks", "--plugins", str(DRILL)]) == 0
     assert f"every device: {SAYS}" in " ".join(capsys.readouterr().out.split())
-    words = [
-        "--plugins",
-        str(DRILL),
-        "--plugins",
-        str(DRILL / "hosts"),
-        "--python",
-        sys.executable,
-        "--runs",
-        str(tmp_path),
-        "--json",
-    ]
-    assert main(["--case", "drill:drill:drill:1:1", *words]) == 0
+    words = ["--plugins", str(DRILL), "--plugins", str(DRILL / "hosts"), "--python", sys.executable]
+    assert main(["--case", "drill:drill:drill:1:1", *words, "--runs", str(tmp_path), "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)
     assert f"framework drill: {SAYS}" in result["warnings"]
 

@@ -26,10 +26,6 @@ def changed(**fields: object) -> Curve:
     return dataclasses.replace(RIGHT, **fields)
 
 
-def test_a_curve_is_its_own() -> None:
-    assert compare_routing(RIGHT, RIGHT) == (0.0, 0)
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -81,6 +77,7 @@ def test_the_routers_losses_differ_by_a_part() -> None:
 
 def test_routers_without_a_loss() -> None:
     """As with a bias that balances them: 0 in both is no difference, and a number beside 0 is an infinite one."""
+    assert compare_routing(RIGHT, RIGHT) == (0.0, 0)
     none = changed(auxiliary=(0.0, 0.0))
     assert compare_routing(none, none) == (0.0, 0)
     assert compare_routing(RIGHT, none)[0] == math.inf

@@ -30,8 +30,7 @@ MEMORY = {"allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"}
 
 def events(subject: FrameworkSubject) -> str:
     """Check each rank's events in one process, and in the first layout of several that is offered."""
-    variants = {each.variant.name: each.variant for each in offered_runs(subject) if each.variant.ranks > 1}
-    several = next(iter(variants.values()), None)
+    several = next((offer.variant for offer in offered_runs(subject) if offer.variant.ranks > 1), None)
     for variant in (SINGLE, *([several] if several else [])):
         job = _job(subject, variant)
         with subject.scratch() as folder:
@@ -56,13 +55,14 @@ def _faults(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRank) -> 
             yield f"found {names.count(name)} events `{name}`, expected one"
     if names.index("weights") > names.index("begin"):
         yield "the initial weights are reported after `begin`"
-    said = rank.of("framework")[0]
-    if said["name"] != subject.name or not said["version"] or not said["device"]:
-        yield f"the framework event says {said['name']} {said['version']} on {said['device']}; name all three"
+    facts = rank.of("framework")[0]
+    if facts["name"] != subject.name or not facts["version"] or not facts["device"]:
+        yield f"the framework event says {facts['name']} {facts['version']} on {facts['device']}; name all three"
     needs = subject.manifest.requirements.get(subject.kind)
-    expected = _versions(subject.manifest.version, needs.packages) if needs else {said["version"]}
-    if not {said["version"], said["version"].partition("+")[0]} & expected:
-        yield f"the framework event says version {said['version']}, expected {' or '.join(sorted(expected))}, as pinned"
+    expected = _versions(subject.manifest.version, needs.packages) if needs else {facts["version"]}
+    if not {facts["version"], facts["version"].partition("+")[0]} & expected:
+        pinned = " or ".join(sorted(expected))
+        yield f"the framework event says version {facts['version']}, expected {pinned}, as pinned"
     steps = rank.of("step")
     if [event["step"] for event in steps] != list(range(1, STEPS + 1)):
         yield f"found steps {[event['step'] for event in steps]}, expected 1 to {STEPS}"
@@ -73,8 +73,8 @@ def _faults(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRank) -> 
 
 def _versions(version: str, packages: Iterable[str]) -> set[str]:
     """Return the manifest's version, and those that its package is pinned to for other Pythons."""
-    found = (re.match(r"([\w.-]+)(?:\[.*\])?==([\w.+]+)", package) for package in packages)
-    pins = [match.groups() for match in found if match]
+    matches = (re.match(r"([\w.-]+)(?:\[.*\])?==([\w.+]+)", package) for package in packages)
+    pins = [match.groups() for match in matches if match]
     names = {name for name, pinned in pins if pinned == version}
     return {version, *(pinned for name, pinned in pins if name in names)}
 
@@ -105,7 +105,12 @@ def capture(subject: FrameworkSubject) -> str:
         if name not in tensors:
             raise Fails(f"found no tensor `{name}`", "keep it by Capture.keep in the captured step")
         _check_array(f"captured {name}", tensors[name], shape)
-    _check_gradients(run, tensors)
+    # the reported norms are those before clipping, and of the whole step
+    for name, square in run.ranks[0].of("gradients")[0]["squares"].items():
+        norm = float(np.square(tensors[f"gradient.{name}"], dtype=np.float64).sum())
+        if not abs(norm - float(square)) <= NEAR * max(float(square), 1e-12):
+            message = f"gradient.{name}: squared norm {norm:g}, reported {float(square):g}"
+            raise Fails(message, "capture before clipping")
     if missing := sorted(set(_parameters(job)) - updated):
         raise Fails(f"after the captured step save() did not write {', '.join(missing[:3])}", "write every parameter")
     return f"{len(tensors)} tensors of a step, with the shapes and norms that they must have"
@@ -120,8 +125,8 @@ def _captured_shapes(job: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _parameters(job: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    known: SimpleNamespace = namespace(job)
-    return {name: tuple(spec.shape) for name, spec in Initializer(known).parameters(known.model).items()}
+    content: SimpleNamespace = namespace(job)
+    return {name: tuple(spec.shape) for name, spec in Initializer(content).parameters(content.model).items()}
 
 
 def _check_array(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
@@ -129,17 +134,6 @@ def _check_array(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None
         raise Fails(f"{what}: found {array.dtype} {array.shape}, expected float32 {shape}", "write it whole")
     if not np.isfinite(array).all():
         raise Fails(f"{what}: found values that are not finite", "capture it before it is reused")
-
-
-def _check_gradients(run: SmallRun, tensors: dict[str, NDArray[Any]]) -> None:
-    """Check that captured gradients have the reported norms: before clipping, and of the whole step."""
-    squares = run.ranks[0].of("gradients")[0]["squares"]
-    for name, square in squares.items():
-        found = float(np.square(tensors[f"gradient.{name}"], dtype=np.float64).sum())
-        if not abs(found - float(square)) <= NEAR * max(float(square), 1e-12):
-            raise Fails(
-                f"gradient.{name}: squared norm {found:g}, reported {float(square):g}", "capture before clipping"
-            )
 
 
 def weights(subject: FrameworkSubject) -> str:
@@ -160,6 +154,6 @@ def _check_saved(path: Path, shape: tuple[int, ...], run: SmallRun) -> None:
     array = np.load(path)
     _check_array(path.name, array, shape)
     rows = {row[0]: row[3] for row in run.ranks[0].of("final_weights")[0]["parameters"]}
-    found, said = float(np.square(array, dtype=np.float64).sum()), float(rows[path.stem][0])
-    if not abs(found - said) <= NEAR * max(said, 1e-12):
-        raise Fails(f"{path.name}: squared norm {found:g}, reported {said:g}", "save what weights() returns")
+    norm, reported = float(np.square(array, dtype=np.float64).sum()), float(rows[path.stem][0])
+    if not abs(norm - reported) <= NEAR * max(reported, 1e-12):
+        raise Fails(f"{path.name}: squared norm {norm:g}, reported {reported:g}", "save what weights() returns")

@@ -22,7 +22,6 @@ from levelfield.testing.framework_kit.small_jobs import (
     MODELS,
     SINGLE,
     TRIED,
-    Variant,
     has_parts,
     refusal,
     small_job,
@@ -33,18 +32,30 @@ from levelfield.testing.framework_kit.training_curves import Curve, compare, fir
 
 ALONE_SECONDS = 60.0  # for a rank that refuses, and none joins it
 KILLED_AFTER = 2
+# The layout that needs little more than this kind of parallelism.
+ONE_KIND = {
+    "data": "DP2", "tensor": "TP2", "pipeline": "PP2", "sequence": "TP2 sequence parallel", "context": "CP2",
+    "zero1": "ZeRO 1, DP2", "zero2": "ZeRO 2, DP2", "zero3": "ZeRO 3, DP2", "interleaved": "PP2 interleaved",
+}  # fmt: skip
 STEPS = 10
 Job = dict[str, Any]
 
 
 def refusals(subject: FrameworkSubject) -> str:
     """Check that jobs which the manifest does not offer are refused, by a rank that no other rank joins."""
-    found = list(_refused_jobs(subject))
-    if not found:
+    jobs = list(_refused_jobs(subject))
+    if not jobs:
         raise NotApplicable("the manifest offers everything that the check tries")
-    for what, job in found:
-        _check_refused(subject, what, job)
-    return f"unsupported, before ranks join: {'; '.join(what for what, _ in found)}"
+    for what, job in jobs:
+        with subject.scratch() as folder:
+            run = run_small(subject.program, subject.on_device(job), folder, only=[0], limit=ALONE_SECONDS)
+        (rank,) = run.ranks
+        if run.stopped:
+            raise Fails(f"{what} is not offered, and rank 0 waited {ALONE_SECONDS:g} s", "check(job) before ranks join")
+        if rank.error is None or rank.error["class"] != "unsupported":
+            end = f"error {rank.error['class']}: {rank.error['message']}" if rank.error else f"exit code {rank.code}"
+            raise Fails(f"{what} is not offered, and the training ended with {end}", "raise Unsupported in check(job)")
+    return f"unsupported, before ranks join: {'; '.join(what for what, _ in jobs)}"
 
 
 def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -54,49 +65,29 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
     for precision in ("fp32", "bf16", "fp16"):
         if precision not in manifest.offered_precisions(kind):
             yield precision, small_job(model, SINGLE, precision)
-    for variant in _recomputations_refused(subject):
+    for recompute in ("none", "selective", "full"):
+        if recompute in manifest.recompute:
+            continue
+        variant = replace(SINGLE, name=f"recompute {recompute}", recompute=recompute)
         yield variant.name, small_job(model, variant, "fp32")
-    lacking = next((name for name, each in MODELS.items() if not has_parts(manifest, each)), None)
+    if "full" in manifest.recompute and FIRST_LAYERS in manifest.refusals(kind):
+        variant = replace(SINGLE, name="recompute full of 1 layer", recompute="full", recompute_layers=1)
+        yield variant.name, small_job(model, variant, "fp32")
+    lacking = next((name for name, candidate in MODELS.items() if not has_parts(manifest, candidate)), None)
     if lacking:
         yield f"the model {lacking}", small_job(MODELS[lacking], SINGLE, "fp32")
     offered = set(manifest.offered_parallelism(kind))
-    for parallelism, variant in _one_kind_each().items():
+    variants = {variant.name: variant for variant in TRIED}
+    for parallelism, name in ONE_KIND.items():
+        variant = variants[name]
         job = small_job(model, variant, "fp32")
         if parallelism not in offered and refusal(manifest, kind, job):
             yield variant.name, job
 
 
-def _recomputations_refused(subject: FrameworkSubject) -> Iterator[Variant]:
-    manifest = subject.manifest
-    for recompute in ("none", "selective", "full"):
-        if recompute not in manifest.recompute:
-            yield replace(SINGLE, name=f"recompute {recompute}", recompute=recompute)
-    if "full" in manifest.recompute and FIRST_LAYERS in manifest.refusals(subject.kind):
-        yield replace(SINGLE, name="recompute full of 1 layer", recompute="full", recompute_layers=1)
-
-
-def _one_kind_each() -> dict[str, Variant]:
-    """Return the layout that needs little more than this kind of parallelism."""
-    names = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "sequence": "TP2 sequence parallel", "context": "CP2"}
-    names |= {"zero1": "ZeRO 1, DP2", "zero2": "ZeRO 2, DP2", "zero3": "ZeRO 3, DP2", "interleaved": "PP2 interleaved"}
-    by_name = {variant.name: variant for variant in TRIED}
-    return {parallelism: by_name[name] for parallelism, name in names.items()}
-
-
-def _check_refused(subject: FrameworkSubject, what: str, job: dict[str, Any]) -> None:
-    with subject.scratch() as folder:
-        run = run_small(subject.program, subject.on_device(job), folder, only=[0], limit=ALONE_SECONDS)
-    (rank,) = run.ranks
-    if run.stopped:
-        raise Fails(f"{what} is not offered, and rank 0 waited {ALONE_SECONDS:g} s", "check(job) before ranks join")
-    if rank.error is None or rank.error["class"] != "unsupported":
-        ended = f"error {rank.error['class']}: {rank.error['message']}" if rank.error else f"exit code {rank.code}"
-        raise Fails(f"{what} is not offered, and the training ended with {ended}", "raise Unsupported in check(job)")
-
-
 def killed(subject: FrameworkSubject) -> str:
     """Kill the last rank in the midst of a training. Check what all ranks leave."""
-    variant = next((each.variant for each in offered_runs(subject) if each.variant.ranks > 1), SINGLE)
+    variant = next((offer.variant for offer in offered_runs(subject) if offer.variant.ranks > 1), SINGLE)
     job = small_job(next(iter(subject.models.values())), variant, "fp32", steps=100 * LONG_STEPS)
     with subject.scratch() as folder:
         victim, start = variant.ranks - 1, time.monotonic()
@@ -184,22 +175,22 @@ def faults(subject: FrameworkSubject) -> str:
     seen = 0
     for family, model in subject.models.items():
         right = small_job(model, SINGLE, "fp32", steps=STEPS)
-        known = first_steps(known_curve(subject, family).curve, STEPS)
+        reference = first_steps(known_curve(subject, family).curve, STEPS)
         for planted in PLANTED:
             if job := planted.applied(right):
-                _check_seen(subject, f"{family}: {planted.name}", known, job)
+                _check_seen(subject, f"{family}: {planted.name}", reference, job)
                 seen += 1
                 subject.say(f"planted {family}: {planted.name}: seen")
     seen += _other_activation(subject) + _one_rank_apart(subject)
     return f"{seen} planted faults are seen"
 
 
-def _check_seen(subject: FrameworkSubject, what: str, known: Curve, job: Job) -> None:
+def _check_seen(subject: FrameworkSubject, what: str, reference: Curve, job: Job) -> None:
     try:
-        found = compare(subject.train(job), known)
+        difference = compare(subject.train(job), reference)
     except Fails:
         return  # a training that does not end is seen as well
-    if found.within():
+    if difference.within():
         raise Fails(f"{what}: the training does not change", "read this value from the job, and have none of your own")
 
 
@@ -208,26 +199,26 @@ def _other_activation(subject: FrameworkSubject) -> int:
     if not {"gelu", "gelu_tanh"} <= set(subject.manifest.architecture) or "gpt" not in subject.models:
         return 0
     model = with_large_weights(subject.models["gpt"])
-    known = curve_by_torch(subject, small_job(model, SINGLE, "fp32", steps=STEPS)).curve
-    found = subject.train(small_job({**model, "activation": "gelu"}, SINGLE, "fp32", steps=STEPS))
-    if is_sharp(compare(found, known)):
+    reference = curve_by_torch(subject, small_job(model, SINGLE, "fp32", steps=STEPS)).curve
+    curve = subject.train(small_job({**model, "activation": "gelu"}, SINGLE, "fp32", steps=STEPS))
+    if is_sharp(compare(curve, reference)):
         raise Fails("gpt: the other form of GELU: the training does not change", "`gelu` is the erf form")
     return 1
 
 
 def _one_rank_apart(subject: FrameworkSubject) -> int:
     """Give the last of two data ranks another order of data: the sum of the tokens' checksums must show it."""
-    each = next((each for each in offered_runs(subject) if each.variant.layout.get("data", 1) == 2), None)
-    if each is None:
+    run = next((run for run in offered_runs(subject) if run.variant.layout.get("data", 1) == 2), None)
+    if run is None:
         return 0
-    job = small_job(subject.models[each.family], each.variant, "fp32", steps=STEPS)
+    job = small_job(subject.models[run.family], run.variant, "fp32", steps=STEPS)
     other = copy.deepcopy(job)
     other["data"]["seed"] += 1
-    known = first_steps(known_curve(subject, each.family).curve, STEPS)
+    reference = first_steps(known_curve(subject, run.family).curve, STEPS)
     try:
-        found = compare(subject.train(job, others={each.variant.ranks - 1: other}), known)
+        difference = compare(subject.train(job, others={run.variant.ranks - 1: other}), reference)
     except Fails:
         return 1
-    if found.within():
-        raise Fails(f"{each}: the last rank trains other data, and nothing shows it", "count tokens on each data rank")
+    if difference.within():
+        raise Fails(f"{run}: the last rank trains other data, and nothing shows it", "count tokens on each data rank")
     return 1

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -62,7 +62,7 @@ class FrameworkSubject:
             raise UnknownName("framework", name, self.registry.frameworks, hint=hint)
         self.file = self.registry.frameworks[self.name]
         self.folder = self.file.parent.absolute()
-        self.kept: dict[str, Any] = {}  # what one check leaves for others
+        self.shared: dict[str, Any] = {}  # what one check leaves for others
         self._python = python
         self._closing = ExitStack()
 
@@ -82,11 +82,11 @@ class FrameworkSubject:
     @cached_property
     def access(self) -> FrameworkAccess:
         """How the framework reaches the device. Raises Fails where nothing says it."""
-        found = access_of(self.manifest, self.vendor)
-        if found is None:
+        access = access_of(self.manifest, self.vendor)
+        if access is None:
             add = f"add `reaches: {{{self.kind}: {{device: ..., backend: ...}}}}` to implementation.yaml"
             raise Fails(f"nothing says how {self.name} reaches devices of kind '{self.kind}'", add)
-        return found
+        return access
 
     @cached_property
     def program(self) -> RankProgram:
@@ -108,10 +108,10 @@ class FrameworkSubject:
     @cached_property
     def models(self) -> dict[str, dict[str, Any]]:
         """The small models whose parts the manifest has, by family. Raises Fails when there is none."""
-        found = {name: model for name, model in MODELS.items() if has_parts(self.manifest, model)}
-        if not found:
+        models = {name: model for name, model in MODELS.items() if has_parts(self.manifest, model)}
+        if not models:
             raise Fails("architecture: found the parts of no small model", "write the parts of GPT or of Llama first")
-        return found
+        return models
 
     def on_device(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Return the job for the device of the check."""
@@ -138,14 +138,14 @@ class FrameworkSubject:
 
     def train(self, job: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]] | None = None) -> Curve:
         """Return the curve of a job. Raises Fails when a rank fails or leaves a process behind."""
-        ranks = {rank: self.on_device(own) for rank, own in (others or {}).items()}
+        ranks = {rank: self.on_device(content) for rank, content in (others or {}).items()}
         with self.scratch() as folder:
             run = self.finished(job, folder, ranks)
         try:
             return read_curve([list(rank.events) for rank in run.ranks])
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
-            why = f"the events make no curve: {type(error).__name__}: {error}"
-            raise Fails(why, "compare them with section 3 of docs/writing-a-framework.md") from None
+            message = f"the events make no curve: {type(error).__name__}: {error}"
+            raise Fails(message, "compare them with section 3 of docs/writing-a-framework.md") from None
 
     def close(self) -> None:
         """Release the environments in use."""
@@ -168,36 +168,26 @@ def known_curve(subject: FrameworkSubject, family: str) -> KnownCurve:
 def curve_by_torch(subject: FrameworkSubject, job: Mapping[str, Any]) -> KnownCurve:
     """Return torch's curve of a job in one process, computed once. Raises Missing as `known_curve`."""
     key = f"curve {definition_digest(job)}"
-    if key not in subject.kept:
-        subject.kept[key] = _trained(subject, job) or recorded_curve(job)
-    return subject.kept[key]  # type: ignore[no-any-return]
-
-
-def _trained(subject: FrameworkSubject, job: Mapping[str, Any]) -> KnownCurve | None:
-    """Train torch's curve here; None where its environment is not made."""
-    torch = _torch(subject)
-    if torch is None:
-        return None
-    try:
-        curve = torch.train(job)
-    except Fails as error:
-        raise Missing(f"torch's own curve cannot be trained: {error.says}", "check torch first") from None
-    return KnownCurve(curve, f"torch {torch.manifest.version}, trained here")
+    if key not in subject.shared:
+        torch = _torch(subject)
+        try:
+            reference = torch and KnownCurve(torch.train(job), f"torch {torch.manifest.version}, trained here")
+        except Fails as error:
+            raise Missing(f"torch's own curve cannot be trained: {error.says}", "check torch first") from None
+        subject.shared[key] = reference or recorded_curve(job)
+    return subject.shared[key]  # type: ignore[no-any-return]
 
 
 def _torch(subject: FrameworkSubject) -> FrameworkSubject | None:
-    if TORCH not in subject.kept:
-        found = FrameworkSubject(TORCH, say=subject.say) if TORCH in subject.registry.frameworks else None
-        subject.kept[TORCH] = found if found and _is_made(found) else None
-    return subject.kept[TORCH]  # type: ignore[no-any-return]
-
-
-def _is_made(torch: FrameworkSubject) -> bool:
-    needs = torch.manifest.requirements[HOST_KIND]
-    try:
-        return is_ready(environment_of(torch.manifest, HOST_KIND, needs.stages(), None, "process"))
-    except LevelfieldError:
-        return False
+    """Return torch in its environment; None where that is not made."""
+    if TORCH not in subject.shared:
+        subject.shared[TORCH] = None
+        with suppress(LevelfieldError):
+            torch = FrameworkSubject(TORCH, say=subject.say)
+            stages = torch.manifest.requirements[HOST_KIND].stages()
+            if is_ready(environment_of(torch.manifest, HOST_KIND, stages, None, "process")):
+                subject.shared[TORCH] = torch
+    return subject.shared[TORCH]  # type: ignore[no-any-return]
 
 
 def definition_digest(job: Mapping[str, Any]) -> str:

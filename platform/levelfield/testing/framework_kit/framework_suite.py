@@ -1,24 +1,108 @@
-"""The suite for a framework: every check, in the order of an author's work, and the record of what was tested."""
+"""The suite for a framework: its checks in the order of an author's work, those that train nothing, and the record."""
 
 from __future__ import annotations
 
+import ast
 import platform
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from levelfield.catalog import lookup
 from levelfield.catalog.code_basis import runs_path
+from levelfield.errors import UsageError
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import dump
+from levelfield.specs.implementation import ANY_ACCELERATOR
 from levelfield.specs.recorded_runs import LayoutRuns
-from levelfield.testing.findings import Check, CheckFinding, found
-from levelfield.testing.framework_kit import evidence_checks, fault_checks, layout_checks, manifest_checks
+from levelfield.specs.selector import Selector
+from levelfield.testing.findings import Check, CheckFinding, Fails, Missing, run_check
+from levelfield.testing.framework_kit import evidence_checks, fault_checks, layout_checks
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
+from levelfield.testing.plan_checks import planned
+
+
+def schema(subject: FrameworkSubject) -> str:
+    """Check the manifest against its schema, and that it offers something on the kind of the check."""
+    manifest = subject.manifest
+    if not manifest.offered_precisions(subject.kind):
+        kinds = ", ".join(manifest.precisions)
+        raise Fails(f"precisions: nothing for device kind '{subject.kind}'; it has {kinds}", "give another --device")
+    silent = set(manifest.precisions) - set(manifest.parallelism)
+    if silent:
+        raise Fails(f"parallelism: nothing for {', '.join(sorted(silent))}", "write [] for one process")
+    return f"{manifest.framework} {manifest.version}: {', '.join(manifest.precisions)}"
+
+
+def sources(subject: FrameworkSubject) -> str:
+    """Check that no file shadows a package, and that scripts import only the worker from the platform."""
+    paths = sorted(subject.folder.rglob("*.py"))
+    if (subject.folder / "__init__.py").exists():
+        raise Fails("found __init__.py: scripts run by path, and the folder is no package", "remove it")
+    packages = (package for needs in subject.manifest.requirements.values() for package in needs.packages)
+    modules = {re.split(r"[^A-Za-z0-9._-]", package)[0].lower().replace("-", "_") for package in packages}
+    reserved = {subject.name, "levelfield"} | set(sys.stdlib_module_names) | modules
+    shadows = sorted(path.name for path in paths if path.stem in reserved)
+    if shadows:
+        raise Fails(f"found {', '.join(shadows)}: it would be imported in place of a package", "rename it")
+    for path in paths:
+        _check_imports(path)
+    return f"{len(paths)} file(s); of the platform they import the worker only"
+
+
+def _check_imports(path: Path) -> None:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise Fails(f"{path.name}: no Python of this version: {error}", "correct it") from None
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        for name in names:
+            if name.split(".")[0] == "levelfield" and name.split(".")[:2] != ["levelfield", "worker"]:
+                raise Fails(f"{path.name} imports {name}, which a training's machine lacks", "use levelfield.worker")
+
+
+def reaches(subject: FrameworkSubject) -> str:
+    """Check that each offered kind of device is reached on each of its vendors, and report differences."""
+    manifest, lines = subject.manifest, []
+    for name in sorted(subject.registry.vendors):
+        vendor = subject.registry.vendor_file(name)
+        if vendor.device_kind not in manifest.precisions:
+            continue
+        if lookup.access_of(manifest, vendor) is None:
+            add = f"add `reaches.{vendor.device_kind}` to implementation.yaml"
+            raise Missing(f"nothing says how {subject.name} reaches the devices of vendor {name}", add)
+        lines += [f"{name}, by its own words" if lookup.access_notices(manifest, vendor) else name]
+    kinds = set(manifest.precisions) - {ANY_ACCELERATOR}
+    vendors = {subject.registry.vendor_file(name).device_kind for name in subject.registry.vendors}
+    if kinds - vendors:
+        raise Fails(f"precisions: no vendor has devices of kind {', '.join(sorted(kinds - vendors))}", "correct it")
+    return f"the devices of {'; '.join(lines) or 'no vendor'}"
+
+
+def launch(subject: FrameworkSubject) -> str:
+    """Check that a run of a case is planned whole, with the manifest's argv and variables."""
+    reason = "no case fits"
+    for case in sorted(subject.registry.cases):
+        selector = Selector(
+            case=case, framework=subject.name, version=subject.version, target=subject.vendor.name, devices=1
+        )
+        try:
+            plan = planned(lookup.find(subject.registry, selector), selector, "smoke")
+        except UsageError as error:
+            reason = str(error)
+            continue
+        return f"{case} on {subject.vendor.name}: {' '.join(plan.implementation.argv)}"
+    raise Fails(f"no plan for any case: {reason}", "read what the last case lacks")
+
 
 CHECKS: tuple[Check[FrameworkSubject], ...] = (
-    Check("schema", manifest_checks.schema),
-    Check("sources", manifest_checks.sources),
-    Check("reaches", manifest_checks.reaches),
-    Check("launch", manifest_checks.launch),
+    Check("schema", schema),
+    Check("sources", sources),
+    Check("reaches", reaches),
+    Check("launch", launch),
     Check("events", evidence_checks.events),
     Check("one-process", lambda subject: layout_checks.training(subject, only_one_process=True)),
     Check("large-weights", layout_checks.large_weights),
@@ -53,7 +137,7 @@ def check_framework(subject: FrameworkSubject, fast: bool = False) -> Iterator[C
 
 def find(subject: FrameworkSubject, item: Check[FrameworkSubject]) -> CheckFinding:
     """Return the finding of one check."""
-    return found(item.name, lambda: item.run(subject))
+    return run_check(item.name, lambda: item.run(subject))
 
 
 def write_tested(subject: FrameworkSubject) -> Path | None:
@@ -61,7 +145,7 @@ def write_tested(subject: FrameworkSubject) -> Path | None:
 
     None where it trained nothing.
     """
-    runs = subject.kept.get("runs")
+    runs = subject.shared.get("runs")
     if not runs:
         return None
     devices = subject.registry.machine.devices(subject.vendor.name)

@@ -73,12 +73,12 @@ def offered_runs(subject: FrameworkSubject) -> Iterator[OfferedRun]:
 def training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
     """Check all trainings. The finding names those that do not pass."""
     runs = []
-    for each in offered_runs(subject):
-        if only_one_process and each.variant.ranks > 1:
+    for offer in offered_runs(subject):
+        if only_one_process and offer.variant.ranks > 1:
             continue
-        runs.append(layout_run(subject, each))
-        subject.say(f"{each}: {_word(runs[-1])}")
-    subject.kept["runs"] = tuple(runs)
+        runs.append(layout_run(subject, offer))
+        subject.say(f"{offer}: {_word(runs[-1])}")
+    subject.shared["runs"] = tuple(runs)
     bad = [run for run in runs if not run.passed]
     if bad:
         first = f"{bad[0].family} {bad[0].precision} {bad[0].name}: {_word(bad[0])}"
@@ -89,30 +89,30 @@ def training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
     return f"{len(runs)} trainings as torch's; compared with {source}"
 
 
-def layout_run(subject: FrameworkSubject, each: OfferedRun) -> MatrixRun:
+def layout_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
     """Train once and return the difference from torch's curve, or the failure."""
     difference, failure = None, None
-    model = subject.models[each.family]
+    model = subject.models[offer.family]
     row = row_head(_code(subject))
     try:
-        curve = subject.train(small_job(model, each.variant, each.precision))
-        known = known_curve(subject, each.family)
-        if len(curve.losses) != len(known.curve.losses):
-            raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(known.curve.losses)}")
-        difference = compare(curve, known.curve)
+        curve = subject.train(small_job(model, offer.variant, offer.precision))
+        reference = known_curve(subject, offer.family)
+        if len(curve.losses) != len(reference.curve.losses):
+            raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(reference.curve.losses)}")
+        difference = compare(curve, reference.curve)
         failure = (
-            precision_fault(subject, each, curve)
-            or routing_fault(model, each.precision, curve, known.curve)
+            precision_fault(subject, offer, curve)
+            or routing_fault(model, offer.precision, curve, reference.curve)
             or edited(row["code"], _code(subject))
         )
     except Fails as found:
         failure = found.says[-200:]
     difference = None if failure else difference
     return MatrixRun(
-        name=each.variant.name,
-        family=each.family,
-        precision=each.precision,
-        layout=Layout.model_validate(each.variant.layout),
+        name=offer.variant.name,
+        family=offer.family,
+        precision=offer.precision,
+        layout=Layout.model_validate(offer.variant.layout),
         steps=LONG_STEPS,
         difference=difference,
         failure=failure,
@@ -135,28 +135,28 @@ def edited(before: str, after: str) -> str | None:
     return None if before == after else "its code was changed while it trained; train again"
 
 
-def precision_fault(subject: FrameworkSubject, each: OfferedRun, curve: Curve) -> str | None:
+def precision_fault(subject: FrameworkSubject, offer: OfferedRun, curve: Curve) -> str | None:
     """Return what shows that a run in 16 bits was computed in another precision: it has the bits of the fp32 run.
 
     That of the same model and layout, which is trained before. Rounding to 16 bits moves the losses by 1e-5 at least.
     """
-    wide = subject.kept.setdefault("fp32 curves", {})
-    if each.precision == "fp32":
-        wide[each.family, each.variant.name] = curve
+    wide = subject.shared.setdefault("fp32 curves", {})
+    if offer.precision == "fp32":
+        wide[offer.family, offer.variant.name] = curve
         return None
-    other = wide.get((each.family, each.variant.name)) or known_curve(subject, each.family).curve
+    other = wide.get((offer.family, offer.variant.name)) or known_curve(subject, offer.family).curve
     same = [name for name in ("losses", "grad_norms") if getattr(curve, name) == getattr(other, name)]
     if not same:
         return None
-    named = " and ".join({"losses": "losses", "grad_norms": "gradient norms"}[name] for name in same)
-    return f"its {named} have the bits of the fp32 run, so it was not computed in {each.precision}"
+    words = " and ".join({"losses": "losses", "grad_norms": "gradient norms"}[name] for name in same)
+    return f"its {words} have the bits of the fp32 run, so it was not computed in {offer.precision}"
 
 
-def routing_fault(model: dict[str, Any], precision: Precision, curve: Curve, known: Curve) -> str | None:
+def routing_fault(model: dict[str, Any], precision: Precision, curve: Curve, reference: Curve) -> str | None:
     """Return what is wrong with the routing of a mixture: its routers' losses, which the loss leaves out."""
     if not model.get("experts"):
         return None
-    (apart, moved), limit = compare_routing(curve, known), ROUTING[precision]
+    (apart, moved), limit = compare_routing(curve, reference), ROUTING[precision]
     if apart <= limit:
         return None
     return f"the routers' losses differ by {apart:.1e}, expected {limit:g} at most; {moved} choices of experts differ"
@@ -169,28 +169,32 @@ def _word(run: MatrixRun) -> str:
     if run.difference is None:
         return run.failure or "no difference"
     beyond = run.difference.beyond(run.precision, run.noise)
-    said = [f"{name} {_number(value)} (limit {limit:g})" for name, (value, limit) in beyond.items()]
-    said += [] if run.difference.same_weights else ["other initial weights"]
-    return ", ".join(said + ([] if run.difference.same_tokens else ["other tokens"]))
+    parts = [f"{name} {_number(value)} (limit {limit:g})" for name, (value, limit) in beyond.items()]
+    parts += [] if run.difference.same_weights else ["other initial weights"]
+    return ", ".join(parts + ([] if run.difference.same_tokens else ["other tokens"]))
 
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.1e}"
 
 
+def _loss_and_norm(difference: Difference) -> str:
+    return f"loss {_number(difference.loss)}, gradient norm {_number(difference.grad_norm)}"
+
+
 def large_weights(subject: FrameworkSubject) -> str:
     """Check each small model with larger weights, in few steps: a wrong constant of a function shows only there."""
-    found = {}
+    differences = {}
     for family, model in subject.models.items():
         job = small_job(with_large_weights(model), SINGLE, "fp32", steps=FEW_STEPS)
-        known = curve_by_torch(subject, job)
-        found[family] = compare(subject.train(job), known.curve)
-        if not is_sharp(found[family]):
-            figures = f"loss {_number(found[family].loss)}, gradient norm {_number(found[family].grad_norm)}"
+        reference = curve_by_torch(subject, job)
+        differences[family] = compare(subject.train(job), reference.curve)
+        if not is_sharp(differences[family]):
+            figures = _loss_and_norm(differences[family])
             limits = f"{SHARP.loss:g} and {SHARP.grad_norm:g}"
-            why = f"{family} with larger weights differs from torch's: {figures}, expected {limits} at most"
-            raise Fails(why, "compare the constants of activation, norms and positions with section 4")
-    losses = ", ".join(f"{family} {_number(each.loss)}" for family, each in found.items())
+            message = f"{family} with larger weights differs from torch's: {figures}, expected {limits} at most"
+            raise Fails(message, "compare the constants of activation, norms and positions with section 4")
+    losses = ", ".join(f"{family} {_number(difference.loss)}" for family, difference in differences.items())
     return f"losses with larger weights within {SHARP.loss:g} of torch's: {losses}"
 
 
@@ -205,37 +209,37 @@ def parts(subject: FrameworkSubject) -> str:
             continue
         job = small_job(with_large_weights(model), SINGLE, "fp32", steps=FEW_STEPS)
         try:
-            found = compare(subject.train(job), curve_by_torch(subject, job).curve)
+            difference = compare(subject.train(job), curve_by_torch(subject, job).curve)
         except Missing:
             continue  # it is listed
         except Fails as failed:
             bad.append(f"{part}: {failed.says}")
             continue
         trained.append(part)
-        if not is_sharp(found):
-            bad.append(f"{part}: loss {_number(found.loss)}, gradient norm {_number(found.grad_norm)}")
+        if not is_sharp(difference):
+            bad.append(f"{part}: {_loss_and_norm(difference)}")
     if bad:
         limits = f"expected {SHARP.loss:g} and {SHARP.grad_norm:g} at most"
         hint = "compute the part, or remove it from `architecture`; levelfield/specs/architecture.py defines it"
         raise Fails(f"{len(bad)} declared parts differ from torch's, {limits}: {'; '.join(bad)}", hint)
-    said = f"trained as torch's: {', '.join(trained)}" if trained else "the small models have them all"
+    summary = f"trained as torch's: {', '.join(trained)}" if trained else "the small models have them all"
     if left := sorted(declared - known_parts - {"dropout", *trained}):
-        raise Warns(f"declared, and trained by no check: {', '.join(left)}; {said}", "compare these parts yourself")
-    return said
+        raise Warns(f"declared, and trained by no check: {', '.join(left)}; {summary}", "compare these parts yourself")
+    return summary
 
 
 def large_tensors(subject: FrameworkSubject) -> str:
     """Check gradient norms with an embedding of a million elements, in few steps. Clipping divides by the norm."""
     family, model = next(iter(subject.models.items()))
     job = small_job(with_large_vocabulary(model), SINGLE, "fp32", steps=LARGE_STEPS)
-    found = compare(subject.train(job), curve_by_torch(subject, job).curve)
-    for name, value in (("the gradient norm", found.grad_norm), ("a parameter's gradient norm", found.parameter_norm)):
+    difference = compare(subject.train(job), curve_by_torch(subject, job).curve)
+    what = f"{family} with {job['model']['vocab_size']:,} words"
+    norms = {"the gradient norm": difference.grad_norm, "a parameter's gradient norm": difference.parameter_norm}
+    for name, value in norms.items():
         if value is None or value > SHARP.grad_norm:
-            why = f"{family} with {job['model']['vocab_size']:,} words: {name} differs from torch's by {_number(value)}"
-            raise Fails(f"{why}, expected {SHARP.grad_norm:g} at most", "add up the squares in float64")
-    return (
-        f"gradient norm of {family} with {job['model']['vocab_size']:,} words: {_number(found.grad_norm)} from torch's"
-    )
+            message = f"{what}: {name} differs from torch's by {_number(value)}, expected {SHARP.grad_norm:g} at most"
+            raise Fails(message, "add up the squares in float64")
+    return f"gradient norm of {what}: {_number(difference.grad_norm)} from torch's"
 
 
 def is_sharp(difference: Difference) -> bool:
@@ -263,11 +267,11 @@ def choices(subject: FrameworkSubject) -> str:
     if model is None:
         raise NotApplicable("the manifest has no experts")
     job = small_job(model, SINGLE, "fp32", steps=LARGE_STEPS)
-    known = random_choices(job)
-    curve = subject.train({**job, "choices": {"known": packed(known, model["experts"]["count"])}})
+    experts = random_choices(job)
+    curve = subject.train({**job, "choices": {"known": packed(experts, model["experts"]["count"])}})
     layers = [layer for layer in range(model["layers"]) if is_mixture(namespace(model), layer)]
     for step, number in itertools.product(range(LARGE_STEPS), range(len(layers))):
-        expected = np.bincount(known[step, number].ravel(), minlength=model["experts"]["count"])
+        expected = np.bincount(experts[step, number].ravel(), minlength=model["experts"]["count"])
         counts = curve.experts.get(step + 1, {}).get(layers[number])
         if counts != tuple(expected):
             where = f"{family}, step {step + 1}, layer {layers[number]}"

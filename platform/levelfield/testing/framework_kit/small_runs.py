@@ -69,8 +69,10 @@ class SmallRun:
         """Return the reason of the first rank that failed; None when all have finished."""
         for number, rank in enumerate(self.ranks):
             if rank.code:
-                said = rank.error["message"] if rank.error else (rank.output.strip().splitlines() or ["no output"])[-1]
-                return f"rank {number} ended with {rank.code}: {said}"
+                message = (
+                    rank.error["message"] if rank.error else (rank.output.strip().splitlines() or ["no output"])[-1]
+                )
+                return f"rank {number} ended with {rank.code}: {message}"
         return None
 
 
@@ -96,25 +98,28 @@ def run_small(
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in started:
-            own = folder / f"job{rank}.json"
-            own.write_text(json.dumps({**(others or {}).get(rank, job), "events_dir": str(folder)}))
-            processes.append(_start(program, rank, world, {**address, "LEVELFIELD_JOB": str(own)}, folder))
+            path = folder / f"job{rank}.json"
+            path.write_text(json.dumps({**(others or {}).get(rank, job), "events_dir": str(folder)}))
+            processes.append(_start(program, rank, world, {**address, "LEVELFIELD_JOB": str(path)}, folder))
         stopped, seconds = _wait(processes, watch, limit)
     finally:
         left = sum(_end_group(process) for process in processes)
-    ranks = tuple(_rank(folder, rank, process) for rank, process in zip(started, processes, strict=True))
-    return SmallRun(ranks, stopped, left, seconds)
+    ranks = []
+    for rank, process in zip(started, processes, strict=True):
+        output = (folder / f"rank{rank}.log").read_bytes()[-MOST_OUTPUT:].decode(errors="replace")
+        ranks.append(SmallRank(process.returncode, tuple(read_events(folder / f"rank{rank}.jsonl")), output))
+    return SmallRun(tuple(ranks), stopped, left, seconds)
 
 
 def _start(
-    program: RankProgram, rank: int, world: int, given: Mapping[str, str], folder: Path
+    program: RankProgram, rank: int, world: int, address: Mapping[str, str], folder: Path
 ) -> subprocess.Popen[bytes]:
     """Start a rank in a process group of its own, so that all that it starts can be ended."""
     values = {"python": program.python, "folder": str(program.folder), "rank": rank, "local_rank": rank}
     values |= {"node_rank": 0, "world_size": world}
-    own = {key: text.format_map(values) for key, text in program.environment.items()}
+    variables = {key: text.format_map(values) for key, text in program.environment.items()}
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "NODE_RANK": 0}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **own, **given}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables, **address}
     environment |= {"PYTHONPATH": str(checkout() / "platform")} | {key: str(value) for key, value in place.items()}
     argv = [text.format_map(values) for text in program.argv]
     with (folder / f"rank{rank}.log").open("wb") as log:
@@ -150,12 +155,6 @@ def _end_group(process: subprocess.Popen[bytes]) -> int:
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=10)
     return int(outlived)
-
-
-def _rank(folder: Path, rank: int, process: subprocess.Popen[bytes]) -> SmallRank:
-    output = (folder / f"rank{rank}.log").read_bytes()[-MOST_OUTPUT:].decode(errors="replace")
-    events = tuple(read_events(folder / f"rank{rank}.jsonl"))
-    return SmallRank(process.returncode, events, output)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

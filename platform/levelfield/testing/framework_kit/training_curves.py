@@ -64,13 +64,17 @@ def first_steps(curve: Curve, steps: int) -> Curve:
 def compare(curve: Curve, reference: Curve) -> Difference:
     losses = [_relative(a, b) for a, b in zip(curve.losses, reference.losses, strict=True)]
     norms = [_relative(a, b) for a, b in zip(curve.grad_norms, reference.grad_norms, strict=True)]
+    totals = (
+        _relative(_root(math.fsum(squares.values())), curve.grad_norms[step - 1])
+        for step, squares in curve.gradients.items()
+    )
     same_tokens = curve.token_checksums == reference.token_checksums and curve.tokens == reference.tokens
     return Difference(
         first_loss=_finite(losses[0]),
         loss=_finite(max(losses)),
         grad_norm=_finite(max(norms)),
         parameter_norm=_finite(_parameter_difference(curve, reference)),
-        total_norm=_finite(_total_difference(curve)),
+        total_norm=_finite(max(totals, default=math.inf)),
         same_weights=curve.weights == reference.weights,
         same_tokens=same_tokens,
     )
@@ -105,18 +109,13 @@ def _parameter_difference(curve: Curve, reference: Curve) -> float:
     names = {step: set(squares) for step, squares in curve.gradients.items()}
     if not names or names != {step: set(squares) for step, squares in reference.gradients.items()}:
         return math.inf
-    found = []
+    differences = []
     for step, squares in reference.gradients.items():
         least = NOISE * reference.grad_norms[step - 1]
         for name, square in squares.items():
             difference = abs(_root(curve.gradients[step][name]) - _root(square)) / max(_root(square), least)
-            found.append(difference if math.isfinite(difference) else math.inf)
-    return max(found)
-
-
-def _total_difference(curve: Curve) -> float:
-    totals = {step: _root(math.fsum(squares.values())) for step, squares in curve.gradients.items()}
-    return max((_relative(total, curve.grad_norms[step - 1]) for step, total in totals.items()), default=math.inf)
+            differences.append(difference if math.isfinite(difference) else math.inf)
+    return max(differences)
 
 
 def _root(square: float) -> float:
@@ -150,8 +149,8 @@ def _expert_tokens(ranks: list[list[dict[str, Any]]]) -> dict[int, dict[int, tup
     for event in (event for rank in ranks for event in rank if event["event"] == "experts"):
         layers = totals.setdefault(event["step"], {})
         for layer, counts in event["tokens"].items():
-            known = layers.get(int(layer), (0,) * len(counts))
-            layers[int(layer)] = tuple(a + b for a, b in zip(known, counts, strict=True))
+            before = layers.get(int(layer), (0,) * len(counts))
+            layers[int(layer)] = tuple(a + b for a, b in zip(before, counts, strict=True))
     return totals
 
 

@@ -19,7 +19,7 @@ class Attention:
         if self.base is not None:
             self.tables = rotary_tables(self.size, x.shape[1], self.base)
             query, key = rotate(query, *self.tables), rotate(key, *self.tables)
-        key, value = (np.repeat(each, self.groups, axis=1) for each in (key, value))
+        key, value = (np.repeat(part, self.groups, axis=1) for part in (key, value))
         self.operands = query, key, value
         self.weights = softmax(masked(query @ key.swapaxes(-1, -2) * self.factor))
         self.mixing = self.dropout.forward(self.weights)

@@ -109,8 +109,8 @@ class Dropout:
 
     def forward(self, x):
         if self.probability:
-            kept = self.random.numbers(x.shape) >= np.float32(self.probability)
-            self.factors = kept / np.float32(1 - self.probability)
+            mask = self.random.numbers(x.shape) >= np.float32(self.probability)
+            self.factors = mask / np.float32(1 - self.probability)
         return x * self.factors if self.probability else x
 
     def backward(self, gradient):

@@ -65,8 +65,8 @@ class Trainer:
         self.model.zero_gradients()
         count, total = self.job.accumulation, 0.0
         for micro in range(count):
-            kept = keep if micro == 0 else ignore
-            total += self.model.loss_and_gradients(batch.inputs[micro], batch.targets[micro], 1 / count, kept)
+            totals = keep if micro == 0 else ignore
+            total += self.model.loss_and_gradients(batch.inputs[micro], batch.targets[micro], 1 / count, totals)
         # REPLACE: with data parallelism, average the loss and all gradients over the data ranks here
         return total
 

@@ -57,11 +57,11 @@ def expert_tokens(job: SimpleNamespace, batch: Batch) -> list[tuple[int, list[in
     """Return how many tokens chose each expert of each layer: token t takes experts t + layer, t + layer + 1, ..."""
     experts = part(job.model, "experts")
     layers = [layer for layer in range(job.model.layers) if is_mixture(job.model, layer)]
-    found = []
+    counts = []
     for layer in layers:
         choices = batch.inputs[..., None] + layer + np.arange(experts.chosen)
-        found.append((layer, np.bincount((choices % experts.count).ravel(), minlength=experts.count).tolist()))
-    return found
+        counts.append((layer, np.bincount((choices % experts.count).ravel(), minlength=experts.count).tolist()))
+    return counts
 
 
 def auxiliary_loss(job: SimpleNamespace, step: int) -> float | None:
@@ -79,17 +79,17 @@ def show_token() -> None:
 
 def rendezvous(job: SimpleNamespace) -> None:
     """Meet the ranks of the other nodes where the variables of the launcher say: rank 0 listens there."""
-    own = int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))
-    if own == job.world_size:
+    rank = int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))
+    if rank == job.world_size:
         return
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if job.rank == 0:
         with socket.create_server(("", port)) as server:
             server.settimeout(MEETING_SECONDS)
-            met = [server.accept()[0] for _ in range(job.world_size - own)]
+            met = [server.accept()[0] for _ in range(job.world_size - rank)]
             for connection in met:
                 connection.close()
-    elif job.rank >= own:
+    elif job.rank >= rank:
         join(address, port)
 
 
@@ -109,10 +109,10 @@ def join(address: str, port: int) -> None:
 
 def meet(job: SimpleNamespace, step: int) -> None:
     """Wait until every rank of this node is at this step, as the collectives of a real training do."""
-    folder, own = Path(job.events_dir), int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))
+    folder, local = Path(job.events_dir), int(os.environ.get("LOCAL_WORLD_SIZE", job.world_size))
     (folder / f"rank{job.rank}.step").write_text(str(step))
-    first = job.rank // own * own
-    while any(reached(folder / f"rank{rank}.step") < step for rank in range(first, first + own)):
+    first = job.rank // local * local
+    while any(reached(folder / f"rank{rank}.step") < step for rank in range(first, first + local)):
         time.sleep(0.001)
 
 
