@@ -38,7 +38,8 @@ from levelfield.rundir.seal import sealed
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import job_of
-from levelfield.specs.record import RunRecord, RunTraces
+from levelfield.specs.record import RunRecord, RunTraces, StoredResult
+from levelfield.specs.run_figures import STORED
 from levelfield.store.database import Store
 from levelfield.store.record_lines import document_of, line_of
 from levelfield.store.run_record import record_of
@@ -216,8 +217,8 @@ def varied(first: RunRecord, series: int, night: int, generator: random.Random) 
     )
     own = {"case": f"case_{series % CASES}", "micro_batch": 1 + series // CASES}
     steps = tuple(round(s * 1e9 * factor * generator.gauss(1, 0.01)) / 1e9 for s in first.step_seconds)
-    result = {k: changed(v, generator) if k in MEASURED else v for k, v in first.result.items()}
-    figures = {"tokens_per_second_per_device": (first.tokens_per_second_per_device or 1) * factor}
+    content = first.stored_result.content
+    result = {key: changed(value, generator) if key in MEASURED else value for key, value in content.items()}
     return first.model_copy(
         update={
             "run_id": f"{began.replace('-', '').replace(':', '')}Z_case_{series % CASES}_torch_cpu_{series:06x}",
@@ -229,9 +230,9 @@ def varied(first: RunRecord, series: int, night: int, generator: random.Random) 
             "step_seconds": steps,
             "losses": tuple(single((loss or 0) * generator.gauss(1, 1e-4)) for loss in first.losses),
             "telemetry": {name: value * generator.gauss(1, 0.01) for name, value in first.telemetry.items()},
-            "result": result,
+            "stored_result": StoredResult(result),
             "traces": traced(first, generator),
-            **figures,
+            **{column: figure.of(result, True)[0] for column, figure in STORED.items()},
         }
     )
 

@@ -6,7 +6,8 @@ import zlib
 from typing import Any
 
 from levelfield.specs.layout import Layout
-from levelfield.specs.record import Conditions, Point, RunRecord, Series, Subject
+from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoredResult, Subject
+from levelfield.specs.result import Result
 
 STEPS, WINDOW_TOKENS = 20, 10_240
 WORK, CORPUS = "sha256:" + "1" * 64, "sha256:" + "2" * 64
@@ -37,26 +38,26 @@ def record(
         "failure": None,
         "reason": None,
         "verdict": "aligned",
-        "tokens_per_second_per_device": rate,
-        "memory_bytes": memory,
-        "joules_per_token": joules,
-        "mfu": mfu,
-        "loss_tail": loss,
         "window": (11, 30),
         "step_seconds": (0.5 + zlib.crc32(f"{number} {rate} {changes}".encode()) * 1e-12,) * 30,  # no two are alike
         "losses": (loss,) * 30,
         "telemetry": {},
-        "result": _result(series.devices, rate, memory, joules, mfu, loss),
+        "result": result_content(series, **_figures(series.devices, rate, memory, joules, mfu, loss)),
     }
     return RunRecord(**{**plain, **changes})  # type: ignore[arg-type]
+
+
+def with_result(run: RunRecord, **sections: Any) -> RunRecord:
+    """Return the run with other sections of its result, and with the figures that it then has."""
+    stored = StoredResult({**run.stored_result.content, **sections})
+    fields = {name: getattr(run, name) for name in RunRecord.model_fields if name != "stored_result"}
+    return RunRecord(**{**fields, "result": stored})
 
 
 def repeats(*rates: float, first: int = 1, **changes: Any) -> list[RunRecord]:
     """Return a run for each speed, of one series: the repeats of a command."""
     runs = [record(number, rate, **changes) for number, rate in enumerate(rates, start=first)]
-    return [
-        run.model_copy(update={"result": {**run.result, "repeat": number}}) for number, run in enumerate(runs, start=1)
-    ]
+    return [with_result(run, repeat=number) for number, run in enumerate(runs, start=1)]
 
 
 def point(run: RunRecord, **changes: Any) -> Point:
@@ -70,26 +71,84 @@ def _taken(changes: dict[str, Any], cls: type) -> dict[str, Any]:
     return {name: changes.pop(name) for name in [*changes] if name in cls.model_fields}  # type: ignore[attr-defined]
 
 
-def _result(devices: int, rate: float, memory: float, joules: float | None, mfu: float, loss: float) -> dict[str, Any]:
-    whole = rate * devices
-    speed = {
-        "tokens_per_second": whole,
-        "tokens_per_second_per_device": rate,
-        "wall_seconds": WINDOW_TOKENS / whole,
-    }
+def result_content(series: Series, **sections: Any) -> dict[str, Any]:
+    """Return a whole result.json of a valid run. sections: its keys with other values."""
+    values = series.model_dump(mode="json")
     return {
-        "throughput": speed,
-        "utilisation": [{"kind": "MFU", "formula": "palm/1", "value": mfu, "peak_tflops": 100.0}],
-        "memory": {name: {"value": memory, "reason": None} for name in ("device_used_peak", "process_peak")},
-        "energy": {
-            "joules_per_token": {"value": joules, "unit": "J/token", "reason": None if joules else "no reading"}
-        },
-        "loss": {"tail_mean": loss},
+        "schema": Result.schema_name(),
+        "run_id": "a run",
+        **{name: values[name] for name in _OF_SERIES},
+        "framework_version": "2.13.0",
         "parameters": 1_000_000,
         "repeat": 1,
+        "status": {"word": "valid"},
+        "steps_done": 30,
+        "steps_planned": 30,
+        "window": [11, 30],
+        "identity": {"work": series.work, "corpus": series.corpus, "initial_weights": None, "tokens": None},
+        "alignment": {"verdict": "aligned", "reason": "every layer within its limit"},
+        "deviations": [],
+        **sections,
     }
 
 
+def figure(value: float | None, unit: str, reason: str | None = None) -> dict[str, Any]:
+    return {"value": value, "unit": unit, "reason": reason}
+
+
+def other_use(cores: float | None, host_cores: int | None, **device: bool | None) -> dict[str, Any]:
+    """What others used. device: `in_use` of the one device, where there is one."""
+    uses = [{"device": "0", "memory_used": figure(None, "B"), "load": None, **device}] if device else []
+    return {
+        **{"devices": uses, "host_before": figure(0.0, "cores"), "host_in_window": figure(cores, "cores")},
+        "host_cores": host_cores,
+    }
+
+
+def time_to_loss(level: float, seconds: float | None) -> dict[str, Any]:
+    return {
+        **{"level": level, "source": None, "averaged_steps": 1, "step": None, "tokens": None, "seconds": seconds},
+        **{"uncounted_steps": 0, "reason": "x"},
+    }
+
+
+def step_times(seconds: float, *flags: str) -> dict[str, Any]:
+    times = dict.fromkeys(("median", "mean", "p90", "minimum", "maximum"), seconds)
+    return {"steps": 20, **times, "spread": 0.01, "flags": flags, "unchecked": None}
+
+
+def palm_row(mfu: float | None, **changes: Any) -> dict[str, Any]:
+    row = {
+        **{"kind": "MFU", "formula": "palm/1", "value": mfu, "low": mfu, "high": mfu, "flops_per_token": None},
+        **{"achieved_tflops": None, "peak_tflops": 100.0, "peak_source": None, "reason": None},
+    }
+    return {**row, **changes}
+
+
+def _figures(devices: int, rate: float, memory: float, joules: float | None, mfu: float, loss: float) -> dict[str, Any]:
+    whole = rate * devices
+    energy = figure(joules, "J/token", None if joules else "no reading")
+    return {
+        "throughput": {
+            "tokens_per_second": whole,
+            "tokens_per_second_per_device": rate,
+            "wall_seconds": WINDOW_TOKENS / whole,
+            "step_seconds": {**step_times(0.5), "unchecked": "not checked"},
+        },
+        "utilisation": [palm_row(mfu)],
+        "memory": {
+            **{f"{name}_peak": figure(memory, "B") for name in ("device_used", "process", "allocated", "reserved")},
+            **{"capacity_bytes": None, "expected_bytes": 1},
+        },
+        "energy": {"joules": energy, "joules_per_token": energy, "mean_watts": energy, "boundary": "chip"},
+        "loss": {"first": None, "last": None, "tail_mean": loss, "floor": None},
+    }
+
+
+_OF_SERIES = (
+    "case", "scale", "framework", "vendor", "chip", "device_is", "nodes", "devices", "precision", "layout",
+    "micro_batch", "accumulation", "recompute", "compile",
+)  # fmt: skip
 _SERIES: dict[str, Any] = {
     "case": "gpt", "work": WORK, "corpus": CORPUS, "scale": "smoke", "framework": "torch", "vendor": "acme",
     "chip": "X1", "device_is": "card", "nodes": 1, "devices": 1, "precision": "fp32", "layout": Layout(),

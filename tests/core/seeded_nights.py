@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from compared_records import figure, result_content
 from levelfield.pages.results import GivenRuns
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import (
@@ -24,6 +25,7 @@ from levelfield.specs.record import (
     RunRecord,
     RunTraces,
     Series,
+    StoredResult,
     StoreEvent,
     Subject,
 )
@@ -183,11 +185,14 @@ def _record(
         "step_seconds": steps,
         "losses": losses,
         "telemetry": {} if failed else {"power_watts": 600.0 + source.gauss(0, 4), "temperature_celsius": 61.0},
-        "result": _result(series, speed, memory, seconds, run_id, failed)
-        | {
-            "loss": {"tail_mean": None if failed else sum(losses[-10:]) / 10},
-            "energy": {**_SHARED["energy"], "joules_per_token": _figure(joules, "J/token")},
-        },
+        "result": StoredResult(
+            result_content(
+                series,
+                **_sections(speed, memory, seconds, run_id, failed),
+                loss={**_LOSS, "tail_mean": None if failed else sum(losses[-10:]) / 10},
+                energy={**_ENERGY, "joules_per_token": figure(joules, "J/token")},
+            )
+        ),
         "traces": None if failed else _traces(source, steps, plan.traced),
     }
     # Validated records are costly to make by the 100,000; tests/core/site checks that one of them is valid.
@@ -220,13 +225,7 @@ def _traces(source: random.Random, steps: Sequence[float], devices: int) -> RunT
     )
 
 
-def _figure(value: float | None, unit: str, reason: str | None = None) -> dict[str, Any]:
-    return {"value": value, "unit": unit, "reason": reason}
-
-
-def _result(
-    series: Series, speed: float, memory: float | None, seconds: float, run_id: str, failed: bool
-) -> dict[str, Any]:
+def _sections(speed: float, memory: float | None, seconds: float, run_id: str, failed: bool) -> dict[str, Any]:
     """The parts of result.json that pages read, in their stored form."""
     found = copy.copy(_SHARED)
     found["run_id"] = run_id
@@ -276,10 +275,10 @@ def _result(
         ]
     )
     found["memory"] = {
-        "device_used_peak": _figure(memory, "B", None if memory else "the run ended before the first reading"),
-        "allocated_peak": _figure(None if memory is None else memory * 0.88, "B"),
-        "reserved_peak": _figure(None if memory is None else memory * 0.95, "B"),
-        "process_peak": _figure(9.1 * GIB, "B"),
+        "device_used_peak": figure(memory, "B", None if memory else "the run ended before the first reading"),
+        "allocated_peak": figure(None if memory is None else memory * 0.88, "B"),
+        "reserved_peak": figure(None if memory is None else memory * 0.95, "B"),
+        "process_peak": figure(9.1 * GIB, "B"),
         "capacity_bytes": 80 * GIB,
         "expected_bytes": int(63.5 * GIB),
         "expectation": None,
@@ -287,19 +286,13 @@ def _result(
     return found
 
 
+_QUIET = figure(0.4, "cores")
+_LOSS = {"first": None, "last": None, "floor": None}
+_ENERGY = {"joules": figure(1.1e6, "J"), "mean_watts": figure(4800.0, "W"), "boundary": "chip"}
 _SHARED: dict[str, Any] = {
-    "schema": "levelfield.result/1",
-    "framework_version": "2.13.0",
     "parameters": 6_658_850_816,
     "steps_planned": STEPS,
-    "energy": {
-        "joules": _figure(1.1e6, "J"),
-        "joules_per_token": _figure(0.07, "J/token"),
-        "mean_watts": _figure(4800.0, "W"),
-        "boundary": "chip",
-    },
-    "disturbance": {"outliers": 0, "flags": []},
-    "other_use": {"devices": [], "host_in_window": _figure(0.4, "cores"), "host_cores": 96},
+    "other_use": {"devices": [], "host_before": _QUIET, "host_in_window": _QUIET, "host_cores": 96},
     "certificate": {"holds": True, "reason": None, "run_id": "20260930T000000Z_gpt3_6.7B_torch_nvidia_abcdef"},
     "alignment": {
         "verdict": "aligned",

@@ -10,7 +10,6 @@ from itertools import permutations
 
 from levelfield.compare.sides import (
     DIFFERS,
-    REPEATS,
     ComparedSide,
     Quantity,
     began,
@@ -21,7 +20,6 @@ from levelfield.compare.sides import (
 )
 from levelfield.specs.free_fields import FREE_FIELDS, LAYERS
 from levelfield.specs.record import RunRecord, Series
-from levelfield.specs.run_figures import at
 from levelfield.specs.vendor import HOST_SHARE
 
 _HOLDS, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"
@@ -155,10 +153,8 @@ def _is_known(field: ComparedField) -> bool:
 
 def window_tokens(record: RunRecord) -> int | None:
     """Return the tokens of the window, of all devices, by the result's speed and time. Equal work has equal tokens."""
-    speed, seconds = (at(record.result, "throughput", name) for name in ("tokens_per_second", "wall_seconds"))
-    if not isinstance(speed, (int, float)) or not isinstance(seconds, (int, float)):
-        return None
-    return round(speed * seconds)
+    speed = record.result.throughput
+    return round(speed.tokens_per_second * speed.wall_seconds) if speed else None
 
 
 def device_meaning(record: RunRecord) -> str:
@@ -179,8 +175,8 @@ FIXED: dict[str, Reader] = {
     "scale": lambda r: r.series.scale,
     "window": lambda r: f"steps {r.window[0]} to {r.window[1]}",
     _TOKENS: window_tokens,
-    "tokens read": lambda r: at(r.result, "identity", "tokens"),
-    "initial weights": lambda r: at(r.result, "identity", "initial_weights"),
+    "tokens read": lambda r: r.result.identity.tokens,
+    "initial weights": lambda r: r.result.identity.initial_weights,
     "device": device_meaning,
 }
 _CHOSEN: dict[str, Reader] = {
@@ -197,7 +193,7 @@ _CHOSEN: dict[str, Reader] = {
 def _fixed(across_precision: bool) -> dict[str, Reader]:
     """Return the fields that must be equal. Across precisions the work must be the same but for its precision."""
     if across_precision:
-        return {**FIXED, "work": lambda r: r.result.get("work_but_precision")}
+        return {**FIXED, "work": lambda r: r.result.work_but_precision}
     return {**FIXED, "precision": lambda r: r.series.precision}
 
 
@@ -291,18 +287,17 @@ def _chosen(side: ComparedSide) -> str | None:
     unknown. The repeats of a command have the time of its start in their ids."""
     all_of: dict[str, int] = {}
     for run in side.runs:
-        known = run.result.get(REPEATS)
         begin = run.run_id.split("_", 1)[0]
-        all_of[begin] = max(all_of.get(begin, 0), known if isinstance(known, int) else 1)
+        all_of[begin] = max(all_of.get(begin, 0), run.command_repeats or 1)
     given, there = len(side.runs), sum(all_of.values())
     return f"{given} of {there} repeats of its command" if given < there else None
 
 
 def _kernels(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield the kernels of attention, and the libraries of fp8, where runs are known to have had different ones."""
-    kernel = field_of("attention kernel", sides, lambda record: at(record.result, "attention_kernel", "name"))
-    library = field_of("fp8 library", sides, lambda record: at(record.result, "fp8_library", "name"))
-    yield from (found for found in (kernel, library) if found.is_known_to_differ)
+    kernel = field_of("attention kernel", sides, lambda r: r.result.attention_kernel and r.result.attention_kernel.name)
+    library = field_of("fp8 library", sides, lambda r: r.result.fp8_library and r.result.fp8_library.name)
+    yield from (field for field in (kernel, library) if field.is_known_to_differ)
 
 
 def _other_use(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
@@ -333,8 +328,8 @@ def _condition_readers(sides: Sequence[ComparedSide], mapping: str, prefix: str)
 
 def peak_of(record: RunRecord) -> str | None:
     """Return the peak that the MFU refers to; None without one."""
-    tflops = palm(record).get("peak_tflops")
-    return f"{tflops:.4g} TFLOP/s" if isinstance(tflops, (int, float)) else None
+    row = palm(record)
+    return f"{row.peak_tflops:.4g} TFLOP/s" if row and row.peak_tflops is not None else None
 
 
 def _times(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:

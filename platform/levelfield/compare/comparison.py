@@ -71,10 +71,13 @@ def compare(
         raise UsageError(f"compare: found {len(sides)} side, expected at least 2: compare A B")
     _refuse_shared(sides)
     found = comparability(sides, across_precision)
-    asked = [
-        q for q in QUANTITIES if not q.is_optional or any(q.origin(r) != (None, None) for s in sides for r in s.counted)
+    counted = [run for side in sides for run in side.counted]
+    quantities = [
+        quantity
+        for quantity in QUANTITIES
+        if not quantity.is_optional or any(quantity.read(run) is not None or quantity.reason(run) for run in counted)
     ]
-    quantities = (*asked, cost_quantity(prices)) if prices else asked
+    quantities += [cost_quantity(prices)] if prices else []
     figures = tuple(_compared(q, sides, histories or {}) for q in quantities) if found.holds else ()
     if prices:
         found = replace(found, with_caution=(*found.with_caution, *covering(cost_quantity(prices), sides)))

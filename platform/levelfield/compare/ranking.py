@@ -17,7 +17,6 @@ from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, own_interva
 from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, busy, cost_quantity, tuning_of
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
-from levelfield.specs.run_figures import at
 
 PartName = Literal["aligned", "certified", "sealed", "quiet", "repeats"]
 PARTS: tuple[PartName, ...] = get_args(PartName)
@@ -236,16 +235,16 @@ def trust(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]:
 
 def _uncertified(record: RunRecord) -> str:
     """Return why no certificate holds. A run in fp32 at smoke scale needs none: its own verdict is what one shows."""
-    found = record.result.get("certificate")
-    if found is None:
+    certificate = record.result.certificate
+    if certificate is None:
         needs = (record.series.scale, record.series.precision) != ("smoke", "fp32")
         return "not recorded" if needs else "" if record.verdict == "aligned" else record.verdict
-    return "" if at(found, "holds") is True else str(at(found, "reason") or "none holds")
+    return "" if certificate.holds else certificate.reason or "none holds"
 
 
 def _disturbed(runs: Sequence[RunRecord]) -> str:
     """Return the most that others used of the machine during a run; also where nobody recorded it."""
-    used = [at(record.result.get("other_use"), "host_in_window", "value") for record in runs]
-    if not all(isinstance(each, (int, float)) for each in used):
+    uses = [record.result.other_use for record in runs]
+    if any(use is None or use.host_in_window.value is None for use in uses):
         return "not recorded"
     return max(map(busy, runs), default=(0.0, ""))[1]

@@ -7,7 +7,6 @@ ratio of the device counts, which is the ratio of tokens/s per device; its inter
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -29,7 +28,6 @@ from levelfield.report.sheets import Sheet
 from levelfield.report.words import number
 from levelfield.specs.derivation import split_name
 from levelfield.specs.record import RunRecord
-from levelfield.specs.run_figures import at
 
 Kind = Literal["strong", "weak"]
 
@@ -98,9 +96,9 @@ def _row(side: ComparedSide, smallest: ComparedSide, base: SideFigure | None) ->
 
 def _predicted(side: ComparedSide) -> float | None:
     """Return the planner's tokens/s per device of a side; None where its runs have none, or differ."""
-    found = {repr(value): value for value in (at(record.result, "predicted_rate") for record in side.counted)}
-    only = next(iter(found.values())) if len(found) == 1 else None
-    return float(only) if isinstance(only, (int, float)) and 0 < only < math.inf else None
+    rates = {record.result.predicted_rate for record in side.counted}
+    only = rates.pop() if len(rates) == 1 else None
+    return only if only is not None and only > 0 else None
 
 
 _EQUAL: dict[str, Reader] = {
@@ -116,7 +114,7 @@ _STRONG: dict[str, Reader] = {
 }
 _WEAK: dict[str, Reader] = {
     "case": lambda r: without_batch(r.series.case),
-    "parameters": lambda r: at(r.result, "parameters"),
+    "parameters": lambda r: r.result.parameters,
     "tokens of the window per device": lambda r: _per_device(r),
 }
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
-from pydantic import JsonValue
-
 from levelfield.compare.ratios import LEAST_RUNS
 from levelfield.errors import UsageError
 from levelfield.measure.cost import Cost, PaidUse, cost
@@ -21,10 +19,10 @@ from levelfield.report.costs import RunCosts
 from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
 from levelfield.specs.prices import ChipPrice, Prices
 from levelfield.specs.record import Point, RunRecord
+from levelfield.specs.result import Utilisation
 from levelfield.specs.run_figures import PALM, RUN_FIGURES, RunFigure, at
 from levelfield.specs.vendor import HOST_SHARE
 
-REPEATS = "repeats"  # beside a record's result: the repeats of its command that its folder has
 DIFFERS = ("different", "diverged")  # verdicts of a training that did not do the work
 
 
@@ -102,12 +100,13 @@ def quiet_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 def busy(record: RunRecord) -> tuple[float, str]:
     """Return what others used beyond the limits of a warning: cores in the window, or a device before the training."""
-    used = record.result.get("other_use")
-    cores, of, devices = at(used, "host_in_window", "value"), at(used, "host_cores"), at(used, "devices")
-    if isinstance(cores, (int, float)) and isinstance(of, int) and cores > HOST_LIMIT * of:
-        return cores, f"up to {cores:.1f} of {of} cores"
-    is_used = isinstance(devices, list) and any(at(device, "in_use") is True for device in devices)
-    return 0.0, "a device" if is_used else ""
+    use = record.result.other_use
+    if use is None:
+        return 0.0, ""
+    cores, limit = use.host_in_window.value, use.host_cores
+    if cores is not None and limit is not None and cores > HOST_LIMIT * limit:
+        return cores, f"up to {cores:.1f} of {limit} cores"
+    return 0.0, "a device" if any(device.in_use for device in use.devices) else ""
 
 
 def _copies(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
@@ -129,23 +128,15 @@ def began(record: RunRecord) -> datetime | None:
 
 
 def contradictions(record: RunRecord) -> Iterator[str]:
-    """Yield figures that differ from result.json, and a speed per device that is not that of all over devices."""
-    for quantity in QUANTITIES:
-        stored, (found, _) = quantity.read(record), quantity.origin(record)
-        if not _agree(stored, found):
-            yield f"{quantity.column.name} is {stored}, and {found} in its result.json"
-    whole, devices = at(record.result, "throughput", "tokens_per_second"), record.series.devices
-    if isinstance(whole, (int, float)) and not _agree(RATE.read(record), whole / devices):
-        yield f"{RATE.column.name} is {RATE.read(record)}, expected {whole} tokens/s over {devices} device(s)"
+    """Yield a speed per device that is not that of all over the devices, and a layout of another number of them."""
+    speed, devices = record.result.throughput, record.series.devices
+    if speed and not math.isclose(speed.tokens_per_second_per_device, speed.tokens_per_second / devices, rel_tol=1e-9):
+        yield (
+            f"{RATE.column.name} is {speed.tokens_per_second_per_device}, expected {speed.tokens_per_second} tokens/s "
+            f"over {devices} device(s)"
+        )
     if record.series.layout.world_size != devices:
         yield f"layout {record.series.layout} is for {record.series.layout.world_size} devices, found {devices}"
-
-
-def _agree(stored: float | None, found: JsonValue) -> bool:
-    """Return whether both are the same number, or neither is one. NaN and infinity agree with nothing."""
-    if stored is None or isinstance(found, bool) or not isinstance(found, (int, float)):
-        return stored is None and not isinstance(found, (int, float))
-    return math.isfinite(stored) and math.isclose(stored, found, rel_tol=1e-9)
 
 
 def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
@@ -163,7 +154,7 @@ def _refuse_mixed(name: str, records: Iterable[RunRecord]) -> None:
 
 @dataclass(frozen=True)
 class Quantity:
-    """One compared figure. origin: its value and reason in result.json. is_noisy: whether equal runs differ in it.
+    """One compared figure. reason: why a run has none. is_noisy: whether equal runs differ in it.
     is_optional: it is left out where no run has it.
 
     basis: what has to be equal on all sides for a ratio, such as the level of a time to a loss. covers: what the figure
@@ -173,58 +164,51 @@ class Quantity:
 
     column: FigureColumn
     read: Callable[[RunRecord], float | None]
-    origin: Callable[[RunRecord], tuple[JsonValue, JsonValue]]
+    reason: Callable[[RunRecord], str | None]
     is_noisy: bool = True
     is_optional: bool = False
-    basis: Callable[[RunRecord], JsonValue] = lambda record: None
+    basis: Callable[[RunRecord], object] = lambda record: None
     covers: Callable[[RunRecord], str | None] = lambda record: None
     of_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
 
     def missing(self, record: RunRecord) -> str:
         """Return why the run has no such figure."""
-        _, reason = self.origin(record)
-        return str(reason) if reason else "result.json has no reason"
+        return self.reason(record) or "result.json has no reason"
 
 
 def steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
     """Return how many runs have step times without a trend or shift, and in how many that was checked."""
-    steps = [at(run.result, "throughput", "step_seconds") for run in runs]
-    flags = [at(step, "flags") for step in steps if at(step, "unchecked") is None]
-    checked = [found for found in flags if isinstance(found, Sequence) and not isinstance(found, str)]
-    return sum(not found for found in checked), len(checked)
+    steps = [run.result.throughput.step_seconds for run in runs if run.result.throughput]
+    checked = [step.flags for step in steps if step.unchecked is None]
+    return sum(not flags for flags in checked), len(checked)
 
 
-def palm(record: RunRecord) -> dict[str, JsonValue]:
-    """Return the headline utilisation of result.json, with its formula and peak; empty without one."""
-    row = at(record.result, "utilisation", PALM)
-    return row if isinstance(row, dict) else {}
+def palm(record: RunRecord) -> Utilisation | None:
+    """Return the headline utilisation, with its formula and peak."""
+    row: Utilisation | None = at(record.result, "utilisation", PALM)
+    return row
 
 
 def tuning_of(record: RunRecord) -> str | None:
     """Return `base` or `peak`; None for a record of an earlier version."""
-    word = at(record.result, "tuning", "word")
-    return word if isinstance(word, str) else None
+    return record.result.tuning.word if record.result.tuning else None
 
 
 def tuned_fields(record: RunRecord) -> str | None:
     """Return the chosen fields with who chose them; None where none was."""
-    chosen = at(record.result, "tuning", "chosen")
-    return ", ".join(f"{name} ({who})" for name, who in chosen.items()) or None if isinstance(chosen, dict) else None
-
-
-def _number(value: JsonValue) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
+    chosen = record.result.tuning.chosen if record.result.tuning else {}
+    return ", ".join(f"{name} ({who})" for name, who in chosen.items()) or None
 
 
 def _quantity(figure: RunFigure) -> Quantity:
-    def origin(record: RunRecord) -> tuple[JsonValue, JsonValue]:
+    def entry(record: RunRecord) -> tuple[float | None, str | None]:
         return figure.of(record.result, record.series.device_is == HOST_SHARE)
 
-    read = attrgetter(figure.column) if figure.column else lambda record: _number(origin(record)[0])
+    read = attrgetter(figure.column) if figure.column else lambda record: entry(record)[0]
     return Quantity(
         FIGURE_COLUMNS[figure.name],
         read,
-        origin,
+        lambda record: entry(record)[1],
         is_noisy=figure.is_noisy,
         is_optional=figure.is_optional,
         basis=lambda record: at(record.result, *figure.basis) if figure.basis else None,
@@ -242,13 +226,11 @@ def cost_quantity(prices: Prices) -> Quantity:
     """Return the cost of a million tokens at these prices, as a figure of a side."""
 
     def of(record: RunRecord) -> Cost:
-        energy, why = ENERGY.origin(record)
         rate, series = record.tokens_per_second_per_device, record.series
         whole = None if rate is None else rate * series.devices
+        joules, reason, of_nodes = ENERGY.read(record), ENERGY.reason(record), NODES.read(record)
         is_share = series.device_is == HOST_SHARE
-        no_energy = str(why or energy)
-        own, nodes = record.joules_per_token, NODES.read(record)
-        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, own, no_energy, nodes)
+        use = PaidUse(series.chip, is_share, series.nodes, series.devices, whole, joules, reason, of_nodes)
         return cost(use, prices)
 
     def of_night(record: RunRecord, point: Point) -> float | None:
@@ -260,7 +242,7 @@ def cost_quantity(prices: Prices) -> Quantity:
     return Quantity(
         RunCosts(prices).column,
         lambda record: of(record).value,
-        lambda record: (None, of(record).reason),
+        lambda record: of(record).reason,
         basis=lambda record: (covered := of(record).power_of) and f"with the power of {covered}",
         covers=lambda record: paid_for(prices.chips.get(record.series.chip), of(record)),
         of_night=of_night,
@@ -286,7 +268,7 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
     ordered = sorted((r for r in records if _kind(r) == own or (exclusion(r) and _kind(r)[0] == own[0])), key=_order)
     groups: list[list[RunRecord]] = []
     for each in ordered:
-        if groups and repeat_number(each) == repeat_number(groups[-1][-1]) + 1:
+        if groups and each.result.repeat == groups[-1][-1].result.repeat + 1:
             groups[-1].append(each)
         else:
             groups.append([each])
@@ -332,10 +314,4 @@ def _kind(record: RunRecord) -> tuple[str, str, str, str | None]:
 
 def _order(record: RunRecord) -> tuple[str, int, str]:
     """Return what sorts runs by time; repeats that began in one second by their numbers."""
-    return str(began(record) or ""), repeat_number(record), record.run_id
-
-
-def repeat_number(record: RunRecord) -> int:
-    """Return which repeat of its command the run is, from 1."""
-    found = record.result.get("repeat")
-    return found if isinstance(found, int) else 1
+    return str(began(record) or ""), record.result.repeat, record.run_id

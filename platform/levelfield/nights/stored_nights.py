@@ -68,9 +68,8 @@ def _reason(store: Store, run_id: str) -> str | None:
     record = store.record(run_id)
     if record.word == "valid":
         return record.evidence_reason
-    status = record.result.get("status")
-    told = (record.reason, status.get("evidence") if isinstance(status, dict) else None)
-    return textwrap.shorten(": ".join(str(each) for each in told if each), _REASON, placeholder=" ...") or None
+    texts = filter(None, (record.reason, record.result.status.evidence))
+    return textwrap.shorten(": ".join(texts), _REASON, placeholder=" ...") or None
 
 
 def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from levelfield.compare.ranking import Contender
-from levelfield.pages.content import finite
 from levelfield.pages.first_view import RankedTraining
 from levelfield.specs.record import RunRecord
-from levelfield.specs.run_figures import at
 
 WIDTH, HEIGHT, LEFT = 360.0, 200.0, 44.0  # of a chart of losses; LEFT has the axis' numbers
 MOST_POINTS = 120  # of a line
@@ -103,16 +101,16 @@ def _y(value: float, low: float, high: float) -> float:
 
 def _memory(contender: Contender) -> MemoryBar:
     record = contender.side.last
-    capacity = finite(at(record.result, "memory", "capacity_bytes"))
+    capacity = record.result.memory.capacity_bytes
     whole = record.memory_bytes
     found = () if whole is None or not capacity else tuple(_parts(record, whole, capacity))
-    reason = "" if whole is not None else str(at(record.result, "memory", "device_used_peak", "reason") or "")
+    reason = "" if whole is not None else record.result.memory.device_used_peak.reason or ""
     return MemoryBar(contender, whole, capacity, found, reason)
 
 
 def _parts(record: RunRecord, whole: float, capacity: float) -> list[tuple[str, float, float]]:
     """Return what each part adds. A part that is not known, or not within the next, is drawn as one with it."""
-    inner = [finite(at(record.result, "memory", f"{name}_peak", "value")) for name in PARTS[:-1]]
+    inner = [getattr(record.result.memory, f"{name}_peak").value for name in PARTS[:-1]]
     found, below = [], 0.0
     for name, value in [*zip(PARTS, inner, strict=False), (PARTS[-1], whole)]:
         if value is not None and below <= value <= whole:

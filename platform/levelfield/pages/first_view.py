@@ -26,7 +26,7 @@ from levelfield.compare.ranking import (
     ranking,
 )
 from levelfield.compare.ratios import LEAST_RUNS, Ratio
-from levelfield.compare.sides import is_within_a_day, palm, repeat_number, steady_runs, tuning_of
+from levelfield.compare.sides import is_within_a_day, palm, steady_runs, tuning_of
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.pages.content import PagesContent
 from levelfield.pages.results import StoredResults
@@ -117,10 +117,10 @@ class DrawnBar:
     @property
     def achieved(self) -> tuple[float, float] | None:
         """Return achieved and peak TFLOP/s of the last run by the headline formula; None where one is not known."""
-        found = palm(self.bar.contender.side.last)
-        both = found.get("achieved_tflops"), found.get("peak_tflops")
-        known = [float(each) for each in both if isinstance(each, (int, float)) and math.isfinite(each)]
-        return (known[0], known[1]) if len(known) == len(both) else None
+        row = palm(self.bar.contender.side.last)
+        if row is None or row.achieved_tflops is None or row.peak_tflops is None:
+            return None
+        return row.achieved_tflops, row.peak_tflops
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def _with_repeats(
         if (good := _last_good(runs)) and good.run_id in newest:
             ids = [point.run_id for point in runs.points if point.is_of_trend]
             place = ids.index(good.run_id)
-            least = max(0, place + 1 - repeat_number(newest[good.run_id]))
+            least = max(0, place + 1 - newest[good.run_id].result.repeat)
             began = [point.began for point in runs.points if point.is_of_trend]
             if place - least + 1 < LEAST_RUNS:  # as compare/sides.py takes the newest group
                 least = next((at for at in range(least) if is_within_a_day(began[at], good.began)), least)
@@ -337,18 +337,18 @@ _TUNED = ("layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_l
 
 def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity | None:
     """Return the arithmetic intensity of a run; None where the planner does not know its work or its framework."""
-    series, found = record.series, palm(record)
-    rate, achieved = record.tokens_per_second_per_device, found.get("achieved_tflops")
+    series, row = record.series, palm(record)
+    rate, achieved = record.tokens_per_second_per_device, row.achieved_tflops if row else None
     constants = registry.constants(series.framework)
     work = _work_of(series, registry)
-    if not work or not constants or not rate or not isinstance(achieved, float) or not 0 < achieved < math.inf:
+    if not work or not constants or not rate or row is None or not (achieved and achieved > 0):
         return None
     chosen = {name: getattr(series, name) for name in _TUNED}
     on_host = series.device_is == HOST_SHARE
     setup = setup_of(work, Tuning(**chosen), on_host, constants.keeping)
     flops = achieved * 1e12 / rate * setup.tokens / setup.layout.tensor
     value = flops / moved_bytes(setup, constants.pace_on(on_host))
-    return PlannedIntensity(value, None if on_host else _ridge(series.chip, found.get("peak_tflops"), registry))
+    return PlannedIntensity(value, None if on_host else _ridge(series.chip, row.peak_tflops, registry))
 
 
 def _work_of(series: Series, registry: Registry) -> Work | None:

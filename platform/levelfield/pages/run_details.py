@@ -78,7 +78,7 @@ def month_file(
 
 def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
     """Return what the history of the series does not have already."""
-    facts = {**_facts(record.result, _SHARED), **_inherited(record.result)}
+    facts = {**_facts(record.stored_result.content, _SHARED), **_inherited(record.stored_result.content)}
     if isinstance(facts.get("flags"), list):
         facts["flags"] = [result_words.flag(str(each)) for each in facts["flags"]]
     return {
@@ -96,7 +96,7 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         # bytes tell 1 from True; version 2 has no references
         "shared": shared.index(marshal.dumps(facts, 2), lambda: facts),
         **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
-        **_facts(record.result, _OWN),
+        **_facts(record.stored_result.content, _OWN),
     }
 
 

@@ -193,6 +193,8 @@ def changed_types(content: Any, value: Any, place: Place = ()) -> Iterator[tuple
         for name in content.keys() & fields.keys():
             yield from changed_types(content[name], fields[name], (*place, name))
     elif isinstance(content, (list, tuple)) and isinstance(value, (list, tuple)):
+        if {*map(type, content), *map(type, value)} <= {float, int}:
+            return  # no need to look at each loss of a long run
         for index, (each, validated) in enumerate(zip(content, value, strict=False)):
             yield from changed_types(each, validated, (*place, index))
     elif type(value) in _KINDS and _kind(content) is not _kind(value):

@@ -8,16 +8,31 @@ draws beside the loss; they are bounded, and no figure rests on them: the raw fi
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, create_model
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
-from levelfield.specs.base import LATER, Document, Value
+from levelfield.specs.base import LATER, Document, Value, parse
 from levelfield.specs.case import Precision, Scale
-from levelfield.specs.result import Word
-from levelfield.specs.run_figures import GATED, STORED
+from levelfield.specs.result import Result, Word
+from levelfield.specs.run_figures import GATED, STORED, at
 from levelfield.specs.selector import labelled
+from levelfield.specs.short_names import clipped
 from levelfield.specs.step_parts import (
     Kernel,
     LateRank,
@@ -30,6 +45,7 @@ from levelfield.specs.step_parts import (
     WaitedFor,
 )
 from levelfield.specs.tuning import FreeFields
+from levelfield.specs.vendor import HOST_SHARE
 
 
 def _gated(name: str) -> str:
@@ -228,18 +244,48 @@ else:
     StoredFigures = create_model("StoredFigures", __base__=Value, **{column: (float | None, None) for column in STORED})
 
 
+@dataclass(frozen=True)
+class StoredResult:
+    """The document result.json of a stored run, as JSON and as a Result.
+
+    It is validated when the Result is first used. That takes as long as reading the rest of the run, and what reads
+    thousands of runs, such as an export, uses the JSON alone.
+    """
+
+    content: dict[str, Any]
+
+    @cached_property
+    def document(self) -> Result:
+        """Raises DocumentError, with the run's id, where the JSON is no result."""
+        body = {key: value for key, value in self.content.items() if key != "schema"}
+        if self.content.get("schema") == Result.schema_name():
+            with suppress(ValidationError):
+                return Result.model_validate(body)  # `parse` takes twice as long
+        return parse(Result, self.content, f"run {self.content.get('run_id')}: its result")
+
+
+def _stored_result(value: Any) -> StoredResult:
+    if isinstance(value, StoredResult):
+        return value
+    if isinstance(value, dict):
+        return StoredResult(value)
+    raise ValueError(f"found {clipped(repr(value), 60)}, expected a mapping of keys to values")
+
+
 class RunRecord(StoredFigures, Document):
-    """One run with its figures. None of its fields names a path, a user or a host.
+    """One run with its figures, which are those of its result. None of its fields names a path, a user or a host.
 
     content: digest of the sealed files, so that two imports of one run are known as one. began: in UTC, ISO 8601.
     night: the name of the nightly that it belongs to, such as `2026-11-22`. entry: suite and entry. node: digest of the
     machine, with any number of its devices. evidence: `reported` where the figures did not come with their raw files.
     verdict: of the alignment. memory_bytes: the device-used peak; on a
     processor the peak of the processes. step_seconds, losses: of every finished step, from step 1. telemetry:
-    means and maxima over the window by name and unit, such as `power_watts`. result: the document result.json.
-    traces: readings over time and what each rank did; null for a run that recorded none of it.
+    means and maxima over the window by name and unit, such as `power_watts`. traces: readings over time and what each
+    rank did; null for a run that recorded none of it. command_repeats: how many repeats its command has left in the
+    folder that the run was read from; it is not stored.
     """
 
+    model_config = ConfigDict(serialize_by_alias=True)
     KIND: ClassVar[str] = "record"
 
     run_id: str = Field(max_length=200)
@@ -262,8 +308,24 @@ class RunRecord(StoredFigures, Document):
     step_seconds: tuple[float, ...]
     losses: tuple[float | None, ...]
     telemetry: dict[str, float]
-    result: dict[str, JsonValue]
+    stored_result: Annotated[
+        StoredResult, PlainValidator(_stored_result), PlainSerializer(attrgetter("content"), return_type=Any)
+    ] = Field(alias="result")
     traces: RunTraces | None = None
+    command_repeats: int | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_figures(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Take the figures from the result, also those that were no figures yet when the record was stored."""
+        result, is_host = values.get("result"), at(values.get("series"), "device_is") == HOST_SHARE
+        content = result.content if isinstance(result, StoredResult) else result
+        return {**values, **{column: figure.of(content, is_host)[0] for column, figure in STORED.items()}}
+
+    @property
+    def result(self) -> Result:
+        """The document result.json. Raises DocumentError where what is stored is no result."""
+        return self.stored_result.document
 
     def reported(self, reason: str) -> RunRecord:
         """Return the record without the word `sealed`, for figures that do not follow from raw files at hand."""

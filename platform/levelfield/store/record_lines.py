@@ -73,19 +73,27 @@ def read_lines(
 
 
 def document_of(line: bytes, origin: str) -> Line:
-    """Return the record or statement of a line. Raises DocumentError for anything else, also for NaN and double keys.
-
-    A result that was read from JSON is JSON: it is not validated value by value again, which takes longest.
-    """
+    """Return the record or statement of a line. Raises DocumentError for anything else, also for NaN and double keys,
+    and for a figure of a run that is another one in its result."""
     content = _object(line, origin)
-    if isinstance(result := content.get("result"), dict):
-        found = _parsed({**content, **_surroundings(content), "result": {}}, origin)
-        if isinstance(found, RunRecord):
-            check = storable if b"\\u" in line else with_storable_numbers
-            return check(found.model_copy(update={"result": result}), origin)
-    document = _parsed(content, origin)
+    document = _parsed({**content, **_surroundings(content)} if "result" in content else content, origin)
+    if isinstance(document, RunRecord):
+        _check_result(document, content, origin)
+        return (storable if b"\\u" in line else with_storable_numbers)(document, origin)
     check_texts(document, origin)
     return document
+
+
+def _check_result(record: RunRecord, content: Mapping[str, Any], origin: str) -> None:
+    """Raises DocumentError where the result is none, or where a figure of the record is another one in it."""
+    try:
+        record.stored_result.document  # noqa: B018
+    except DocumentError as error:
+        raise DocumentError(f"{origin}: {error}") from None
+    for column in STORED:
+        stated, figure = content.get(column), getattr(record, column)
+        if stated is not None and not stated == figure:
+            raise DocumentError(f"{origin}: key '{column}': found {stated!r}, expected {figure} as in its result")
 
 
 def _surroundings(content: Mapping[str, Any]) -> dict[str, Value]:

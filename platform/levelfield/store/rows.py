@@ -16,7 +16,6 @@ from sqlalchemy import Connection, Row, Table, delete, func, insert, select, upd
 from levelfield.specs.base import Value
 from levelfield.specs.record import Conditions, Point, RunRecord, Series, Subject
 from levelfield.specs.run_figures import STORED
-from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.compression import inflated, packed_json, packed_numbers, unpacked_json, unpacked_numbers
 from levelfield.store.schema import ASIDE, CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
 
@@ -75,7 +74,7 @@ def row_digest(run: Mapping[str, Any], raw: Mapping[str, Any]) -> bytes:
 def documents_of(record: RunRecord) -> list[Any]:
     """Return what is stored as JSON: the result, the telemetry, and the traces where there are any."""
     traces = [record.traces.model_dump(mode="json", exclude_defaults=True)] if record.traces else []
-    return [record.result, record.telemetry, *traces]
+    return [record.stored_result.content, record.telemetry, *traces]
 
 
 def series_row(series: Series, digest: str, sample: bytes) -> dict[str, Any]:
@@ -230,15 +229,6 @@ def _put_aside(connection: Connection, record: RunRecord) -> None:
         connection.execute(insert(ASIDE).values(run_id=record.run_id, content=record.content, document=document))
 
 
-def _later_figures(record: RunRecord, result: Any) -> dict[str, float]:
-    """Return figures that the result has and the row lacks: it is older than their columns."""
-    is_host = record.series.device_is == HOST_SHARE
-    values = {
-        column: figure.of(result, is_host)[0] for column, figure in STORED.items() if getattr(record, column) is None
-    }
-    return {column: value for column, value in values.items() if isinstance(value, (int, float))}
-
-
 class RecordReader:
     """Reads whole records. It remembers the series, conditions and subjects that come again."""
 
@@ -253,10 +243,7 @@ class RecordReader:
         return [found[run_id] for run_id in run_ids if run_id in found]
 
     def record(self, connection: Connection, row: Row[Any]) -> RunRecord:
-        """Return the record of a row of `run` joined with `raw`.
-
-        The result was read from JSON, so it is JSON: it is not validated value by value, which takes longest.
-        """
+        """Return the record of a row of `run` joined with `raw`."""
         found = row._mapping
         around = {
             "series": self._value(connection, Series, found["series_id"]),
@@ -264,7 +251,7 @@ class RecordReader:
             "subject": self._value(connection, Subject, found["subject_id"]),
         }
         result, telemetry, *traces = unpacked_json(found["documents"], self._samples[found["series_id"]])
-        record = RunRecord(
+        return RunRecord(
             **{name: found[name] for name in _PLAIN},
             **around,
             node=found["node"],
@@ -273,9 +260,8 @@ class RecordReader:
             losses=unpacked_numbers(found["losses"]),
             telemetry=telemetry,
             traces=traces[0] if traces else None,
-            result={} if isinstance(result, dict) else result,
+            result=result,
         )
-        return record.model_copy(update={"result": result, **_later_figures(record, result)})
 
     def _value(self, connection: Connection, cls: type[Value], number: int) -> Value:
         key = (cls.__name__, number)

@@ -6,10 +6,12 @@ result.json alone has neither the time nor the node. A run of an earlier version
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,10 @@ from levelfield.specs.base import Document, json_digest, load
 from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, Subject
+from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, StoredResult, Subject
 from levelfield.specs.result import PRETENDED, Result
-from levelfield.specs.run_figures import STORED
 from levelfield.specs.step_parts import StepParts
 from levelfield.specs.variables import known_to_matter, masked
-from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.run_traces import run_traces, step_trace, telemetry_summary
 
 UNKNOWN = "unknown"  # the node of a run that recorded none
@@ -90,20 +90,18 @@ def record_of(
         failure=status.failure,
         reason=private.text("; ".join(status.reasons)) or None,
         verdict=result.alignment.verdict,
-        **{column: figure.of(result, result.device_is == HOST_SHARE)[0] for column, figure in STORED.items()},
         window=result.window,
         step_seconds=steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step),
         losses=_losses(raw),
         telemetry=telemetry_summary(plan, raw),
-        result=_result(result, private),
+        result=StoredResult(
+            {
+                **private.value({"schema": Result.schema_name(), **result.model_dump(mode="json")}),
+                "inherited": private.variables(result.inherited),
+            }
+        ),
         traces=run_traces(plan, raw, step_trace(step, private.text) if step else None),
     )
-
-
-def _result(result: Result, private: PrivateTexts) -> dict[str, JsonValue]:
-    """Return result.json without private words."""
-    content = private.value({"schema": Result.schema_name(), **result.model_dump(mode="json")})
-    return {**content, "inherited": {**private.variables(result.inherited)}}
 
 
 def series_of(plan: Plan) -> Series:
@@ -220,8 +218,15 @@ def _losses(raw: RawRecords) -> tuple[float | None, ...]:
 def _private(plan: Plan, provenance: dict[str, Any]) -> PrivateTexts:
     name, series = mapping(provenance.get("machine")).get("name"), series_of(plan)
     hosts = [name, name.partition(".")[0]] if isinstance(name, str) else []
-    known = [text for text in series.model_dump().values() if isinstance(text, str)]
-    return PrivateTexts(hosts, known, (plan.implementation.folder, plan.environment.folder, plan.environment.python))
+    public = [*_closed_words(), *(text for text in series.model_dump().values() if isinstance(text, str))]
+    return PrivateTexts(hosts, public, (plan.implementation.folder, plan.environment.folder, plan.environment.python))
+
+
+@lru_cache(maxsize=1)
+def _closed_words() -> list[str]:
+    """Return the words that a key of result.json may have alone, such as `flash`: no other one may stand there."""
+    schema = json.dumps(Result.model_json_schema())
+    return [word for words in re.findall(r'"enum": (\[[^]]*\])', schema) for word in json.loads(words)]
 
 
 def storable(record: RunRecord, origin: str) -> RunRecord:

@@ -17,12 +17,10 @@ from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import Histories
 from levelfield.compare.ratios import LEAST_RUNS
 from levelfield.compare.sides import (
-    REPEATS,
     began,
     disturbance,
     exclusion,
     is_within_a_day,
-    repeat_number,
     repeats_around,
 )
 from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
@@ -73,7 +71,7 @@ class FolderRuns:
         paths = RunPaths(Path(key))
         refuse_running(paths)
         record = record_of_files(paths, self._registry)
-        return record.model_copy(update={"result": {**record.result, REPEATS: _repeats_beside(paths)}})
+        return record.model_copy(update={"command_repeats": _repeats_beside(paths)})
 
     def series(self) -> list[Series]:
         return [series for series, _ in self._placed_runs.values()]
@@ -277,7 +275,7 @@ def latest_of_series(source: RunSource, series: Series) -> Iterator[RunRecord]:
                 return
         else:
             counted.append(record)
-            if first is None and repeat_number(record) == 1:
+            if first is None and record.result.repeat == 1:
                 first = record
 
 
@@ -313,7 +311,7 @@ def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRec
 
     def is_first(repeat: RunRecord) -> bool:
         other = began(repeat)
-        return repeat_number(repeat) == 1 and (begin is None or other is None or other <= begin)
+        return repeat.result.repeat == 1 and (begin is None or other is None or other <= begin)
 
     return _until(source.newest(record.series), is_first)
 

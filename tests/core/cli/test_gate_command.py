@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from gate_points import noise
 from levelfield.cli.main import main
-from levelfield.specs.record import RunRecord
+from levelfield.specs.record import RunRecord, StoredResult
 from levelfield.store.database import Store
 from postgresql import server
 from stored_records import FIRST, changed, real_record
@@ -157,7 +157,8 @@ def test_a_missing_entry_is_exit_code_3(command: Command, url: str, stored_run: 
 
 def test_a_run_that_failed_says_why(command: Command, url: str, stored_run: RunRecord) -> None:
     status = {"word": "failed", "evidence": "No matching distribution found for torch==2.31.0"}
-    failed = {"word": "failed", "reason": "the environment is not usable", "result": {"status": status}}
+    result = StoredResult({**stored_run.stored_result.content, "status": status})
+    failed = {"word": "failed", "reason": "the environment is not usable", "stored_result": result}
     fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS).model_copy(update=failed)])
     gate = ("nightly", "gate", "--night", night(NIGHTS))
     why = "failed: the environment is not usable: No matching distribution found for torch==2.31.0"

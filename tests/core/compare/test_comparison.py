@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from compared_records import point, record, repeats
+from compared_records import point, record, repeats, time_to_loss, with_result
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.sides import side_of
 from levelfield.errors import UsageError
@@ -200,10 +200,7 @@ def test_one_side_is_no_comparison() -> None:
 
 
 def to_loss(runs: list[RunRecord], level: float, *seconds: float | None) -> list[RunRecord]:
-    return [
-        run.model_copy(update={"result": {**run.result, "to_loss": {"level": level, "seconds": each, "reason": "x"}}})
-        for run, each in zip(runs, seconds, strict=True)
-    ]
+    return [with_result(run, to_loss=time_to_loss(level, each)) for run, each in zip(runs, seconds, strict=True)]
 
 
 def test_times_to_a_loss_are_compared_at_one_level_only() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from compared_records import record, repeats
+from compared_records import other_use, record, repeats, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import as_values, compare, sheets
 from levelfield.compare.matrix import MatrixCell, ResultMatrix, matrix
@@ -30,8 +30,7 @@ from levelfield.studies.compared_runs import MOST, latest_of_series
 
 def beside(run: RunRecord, cores: float | None, of: int | None = 2) -> RunRecord:
     """The run with what other programs used of the cores in its window."""
-    used = {"devices": [], "host_in_window": {"value": cores}, "host_cores": of}
-    return run.model_copy(update={"result": {**run.result, "other_use": used}})
+    return with_result(run, other_use=other_use(cores, of))
 
 
 def loud(number: int, rate: float, **changes: Any) -> RunRecord:

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from compared_records import record, repeats
+from compared_records import other_use, record, repeats, with_result
 from levelfield.compare.comparison import compare
 from levelfield.compare.matrix import MatrixCell, ResultMatrix, as_values, matrix, sheets
 from levelfield.compare.sides import side_of
@@ -16,7 +16,7 @@ from levelfield.specs.record import RunRecord
 
 
 def numbered(run: RunRecord, number: int) -> RunRecord:
-    return run.model_copy(update={"result": {**run.result, "repeat": number}})
+    return with_result(run, repeat=number)
 
 
 def cell(found: ResultMatrix, case: str, column: str) -> MatrixCell:
@@ -222,9 +222,8 @@ def test_the_history_of_a_series_gives_a_cell_of_one_run_its_noise() -> None:
 
 def test_cautions_stand_at_the_cell_as_in_compare() -> None:
     """Paddle ran beside other programs and is not aligned; torch ran after it."""
-    used = {"host_in_window": {"value": 1.7}, "host_cores": 2, "devices": []}
     paddle, torch = record(1, 213, framework="paddle", verdict="unchecked"), record(2)
-    paddle = paddle.model_copy(update={"result": {**paddle.result, "other_use": used}})
+    paddle = with_result(paddle, other_use=other_use(1.7, 2))
     found = matrix([paddle, torch], "framework")
     expected = {
         "paddle": ("alignment unchecked", "other programs up to 1.7 of 2 cores"),
@@ -252,7 +251,7 @@ def test_a_difference_within_noise_has_a_mark() -> None:
 
 def tuned(run: RunRecord, **chosen: str) -> RunRecord:
     tuning = {"word": "peak" if chosen else "base", "chosen": chosen}
-    return run.model_copy(update={"result": {**run.result, "tuning": tuning}})
+    return with_result(run, tuning=tuning)
 
 
 def test_base_and_peak_have_a_column_each() -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from compared_records import record
+from compared_records import record, with_result
 from levelfield.compare.scaling import Scaling, as_values, scaling, sheets
 from levelfield.errors import UsageError
 from levelfield.report.sheets import as_text
@@ -24,9 +24,9 @@ def on(devices: int, rate: float, runs: int = 3, tokens: float | None = None, **
 
 
 def _with_tokens(run: RunRecord, tokens: float) -> RunRecord:
-    speed: Any = run.result["throughput"]
+    speed: Any = run.stored_result.content["throughput"]
     changed = {**speed, "wall_seconds": tokens / speed["tokens_per_second"]}
-    return run.model_copy(update={"result": {**run.result, "throughput": changed}})
+    return with_result(run, throughput=changed)
 
 
 def strong(**changes: Any) -> Scaling:
@@ -112,7 +112,7 @@ def test_the_table_fits_eighty_columns_and_json_is_whole() -> None:
 
 
 def predicted(runs: list[RunRecord], rate: float | None) -> list[RunRecord]:
-    return [run.model_copy(update={"result": {**run.result, "predicted_rate": rate}}) for run in runs]
+    return [with_result(run, predicted_rate=rate) for run in runs]
 
 
 def test_the_planners_prediction_stands_beside() -> None:

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from compared_records import record
+from compared_records import record, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.nights.build_pairs import Arm, ArmFailed, case_arguments, paired_records
 from levelfield.run.builds import CommitBuild
@@ -49,10 +49,8 @@ def said_of(rates: dict[str, float], done: int = 0, **more: object) -> list[str]
     lines: list[str] = []
     now = iter(range(0, 10**6, 30))
     arms = list(chain.from_iterable(abba(4)))
-    records = {
-        arm: record(rate=rate or 1.0, **{"tokens_per_second_per_device": rate or None, **more})
-        for arm, rate in rates.items()
-    }  # type: ignore[arg-type]
+    records = {arm: record(rate=rate or 1.0, **more) for arm, rate in rates.items()}
+    records = {arm: run if rates[arm] else with_result(run, throughput=None) for arm, run in records.items()}
     progress = PairProgress("tokens_per_second_per_device", lines.append, clock=lambda: float(next(now)))
     keep = progress.keeping(lambda arm, paths: records[arm], [records[arm] for arm in arms[:done]])
     for arm in arms[done:]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from levelfield.specs.record import DeviceTrace, RankPeaks, RankTrace, RunRecord, RunTraces
+from levelfield.specs.record import DeviceTrace, RankPeaks, RankTrace, RunRecord, RunTraces, StoredResult
 from seeded_nights import SeededNights
 
 IMAGE = "<img src=x onerror=alert(1)>"
@@ -24,12 +24,12 @@ def hostile_record(**more: Any) -> RunRecord:
     )
     subject = calm.subject.model_copy(update={"commit": IMAGE, "framework_version": ENDS})
     result = {
-        **calm.result,
+        **calm.stored_result.content,
         "warnings": list(ALL),
         "deviations": list(ALL),
         "inherited": {f"LD_{IMAGE}": ENDS, "__proto__": "polluted"},
         "alignment": {
-            "verdict": IMAGE,
+            "verdict": "aligned",
             "reason": ENDS,
             "reference": QUOTES,
             "layers": [{"name": IMAGE, "passed": True, "value": 1e-7, "limit": 1e-6, "detail": ENDS}],
@@ -61,6 +61,6 @@ def hostile_record(**more: Any) -> RunRecord:
             ),
             rank_peaks=(RankPeaks(rank=0), RankPeaks(rank=10**15, process=-1)),
         ),
-        "result": result,
+        "stored_result": StoredResult(result),
     }
     return calm.model_copy(update=update | more)

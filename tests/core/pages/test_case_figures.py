@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
-from compared_records import CORPUS, WORK, record
+from compared_records import CORPUS, WORK, figure, record, with_result
 from levelfield.pages.case_figures import MOST_POINTS, MemoryBar, TrainingFigures, training_figures
 from levelfield.pages.content import gathered
 from levelfield.pages.first_view import ranked_trainings
@@ -36,7 +35,7 @@ def test_the_last_run_that_counts_is_drawn_as_in_the_table_of_the_case() -> None
     """Three repeats and a newer one that does not count: the third is the last."""
     ends = [(1, 1000), (2, 1001), (3, 1002)]
     made = [record(n, rate, memory=n * GIB, losses=(4.0, 3.0 + n)) for n, rate in ends]
-    runs = [run.model_copy(update={"result": {**run.result, "repeat": n}}) for n, run in enumerate(made, start=1)]
+    runs = [with_result(run, repeat=n) for n, run in enumerate(made, start=1)]
     worse = record(9, memory=9 * GIB, losses=(9.0, 9.0), word="oom", failure="oom")
     results = GivenRuns([*runs, worse])
     content = gathered(results)
@@ -70,11 +69,12 @@ def test_a_long_curve_keeps_its_ends() -> None:
 
 
 def memory(whole: float | None, **found: Any) -> MemoryBar:
-    parts = {name: {"value": value, "reason": None} for name, value in found.items() if name != "capacity_bytes"}
-    own = {"device_used_peak": {"value": whole, "reason": None if whole else "no reading"}, **parts}
-    run = record(memory=whole or 1.0)
-    result = {**run.result, "memory": {**own, "capacity_bytes": found.get("capacity_bytes")}}
-    (bar,) = figures(run.model_copy(update={"memory_bytes": whole, "result": result})).memory
+    capacity = found.pop("capacity_bytes", None)
+    peaks = dict.fromkeys(("process_peak", "allocated_peak", "reserved_peak"))
+    memory = {name: figure(value, "B") for name, value in {**peaks, **found}.items()}
+    memory |= {"device_used_peak": figure(whole, "B", None if whole else "no reading")}
+    run = with_result(record(), memory={**memory, "capacity_bytes": capacity, "expected_bytes": 1})
+    (bar,) = figures(run).memory
     return bar
 
 
@@ -89,7 +89,7 @@ def test_parts_add_up_to_the_peak_and_are_percent_of_the_device() -> None:
         (None, 50 * GIB, ["reserved", "device"]),
         (40 * GIB, 30 * GIB, ["allocated", "device"]),  # swapped
         (70 * GIB, 75 * GIB, ["device"]),  # more than the whole device was seen to use
-        (math.nan, "text", ["device"]),
+        (None, None, ["device"]),
     ],
 )
 def test_a_part_that_is_not_known_or_does_not_fit_is_not_drawn(allocated: Any, reserved: Any, names: list[str]) -> None:
@@ -98,6 +98,6 @@ def test_a_part_that_is_not_known_or_does_not_fit_is_not_drawn(allocated: Any, r
 
 
 def test_without_a_peak_or_a_capacity_there_is_no_bar() -> None:
-    assert memory(60 * GIB).parts == () and memory(60 * GIB, capacity_bytes="text").parts == ()
+    assert memory(60 * GIB).parts == ()
     absent = memory(None, capacity_bytes=80 * GIB)
     assert absent.parts == () and absent.whole is None and absent.reason == "no reading"

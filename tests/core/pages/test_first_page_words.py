@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_records import repeats
+from compared_records import palm_row, repeats, step_times, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.results import GivenRuns
@@ -21,15 +21,14 @@ def with_steps(runs: Sequence[RunRecord], *flags: list[str] | None) -> list[RunR
     """Return the runs with the flags of their step times; None: they were not checked."""
     found = []
     for run, each in zip(runs, flags, strict=True):
-        step = {"flags": each or [], "unchecked": "too few steps" if each is None else None}
-        speed = {**run.result["throughput"], "step_seconds": step}
-        found.append(run.model_copy(update={"result": {**run.result, "throughput": speed}}))
+        step = {**step_times(0.5, *each or ()), "unchecked": "too few steps" if each is None else None}
+        speed = {**run.stored_result.content["throughput"], "step_seconds": step}
+        found.append(with_result(run, throughput=speed))
     return found
 
 
 def with_peak(runs: Sequence[RunRecord], peak: float) -> list[RunRecord]:
-    palm = [{"kind": "MFU", "formula": "palm/1", "value": 0.4, "peak_tflops": peak}]
-    return [run.model_copy(update={"result": {**run.result, "utilisation": palm}}) for run in runs]
+    return [with_result(run, utilisation=[palm_row(0.4, peak_tflops=peak)]) for run in runs]
 
 
 def torch(*rates: float, **more: Any) -> list[RunRecord]:

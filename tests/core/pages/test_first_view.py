@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_records import record, repeats
+from compared_records import figure, other_use, palm_row, record, repeats, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import compare
 from levelfield.compare.ranking import TOKENS, Metric, TrustPart, metrics, trust
@@ -36,7 +36,7 @@ from seeded_nights import SeededNights
 
 MFU, ENERGY = metrics()[1:]
 QUIET = {
-    "other_use": {"devices": [], "host_in_window": {"value": 0.1}, "host_cores": 64},
+    "other_use": other_use(0.1, 64),
     "certificate": {"holds": True},
 }
 
@@ -45,7 +45,7 @@ def three(rate: float, first: int, spread: float = 0.002, **changes: Any) -> lis
     """Three repeats about a rate; `more` is added to their results."""
     more = {**QUIET, **changes.pop("more", {})}
     runs = repeats(rate * (1 - spread), rate * (1 + spread), rate, first=first, **{"scale": "full", **changes})
-    return [run.model_copy(update={"result": {**run.result, **more}}) for run in runs]
+    return [with_result(run, **more) for run in runs]
 
 
 FAST, SLOW = three(1000, 1, chip="X1"), three(500, 4, chip="Z9")
@@ -115,7 +115,6 @@ def test_a_difference_within_noise_makes_nobody_the_best() -> None:
         {"evidence": "unsealed"},
         {"word": "oom", "failure": "oom"},
         {"verdict": "different"},
-        {"tokens_per_second_per_device": 1010.0},  # 1 % beside its result.json
     ],
     ids=str,
 )
@@ -127,11 +126,9 @@ def test_a_run_that_does_not_count_has_no_bar_and_is_named(change: dict[str, Any
     assert absent.chip == "acme X1" and absent.word
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, None])
-def test_a_figure_that_is_no_number_in_its_result_gives_no_bar(value: float | None) -> None:
-    wrong = [run.model_copy(update={"result": {**run.result, "throughput": {
-        "tokens_per_second": value, "tokens_per_second_per_device": value}}}) for run in FAST]  # fmt: skip
-    seen = view([*wrong, *SLOW])
+def test_a_speed_that_is_not_that_of_all_devices_gives_no_bar() -> None:
+    speed = {**FAST[0].stored_result.content["throughput"], "tokens_per_second": 1.0}
+    seen = view([*(with_result(run, throughput=speed) for run in FAST), *SLOW])
     assert [*bars(seen)] == ["acme Z9"] and seen.lead is None
     assert [each.word for each in seen.trainings[0].training.absent] == ["contradictory"]
 
@@ -163,12 +160,7 @@ def test_a_side_that_compare_would_refuse_has_no_bar_and_the_field_is_named(chan
 
 def test_the_largest_use_by_other_programs_is_named() -> None:
     def quiet(*used: float | None) -> TrustPart:
-        runs = [
-            run.model_copy(
-                update={"result": {**run.result, "other_use": {"host_in_window": {"value": each}, "host_cores": 2}}}
-            )
-            for run, each in zip(FAST, used, strict=True)
-        ]
+        runs = [with_result(run, other_use=other_use(each, 2)) for run, each in zip(FAST, used, strict=True)]
         return next(part for part in trust(side_of("A", runs), SideValues((1.0,))) if part.name == "quiet")
 
     assert quiet(0.585, 0.239, 1.084).detail == "up to 1.1 of 2 cores" and not quiet(0.585, 0.239, 1.084).holds
@@ -186,8 +178,8 @@ def test_one_more_run_of_the_day_joins_the_repeats_before_it() -> None:
 
 def test_a_figure_that_one_of_the_repeats_lacks_has_no_bar() -> None:
     runs = three(500, 4, chip="Z9")
-    silent = {"joules_per_token": {"value": None, "reason": "no reading"}}
-    lacking = runs[0].model_copy(update={"joules_per_token": None, "result": {**runs[0].result, "energy": silent}})
+    energy = {**runs[0].stored_result.content["energy"], "joules_per_token": figure(None, "J/token", "no reading")}
+    lacking = with_result(runs[0], energy=energy)
     seen = view([*FAST, lacking, *runs[1:]], ENERGY)
     assert [*bars(seen)] == ["acme X1"] and [u.why for u in seen.trainings[0].ranking.unranked] == ["no reading"]
 
@@ -232,11 +224,7 @@ def test_a_chip_stands_by_its_best_framework_and_the_others_are_listed() -> None
 @pytest.mark.parametrize(
     ("part", "more", "detail"),
     [
-        (
-            "quiet",
-            {"other_use": {"devices": [], "host_in_window": {"value": 9.0}, "host_cores": 64}},
-            "up to 9.0 of 64",
-        ),
+        ("quiet", {"other_use": other_use(9.0, 64)}, "up to 9.0 of 64"),
         ("quiet", {"other_use": None}, "not recorded"),
         ("certified", {"certificate": {"holds": False, "reason": "none was looked for"}}, "none was looked for"),
         ("certified", {"certificate": None}, "not recorded"),
@@ -253,8 +241,7 @@ def on_h100(**changes: Any) -> RunRecord:
     work = Registry().case("llama3_8b").work("full").fingerprint()
     own = {"case": "llama3_8b", "scale": "full", "precision": "bf16", "chip": "H100-SXM5-80GB", "work": work}
     run = record(1, 8000.0, **{**own, "vendor": "nvidia", "device_is": "gpu", **changes})
-    palm = {"kind": "MFU", "formula": "palm/1", "value": 0.4, "achieved_tflops": 400.0, "peak_tflops": 989.4}
-    return run.model_copy(update={"result": {**run.result, "utilisation": [palm]}})
+    return with_result(run, utilisation=[palm_row(0.4, achieved_tflops=400.0, peak_tflops=989.4)])
 
 
 def test_the_planned_intensity_is_the_models_flops_over_the_planners_bytes() -> None:
@@ -276,11 +263,10 @@ def test_what_the_planner_does_not_know_has_no_intensity(change: dict[str, str])
     assert planned_intensity(on_h100(**change), Registry()) is None
 
 
-@pytest.mark.parametrize("achieved", [None, "text", math.nan, math.inf, 0.0])
-def test_without_achieved_flops_there_is_no_intensity(achieved: Any) -> None:
-    run = on_h100()
-    palm = {**run.result["utilisation"][0], "achieved_tflops": achieved}
-    assert planned_intensity(run.model_copy(update={"result": {"utilisation": [palm]}}), Registry()) is None
+@pytest.mark.parametrize("achieved", [None, 0.0, -1.0])
+def test_without_achieved_flops_there_is_no_intensity(achieved: float | None) -> None:
+    run = with_result(on_h100(), utilisation=[palm_row(0.4, achieved_tflops=achieved)])
+    assert planned_intensity(run, Registry()) is None
 
 
 def test_the_intensity_is_marked_as_planned_and_stands_by_mfu_alone(tmp_path: Path) -> None:
@@ -329,7 +315,7 @@ def test_a_wide_interval_is_clipped_and_does_not_shorten_the_bars() -> None:
 
 def tuned(runs: list[RunRecord], word: str, **chosen: str) -> list[RunRecord]:
     found = {"word": word, "chosen": chosen}
-    return [run.model_copy(update={"result": {**run.result, "tuning": found}}) for run in runs]
+    return [with_result(run, tuning=found) for run in runs]
 
 
 def test_base_and_peak_have_a_bar_each_and_the_faster_one_stands_for_the_chip() -> None:

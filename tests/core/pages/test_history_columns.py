@@ -22,7 +22,7 @@ from levelfield.pages.series_history import (
     summary_of,
 )
 from levelfield.specs.base import dump, parse
-from levelfield.specs.record import RunRecord
+from levelfield.specs.record import RunRecord, StoredResult
 from seeded_nights import SeededNights
 
 RECORDS = list(SeededNights(series=2, nights=24).records())
@@ -135,27 +135,32 @@ def test_a_month_keeps_curves_facts_and_the_reference() -> None:
         shared = made["shared"][run["shared"]]
         assert [step / 1e6 for step in run["steps"]] == pytest.approx(record.step_seconds, abs=1e-6)
         assert [loss / 1e6 for loss in run["losses"]] == pytest.approx(record.losses, abs=1e-6)
-        assert shared["expected_bytes"] == record.result["memory"]["expected_bytes"]  # type: ignore[index,call-overload]
+        assert shared["expected_bytes"] == record.result.memory.expected_bytes
         assert (shared["done"], shared["planned"]) == (40, 40)
         assert run["alignment"]["reason"] == "every layer within its limit"
         assert run["device_used"]["value"] == record.memory_bytes
     assert len(made["shared"]) == 1, "what runs share is kept once"
 
 
+def with_content(content: dict[str, Any]) -> RunRecord:
+    """A run whose stored result is this JSON."""
+    return RECORDS[0].model_copy(update={"stored_result": StoredResult(content)})
+
+
 def test_true_and_one_are_two_values() -> None:
-    records = [RECORDS[0].model_copy(update={"result": {"parameters": value}}) for value in (1, True, 1.0, 1)]
+    records = [with_content({"parameters": value}) for value in (1, True, 1.0, 1)]
     made = month_file(RECORDS[0].series, records, None)
     assert [type(made["shared"][run["shared"]]["parameters"]) for run in made["runs"]] == [int, bool, float, int]
 
 
 def test_a_result_of_another_form_gives_what_it_has() -> None:
-    odd = RECORDS[0].model_copy(update={"result": {"memory": 3, "status": [], "throughput": {"step_seconds": "x"}}})
+    odd = with_content({"memory": 3, "status": [], "throughput": {"step_seconds": "x"}})
     assert month_file(odd.series, [odd], None)["shared"] == [{}]
 
 
 def test_a_page_says_between_which_times_a_drift_is() -> None:
     flags = ["trend: step time drifts by -114.4% over the window (p = 4e-07)", 3]
-    odd = RECORDS[0].model_copy(update={"result": {"throughput": {"step_seconds": {"flags": flags}}}})
+    odd = with_content({"throughput": {"step_seconds": {"flags": flags}}})
     said = "trend: step time drifts by -114.4% of its median over the window, on a line from 1.57 to 0.428 times it"
     assert month_file(odd.series, [odd], None)["shared"] == [{"flags": [f"{said} (p = 4e-07)", "3"]}]
 
@@ -167,7 +172,7 @@ def test_a_page_shows_the_inherited_variables_that_may_matter() -> None:
         (["LD_X"], {}),
         ({}, {}),
     ):
-        record = RECORDS[0].model_copy(update={"result": {"inherited": inherited}})
+        record = with_content({"inherited": inherited})
         assert month_file(record.series, [record], None)["shared"] == [found]
 
 

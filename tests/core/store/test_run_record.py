@@ -10,6 +10,8 @@ from levelfield.errors import DocumentError
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump
+from levelfield.specs.record import RunRecord, StoredResult
+from levelfield.specs.result import AttentionKernelFound
 from levelfield.specs.suite import EntryUsed
 from levelfield.store.record_lines import document_of, line_of, row_of
 from levelfield.store.run_record import UNKNOWN, record_of
@@ -68,13 +70,13 @@ def test_figures_are_those_of_the_result(described):
     palm = next(u for u in result["utilisation"] if u["formula"].startswith("palm/"))
     assert record.mfu == palm["value"] and record.loss_tail == result["loss"]["tail_mean"]
     assert list(record.window) == result["window"]
-    assert {**record.result, "inherited": None} == {**result, "inherited": None}
+    assert {**record.stored_result.content, "inherited": None} == {**result, "inherited": None}
 
 
 def test_the_throughput_can_be_computed_again_from_the_steps(described):
     """Another formula finds in the record what it needs."""
     record = record_of(described)
-    result = record.result
+    result = record.stored_result.content
     first, last = record.window
     assert len(record.step_seconds) == len(record.losses) == result["steps_done"]
     assert record.step_seconds[0] == STEP_NS / 1e9
@@ -89,7 +91,7 @@ def test_the_slower_rank_gives_the_steps(described):
     record = record_of(described)
     assert record.step_seconds[:2] == ((STEP_NS + 1000) / 1e9, (STEP_NS + 1000) / 1e9)
     wall = math.fsum(record.step_seconds[record.window[0] - 1 : record.window[1]])
-    assert wall == pytest.approx(record.result["throughput"]["wall_seconds"], rel=1e-12)
+    assert wall == pytest.approx(record.result.throughput.wall_seconds, rel=1e-12)
 
 
 def test_what_surrounds_the_run_is_apart_from_what_is_tested(described):
@@ -131,8 +133,8 @@ def test_a_graph_is_in_the_result_its_report_and_the_series(described):
     seal_again(described)
     result = finish(described)
     found = record_of(described)
-    assert (plain.series.graph, plain.result["graph"]) == (False, False)
-    assert (found.series.graph, found.result["graph"], result.graph) == (True, True, True)
+    assert (plain.series.graph, plain.result.graph) == (False, False)
+    assert (found.series.graph, found.result.graph, result.graph) == (True, True, True)
     assert ", replayed as a CUDA graph |" in described.report.read_text()
     assert row_of(found)["graph"] is True and row_of(found)["series"] != row_of(plain)["series"]
     assert document_of(line_of(found).encode(), "a line") == found
@@ -196,7 +198,7 @@ def test_a_host_with_the_name_of_a_framework_changes_no_figure(described):
     machine = {**PROVENANCE["machine"], "name": "fake"}
     described.provenance.write_text(json.dumps({**PROVENANCE, "machine": machine}))
     record = record_of(described)
-    assert record.result["framework"] == "fake" and record.series.framework == "fake"
+    assert record.result.framework == "fake" and record.series.framework == "fake"
 
 
 def test_the_time_is_utc_and_sorts(described):
@@ -290,3 +292,28 @@ def test_the_entry_names_suite_and_row(described):
     finish(described)
     assert record_of(described).entry == "nightly/row 1"
     assert dump(record_of(described))  # it is a document
+
+
+def test_a_record_has_the_figures_of_its_result_whatever_else_is_stated(described):
+    record = record_of(described)
+    stated = {name: getattr(record, name) for name in RunRecord.model_fields if name != "stored_result"}
+    again = RunRecord(**{**stated, "mfu": 0.5, "loss_tail": None, "result": record.stored_result})
+    assert again == record and record.mfu != 0.5 and record.loss_tail is not None
+
+
+def test_a_host_may_have_the_name_of_a_word_of_the_result(described):
+    """`flash` is a kernel of attention: with another word in its place the result could not be read."""
+    for name in ("flash", "valid", "gpu17"):
+        content = {**PROVENANCE, "machine": {**PROVENANCE["machine"], "name": f"{name}.lab.example"}}
+        described.provenance.write_text(json.dumps(content))
+        result = finish(described)
+        kernel = AttentionKernelFound(name="flash")
+        record = record_of(described, result=result.model_copy(update={"attention_kernel": kernel}))
+        assert (record.result.attention_kernel, record.result.status.word) == (kernel, result.status.word)
+
+
+def test_a_stored_result_that_is_none_is_named_when_it_is_read(described):
+    record = record_of(described)
+    damaged = StoredResult({**record.stored_result.content, "loss": 3})
+    with pytest.raises(DocumentError, match=rf"run {record.run_id}: its result: key 'loss': found 3, expected a map"):
+        _ = record.model_copy(update={"stored_result": damaged}).result

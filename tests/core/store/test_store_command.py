@@ -197,7 +197,13 @@ def test_an_export_that_was_edited_is_reported_until_the_raw_files_come(command,
     assert command("store", "export", "--output", file)[0] == 0
     line = json.loads(file.read_text())
     right = line["tokens_per_second_per_device"]
-    file.write_text(json.dumps({**line, "tokens_per_second_per_device": right * 4}) + "\n")
+    line["tokens_per_second_per_device"] *= 4
+    file.write_text(json.dumps(line) + "\n")
+    code, out, err = command("store", "import", file, "--store", second)
+    message = f"key 'tokens_per_second_per_device': found {right * 4}, expected {right} as in its result"
+    assert code != 0 and message in " ".join((out + err).split())
+    line["result"]["throughput"]["tokens_per_second_per_device"] *= 4
+    file.write_text(json.dumps(line) + "\n")
     for source, evidence, factor in ((file, "reported", 4), (run.root, "sealed", 1), (file, "sealed", 1)):
         assert command("store", "import", source, "--store", second)[0] == 0
         with Store.open(str(second)) as opened:
@@ -321,7 +327,7 @@ def test_a_run_is_recorded_when_it_ends_unless_with_no_store(command, store, tmp
     assert code == asked and "recorded" not in err
     with Store.open(str(store)) as opened:
         record = opened.record(folder.name)
-        assert record.purpose == "manual" and record.result["run_id"] == folder.name
+        assert record.purpose == "manual" and record.result.run_id == folder.name
         assert record.node.startswith("sha256:") and record.subject.commit is not None
     run_tiny(command, tmp_path / "runs", "--no-store")
     with Store.open(str(store)) as opened:

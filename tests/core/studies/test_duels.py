@@ -10,12 +10,13 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from compared_records import record
+from compared_records import record, step_times, with_result
 from levelfield.compare.comparison import sheets
 from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.report.sheets import as_text
 from levelfield.report.words import duration
 from levelfield.series.pairs import PairedTest, PairRuling
+from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
 from levelfield.studies.duels import (
     FIGURE,
@@ -51,8 +52,8 @@ def said_of(found: DuelOutcome) -> str:
 
 
 def jumped(run: RunRecord) -> RunRecord:
-    throughput = {**run.result["throughput"], "step_seconds": {"flags": ["change point: step time shifts by -16.6%"]}}
-    return run.model_copy(update={"result": {**run.result, "throughput": throughput}})
+    steps = step_times(0.5, "change point: step time shifts by -16.6%")
+    return with_result(run, throughput={**run.stored_result.content["throughput"], "step_seconds": steps})
 
 
 def noisy(deviation: float, ratio: float = 1.0, seed: int = 1) -> Rates:
@@ -181,9 +182,7 @@ def test_a_run_that_fails_ends_the_duel_and_keeps_the_pairs() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "bad", [{"word": "failed"}, {"evidence": "tampered"}, {"tokens_per_second_per_device": 1010.0}]
-)
+@pytest.mark.parametrize("bad", [{"word": "failed"}, {"evidence": "tampered"}, {"layout": Layout(data=2)}])
 def test_a_run_without_a_figure_before_a_whole_pair_is_an_error(bad: dict[str, Any]) -> None:
     def start(arm: str, number: int) -> RunRecord:
         return record(number, **{"framework": FRAMEWORKS[arm], **(bad if arm == "b" else {})})

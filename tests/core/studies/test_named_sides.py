@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 
 import pytest
-from compared_records import record
+from compared_records import record, with_result
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord, Series
@@ -41,7 +41,7 @@ class ListedRuns:
 
 def numbered(number: int, repeat: int, **changes: object) -> RunRecord:
     run = record(number, **changes)  # type: ignore[arg-type]
-    return run.model_copy(update={"result": {**run.result, "repeat": repeat}})
+    return with_result(run, repeat=repeat)
 
 
 @pytest.fixture
