@@ -153,7 +153,7 @@ def test_a_file_that_is_cut_is_named_though_the_stream_is_complete(
     with os.fdopen(read, "rb") as frames:
         found.stream.receive(frames.read())
     sent = Submission("host1", ("ssh",), stdin="{}")
-    end = ssh_launcher._end_of(root, found, sent)
+    end = ssh_launcher._node_end(root, found, sent)
     assert found.stream.is_complete() and found.stream.received[NAME] == size and end.missing == missing
 
 
@@ -256,7 +256,7 @@ def test_the_last_word_of_a_node_is_its_end(root: Path) -> None:
     [
         "not JSON\n", "[" * 9999 + "\n", "[]\n", {"event": "ended"}, {"event": "ended", "cause": ["x"], "ends": 7},
         {**LAST, "cause": "valid"}, {"event": "ended", "cause": "nothing", "ends": [{"rank": 2}]},
-        {"event": "ended", "cause": None, "ends": [{**END, "exit_code": "0"}]},
+        {"event": "ended", "cause": None, "ends": [{**END, "exit_code": "0"}]}, {"event": "started"},
     ],
 )  # fmt: skip
 def test_a_record_that_says_no_known_end_is_a_lost_node(root: Path, line: object) -> None:
@@ -264,6 +264,7 @@ def test_a_record_that_says_no_known_end_is_a_lost_node(root: Path, line: object
     cause, end = found.finding()
     assert (cause, end.word) == ("node-lost", "lost")
     assert all(isinstance(end.rank, int) for end in found.ends())
+    assert line != {"event": "started"} or (found.ends()[0].exit_code, found.ends()[0].signal) == (None, None)
 
 
 @pytest.mark.parametrize(("number", "kills"), [(1, 1), (0, 0), (-1, 0), ("1", 0), (True, 0), (None, 0), (1.5, 0)])
@@ -273,13 +274,6 @@ def test_memory_kills_are_a_number_of_the_node(root: Path, number: object, kills
     assert (found.memory_kills()[1] or "host1: the log[31m") == "host1: the log[31m"
 
 
-def test_a_node_without_a_last_word_is_lost(root: Path) -> None:
-    found = node_run(root, {"event": "started"})
-    cause, end = found.finding()
-    assert (cause, end.word) == ("node-lost", "lost")
-    assert found.ends()[0].exit_code is None and found.ends()[0].signal is None
-
-
 @pytest.mark.parametrize(
     ("boots", "named"),
     [
@@ -287,17 +281,12 @@ def test_a_node_without_a_last_word_is_lost(root: Path) -> None:
         (("a", "b", "a"), ["node0, node2 are one machine"]),
         (("a", "a", "a"), ["node0, node1, node2 are one machine"]),
         (("a", None, None), []),  # unknown is not the same
+        (("a", "damaged", None), []),
     ],
 )
 def test_nodes_of_one_machine_are_named(root: Path, boots: tuple[str | None, ...], named: list[str]) -> None:
     (root / "nodes").mkdir()
     for node, boot in enumerate(boots):
-        (root / f"nodes/node{node}.facts.json").write_text(json.dumps({"boot_id": boot}))
+        text = '{"boot_id": "a"' if boot == "damaged" else json.dumps({"boot_id": boot})
+        (root / f"nodes/node{node}.facts.json").write_text(text)
     assert [said.partition(":")[0] for said in node_remarks(root, 3, False)] == named
-
-
-def test_a_damaged_file_of_facts_names_no_machine(root: Path) -> None:
-    (root / "nodes").mkdir()
-    (root / "nodes/node0.facts.json").write_text('{"boot_id": "a"}')
-    (root / "nodes/node1.facts.json").write_text('{"boot_id": "a"')
-    assert node_remarks(root, 3, False) == []

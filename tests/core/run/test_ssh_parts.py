@@ -27,9 +27,11 @@ from levelfield.run.launchers.ssh.connection import Connection, explained, wait_
 from levelfield.run.launchers.ssh.ssh_launcher import SshLauncher
 from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare
+from levelfield.specs.plan import Plan
 from levelfield.specs.site import Host, LaunchPlan, Site
 from levelfield.testing.rehearsal import DRILL
 from plans import make_plan
+from stand_ins import stand_in
 from starts.planted_wheels import wheel
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,12 +49,8 @@ def test_the_unpacked_code_has_the_plans_digest(name: str, tmp_path: Path) -> No
         [sys.executable, "-B", "-c", _DIGEST, str(tmp_path / "code"), name], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == code_digest(ROOT / "models" / name)
-    assert {path.suffix for path in (tmp_path / "code").rglob("*") if path.is_file()} <= {
-        ".py",
-        ".yaml",
-        ".toml",
-        ".pyc",
-    }
+    suffixes = {path.suffix for path in (tmp_path / "code").rglob("*") if path.is_file()}
+    assert suffixes <= {".py", ".yaml", ".toml", ".pyc"}
 
 
 _DIGEST = """
@@ -103,14 +101,8 @@ def test_host_keys_are_checked_and_nothing_is_asked_whatever_the_site_says() -> 
     site = Site.model_validate({"ssh": {"config": "/etc/mine", "connect_seconds": 7}})
     argv = ssh_argv(LaunchPlan(launcher="ssh", site=site), Host(name="h1", user="me", port=2222), ["python3", "a b"])
     options = [argv[i + 1] for i, word in enumerate(argv) if word == "-o"]
-    for wanted in (
-        "StrictHostKeyChecking=yes",
-        "UpdateHostKeys=no",
-        "BatchMode=yes",
-        "ConnectTimeout=7",
-        "ControlPath=none",
-    ):
-        assert wanted in options
+    fixed = {"StrictHostKeyChecking=yes", "UpdateHostKeys=no", "BatchMode=yes", "ControlPath=none"}
+    assert {*fixed, "ConnectTimeout=7"} <= {*options}
     assert not [word for word in options if "KnownHosts" in word]
     assert argv[:3] == ("ssh", "-F", "/etc/mine") and argv[-6:-1] == ("-p", "2222", "-l", "me", "h1")
     assert argv[-1] == "exec python3 'a b'"
@@ -123,7 +115,7 @@ def test_host_keys_are_checked_and_nothing_is_asked_whatever_the_site_says() -> 
         ("head -c 5000000 /dev/zero", "its container engine printed more than 4194304 bytes"),
         (
             "echo no such file >&2; exit 127",
-            "does not answer `docker`: no such file; name its command as ssh.container",
+            "answer `docker`: no such file; name its command as ssh.container",
         ),
         ("sleep 60", "its container engine gave no answer in 2 s"),
     ],
@@ -131,18 +123,19 @@ def test_host_keys_are_checked_and_nothing_is_asked_whatever_the_site_says() -> 
 def test_an_engine_of_a_node_without_a_usable_answer_is_named(
     script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ssh = tmp_path / "ssh"
-    ssh.write_text(f"#!/bin/sh\n{script}\n")
-    ssh.chmod(0o755)
-    site = Site.model_validate({"ssh": {"command": [str(ssh)], "container": "docker"}})
-    plan = make_plan(Registry(), "llama3_8b:torch:cpu:1:1", scale="smoke", assume=True).model_copy(
-        update={"launch": LaunchPlan(launcher="ssh", site=site, hosts=(Host(name="h1"),))}
-    )
+    plan = plan_by(script, tmp_path)
     monkeypatch.setattr(ssh_runtime, "image_of", lambda plan: "levelfield:x")
     monkeypatch.setattr(ssh_runtime, "QUESTION_SECONDS", 2.0)
     with pytest.raises(NodesNotReady, match="h1") as error:
-        ssh_runtime.NodeEngine(plan, 0)._found()
+        ssh_runtime.NodeEngine(plan, 0).image_id()
     assert said in str(error.value) and error.value.nodes[0].node_rank == 0
+
+
+def plan_by(ssh: str, folder: Path) -> Plan:
+    """Return the plan of a run on h1, where this script is in place of ssh."""
+    site = Site.model_validate({"ssh": {"command": [str(stand_in(folder / "ssh", ssh))], "container": "docker"}})
+    plan = make_plan(Registry([DRILL, DRILL / "hosts"]), "drill:drill:drill:1:4", scale="smoke", assume=True)
+    return plan.model_copy(update={"launch": LaunchPlan(launcher="ssh", site=site, hosts=(Host(name="h1"),))})
 
 
 def test_modules_are_loaded_by_a_login_shell() -> None:
@@ -152,34 +145,30 @@ def test_modules_are_loaded_by_a_login_shell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("complaint", "said"),
+    ("complaint", "said", "code"),
     [
-        ("Host key verification failed.", "its host key is not known"),
-        ("No ED25519 host key is known for h and you have requested strict checking.", "its host key is not known"),
-        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", "has changed"),
-        ("root@h: Permission denied (publickey).", "permission denied"),
-        ("ssh: Could not resolve hostname h: Name or service not known", "its name does not resolve"),
-        ("ssh: connect to host h port 22: Connection refused", "it cannot be reached"),
-        ("ssh: connect to host h port 22: No route to host", "it cannot be reached"),
-        ("Timeout, server h not responding.", "the connection ended with exit code 255: Timeout, server h"),
-        ("", "h1: the connection ended with exit code 255"),
+        ("Host key verification failed.", "its host key is not known", 255),
+        (
+            "No ED25519 host key is known for h and you have requested strict checking.",
+            "its host key is not known",
+            255,
+        ),
+        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", "has changed", 255),
+        ("root@h: Permission denied (publickey).", "permission denied", 255),
+        ("ssh: Could not resolve hostname h: Name or service not known", "its name does not resolve", 255),
+        ("ssh: connect to host h port 22: Connection refused", "it cannot be reached", 255),
+        ("ssh: connect to host h port 22: No route to host", "it cannot be reached", 255),
+        ("Timeout, server h not responding.", "the connection ended with exit code 255: Timeout, server h", 255),
+        ("", "h1: the connection ended with exit code 255", 255),
+        # a shell's words count where ssh itself did not fail
+        ("sh: 1: exec: python3: not found", "its Python cannot be started", 127),
+        ("levelfield: found Python 2.7", "its Python is too old: found 2.7, expected 3.8 or newer", 1),
+        ("sh: go: No such file or directory\nConnection to h closed by remote host.", "code 255: Connection to h", 255),
     ],
 )
-def test_each_failure_of_ssh_has_its_meaning(complaint: str, said: str) -> None:
-    found = explained("h1", 255, complaint)
+def test_each_failure_of_ssh_has_its_meaning(complaint: str, said: str, code: int) -> None:
+    found = explained("h1", code, complaint)
     assert found.startswith("h1: ") and said in found
-
-
-@pytest.mark.parametrize(
-    ("complaint", "code", "said"),
-    [
-        ("sh: 1: exec: python3: not found", 127, "its Python cannot be started"),
-        ("levelfield: found Python 2.7", 1, "its Python is too old: found 2.7, expected 3.8 or newer"),
-        ("sh: go: No such file or directory\nConnection to h closed by remote host.", 255, "code 255: Connection to h"),
-    ],
-)
-def test_a_shells_words_count_where_ssh_itself_did_not_fail(complaint: str, code: int, said: str) -> None:
-    assert said in explained("h1", code, complaint)
 
 
 def test_what_a_host_prints_reaches_no_terminal_as_it_is() -> None:
@@ -219,13 +208,17 @@ class Setup:
         return [answer["need"] for answer in self.answers if "need" in answer]
 
 
-def archive(**files: str) -> bytes:
+def archive(link: str | None = None, **files: str) -> bytes:
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w") as found:
         for name, text in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(text)
             found.addfile(member, io.BytesIO(text.encode()))
+        if link:
+            member = tarfile.TarInfo("link")
+            member.type, member.linkname = tarfile.SYMTYPE, link
+            found.addfile(member)
     return output.getvalue()
 
 
@@ -268,6 +261,7 @@ def test_the_rest_of_a_killed_attempt_is_replaced(tmp_path: Path) -> None:
         (archive(**{"../outside": "x"}), {}, "found the member '../outside'"),
         (archive(**{"/tmp/levelfield-outside": "x"}), {}, "expected plain files below it"),
         (archive(**{"a/../../outside": "x"}), {}, "expected plain files below it"),
+        (archive(link="/etc/passwd"), {}, "found the member 'link'"),
     ],
 )
 def test_a_damaged_or_hostile_archive_is_refused(
@@ -278,31 +272,18 @@ def test_a_damaged_or_hostile_archive_is_refused(
     assert not (tmp_path / "node/outside").exists() and not (tmp_path / "outside").exists()
 
 
-def test_a_link_in_an_archive_is_refused(tmp_path: Path) -> None:
-    output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w") as found:
-        member = tarfile.TarInfo("link")
-        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        found.addfile(member)
-    content = output.getvalue()
-    assert (
-        "found the member 'link'"
-        in Setup(header(tmp_path / "node", announced("code", content)), {"code": content}).error
-    )
-
-
 def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "victim").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "victim")
-    assert "found a link" in Setup(header(tmp_path / "link", announced("code", CODE)), {}).error
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    assert (
-        "found mode 0777, with which others can write, expected 0700"
-        in Setup(header(tmp_path / "open", announced("code", CODE)), {}).error
-    )
     (tmp_path / "file").write_text("x")
-    assert "File exists" in Setup(header(tmp_path / "file", announced("code", CODE)), {}).error
+    for name, said in {
+        "link": "found a link",
+        "open": "found mode 0777, with which others can write, expected 0700",
+        "file": "File exists",
+    }.items():
+        assert said in Setup(header(tmp_path / name, announced("code", CODE)), {}).error, name
     assert list((tmp_path / "victim").iterdir()) == []
 
 
@@ -324,7 +305,7 @@ def test_a_connection_that_ends_within_an_archive_leaves_none(tmp_path: Path) ->
 
 @pytest.mark.thorough
 def test_an_environment_is_made_once_from_the_brought_wheels(tmp_path: Path) -> None:
-    content = archive_of(wheel(tmp_path))
+    content = bytes(wheels_archive(wheel(tmp_path).parent))
     wanted = {"name": "env-1", "digest": "sha256:x", "requirements": ["acme==1.0"]}
     given = header(tmp_path / "node", announced("code", CODE), wheels=announced("wheels", content), environment=wanted)
     first = Setup(given, {"code": CODE, "wheels": content})
@@ -336,13 +317,6 @@ def test_an_environment_is_made_once_from_the_brought_wheels(tmp_path: Path) -> 
     failed = Setup({**given, "environment": lacking}, {"wheels": content})
     assert "No matching distribution found for acme==2.0" in failed.error
     assert not (tmp_path / "node/environments/env-2/levelfield-environment.json").exists()
-
-
-def archive_of(path: Path) -> bytes:
-    output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w") as found:
-        found.add(path, arcname=path.name)
-    return output.getvalue()
 
 
 def test_a_silent_installer_is_reported_while_it_works(
@@ -366,14 +340,8 @@ def test_the_loader_names_an_old_python(version: str) -> None:
 
 @pytest.mark.parametrize("answer", ["hello", "[]", "{}", '{"need": "wheels"}', '{"need": []}', '{"ready": 1}'])
 def test_a_node_that_answers_something_else_is_named(tmp_path: Path, answer: str) -> None:
-    ssh = tmp_path / "ssh"
-    ssh.write_text(f"#!/bin/sh\necho '{answer}'\nexec sleep 600\n")
-    ssh.chmod(0o755)
-    site = Site.model_validate({"ssh": {"command": [str(ssh)]}})
-    launch = LaunchPlan(launcher="ssh", site=site, hosts=(Host(name="h1"),))
-    plan = make_plan(Registry([DRILL, DRILL / "hosts"]), "drill:drill:drill:1:4", scale="smoke", assume=True)
     with pytest.raises(NodesNotReady, match=r"^h1: "):
-        prepare(plan.model_copy(update={"launch": launch}), lambda said: None)
+        prepare(plan_by(f"echo '{answer}'\nexec sleep 600", tmp_path), lambda said: None)
 
 
 # ---- the process of a connection

@@ -53,17 +53,15 @@ class Source(Protocol):
 
 
 class Connection:
-    """One connection. complaint: the end of its error output. code: the exit code, or None while it runs.
-
-    is_at_end: whether standard output has ended. variables: in place of this process's own.
-    """
+    """One connection. variables: in place of this process's own."""
 
     def __init__(self, name: str, argv: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-        self.name, self.complaint = name, ""
-        self.code: int | None = None
+        self.name = name
+        self.complaint = ""  # the end of its error output
+        self.code: int | None = None  # the exit code, once it has ended
         self._waiting: deque[memoryview] = deque()
         self._closing = False
-        self.is_at_end = False
+        self.is_at_end = False  # whether standard output has ended
         # a session of its own: Ctrl-C in the terminal reaches the platform, which ends the nodes in order
         pipe = subprocess.PIPE
         process = subprocess.Popen(
@@ -152,29 +150,29 @@ class Connection:
 def wait_for_output(sources: Iterable[Source], seconds: float) -> None:
     """Return when one of them has something to read, or after so many seconds."""
     with selectors.DefaultSelector() as selector:
-        for output in {each.stdout for each in sources if not each.is_at_end}:
+        for output in {source.stdout for source in sources if not source.is_at_end}:
             selector.register(output, selectors.EVENT_READ)
         selector.select(seconds)
 
 
 def explained(host: str, code: int | None, complaint: str) -> str:
     """Return a sentence about a connection that failed: the host, the meaning, and the last line of ssh."""
-    said = last_line(complaint)
+    line = last_line(complaint)
     meanings = _MEANINGS if code == FAILURE_OF_SSH else {**_MEANINGS, **_OF_THE_SHELL}
     for pattern, meaning in meanings.items():
-        if found := re.search(pattern, complaint):
-            what = meaning.format(*found.groups(), host=host)
-            return f"{host}: {what} ({said})" if said else f"{host}: {what}"
-    return f"{host}: the connection ended with exit code {code}" + (f": {said}" if said else "")
+        if match := re.search(pattern, complaint):
+            sentence = f"{host}: {meaning.format(*match.groups(), host=host)}"
+            return f"{sentence} ({line})" if line else sentence
+    return f"{host}: the connection ended with exit code {code}" + (f": {line}" if line else "")
 
 
 def last_line(complaint: str) -> str:
     """Return the last line of an error output, without control characters and without ssh's warnings."""
-    lines = (line.strip() for line in complaint.splitlines())
-    kept = [line for line in lines if line and not _NOISE.match(line)]
-    return printable_text(kept[-1], 300) if kept else ""
+    stripped = (line.strip() for line in complaint.splitlines())
+    lines = [line for line in stripped if line and not _NOISE.match(line)]
+    return printable_text(lines[-1], 300) if lines else ""
 
 
 def printable_text(text: str, most: int) -> str:
-    """Return what another machine said, without control characters, cut after so many."""
+    """Return a text of another machine without control characters, cut after so many characters."""
     return "".join(c for c in text if c.isprintable())[:most]

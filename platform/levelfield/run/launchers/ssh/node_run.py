@@ -43,7 +43,7 @@ STOP_SECONDS = SETTLE_SECONDS + TERMINATE_SECONDS + KILL_SECONDS + 10.0
 
 
 class NodeRun:
-    """A node while it runs. end: how it ended, and what that means for the run; None before."""
+    """A node while it runs."""
 
     def __init__(self, work: NodeWork, root: Path, connection: Connection, clock: WatchedTime) -> None:
         self.work, self.connection, self._root, self._clock = work, connection, root, clock
@@ -74,8 +74,9 @@ class NodeRun:
             self._frames, self._last_frame = self.stream.frames, now
         return now - self._last_frame
 
-    def lose(self, why: str) -> None:
-        self.fault, self.is_open = None if self.stream.is_complete() else why, False
+    def lose(self, reason: str) -> None:
+        """End the connection. A node that sent everything is not lost by it."""
+        self.fault, self.is_open = None if self.stream.is_complete() else reason, False
         self.connection.end()
 
     def stop(self) -> None:
@@ -93,16 +94,23 @@ class NodeRun:
 
     def memory_kills(self) -> tuple[int, str | None]:
         last = self.last_word()
-        number, said = last.get("oom_kills"), last.get("oom_evidence")
+        number = last.get("oom_kills")
         if not isinstance(number, int) or isinstance(number, bool) or not number > 0:
             return 0, None
-        return number, f"{self.name}: {printable_text(str(said), 500)}"
+        return number, f"{self.name}: {printable_text(str(last.get('oom_evidence')), 500)}"
 
     def finding(self) -> tuple[Cause, NodeEnd]:
         """Return what the end of a closed node means for the run, and its end."""
         last = self.last_word()
-        if not last or self.fault:
-            return self._without_last_word()
+        if self.fault:
+            return "node-lost", self._end("lost", self.fault)
+        if not last:
+            reason = explained(self.name, self.connection.code, self.connection.complaint)
+            if self.stream.frames == 0:
+                return "unreachable", self._end("unreachable", reason)
+            if self.is_stopped:
+                return "exited", self._end("stopped", reason)
+            return "node-lost", self._end("lost", reason)
         cause, word = _MEANINGS.get(str(last.get("cause")), ("node-lost", "lost"))
         if cause == "cancelled" and self.is_stopped:
             return "exited", self._end("stopped", None)
@@ -112,29 +120,21 @@ class NodeRun:
         failed = first_failure(self.ends())
         if last.get("cause") == "rank-failed" and failed:
             return f"{self.name}: {evidence_of(failed)}{disk_remark(last)}"
-        said = last.get("evidence")
-        return f"{self.name}: {printable_text(str(said), 500)}" if said else None
-
-    def _without_last_word(self) -> tuple[Cause, NodeEnd]:
-        why = self.fault or explained(self.name, self.connection.code, self.connection.complaint)
-        if self.stream.frames == 0 and not self.fault:
-            return "unreachable", self._end("unreachable", why)
-        if self.is_stopped and not self.fault:
-            return "exited", self._end("stopped", why)
-        return "node-lost", self._end("lost", why)
+        evidence = last.get("evidence")
+        return f"{self.name}: {printable_text(str(evidence), 500)}" if evidence else None
 
     def _end(self, word: NodeWord, detail: str | None) -> NodeEnd:
         return NodeEnd(self.work.node_rank, self.name, word, detail)
 
 
 class Supervision:
-    """The nodes of a run. cause and evidence: the first ones, which decide how the run ended."""
+    """The watch over all nodes of a run."""
 
     def __init__(self, nodes: Sequence[NodeRun], liveness: Liveness, silence_seconds: float, watch: Watch) -> None:
         self._nodes, self._liveness, self._watch = nodes, liveness, watch
         self._silence_seconds, self._next_line = silence_seconds, 0.0
         self._ended: set[int] = set()
-        self.cause: Cause = "exited"
+        self.cause: Cause = "exited"  # the first one that is worse decides how the run ended
         self.evidence: str | None = None
 
     def _open(self) -> list[NodeRun]:
@@ -169,32 +169,25 @@ class Supervision:
         """Take what came from every node, and keep the first cause."""
         wait_for_output([node.connection for node in self._open()], POLL_SECONDS)
         time.sleep(len(self._nodes) * PACE_SECONDS)
-        self._send_lines()
+        if is_due := time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_SECONDS
+        for node in self._open():
+            if is_due and node.connection.has_sent:
+                node.connection.send(b"\n")
+            node.connection.flush()
         for node in self._nodes:
             if node.is_open:
                 node.receive()
-                self._check_silence(node)
+                silence = node.silence()
+                limit = COMPLETE_SECONDS if node.stream.is_complete() else self._silence_seconds
+                if node.is_open and silence > limit:
+                    node.lose(f"{node.name} sent nothing for {silence:.0f} s (limit {self._silence_seconds:g} s)")
             if not node.is_open and node.work.node_rank not in self._ended:
                 self._ended.add(node.work.node_rank)
                 cause, end = node.finding()
                 if cause != "exited":
                     self._decide(cause, end.detail)
         self._watch()
-
-    def _send_lines(self) -> None:
-        is_due = time.monotonic() >= self._next_line
-        if is_due:
-            self._next_line = time.monotonic() + LINE_SECONDS
-        for node in self._open():
-            if is_due and node.connection.has_sent:
-                node.connection.send(b"\n")
-            node.connection.flush()
-
-    def _check_silence(self, node: NodeRun) -> None:
-        silence = node.silence()
-        limit = COMPLETE_SECONDS if node.stream.is_complete() else self._silence_seconds
-        if node.is_open and silence > limit:
-            node.lose(f"{node.name} sent nothing for {silence:.0f} s (limit {self._silence_seconds:g} s)")
 
     def _decide(self, cause: Cause, evidence: str | None) -> None:
         if self.cause == "exited":

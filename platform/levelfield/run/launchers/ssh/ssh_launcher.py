@@ -30,7 +30,7 @@ from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.node_run import NodeRun, Supervision
 from levelfield.run.launchers.ssh.ssh_places import moved, places_of, ssh_argv
-from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, in_container
+from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, container_command
 from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
@@ -56,8 +56,7 @@ class SshLauncher:
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """One command of ssh for each host, with the node's work for its standard input. Pure."""
         request = request_for_nodes(plan, paths, self.name, runtime)
-        contents = {node.node_rank: _content(plan, request, node) for node in request.nodes}
-        return replace(request, submissions=tuple(_submission(plan, *each) for each in contents.items()))
+        return replace(request, submissions=tuple(_submission(plan, request, node) for node in request.nodes))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all nodes and wait. No process is left on a node that can be reached, and none here."""
@@ -65,37 +64,37 @@ class SshLauncher:
         nodes: list[NodeRun] = []
         try:
             _write_work(root, request)
-            _allow_files(FILES_OF_A_NODE * len(request.nodes))
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            more = soft + FILES_OF_A_NODE * len(request.nodes)
+            limit = more if hard == resource.RLIM_INFINITY else min(more, hard)
+            if soft != resource.RLIM_INFINITY and limit > soft:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             clock = WatchedTime(time.monotonic)
-            for node, connection in zip(request.nodes, _connections(request), strict=True):
-                nodes.append(NodeRun(node, root, connection, clock))
+            for work, connection in zip(request.nodes, _connections(request), strict=True):
+                nodes.append(NodeRun(work, root, connection, clock))
             return _collected(root, request, nodes, _supervised(request, nodes, watch))
         except OSError as error:
             evidence = f"{error.filename or 'ssh'}: {error.strerror}"
             return Outcome("launch-error", _ends(nodes), evidence)
         finally:
-            for each in nodes:
-                each.connection.end()
+            for node in nodes:
+                node.connection.end()
 
 
-def _content(plan: Plan, request: Request, node: NodeWork) -> str:
+def _submission(plan: Plan, request: Request, node: NodeWork) -> Submission:
+    """Return the command of the node's part, on the node or in a container of it, with the node's work."""
     places = places_of(plan, node.node_rank)
-    there = replace(request, events_dir=str(places.run.events))
-    content = node_content(moved(plan, places), places.run, there, node, plan.implementation.rests_on)
+    node_request = replace(request, events_dir=str(places.run.events))
+    content = node_content(moved(plan, places), places.run, node_request, node, plan.implementation.rests_on)
     content["recorded_steps"] = plan.explain_steps
     content["files"] = {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"}
-    return json.dumps(content) + "\n"
-
-
-def _submission(plan: Plan, rank: int, content: str) -> Submission:
-    """Return the command of the node's part, on the node or in a container of it, with the node's work."""
-    places = places_of(plan, rank)
     words = [places.agent, "run", "-", "--stream"]
     if plan.runtime == "docker":
-        command = in_container(plan, places, [places.python, *words])
+        command = container_command(plan, places, [places.python, *words])
     else:
         command = [places.host.python, *words]
-    return Submission(places.host.name, ssh_argv(launch_of(plan), places.host, command), stdin=content)
+    argv = ssh_argv(launch_of(plan), places.host, command)
+    return Submission(places.host.name, argv, stdin=json.dumps(content) + "\n")
 
 
 def _write_work(root: Path, request: Request) -> None:
@@ -116,14 +115,6 @@ def _connections(request: Request) -> Iterator[Connection]:
         yield connection
 
 
-def _allow_files(count: int) -> None:
-    """Raise this process's limit of open files, as far as the system lets it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(soft + count, hard) if hard != resource.RLIM_INFINITY else soft + count
-    if soft != resource.RLIM_INFINITY and wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def _supervised(request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Outcome:
     silence = max(request.heartbeat_seconds, LEAST_SILENCE_SECONDS)
     supervision = Supervision(nodes, Liveness(request), silence, watch)
@@ -138,7 +129,7 @@ def _supervised(request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Out
         _ends(nodes),
         supervision.evidence,
         oom_kills=sum(number for number, _ in kills),
-        oom_evidence="; ".join(said for _, said in kills if said) or None,
+        oom_evidence="; ".join(evidence for _, evidence in kills if evidence) or None,
     )
 
 
@@ -148,27 +139,30 @@ def _ends(nodes: Sequence[NodeRun]) -> tuple[ProcessEnd, ...]:
 
 def _collected(root: Path, request: Request, nodes: Sequence[NodeRun], outcome: Outcome) -> Outcome:
     """Return the outcome with how each node ended, after what is missing was fetched."""
-    found: list[NodeEnd] = []
+    ends: list[NodeEnd] = []
     try:
         for node, sent in zip(nodes, request.submissions, strict=True):
-            found.append(_end_of(root, node, sent))
+            ends.append(_node_end(root, node, sent))
     except KeyboardInterrupt:
         outcome = replace(outcome, cause="interrupted", evidence="interrupted by the user while files were fetched")
-    return replace(outcome, ends=_ends(nodes), nodes=tuple(found))
+    return replace(outcome, ends=_ends(nodes), nodes=tuple(ends))
 
 
-def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
+def _node_end(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
     """Return how a node ended. What its stream did not bring is fetched, and what stays away is named."""
     _, end = node.finding()
     content = json.loads(sent.stdin or "{}")
-    records = list(_records(node.stream.ranks, content.get("recorded_steps")))
+    last_step = content.get("recorded_steps")
+    steps = () if last_step is None else range(last_step + 1)  # 0: the one that does not count
+    # what the ranks recorded of each step (worker/step_profile.py)
+    records = [f"profile/rank{rank}.step{number}.json.gz" for rank in node.stream.ranks for number in steps]
     if end.word == "unreachable" or (node.stream.is_complete() and not records):
         return replace(end, missing=node.stream.cut())
     rank, received = node.work.node_rank, node.stream.received
     again = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(records, 0)})
-    asked = {"root": content["root"], "node_rank": rank, "ranks": again.ranks}
+    question = {"root": content["root"], "node_rank": rank, "ranks": again.ranks, "offsets": again.received}
     argv = (*sent.argv[:-1], sent.argv[-1].replace(_PROGRAM, "node_agent.py fetch"))
-    fetch(Connection(sent.name, argv), json.dumps({**asked, "offsets": again.received}) + "\n", again)
+    fetch(Connection(sent.name, argv), json.dumps(question) + "\n", again)
     if again.is_complete():
         return replace(end, missing=again.cut())
     if node.stream.is_complete():
@@ -180,15 +174,9 @@ def _end_of(root: Path, node: NodeRun, sent: Submission) -> NodeEnd:
     return replace(end, missing=(*absent, *short))
 
 
-def _records(ranks: Sequence[int], steps: int | None) -> Iterator[str]:
-    """Yield the names of the steps that ranks recorded (worker/step_profile.py). 0: the one that does not count."""
-    if steps is not None:
-        yield from (f"profile/rank{rank}.step{number}.json.gz" for rank in ranks for number in range(steps + 1))
-
-
-def fetch(connection: Connection, asked: str, stream: NodeStream) -> None:
-    """Receive what is asked for by a connection of its own, as far as it comes. Frames without content are no sign."""
-    connection.send(asked.encode())
+def fetch(connection: Connection, question: str, stream: NodeStream) -> None:
+    """Receive files by a connection of its own, as far as they come. Frames without content are no sign of life."""
+    connection.send(question.encode())
     size, last = stream.size(), time.monotonic()
     try:
         while not stream.is_complete() and time.monotonic() - last < SILENCE_SECONDS:

@@ -38,12 +38,12 @@ LOADER = (
 
 @dataclass(frozen=True)
 class NodePlaces:
-    """The folders of one node. environment: its folder, or None where an interpreter is given."""
+    """The folders of one node."""
 
     host: Host
     folder: Path
     code: Path
-    environment: Path | None
+    environment: Path | None  # None where the site or the image names an interpreter
     python: str
     run: RunPaths
 
@@ -59,18 +59,19 @@ def places_of(plan: Plan, node_rank: int) -> NodePlaces:
     folder = Path(launch.site.ssh.folder.replace("{user}", host.user or user_name()))
     is_made = plan.environment.folder and not launch.site.python
     made = folder / "environments" / f"{plan.environment.name}-{short_digest(plan.environment.digest, 16)}"
-    given = plan.environment.python if plan.runtime == "docker" else launch.site.python or plan.environment.python
+    python = plan.environment.python if plan.runtime == "docker" else launch.site.python or plan.environment.python
     return NodePlaces(
         host=host,
         folder=folder,
         code=folder / "code" / short_digest(plan.implementation.rests_on or plan.implementation.digest, 16),
         environment=made if is_made else None,
-        python=str(made / "bin" / "python") if is_made else given,
+        python=str(made / "bin" / "python") if is_made else python,
         run=RunPaths(folder / "runs" / plan.run_id),
     )
 
 
 def moved(plan: Plan, places: NodePlaces) -> Plan:
+    """Return the plan with the folders and the interpreter as the node has them."""
     implementation = str(places.code / "models" / Path(plan.implementation.folder).name)
     environment = {"folder": str(places.environment or ""), "python": places.python}
     return plan.model_copy(
@@ -82,22 +83,14 @@ def moved(plan: Plan, places: NodePlaces) -> Plan:
 
 
 def ssh_argv(launch: LaunchPlan, host: Host, command: list[str]) -> tuple[str, ...]:
-    """Return the argv of ssh that runs a command on a host. The host's shell gets it quoted."""
-    remote = shlex.join(with_modules(launch, command)) if launch.site.modules else f"exec {shlex.join(command)}"
-    return (*launch.site.ssh.command, *ssh_options(launch, host), host.name, remote)
+    """Return the argv of ssh that runs a command on a host, after the site's modules. The host's shell gets it quoted.
 
-
-def ssh_options(launch: LaunchPlan, host: Host) -> tuple[str, ...]:
-    site = launch.site.ssh
+    The options precede the host, and the last word is the command.
+    """
+    site, remote = launch.site.ssh, f"exec {shlex.join(command)}"
+    if modules := launch.site.modules:
+        remote = shlex.join(["bash", "-lc", f"module load {shlex.join(modules)} && {remote}"])
     config = ("-F", site.config) if site.config else ()
-    options = (*_OPTIONS, f"ConnectTimeout={site.connect_seconds}")
-    named = [word for option in options for word in ("-o", option)]
-    return (*config, *named, *(("-p", str(host.port)) if host.port else ()), *(("-l", host.user) if host.user else ()))
-
-
-def with_modules(launch: LaunchPlan, command: list[str]) -> list[str]:
-    """Return the words that run a command after the site's modules were loaded."""
-    modules = launch.site.modules
-    if not modules:
-        return command
-    return ["bash", "-lc", f"module load {shlex.join(modules)} && exec {shlex.join(command)}"]
+    options = (word for option in (*_OPTIONS, f"ConnectTimeout={site.connect_seconds}") for word in ("-o", option))
+    port, user = (("-p", str(host.port)) if host.port else ()), (("-l", host.user) if host.user else ())
+    return (*site.command, *config, *options, *port, *user, host.name, remote)

@@ -46,10 +46,15 @@ class SshRuntime(NodeRuntime):
 
     @contextmanager
     def in_use(self, plan: Plan, say: Say) -> Iterator[SshRuntime]:
-        """Prepare every node. Raises NodesNotReady with the node that cannot be prepared."""
+        """Prepare every node. A missing image is built here first. Raises NodesNotReady."""
         prepare(plan, say)
         if plan.runtime == "docker":
-            self._image = bring_images(plan, say)
+            with engine_ready() as client:
+                reap(client, say)
+                self._image = images.ready(client, container_of(plan), say)
+                client.images.get(self._image.id).tag(image_of(plan))
+                for node_rank in range(plan.hardware.nodes):
+                    NodeEngine(plan, node_rank).bring(client, self._image.id, say)
         yield self
 
     def identity(self, plan: Plan) -> dict[str, Any]:
@@ -73,20 +78,21 @@ class SshRuntime(NodeRuntime):
         assigned = [f"{name}={value}" for name, value in (worker_path(places.code) | environment).items()]
         command = ["env", *assigned, *(_moved_word(plan, places, word) for word in argv)]
         if plan.runtime == "docker":
-            command = in_container(plan, places, command)
+            command = container_command(plan, places, command)
         done = completed(ssh_argv(launch_of(plan), places.host, command), seconds)
         done.check_returncode()
         return done.stdout
 
 
 def _moved_word(plan: Plan, places: NodePlaces, word: str) -> str:
-    there = moved(plan, places)
-    for own, other in (
-        (plan.environment.python, there.environment.python),
-        (plan.implementation.folder, there.implementation.folder),
+    """Return a word of a command with the node's path in place of this machine's."""
+    on_node = moved(plan, places)
+    for here, there in (
+        (plan.environment.python, on_node.environment.python),
+        (plan.implementation.folder, on_node.implementation.folder),
     ):
-        if word == own or word.startswith(own + "/"):
-            return other + word[len(own) :]
+        if word == here or word.startswith(here + "/"):
+            return there + word[len(here) :]
     return word
 
 
@@ -95,8 +101,8 @@ def image_of(plan: Plan) -> str:
     return f"{container_of(plan).image.name}:node-{plan.environment.digest.removeprefix('sha256:')[:16]}"
 
 
-def in_container(plan: Plan, places: NodePlaces, command: Sequence[str]) -> list[str]:
-    """Return the words that run `command` in a container on a node. Its standard input is the container's."""
+def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) -> list[str]:
+    """Return the words that run a command in a container on a node. Its standard input is the container's."""
     script = _AS_THE_USER.format(client=launch_of(plan).site.ssh.container)
     return ["sh", "-c", script, "levelfield", *_options(plan, places), image_of(plan), *command]
 
@@ -110,10 +116,10 @@ def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
     options = container.options
     yield from ("--rm", "--interactive", "--init", "--network=host", "--entrypoint=", "--cap-drop=ALL")
     yield from ("--security-opt=no-new-privileges", f"--label={RUN_LABEL}={plan.run_id}")
-    for name, value in {**HOME, **options.environment}.items():
-        yield f"--env={name}={value}"
-    for folder, mode in _mounts(plan, places).items():
-        yield f"--volume={folder}:{folder}:{mode}"
+    yield from (f"--env={name}={value}" for name, value in {**HOME, **options.environment}.items())
+    corpus = {str(Path(plan.corpus.prefix).absolute().parent): "ro"} if plan.corpus.prefix else {}
+    mounts = {str(places.folder): "rw", LOCKS: "rw", **corpus, **dict.fromkeys(options.read_only_mounts, "ro")}
+    yield from (f"--volume={folder}:{folder}:{mode}" for folder, mode in mounts.items())  # at the node's own paths
     yield from (f"--cap-add={name}" for name in options.capabilities)
     yield from (f"--security-opt={name}" for name in options.security_options)
     yield from (f"--device={node}" for node in options.device_nodes)
@@ -131,26 +137,8 @@ def _options(plan: Plan, places: NodePlaces) -> Iterator[str]:
         yield from (f"--memory={container.memory_bytes}", f"--memory-swap={container.memory_bytes}")
 
 
-def _mounts(plan: Plan, places: NodePlaces) -> dict[str, str]:
-    """Return the node's folders that the container sees, at the same path."""
-    corpus = {str(Path(plan.corpus.prefix).absolute().parent): "ro"} if plan.corpus.prefix else {}
-    readable = dict.fromkeys(container_of(plan).options.read_only_mounts, "ro")
-    return {str(places.folder): "rw", LOCKS: "rw", **corpus, **readable}
-
-
-def bring_images(plan: Plan, say: Say) -> images.Built:
-    """Build the image here if it is missing, and bring it to every node. Return it. Raises NodesNotReady."""
-    with engine_ready() as client:
-        reap(client, say)
-        built = images.ready(client, container_of(plan), say)
-        client.images.get(built.id).tag(image_of(plan))
-        for node_rank in range(plan.hardware.nodes):
-            NodeEngine(plan, node_rank).bring(client, built.id, say)
-    return built
-
-
 class NodeEngine:
-    """The container engine of one node. What it does not do raises NodesNotReady."""
+    """The container engine of one node. Each failure of it raises NodesNotReady."""
 
     def __init__(self, plan: Plan, node_rank: int) -> None:
         self._launch, self._image, self._rank = launch_of(plan), image_of(plan), node_rank
@@ -158,15 +146,15 @@ class NodeEngine:
 
     def bring(self, client: DockerClient, image_id: str, say: Say) -> None:
         """Send the image from this machine's engine, where the node lacks it."""
-        if self._found() == image_id:
+        if self.image_id() == image_id:
             return
         name, image = self._host.name, client.images.get(self._image)
         say(f"{name}: bringing the image {self._image} ({image.attrs['Size'] / 2**20:,.0f} MiB unpacked)")
         complaint = self._load(image.save(named=self._image), lambda text: say(f"{name}: {text}"))
-        if (found := self._found()) != image_id:
-            raise self._failed(f"found image {found}, expected {image_id} after it was brought{complaint}")
+        if (brought := self.image_id()) != image_id:
+            raise self._failed(f"found image {brought}, expected {image_id} after it was brought{complaint}")
 
-    def _found(self) -> str | None:
+    def image_id(self) -> str | None:
         """Return the image's id on the node; None where the node does not have it."""
         try:
             done = completed(self._argv("image", "inspect", "--format", "{{json .Id}}", self._image), QUESTION_SECONDS)
@@ -178,12 +166,13 @@ class NodeEngine:
             try:
                 return str(json.loads(done.stdout))
             except ValueError:
-                said = done.stdout[:80]
-                raise self._failed(f"its container engine printed {said!r}, expected an image's id") from None
+                raise self._failed(
+                    f"its container engine printed {done.stdout[:80]!r}, expected an image's id"
+                ) from None
         if "o such image" in done.stderr or "o such object" in done.stderr:
             return None
-        said = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
-        answer = f"its container engine does not answer `{self._client}`: {said}"
+        complaint = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
+        answer = f"its container engine does not answer `{self._client}`: {complaint}"
         raise self._failed(f"{answer}; name its command as ssh.container")
 
     def _load(self, parts: Iterable[bytes], say: Say) -> str:
@@ -204,12 +193,12 @@ class NodeEngine:
             except BaseException:
                 process.kill()
                 raise
-            said = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
-        return f": {said or f'exit code {process.returncode}'}" if process.returncode else ""
+            complaint = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
+        return f": {complaint or f'exit code {process.returncode}'}" if process.returncode else ""
 
     def _argv(self, *words: str) -> tuple[str, ...]:
         return ssh_argv(self._launch, self._host, [self._client, *words])
 
     def _failed(self, what: str) -> NodesNotReady:
-        why = f"{self._host.name}: {what}"
-        return NodesNotReady("environment", why, (NodeEnd(self._rank, self._host.name, "failed", why),))
+        reason = f"{self._host.name}: {what}"
+        return NodesNotReady("environment", reason, (NodeEnd(self._rank, self._host.name, "failed", reason),))

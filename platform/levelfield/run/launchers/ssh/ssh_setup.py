@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,21 +38,21 @@ INCOMPLETE = "the wheels of LEVELFIELD_WHEELS were brought; make them again with
 
 
 class Archive(NamedTuple):
-    """What may be brought to a node. told: what the node is told of it, with its name there."""
+    """What may be brought to a node."""
 
-    told: Mapping[str, Any]
+    description: Mapping[str, Any]  # as the node gets it, with the archive's name there
     content: memoryview
 
 
-def archives_of(plan: Plan) -> dict[str, Archive]:
+def _archives(plan: Plan) -> dict[str, Archive]:
     """Return the code, and the wheels of LEVELFIELD_WHEELS where an environment is made from them."""
     places = places_of(plan, 0)
-    content = memoryview(code_archive(Path(plan.implementation.folder)))
-    found = {"code": _archive("code", content, places.code.name)}
+    code = memoryview(code_archive(Path(plan.implementation.folder)))
+    archives = {"code": _archive("code", code, places.code.name)}
     wheels = installer.wheels_folder()
     if wheels and places.environment:
-        found["wheels"] = _archive("wheels", wheels_archive(wheels))
-    return found
+        archives["wheels"] = _archive("wheels", wheels_archive(wheels))
+    return archives
 
 
 def _archive(kind: str, content: memoryview, name: str | None = None) -> Archive:
@@ -61,39 +61,36 @@ def _archive(kind: str, content: memoryview, name: str | None = None) -> Archive
 
 
 def prepare(plan: Plan, say: Say) -> None:
-    """Prepare all nodes of a plan. Raises NodesNotReady with the first node that cannot be prepared."""
+    """Prepare all nodes of a plan. Raises NodesNotReady with the first node that cannot be prepared or differs."""
     try:
-        archives, nodes = archives_of(plan), range(plan.hardware.nodes)
+        archives, nodes = _archives(plan), range(plan.hardware.nodes)
     except OSError as error:
         raise RunFailed(f"what the nodes need cannot be packed: {error.filename}: {error.strerror}") from None
     ready: list[NodeSetup] = []
-    for first in range(0, len(nodes), AT_ONCE):
+    for begin in range(0, len(nodes), AT_ONCE):
         part: list[NodeSetup] = []
         try:
-            part += (NodeSetup(plan, node, archives) for node in nodes[first : first + AT_ONCE])
-            while left := [each for each in part if each.ready is None]:
-                wait_for_output([each.connection for each in left], POLL_SECONDS)
-                for each in left:
-                    each.turn(say)
+            part += (NodeSetup(plan, node, archives) for node in nodes[begin : begin + AT_ONCE])
+            while left := [setup for setup in part if setup.ready is None]:
+                wait_for_output([setup.connection for setup in left], POLL_SECONDS)
+                for setup in left:
+                    setup.turn(say)
         finally:
-            for each in part:
-                each.connection.end()
+            for setup in part:
+                setup.connection.end()
         ready += part
-    _refuse_differences(ready)
-
-
-def _refuse_differences(setups: Sequence[NodeSetup]) -> None:
-    """Raises NodesNotReady where the environments of two nodes have different Pythons."""
-    found = {setup: ".".join(str((setup.ready or {}).get("environment")).split(".")[:2]) for setup in setups}
-    first = setups[0]
-    for setup, version in found.items():
-        if version != found[first]:
-            why = f"{setup.name} has Python {version}, and {first.name} has {found[first]}: give all nodes the same"
-            raise setup.failed("node-differs", "differs", why)
+    versions = {setup: ".".join(str((setup.ready or {}).get("environment")).split(".")[:2]) for setup in ready}
+    first = ready[0]
+    for setup, version in versions.items():
+        if version != versions[first]:
+            reason = (
+                f"{setup.name} has Python {version}, and {first.name} has {versions[first]}: give all nodes the same"
+            )
+            raise setup.failed("node-differs", "differs", reason)
 
 
 class NodeSetup:
-    """The preparation of one node. ready: its answer when it is prepared."""
+    """The preparation of one node."""
 
     def __init__(self, plan: Plan, node_rank: int, archives: Mapping[str, Archive]) -> None:
         self._node_rank, self._archives, self._rest = node_rank, archives, b""
@@ -103,12 +100,12 @@ class NodeSetup:
         try:
             self.connection = Connection(self.name, argv)
         except OSError as error:
-            why = f"{argv[0]} cannot be started here: {error.strerror}; install OpenSSH's client"
-            raise self._failed(why) from None
+            reason = f"{argv[0]} cannot be started here: {error.strerror}; install OpenSSH's client"
+            raise self._failed(reason) from None
         program = Path(node_setup.__file__).read_bytes()
         header = json.dumps(_header(plan, places, archives)).encode()
         self.connection.send(b"%d\n%s%s\n" % (len(program), program, header))
-        self.ready: Mapping[str, Any] | None = None
+        self.ready: Mapping[str, Any] | None = None  # its answer when it is prepared
         self._answered, self._answers = False, 0
         self._clock = WatchedTime(time.monotonic)
         self._last = self._clock.look()
@@ -123,8 +120,10 @@ class NodeSetup:
         if part or is_taking:
             self._last = now
         if now - self._last > SILENCE_SECONDS:
-            why = f"{self.name} sent nothing for {now - self._last:.0f} s while it was prepared"
-            raise self.failed("unreachable", "unreachable", f"{why} (limit {SILENCE_SECONDS:g} s); look at the machine")
+            reason = f"{self.name} sent nothing for {now - self._last:.0f} s while it was prepared"
+            raise self.failed(
+                "unreachable", "unreachable", f"{reason} (limit {SILENCE_SECONDS:g} s); look at the machine"
+            )
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
             self._take(line, say)
@@ -136,40 +135,40 @@ class NodeSetup:
             answer = json.loads(line)
             (key, value) = next(iter(answer.items()))
         except (ValueError, RecursionError, AttributeError, StopIteration):
-            shown = printable_text(line.decode(errors="replace"), 120)
-            why = f"found {shown!r}, expected an answer as JSON; its shell must print nothing by itself"
-            raise self._failed(why) from None
-        said = printable_text(str(value), 1000)
+            text = printable_text(line.decode(errors="replace"), 120)
+            reason = f"found {text!r}, expected an answer as JSON; its shell must print nothing by itself"
+            raise self._failed(reason) from None
+        text = printable_text(str(value), 1000)
         self._answered, self._answers = True, self._answers + 1
         if self._answers > MOST_ANSWERS:
-            raise self._failed(f"found more than {MOST_ANSWERS} answers, the last one {said[:120]!r}")
+            raise self._failed(f"found more than {MOST_ANSWERS} answers, the last one {text[:120]!r}")
         if key == "say":
-            say(f"{self.name}: {said}")
-        elif key == "need" and said in self._archives:
-            content = self._archives[said].content
-            say(f"{self.name}: bringing the {said} ({len(content) / 2**20:.1f} MiB)")
+            say(f"{self.name}: {text}")
+        elif key == "need" and text in self._archives:
+            content = self._archives[text].content
+            say(f"{self.name}: bringing the {text} ({len(content) / 2**20:.1f} MiB)")
             self.connection.send(content)
         elif key == "ready" and isinstance(value, dict):
             self.ready = value
         else:
             advice = INCOMPLETE if "wheels" in self._archives else SOURCES_NEEDED
-            raise self._failed(f"{said}; {advice}" if "pip install" in said else said)
+            raise self._failed(f"{text}; {advice}" if "pip install" in text else text)
 
     def _ended(self) -> None:
         """Raises NodesNotReady where the connection ended before the node was ready."""
         if not self.connection.has_ended() or self.ready is not None:
             time.sleep(POLL_SECONDS / 10)
             return
-        why = explained(self.name, self.connection.code, self.connection.complaint)
+        reason = explained(self.name, self.connection.code, self.connection.complaint)
         if self._answered or self.connection.code != FAILURE_OF_SSH:
-            raise self.failed("environment", "failed", why)
-        raise self.failed("unreachable", "unreachable", why)
+            raise self.failed("environment", "failed", reason)
+        raise self.failed("unreachable", "unreachable", reason)
 
-    def _failed(self, why: str) -> NodesNotReady:
-        return self.failed("environment", "failed", f"{self.name}: {why}")
+    def _failed(self, reason: str) -> NodesNotReady:
+        return self.failed("environment", "failed", f"{self.name}: {reason}")
 
-    def failed(self, cause: Cause, word: NodeWord, why: str) -> NodesNotReady:
-        return NodesNotReady(cause, why, (NodeEnd(self._node_rank, self.name, word, why),))
+    def failed(self, cause: Cause, word: NodeWord, reason: str) -> NodesNotReady:
+        return NodesNotReady(cause, reason, (NodeEnd(self._node_rank, self.name, word, reason),))
 
 
 def _header(plan: Plan, places: NodePlaces, archives: Mapping[str, Archive]) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def _header(plan: Plan, places: NodePlaces, archives: Mapping[str, Archive]) -> 
     python = places.host.python if plan.runtime == "docker" else places.python  # the image's is not on the node
     return {
         "folder": str(places.folder),
-        "code": archives["code"].told,
-        "wheels": archives["wheels"].told if "wheels" in archives else None,
+        "code": archives["code"].description,
+        "wheels": archives["wheels"].description if "wheels" in archives else None,
         "environment": made if name else {"name": None, "python": python},
     }
